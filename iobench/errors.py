@@ -1,0 +1,104 @@
+"""Every error that iobench raises on purpose, and the exit code each one gets.
+
+IobenchError                      1  failed
+|-- UsageError (ValueError)       2  what was asked for cannot be meant
+|   |-- UnknownNameError             no writer, workload or option of that name
+|   |-- OptionError                  a value out of its range, or not of its type
+|   |-- WorkloadFileError            a workload file that does not say what it must
+|   `-- TargetError (OSError)        the target is missing, not writable or too small
+|-- UnavailableError              3  the writer cannot work here; says why and what to do
+|-- DataMismatchError             4  bytes differ from what was saved
+|-- ResultFileError (ValueError)  1  not a result file, or one that is damaged
+|-- CeilingError                  1  fio failed to measure the ceiling
+`-- TransferError (OSError)       1  a write, read, sync or commit failed; nothing was published
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "CeilingError",
+    "DataMismatchError",
+    "IobenchError",
+    "OptionError",
+    "ResultFileError",
+    "TargetError",
+    "TransferError",
+    "UnavailableError",
+    "UnknownNameError",
+    "UsageError",
+    "WorkloadFileError",
+]
+
+
+class IobenchError(Exception):
+    """Base of every error that iobench raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(IobenchError, ValueError):
+    """What was asked for cannot be meant."""
+
+    exit_code = 2
+
+
+class UnknownNameError(UsageError):
+    """No such writer, workload or option. Lists the known names and suggests the nearest."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        self.kind, self.name, self.known = kind, name, sorted(known)
+        near = difflib.get_close_matches(name, self.known, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        super().__init__(f"unknown {kind} {name!r}{hint} Known: {', '.join(self.known) or 'none'}.")
+
+
+class OptionError(UsageError):
+    """A value out of its range, or not of its type."""
+
+
+class WorkloadFileError(UsageError):
+    """A workload file that does not say what it must: names the file, the field and the value."""
+
+
+class TargetError(UsageError, OSError):
+    """The target is missing, not a directory, not writable or too small; found before writing."""
+
+
+class UnavailableError(IobenchError):
+    """The writer cannot work here. `reason` says why, `remedy` what to do."""
+
+    exit_code = 3
+
+    def __init__(self, name: str, reason: str, remedy: str = "") -> None:
+        self.name, self.reason, self.remedy = name, reason, remedy
+        super().__init__(
+            f"{name} is not available here: {reason}" + (f" {remedy}" if remedy else "")
+        )
+
+
+class DataMismatchError(IobenchError):
+    """Bytes differ from what was saved, or a file has another size than its image."""
+
+    exit_code = 4
+
+
+class ResultFileError(IobenchError, ValueError):
+    """Not a result file of iobench, or one that is damaged."""
+
+
+class CeilingError(IobenchError):
+    """fio failed to measure the ceiling."""
+
+
+class TransferError(IobenchError, OSError):
+    """A write, read, sync or commit failed. Nothing was published under the final name."""
+
+    @classmethod
+    def wrap(cls, error: OSError, doing: str, path: object) -> TransferError:
+        """`error` again, saying what was being done to which file; keeps errno."""
+        wrapped = cls(error.errno, f"{doing}: {error.strerror or error}", str(path))
+        wrapped.__cause__ = error
+        return wrapped

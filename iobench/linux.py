@@ -1,0 +1,142 @@
+"""The Linux calls that Python does not wrap: statx, cachestat, fallocate, sync_file_range.
+
+Each function raises OSError with the kernel's errno. Numbers are from the kernel's uapi headers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import mmap
+import os
+import platform
+from dataclasses import dataclass
+
+RWF_DONTCACHE = 0x80  # linux/fs.h, since 6.14
+SYNC_FILE_RANGE_WAIT_BEFORE, SYNC_FILE_RANGE_WRITE, SYNC_FILE_RANGE_WAIT_AFTER = 1, 2, 4
+PAGE = mmap.PAGESIZE
+
+_STATX_DIOALIGN = 0x2000  # linux/stat.h, since 6.1
+_AT_EMPTY_PATH = 0x1000
+_SYS_STATX = {"x86_64": 332, "aarch64": 291}
+_SYS_CACHESTAT = 451  # since 6.5, the same number everywhere
+_FALLOC_DEFAULT = 0
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_off, _size = ctypes.c_int64, ctypes.c_size_t
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, _off, _off]
+_libc.sync_file_range.argtypes = [ctypes.c_int, _off, _off, ctypes.c_uint]
+_libc.mincore.argtypes = [ctypes.c_void_p, _size, ctypes.c_void_p]
+_libc.mmap.argtypes = [ctypes.c_void_p, _size, ctypes.c_int, ctypes.c_int, ctypes.c_int, _off]
+_libc.mmap.restype = ctypes.c_void_p
+_libc.munmap.argtypes = [ctypes.c_void_p, _size]
+
+
+class _Statx(ctypes.Structure):
+    _fields_ = (
+        ("stx_mask", ctypes.c_uint32),
+        ("_until_dio", ctypes.c_uint8 * 148),
+        ("stx_dio_mem_align", ctypes.c_uint32),
+        ("stx_dio_offset_align", ctypes.c_uint32),
+        ("_rest", ctypes.c_uint8 * 96),
+    )
+
+
+class _CachestatRange(ctypes.Structure):
+    _fields_ = (("off", ctypes.c_uint64), ("len", ctypes.c_uint64))
+
+
+class _Cachestat(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_uint64)
+        for name in ("nr_cache", "nr_dirty", "nr_writeback", "nr_evicted", "nr_recently_evicted")
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DioAlignment:
+    """What O_DIRECT asks of one file, in bytes: of memory addresses, and of offsets and lengths."""
+
+    memory: int
+    offset: int
+
+
+def _check(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+@functools.cache
+def kernel_version() -> tuple[int, int]:
+    """(major, minor) of the running kernel."""
+    major, minor = platform.release().split(".")[:2]
+    return int(major), int("".join(c for c in minor if c.isdigit()) or 0)
+
+
+def dio_alignment(fd: int) -> DioAlignment | None:
+    """What O_DIRECT asks of the open file `fd`; None when the kernel or file system does not say.
+
+    Zeros, the kernel's way to say that the file admits no direct I/O, are given as they are.
+    """
+    number = _SYS_STATX.get(platform.machine())
+    if number is None:
+        return None
+    buffer = _Statx()
+    _check(
+        _libc.syscall(
+            ctypes.c_long(number), fd, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, ctypes.byref(buffer)
+        )
+    )
+    if not buffer.stx_mask & _STATX_DIOALIGN:
+        return None
+    return DioAlignment(memory=buffer.stx_dio_mem_align, offset=buffer.stx_dio_offset_align)
+
+
+def cachestat_resident_bytes(fd: int) -> int:
+    """Bytes of the open file `fd` that are in the page cache, by cachestat(2) (Linux >= 6.5)."""
+    everything, result = _CachestatRange(0, 0), _Cachestat()
+    _check(
+        _libc.syscall(
+            ctypes.c_long(_SYS_CACHESTAT), fd, ctypes.byref(everything), ctypes.byref(result), 0
+        )
+    )
+    return int(result.nr_cache) * PAGE
+
+
+def mincore_resident_bytes(fd: int) -> int:
+    """The same by mapping the file and asking mincore(2); needs write permission or ownership."""
+    length = os.fstat(fd).st_size
+    if not length:
+        return 0
+    address = _libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+    if address == ctypes.c_void_p(-1).value:
+        _check(-1)
+    try:
+        pages = (ctypes.c_ubyte * -(-length // PAGE))()
+        _check(_libc.mincore(address, length, pages))
+        return sum(page & 1 for page in bytes(pages)) * PAGE
+    finally:
+        _libc.munmap(address, length)
+
+
+def resident_bytes(fd: int) -> tuple[int, str]:
+    """(bytes of the file in the page cache, how that was found: "cachestat" or "mincore")."""
+    try:
+        return cachestat_resident_bytes(fd), "cachestat"
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
+            raise
+    return mincore_resident_bytes(fd), "mincore"
+
+
+def fallocate(fd: int, offset: int, length: int) -> None:
+    """Reserve blocks by fallocate(2). Unlike posix_fallocate it never writes zeros instead."""
+    _check(_libc.fallocate(fd, _FALLOC_DEFAULT, offset, length))
+
+
+def sync_file_range(fd: int, offset: int, length: int, flags: int) -> None:
+    """Start or await write-back of a byte range; makes nothing durable (no metadata, no flush)."""
+    _check(_libc.sync_file_range(fd, offset, length, flags))

@@ -1,0 +1,80 @@
+"""Sizes and rates as people write them. Inside iobench everything is bytes and seconds.
+
+`64k`, `1MiB`, `4GiB` are powers of 1024; `1MB`, `1GB` are powers of 1000. A bare letter is binary,
+as in fio. Rates are shown as GiB/s first and GB/s in brackets.
+"""
+
+from __future__ import annotations
+
+import re
+
+from iobench.errors import OptionError
+
+KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
+
+_BINARY = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB}
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)(b?)\s*", re.IGNORECASE)
+_TIME = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|min|m|h|d)?\s*")
+_SECONDS = {"ms": 1e-3, "s": 1.0, None: 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes in `text`: `4096`, `64k`, `1MiB`, `2.5GiB` (powers of 1024), `1MB` (powers of 1000).
+
+    Raises OptionError for anything else, negative numbers and broken bytes included.
+    """
+    if isinstance(text, int):
+        return text
+    match = _SIZE.fullmatch(text)
+    if not match or (match[3] and not match[2]):
+        raise OptionError(f"{text!r} is not a size; write 4096, 64k, 16MiB, 4GiB or 5GB")
+    number, letter, binary, b = match.groups()
+    power = "kmgt".find(letter.lower()) + 1 if letter else 0
+    factor = 1000**power if (b and letter and not binary) else _BINARY[letter.lower()]
+    size = float(number) * factor
+    if size != int(size):
+        raise OptionError(f"{text!r} is {size} bytes: not a whole number")
+    return int(size)
+
+
+def parse_seconds(text: str | float) -> float:
+    """Seconds in `text`: `90`, `90s`, `500ms`, `2min`, `1h`. Raises OptionError."""
+    if isinstance(text, int | float):
+        return float(text)
+    match = _TIME.fullmatch(text)
+    if not match:
+        raise OptionError(f"{text!r} is not a time; write 90s, 2min or 1h")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def format_size(size_bytes: float) -> str:
+    """`size_bytes` in the largest binary unit that keeps it at one or more: `4.00 GiB`, `512 B`."""
+    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if abs(size_bytes) >= factor:
+            return f"{size_bytes / factor:.2f} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def format_size_exact(size_bytes: int) -> str:
+    """`size_bytes` so that `parse_size` gives it back: `16MiB`, `4097`."""
+    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if size_bytes and size_bytes % factor == 0:
+            return f"{size_bytes // factor}{unit}"
+    return str(size_bytes)
+
+
+def format_rate(rate_bytes_per_s: float) -> str:
+    """`2.31 GiB/s (2.48 GB/s)`."""
+    return f"{rate_bytes_per_s / GIB:.2f} GiB/s ({rate_bytes_per_s / 1e9:.2f} GB/s)"
+
+
+def format_seconds(seconds: float) -> str:
+    """`3.2 ms`, `4.21 s`, `12 min 5 s`, `3 h 20 min`."""
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 120:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,87 @@
+"""Writer: moves a file image to storage and back by one I/O path."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar
+
+from iobench.errors import UnavailableError, UsageError
+from iobench.writers.availability import Availability
+from iobench.writers.image import FileImage
+from iobench.writers.options import WriterOptions
+from iobench.writers.stream import Stream
+from iobench.writers.transfer import Transfer
+
+__all__ = ["Availability", "Writer"]
+
+
+class Writer(ABC):
+    """Moves file images by one I/O path. Made from options alone; safe to use from many threads.
+
+    A target is a directory (for `write`, `read`, `available`) or a file (for `open`).
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    """One line for `iobench writers`."""
+    stores: ClassVar[bool] = True
+    """False for a writer that keeps nothing and only measures the harness."""
+    Options: ClassVar[type[WriterOptions]]
+
+    def __init__(self, options: WriterOptions | None = None, **values: Any) -> None:
+        """`options`, or `values` for some of them: `ODirectWriter(block_size="8MiB")`."""
+        if options is not None and values:
+            raise UsageError("give options or values for them, not both")
+        if options is not None and type(options) is not self.Options:
+            raise UsageError(f"{type(options).__name__} are not options of writer {self.name!r}")
+        self.options = options or self.Options.from_mapping(values)
+
+    @abstractmethod
+    def write(
+        self,
+        image: FileImage,
+        target: str | Path,
+        *,
+        durable: bool = True,
+        sync_directory: bool = True,
+    ) -> Transfer:
+        """Write `image` to `target/image.path`, replacing what is there whole or not at all.
+
+        On return the file is complete under its name and, unless `durable=False`, its bytes are on
+        storage; so is its name unless `sync_directory=False`, for a caller that syncs the directory
+        once for many files. On failure nothing new is under the name and what was there before
+        still is. Raises TransferError; UnavailableError when the path cannot be had there.
+        """
+
+    @abstractmethod
+    def read(
+        self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
+    ) -> Transfer:
+        """Fill bytes [start, stop) of the image's memory from `target/image.path`.
+
+        Raises DataMismatchError when the file's size is not the image's, TransferError,
+        UnavailableError. On failure the memory's content is undefined.
+        """
+
+    @abstractmethod
+    def open(self, target: str | Path, size: int | None = None) -> Stream:
+        """A binary file object that writes the new file `target` over the same path.
+
+        For serializers that stream. `size`, if known, lets space be reserved. See `Stream` for when
+        the file becomes visible and durable.
+        """
+
+    @abstractmethod
+    def available(self, target: str | Path = ".") -> Availability:
+        """Whether this writer works in the directory `target`, found by trying."""
+
+    def require(self, target: str | Path) -> None:
+        """Raise UnavailableError with reason and remedy unless `available(target)`."""
+        answer = self.available(target)
+        if not answer.ok:
+            raise UnavailableError(self.name, answer.reason, answer.remedy)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{k}={v!r}" for k, v in self.options.to_dict().items())
+        return f"{type(self).__name__}({shown})"

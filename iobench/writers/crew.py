@@ -1,0 +1,82 @@
+"""Crew: threads that write full blocks of one file past the page cache, in the background."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+from iobench.writers.direct_io import pwrite_direct
+from iobench.writers.image import Bytes
+from iobench.writers.transfer import Meter
+from iobench.writers.workers import BlockPool
+
+__all__ = ["Crew"]
+
+
+class Crew:
+    """At most `threads + 1` blocks are in flight; `submit` waits for the oldest beyond that.
+
+    The threads start with the first block and know the crew, not who uses it: an abandoned stream
+    is collected although its crew still waits for work.
+    """
+
+    def __init__(self, fd: int, *, pool: BlockPool, threads: int, alignment: int) -> None:
+        self._fd, self._pool, self._alignment = fd, pool, alignment
+        self._meters = [Meter() for _ in range(threads)]
+        self._threads: list[threading.Thread] = []
+        self._queue: queue.SimpleQueue[tuple[Bytes, int] | None] = queue.SimpleQueue()
+        self._in_flight_limit = threads + 1
+        self._permits = threading.Semaphore(self._in_flight_limit)
+        self._failure: BaseException | None = None
+
+    def submit(self, block: Bytes, offset: int) -> None:
+        """Take `block` over and write it at `offset`; it goes back to the pool afterwards.
+
+        Raises what an earlier block's write raised; `block` is then still the caller's.
+        """
+        if not self._threads:
+            self._start()
+        self._permits.acquire()
+        if self._failure is not None:
+            self._permits.release()
+            raise self._failure
+        self._queue.put((block, offset))
+
+    def settle(self) -> None:
+        """Wait until no block is in flight. Raises what a block's write raised."""
+        for _ in range(self._in_flight_limit):
+            self._permits.acquire()
+        self._permits.release(self._in_flight_limit)
+        if self._failure is not None:
+            raise self._failure
+
+    def dismiss(self, meter: Meter) -> None:
+        """End the threads, once they have finished what was submitted; count it in `meter`."""
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
+        if self._threads:
+            meter.absorb(self._meters)
+
+    def _start(self) -> None:
+        for meter in self._meters:
+            thread = threading.Thread(
+                target=self._work, args=(meter,), name="iobench-crew", daemon=True
+            )
+            thread.start()
+            self._threads.append(thread)
+
+    def _work(self, meter: Meter) -> None:
+        while (item := self._queue.get()) is not None:
+            block, offset = item
+            try:
+                if self._failure is None:
+                    with meter.phase("write"):
+                        calls = pwrite_direct(self._fd, block, offset, self._alignment)
+                    meter.count("direct", len(block), calls)
+            except BaseException as error:  # noqa: BLE001 -- raised by submit and settle
+                self._failure = error
+            finally:
+                self._pool.give(block)
+                self._permits.release()

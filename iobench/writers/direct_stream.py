@@ -1,0 +1,98 @@
+"""DirectStream: what is written fills aligned blocks, which a crew writes past the page cache."""
+
+from __future__ import annotations
+
+import errno
+
+import numpy as np
+
+from iobench.errors import TransferError
+from iobench.units import GIB
+from iobench.writers.crew import Crew
+from iobench.writers.direct_io import pwrite_direct
+from iobench.writers.files import NewFile
+from iobench.writers.image import Bytes
+from iobench.writers.stream import Stream
+from iobench.writers.transfer import Meter
+from iobench.writers.workers import BlockPool
+
+__all__ = ["DirectStream"]
+
+_RESERVE_STEP = GIB
+
+
+class DirectStream(Stream):
+    """Memory is bounded by (threads + 2) blocks."""
+
+    def __init__(
+        self,
+        file: NewFile,
+        writer: str,
+        meter: Meter,
+        *,
+        pool: BlockPool,
+        threads: int,
+        alignment: int,
+        reserve_ahead: bool,
+    ) -> None:
+        super().__init__(file, writer, meter)
+        self._new_file, self._pool, self._alignment = file, pool, alignment
+        self._reserve_ahead, self._reserved_to = reserve_ahead, 0
+        self._crew = Crew(file.fd, pool=pool, threads=threads, alignment=alignment)
+        self._block: Bytes = pool.take()
+        self._filled = 0
+        self._offset = 0
+
+    @property
+    def _position(self) -> int:
+        return self._offset + self._filled
+
+    def _append(self, data: Bytes) -> None:
+        taken = 0
+        while taken < len(data):
+            count = min(len(data) - taken, len(self._block) - self._filled)
+            with self._meter.phase("gather"):
+                np.copyto(
+                    self._block[self._filled : self._filled + count], data[taken : taken + count]
+                )
+            self._filled += count
+            taken += count
+            if self._filled == len(self._block):
+                self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Let the crew have the full block and go on with another."""
+        self._reserve()
+        with self._meter.phase("wait"):
+            self._crew.submit(self._block, self._offset)
+        self._offset += self._filled
+        self._filled = 0
+        self._block = self._pool.take()
+
+    def _reserve(self) -> None:
+        end = self._offset + len(self._block)
+        if not self._reserve_ahead or end <= self._reserved_to:
+            return
+        try:
+            self._new_file.reserve(self._reserved_to, self._reserved_to + _RESERVE_STEP)
+        except TransferError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self._reserve_ahead = False  # less is left than a step; the writes will tell
+        self._reserved_to += _RESERVE_STEP
+
+    def _drain(self) -> int:
+        with self._meter.phase("wait"):
+            self._crew.settle()
+        if self._filled:
+            padded = -(-self._filled // self._alignment) * self._alignment
+            with self._meter.phase("write"):
+                calls = pwrite_direct(
+                    self._new_file.fd, self._block[:padded], self._offset, self._alignment
+                )
+            self._meter.count("direct", padded, calls)
+        return self._position
+
+    def _release(self) -> None:
+        self._crew.dismiss(self._meter)
+        self._pool.give(self._block)

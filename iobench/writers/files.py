@@ -1,0 +1,173 @@
+"""NewFile: a file written beside its name and published whole. SourceFile: one read back."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from iobench import linux
+from iobench.errors import DataMismatchError, TransferError
+from iobench.writers.availability import Availability
+from iobench.writers.transfer import Meter
+
+__all__ = ["PART_SUFFIX", "NewFile", "open_source", "sync_directory", "try_directory"]
+
+PART_SUFFIX = ".iobench-part"
+"""Ends the name of a file that is being written; what a killed process leaves bears it."""
+
+_NO_FALLOCATE = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+
+
+def sync_directory(directory: str | Path) -> None:
+    """Make the names in `directory` durable."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _make_parents(directory: str) -> list[str]:
+    """Make `directory` and those above it; the directories that gained a name."""
+    gained: list[str] = []
+    missing: list[str] = []
+    while not os.path.isdir(directory):
+        missing.append(directory)
+        directory = os.path.dirname(directory)
+    for path in reversed(missing):
+        try:
+            os.mkdir(path)
+        except FileExistsError:  # another thread made it meanwhile
+            if not os.path.isdir(path):
+                raise
+        gained.append(os.path.dirname(path))
+    return gained
+
+
+class NewFile:
+    """A file under a temporary name in its directory until `publish` gives it its own.
+
+    As a context manager: left before `publish`, it is removed and the name keeps what it had.
+    A process killed in between leaves only a hidden `.NAME.*.iobench-part`.
+    """
+
+    def __init__(self, path: str | Path, flags: int, meter: Meter) -> None:
+        """Open for writing with `flags` besides (O_DIRECT). Raises OSError of the open as it is."""
+        self.path = os.path.realpath(path)
+        directory, name = os.path.split(self.path)
+        self._meter = meter
+        with meter.phase("open"):
+            self._gained = _make_parents(directory)
+            self.part = os.path.join(directory, f".{name}.{secrets.token_hex(6)}{PART_SUFFIX}")
+            try:
+                self.fd = os.open(
+                    self.part, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | flags, 0o666
+                )
+            except OSError:  # a refused O_DIRECT may have made the file all the same
+                Path(self.part).unlink(missing_ok=True)
+                raise
+        self._live = True
+        self._reserved = False
+
+    def reserve(self, start: int, stop: int) -> None:
+        """Reserve blocks for bytes [start, stop). Recorded as a fallback where it cannot be."""
+        if stop <= start:
+            return
+        with self._meter.phase("open"):
+            try:
+                linux.fallocate(self.fd, start, stop - start)
+                self._reserved = True
+            except OSError as error:
+                if error.errno not in _NO_FALLOCATE:
+                    raise TransferError.wrap(error, "reserving space", self.path) from error
+                self._meter.fell_back("fallocate", "none", f"{error.strerror} by the file system")
+
+    def set_size(self, size_bytes: int) -> None:
+        """Make the file exactly `size_bytes` long, whatever was padded or reserved beyond."""
+        try:
+            if self._reserved or os.fstat(self.fd).st_size != size_bytes:
+                os.ftruncate(self.fd, size_bytes)
+        except OSError as error:
+            raise TransferError.wrap(error, "setting the size of", self.path) from error
+
+    def sync(self) -> None:
+        """Make the bytes durable (fsync), under the temporary name still."""
+        with self._meter.phase("sync"):
+            try:
+                os.fsync(self.fd)
+            except OSError as error:
+                raise TransferError.wrap(error, "syncing", self.path) from error
+
+    def publish(self, *, sync_names: bool) -> None:
+        """Close the file and give it its name; with `sync_names` make the name durable."""
+        with self._meter.phase("commit"):
+            try:
+                self._close()
+                os.replace(self.part, self.path)
+                self._live = False
+                if sync_names:
+                    for directory in dict.fromkeys([os.path.dirname(self.path), *self._gained]):
+                        sync_directory(directory)
+            except OSError as error:
+                self.abandon()
+                raise TransferError.wrap(error, "publishing", self.path) from error
+
+    def abandon(self) -> None:
+        """Close and remove the temporary file, if it is still there."""
+        if self._live:
+            self._live = False
+            try:
+                self._close()
+            finally:
+                with contextlib.suppress(FileNotFoundError):  # its directory was removed
+                    os.unlink(self.part)
+
+    def _close(self) -> None:
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.abandon()
+
+
+def open_source(path: str | Path, flags: int, size_bytes: int) -> int:
+    """A descriptor to read the file of exactly `size_bytes`; raises DataMismatchError otherwise."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+    except OSError as error:
+        if flags & os.O_DIRECT and error.errno == errno.EINVAL:
+            raise  # for the writer: O_DIRECT refused
+        raise TransferError.wrap(error, "opening", path) from error
+    found = os.fstat(fd).st_size
+    if found != size_bytes:
+        os.close(fd)
+        raise DataMismatchError(f"{path}: has {found} bytes, its image has {size_bytes}")
+    return fd
+
+
+def try_directory(target: str | Path) -> Availability:
+    """Whether files can be made in the directory `target`, found by making one."""
+    try:
+        with tempfile.TemporaryFile(dir=target):
+            return Availability(ok=True)
+    except OSError as error:
+        return Availability(
+            ok=False,
+            reason=f"{target}: {error.strerror or error}.",
+            remedy="Name a directory that exists and may be written.",
+        )

@@ -1,0 +1,134 @@
+"""The `null` writer: gathers every byte and stores none. It measures the harness itself."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from iobench.units import GIB, KIB, MIB
+from iobench.writers.availability import Availability
+from iobench.writers.base import Writer
+from iobench.writers.image import Bytes, FileImage
+from iobench.writers.options import WriterOptions, option
+from iobench.writers.stream import Stream
+from iobench.writers.transfer import Meter, Transfer
+from iobench.writers.workers import BlockPool, Blocks, run_workers
+
+__all__ = ["NullOptions", "NullWriter"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NullOptions(WriterOptions):
+    """Options of `null`."""
+
+    block_size: int = option(
+        16 * MIB, unit="bytes", low=4 * KIB, high=GIB, help="bytes of one block"
+    )
+    threads: int = option(1, low=1, high=256, help="workers that copy blocks side by side")
+
+
+class NullWriter(Writer):
+    """Copies every byte of the image to a block (write) or a block to the image (read). No I/O.
+
+    What a read leaves in the image's memory is undefined, and `open` throws everything away.
+    """
+
+    name = "null"
+    summary = "copies in memory and stores nothing: the speed of the harness itself"
+    stores = False
+    Options = NullOptions
+    options: NullOptions
+
+    def __init__(self, options: WriterOptions | None = None, **values: object) -> None:
+        super().__init__(options, **values)
+        self._pool = BlockPool(self.options.block_size)
+
+    def available(self, target: str | Path = ".") -> Availability:  # noqa: ARG002
+        return Availability(ok=True)
+
+    def write(
+        self,
+        image: FileImage,
+        target: str | Path,  # noqa: ARG002
+        *,
+        durable: bool = True,  # noqa: ARG002
+        sync_directory: bool = True,  # noqa: ARG002
+    ) -> Transfer:
+        meter = Meter()
+        self._copy(image, 0, image.size_bytes, meter, to_block=True)
+        return meter.transfer(self.name, "write", image.size_bytes, durable=False)
+
+    def read(
+        self,
+        image: FileImage,
+        target: str | Path,  # noqa: ARG002
+        *,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> Transfer:
+        meter = Meter()
+        stop = image.size_bytes if stop is None else stop
+        self._copy(image, start, stop, meter, to_block=False)
+        return meter.transfer(self.name, "read", stop - start, durable=False)
+
+    def open(self, target: str | Path, size: int | None = None) -> Stream:  # noqa: ARG002
+        return _NullStream(target, self._pool, Meter())
+
+    def _copy(
+        self, image: FileImage, start: int, stop: int, meter: Meter, *, to_block: bool
+    ) -> None:
+        def work(blocks: Blocks, own: Meter) -> None:
+            with self._pool.block() as block:
+                for begin, end in blocks:
+                    with own.phase("gather" if to_block else "scatter"):
+                        (image.gather if to_block else image.scatter)(begin, end, block)
+                    own.count("null", end - begin)
+
+        run_workers(self.options.threads, Blocks(start, stop, self.options.block_size), work, meter)
+
+
+class _NoFile:
+    """Stands where a stream has its new file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def set_size(self, size_bytes: int) -> None:
+        pass
+
+    def sync(self) -> None:
+        pass
+
+    def publish(self, *, sync_names: bool) -> None:
+        pass
+
+    def abandon(self) -> None:
+        pass
+
+
+class _NullStream(Stream):
+    """Copies what is written to a block and forgets it."""
+
+    def __init__(self, target: str | Path, pool: BlockPool, meter: Meter) -> None:
+        super().__init__(_NoFile(os.fspath(target)), "null", meter, durable=False)
+        self._pool, self._count, self._block = pool, 0, pool.take()
+
+    @property
+    def _position(self) -> int:
+        return self._count
+
+    def _append(self, data: Bytes) -> None:
+        size = len(self._block)
+        with self._meter.phase("gather"):
+            for start in range(0, len(data), size):
+                part = data[start : start + size]
+                self._block[: len(part)] = part
+        self._meter.count("null", len(data))
+        self._count += len(data)
+
+    def _drain(self) -> int:
+        return self._count
+
+    def _release(self) -> None:
+        self._pool.give(self._block)

@@ -1,0 +1,133 @@
+"""Options of a writer: a frozen dataclass whose fields know unit, range and search range."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self, get_type_hints
+
+from iobench.errors import OptionError, UnknownNameError
+from iobench.units import format_size_exact, parse_size
+
+__all__ = ["OptionInfo", "WriterOptions", "option"]
+
+_TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionInfo:
+    """What is known of one option. Sizes have the unit "bytes" and may be written as `16MiB`."""
+
+    name: str
+    type: type
+    default: Any
+    unit: str
+    low: int | float | None
+    high: int | float | None
+    multiple_of: int | None
+    choices: tuple[str, ...]
+    search: tuple[Any, ...]
+    help: str
+
+    def parse(self, value: Any) -> Any:
+        """`value`, perhaps text, as this option's type and within its range. Raises OptionError."""
+        parsed = self._typed(value)
+        if self.choices and parsed not in self.choices:
+            raise self._error(value, f"one of {', '.join(self.choices)}")
+        if (self.low is not None and parsed < self.low) or (
+            self.high is not None and parsed > self.high
+        ):
+            raise self._error(value, f"from {self.show(self.low)} to {self.show(self.high)}")
+        if self.multiple_of and parsed % self.multiple_of:
+            raise self._error(value, f"a multiple of {self.show(self.multiple_of)}")
+        return parsed
+
+    def show(self, value: Any) -> str:
+        """`value` as a person writes it."""
+        if value is None:
+            return "any"
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if self.unit == "bytes":
+            return format_size_exact(value)
+        return str(value)
+
+    def _typed(self, value: Any) -> Any:
+        if self.type is bool:
+            if isinstance(value, bool):
+                return value
+            if isinstance(value, str) and value.lower() in _TRUE | _FALSE:
+                return value.lower() in _TRUE
+            raise self._error(value, "true or false")
+        if self.type in (int, float) and not isinstance(value, bool):
+            try:
+                if self.unit == "bytes" and isinstance(value, str):
+                    return parse_size(value)
+                if self.type(value) == value or isinstance(value, str):
+                    return self.type(value)
+            except (TypeError, ValueError):
+                pass
+            raise self._error(value, "a size such as 16MiB" if self.unit == "bytes" else "a number")
+        if self.type is str and isinstance(value, str):
+            return value
+        raise self._error(value, f"a {self.type.__name__}")
+
+    def _error(self, value: Any, allowed: str) -> OptionError:
+        unit = f" ({self.unit})" if self.unit and self.unit != "bytes" else ""
+        return OptionError(f"option {self.name}={value}: must be {allowed}{unit}")
+
+
+def option(
+    default: Any,
+    *,
+    help: str,  # noqa: A002 -- the field's word, as in every command-line library
+    unit: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    multiple_of: int | None = None,
+    choices: tuple[str, ...] = (),
+    search: tuple[Any, ...] = (),
+) -> Any:
+    """A field of a WriterOptions class. `search` lists the values that a tuner shall try."""
+    known = {
+        "help": help,
+        "unit": unit,
+        "low": low,
+        "high": high,
+        "multiple_of": multiple_of,
+        "choices": choices,
+        "search": search,
+    }
+    return dataclasses.field(default=default, metadata=known)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriterOptions:
+    """Base of every writer's options. Values are checked when made; text is understood."""
+
+    def __post_init__(self) -> None:
+        for info in self.describe():
+            object.__setattr__(self, info.name, info.parse(getattr(self, info.name)))
+
+    @classmethod
+    def describe(cls) -> list[OptionInfo]:
+        """Every option, in the order declared."""
+        types = get_type_hints(cls)
+        return [
+            OptionInfo(name=f.name, type=types[f.name], default=f.default, **f.metadata)
+            for f in dataclasses.fields(cls)
+        ]
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """Options from names and values (text or typed). Raises UnknownNameError, OptionError."""
+        known = [f.name for f in dataclasses.fields(cls)]
+        for name in values:
+            if name not in known:
+                raise UnknownNameError("option", name, known)
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Names and plain values (bytes as int); `from_mapping` gives equal options back."""
+        return dataclasses.asdict(self)

@@ -1,0 +1,155 @@
+"""PosixWriter: what the writers of files share. Each adds how bytes move."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from iobench.errors import IobenchError, TransferError, UsageError
+from iobench.writers.base import Writer
+from iobench.writers.files import NewFile, open_source
+from iobench.writers.image import Bytes, FileImage
+from iobench.writers.stream import Stream
+from iobench.writers.transfer import Meter, Transfer
+
+__all__ = ["IOV_MAX", "PosixWriter", "pread_all", "pwrite_all"]
+
+IOV_MAX = 1024  # limits.h: buffers in one pwritev or preadv
+
+
+class PosixWriter(Writer):
+    """A writer of files. Subclasses set `_flags` and say how an image's bytes move."""
+
+    _flags = 0
+    """Flags of open(2) besides the common ones."""
+
+    @abstractmethod
+    def _send(self, file: NewFile, image: FileImage, meter: Meter) -> None:
+        """Write the whole image; the file may come out longer by padding."""
+
+    @abstractmethod
+    def _receive(self, fd: int, image: FileImage, start: int, stop: int, meter: Meter) -> None:
+        """Fill bytes [start, stop) of the image."""
+
+    @abstractmethod
+    def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:
+        """A stream over the new file."""
+
+    @property
+    @abstractmethod
+    def _reserves(self) -> bool:
+        """Whether space is reserved before writing."""
+
+    def write(
+        self,
+        image: FileImage,
+        target: str | Path,
+        *,
+        durable: bool = True,
+        sync_directory: bool = True,
+    ) -> Transfer:
+        meter = Meter()
+        path = os.path.join(target, image.path)
+        with _transfer_errors("writing", path), self._create(path, meter) as file:
+            if self._reserves:
+                file.reserve(0, image.size_bytes)
+            self._send(file, image, meter)
+            file.set_size(image.size_bytes)
+            if durable:
+                file.sync()
+            file.publish(sync_names=durable and sync_directory)
+        return meter.transfer(self.name, "write", image.size_bytes, durable=durable)
+
+    def read(
+        self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
+    ) -> Transfer:
+        meter = Meter()
+        stop = image.size_bytes if stop is None else stop
+        if not 0 <= start <= stop <= image.size_bytes:
+            raise UsageError(f"[{start}, {stop}) is no range of {image.size_bytes} bytes")
+        if not image.writable:
+            raise UsageError(f"image {image.path!r}: its memory is read-only")
+        path = os.path.join(target, image.path)
+        with _transfer_errors("reading", path):
+            with meter.phase("open"):
+                fd = self._open_source(path, image.size_bytes)
+            try:
+                if stop > start:
+                    self._receive(fd, image, start, stop, meter)
+            finally:
+                os.close(fd)
+        return meter.transfer(self.name, "read", stop - start, durable=True)
+
+    def open(self, target: str | Path, size: int | None = None) -> Stream:
+        meter = Meter()
+        with _transfer_errors("opening", target):
+            file = self._create(target, meter)
+            try:
+                if size and self._reserves:
+                    file.reserve(0, size)
+                return self._stream(file, meter, size)
+            except BaseException:
+                file.abandon()
+                raise
+
+    def _create(self, path: str | Path, meter: Meter) -> NewFile:
+        return NewFile(path, self._flags, meter)
+
+    def _open_source(self, path: str, size_bytes: int) -> int:
+        return open_source(path, self._flags, size_bytes)
+
+
+@contextmanager
+def _transfer_errors(doing: str, path: str | Path) -> Iterator[None]:
+    """The kernel's errors as TransferError, which names the file; our own as they are."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, IobenchError):
+            raise
+        raise TransferError.wrap(error, doing, path) from error
+
+
+def pwrite_all(fd: int, views: list[Bytes], offset: int, flags: int = 0) -> int:
+    """Write all of `views` at `offset`, short writes continued; the number of system calls."""
+    return _all(os.pwritev, "wrote", fd, views, offset, flags)
+
+
+def pread_all(fd: int, views: list[Bytes], offset: int, flags: int = 0) -> int:
+    """Fill all of `views` from `offset`, short reads continued; the number of system calls.
+
+    Raises TransferError when the file ends before.
+    """
+    return _all(os.preadv, "read", fd, views, offset, flags)
+
+
+def _all(
+    call: Callable[[int, Any, int, int], int],
+    verb: str,
+    fd: int,
+    views: list[Bytes],
+    offset: int,
+    flags: int,
+) -> int:
+    calls = 0
+    views = list(reversed(views))
+    while views:
+        batch = views[: -IOV_MAX - 1 : -1]
+        done = call(fd, batch, offset, flags)
+        calls += 1
+        if done == 0:
+            raise TransferError(f"{verb} nothing at offset {offset}: the file ends there")
+        offset += done
+        while done:
+            first = views[-1]
+            if len(first) <= done:
+                done -= len(first)
+                views.pop()
+            else:
+                views[-1] = first[done:]
+                done = 0
+    return calls

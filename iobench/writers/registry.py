@@ -1,0 +1,67 @@
+"""Writers by name: entry points in the group `iobench.writers`, ours and third parties' alike."""
+
+from __future__ import annotations
+
+import functools
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from iobench.errors import UnavailableError, UnknownNameError, UsageError
+from iobench.writers.base import Writer
+
+__all__ = ["GROUP", "make", "names", "parse_specs", "writer_class"]
+
+GROUP = "iobench.writers"
+
+
+@functools.cache
+def _entries() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def names() -> list[str]:
+    """Every registered writer, whether it works here or not."""
+    return sorted(_entries())
+
+
+def writer_class(name: str) -> type[Writer]:
+    """The class registered as `name`; imported now. Raises UnknownNameError, UnavailableError."""
+    entry = _entries().get(name)
+    if entry is None:
+        raise UnknownNameError("writer", name, names())
+    try:
+        found = entry.load()
+    except ImportError as error:
+        raise UnavailableError(name, f"it cannot be imported ({error}).") from error
+    if not (isinstance(found, type) and issubclass(found, Writer)):
+        raise UnavailableError(name, f"{entry.value} is not a Writer.")
+    return found
+
+
+def make(name: str, **values: Any) -> Writer:
+    """A writer by name with some options set: `make("odirect", block_size="8MiB")`."""
+    cls = writer_class(name)
+    return cls(cls.Options.from_mapping(values))
+
+
+def parse_specs(text: str) -> list[Writer]:
+    """Writers from `uring,iodepth=16,block_size=4MiB,odirect`.
+
+    A token with `=` is an option of the writer before it. Raises UsageError and its kin.
+    """
+    chosen: list[tuple[str, dict[str, str]]] = []
+    for token in (part.strip() for part in text.split(",")):
+        key, equals, value = token.partition("=")
+        if not token:
+            raise UsageError(f"--writer {text!r}: an empty name between commas")
+        if not equals:
+            chosen.append((token, {}))
+        elif not chosen:
+            raise UsageError(f"--writer {text!r}: option {token!r} has no writer before it")
+        else:
+            chosen[-1][1][key] = value
+    writers = [make(name, **values) for name, values in chosen]
+    for index, writer in enumerate(writers):
+        if any(w.name == writer.name and w.options == writer.options for w in writers[:index]):
+            raise UsageError(f"--writer {text!r}: {writer.name} with the same options twice")
+    return writers

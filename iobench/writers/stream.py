@@ -1,0 +1,191 @@
+"""Stream: a binary file object over one I/O path, for serializers that write as they go."""
+
+from __future__ import annotations
+
+import io
+import sys
+import warnings
+from abc import abstractmethod
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from iobench.errors import IobenchError, TransferError
+from iobench.writers.image import Bytes
+from iobench.writers.transfer import Meter, Transfer
+
+__all__ = ["Stream"]
+
+
+class _File(Protocol):
+    """What a stream asks of its new file; see `iobench.writers.files.NewFile`."""
+
+    path: str
+
+    def set_size(self, size_bytes: int) -> None: ...
+    def sync(self) -> None: ...
+    def publish(self, *, sync_names: bool) -> None: ...
+    def abandon(self) -> None: ...
+
+
+class Stream(io.RawIOBase):
+    """A new file written from beginning to end. It appears under its name whole or not at all.
+
+    - `with writer.open(path) as f: torch.save(obj, f)` publishes on a clean exit, durable; an
+      exception removes everything written.
+    - `f.close()` does the same by hand. While an exception is propagating (a `finally` block, say)
+      it removes instead of publishing: half a file is no file.
+    - `torch.save(obj, writer.open(path))` works too: `flush`, which torch calls last, makes the
+      bytes durable, raising what went wrong, and dropping the flushed object publishes them.
+
+    Dropped in any other state, it removes the file and warns. `transfer` tells what happened once
+    the file is published.
+    """
+
+    def __init__(self, file: _File, writer: str, meter: Meter, *, durable: bool = True) -> None:
+        super().__init__()
+        self._file, self._writer, self._meter, self._durable = file, writer, meter, durable
+        self._opened_under = sys.exception()
+        self._failure: BaseException | None = None
+        self._flushed = self._done = False
+        self.transfer: Transfer | None = None
+        """What happened; None until the file is published."""
+
+    # What a path provides.
+
+    @abstractmethod
+    def _append(self, data: Bytes) -> None:
+        """Take `data` over; it may change when this returns."""
+
+    @abstractmethod
+    def _drain(self) -> int:
+        """Hand all that was taken over to the kernel; the file's size in bytes."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Give back threads and memory, whatever state they are in. Called once."""
+
+    @property
+    @abstractmethod
+    def _position(self) -> int:
+        """Bytes taken over so far."""
+
+    # What a file object offers.
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def write(self, data: Any, /) -> int:
+        """Take over all of `data` (any buffer); its length in bytes. Raises TransferError."""
+        self._check_usable()
+        self._flushed = False
+        view = np.frombuffer(data, dtype=np.uint8)
+        try:
+            self._append(view)
+        except BaseException as error:
+            raise self._failed(error, "writing") from error
+        return len(view)
+
+    def flush(self) -> None:
+        """Make what was written durable, under a temporary name still. Raises TransferError."""
+        if self.closed or self._done:
+            return
+        self._check_usable()
+        if self._in_trouble():
+            return
+        try:
+            size = self._drain()
+            self._file.set_size(size)
+            if self._durable:
+                self._file.sync()
+        except BaseException as error:
+            raise self._failed(error, "syncing") from error
+        self._flushed = True
+
+    def close(self) -> None:
+        """Publish the file, durable. Raises TransferError, the file being gone then."""
+        if self.closed:
+            return
+        if self._failure is not None or self._in_trouble():
+            self.abort()
+            return
+        try:
+            if not self._flushed:
+                self.flush()
+            size = self._position
+            self._file.publish(sync_names=self._durable)
+        except BaseException:
+            self.abort()
+            raise
+        self._done = True
+        self._release()
+        self.transfer = self._meter.transfer(self._writer, "write", size, durable=self._durable)
+        super().close()
+
+    def abort(self) -> None:
+        """Remove what was written; what the name held before stays."""
+        if self.closed:
+            return
+        self._failure = self._failure or TransferError(f"{self._file.path}: aborted")
+        self._done = True  # nothing is left for IOBase.close to flush
+        try:
+            self._release()
+        finally:
+            self._file.abandon()
+            super().close()
+
+    def __enter__(self) -> Self:
+        self._check_usable()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.abort()
+        else:
+            self.close()
+
+    def __del__(self) -> None:
+        if self.closed or not hasattr(self, "_flushed"):
+            return
+        if self._flushed and self._failure is None:
+            self._opened_under = sys.exception()
+            self.close()
+            return
+        path = self._file.path
+        self.abort()
+        warnings.warn(
+            f"{path}: dropped without close(); nothing was published",
+            ResourceWarning,
+            stacklevel=2,
+            source=self,
+        )
+
+    # Inside.
+
+    def _in_trouble(self) -> bool:
+        """Whether an exception is propagating that was not when the stream was opened."""
+        return sys.exception() is not self._opened_under
+
+    def _check_usable(self) -> None:
+        if self.closed:
+            raise ValueError("I/O operation on closed stream")
+        if self._failure is not None:
+            raise TransferError(
+                f"{self._file.path}: failed before; nothing is published"
+            ) from self._failure
+
+    def _failed(self, error: BaseException, doing: str) -> BaseException:
+        """Remember `error`; what to raise for it."""
+        self._failure = error
+        if isinstance(error, OSError) and not isinstance(error, IobenchError):
+            return TransferError.wrap(error, doing, self._file.path)
+        return error

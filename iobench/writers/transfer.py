@@ -1,0 +1,143 @@
+"""Transfer: what happened when a file image moved. Meter: the running count it is made from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = ["Fallback", "Meter", "PathCount", "Transfer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathCount:
+    """Operations and bytes that took one path, such as `direct`, `buffered` or `uncached`."""
+
+    operations: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fallback:
+    """Something wanted that could not be had, what was used in its place, and why."""
+
+    wanted: str
+    used: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """One or several files moved by one writer.
+
+    `phases_s` are seconds of wall clock: what workers do side by side (gather, write, read,
+    scatter) is averaged over them, so that the phases add up to about `elapsed_s`.
+    `durable` says whether the bytes are on storage, under their final name, on return.
+    """
+
+    writer: str
+    operation: Literal["write", "read"]
+    files: int
+    bytes: int
+    elapsed_s: float
+    durable: bool
+    phases_s: Mapping[str, float]
+    paths: Mapping[str, PathCount]
+    retries: int = 0
+    fallbacks: tuple[Fallback, ...] = ()
+
+    @property
+    def rate_bytes_per_s(self) -> float:
+        """Bytes over seconds; infinite when no time passed."""
+        return self.bytes / self.elapsed_s if self.elapsed_s else float("inf")
+
+    @classmethod
+    def total(cls, parts: Sequence[Transfer]) -> Transfer:
+        """The sum of transfers made one after another by one writer. Raises ValueError if empty."""
+        if not parts:
+            raise ValueError("no transfers to add up")
+        phases: dict[str, float] = {}
+        paths: dict[str, PathCount] = {}
+        fallbacks: dict[Fallback, None] = {}
+        for part in parts:
+            for phase, seconds in part.phases_s.items():
+                phases[phase] = phases.get(phase, 0.0) + seconds
+            _add_paths(paths, part.paths)
+            fallbacks.update(dict.fromkeys(part.fallbacks))
+        return cls(
+            writer=parts[0].writer,
+            operation=parts[0].operation,
+            files=sum(part.files for part in parts),
+            bytes=sum(part.bytes for part in parts),
+            elapsed_s=sum(part.elapsed_s for part in parts),
+            durable=all(part.durable for part in parts),
+            phases_s=phases,
+            paths=paths,
+            retries=sum(part.retries for part in parts),
+            fallbacks=tuple(fallbacks),
+        )
+
+
+def _add_paths(into: dict[str, PathCount], more: Mapping[str, PathCount]) -> None:
+    for path, count in more.items():
+        have = into.get(path, PathCount())
+        into[path] = PathCount(
+            operations=have.operations + count.operations, bytes=have.bytes + count.bytes
+        )
+
+
+@dataclass(kw_only=True)
+class Meter:
+    """Counts one worker's phases and paths. Not shared between threads: one each, then `absorb`."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    paths: dict[str, PathCount] = field(default_factory=dict)
+    retries: int = 0
+    fallbacks: dict[Fallback, None] = field(default_factory=dict)
+    started_s: float = field(default_factory=time.perf_counter)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the time inside the block to the phase `name`."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
+
+    def count(self, path: str, size_bytes: int, operations: int = 1) -> None:
+        """`operations` of `size_bytes` together took `path`."""
+        _add_paths(self.paths, {path: PathCount(operations=operations, bytes=size_bytes)})
+
+    def fell_back(self, wanted: str, used: str, reason: str) -> None:
+        """Record a fallback; the same one twice counts once."""
+        self.fallbacks[Fallback(wanted=wanted, used=used, reason=reason)] = None
+
+    def absorb(self, workers: Iterable[Meter]) -> None:
+        """Add what workers side by side counted: their seconds averaged, all else summed."""
+        meters = list(workers)
+        for meter in meters:
+            for name, seconds in meter.seconds.items():
+                self.seconds[name] = self.seconds.get(name, 0.0) + seconds / len(meters)
+            _add_paths(self.paths, meter.paths)
+            self.retries += meter.retries
+            self.fallbacks.update(meter.fallbacks)
+
+    def transfer(
+        self, writer: str, operation: Literal["write", "read"], size_bytes: int, *, durable: bool
+    ) -> Transfer:
+        """What was counted, as one file's Transfer; the clock ran since the meter was made."""
+        return Transfer(
+            writer=writer,
+            operation=operation,
+            files=1,
+            bytes=size_bytes,
+            elapsed_s=time.perf_counter() - self.started_s,
+            durable=durable,
+            phases_s=dict(self.seconds),
+            paths=dict(self.paths),
+            retries=self.retries,
+            fallbacks=tuple(self.fallbacks),
+        )

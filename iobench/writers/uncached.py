@@ -1,0 +1,103 @@
+"""The `uncached` writer: through the page cache without staying in it (RWF_DONTCACHE)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from iobench import linux
+from iobench.writers.base import Availability
+from iobench.writers.cached import CachedOptions, CachedWriter
+from iobench.writers.files import NewFile
+from iobench.writers.image import Bytes
+from iobench.writers.options import option
+from iobench.writers.posix import pread_all
+from iobench.writers.sinks import PlainSink, PushingSink, Sink
+from iobench.writers.transfer import Meter
+
+__all__ = ["UncachedOptions", "UncachedWriter"]
+
+_REFUSED = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class UncachedOptions(CachedOptions):
+    """Options of `uncached`."""
+
+    method: str = option(
+        "auto",
+        choices=("auto", "dontcache", "sync_file_range"),
+        help="RWF_DONTCACHE, or write-back pushed by sync_file_range; auto: the first that works",
+    )
+
+
+class UncachedWriter(CachedWriter):
+    """RWF_DONTCACHE (Linux >= 6.14): the kernel starts write-back at once and drops clean pages.
+
+    Where kernel or file system refuse the flag, `method="auto"` pushes write-back by
+    sync_file_range, drops pages by POSIX_FADV_DONTNEED, and records the fallback.
+    """
+
+    name = "uncached"
+    summary = "through the page cache, dropped behind (RWF_DONTCACHE, else sync_file_range)"
+    Options = UncachedOptions
+    options: UncachedOptions
+
+    @property
+    def _write_threads(self) -> int:
+        return 1 if self.options.method == "sync_file_range" else self.options.threads
+
+    def available(self, target: str | Path = ".") -> Availability:
+        answer = super().available(target)
+        if not answer.ok or self.options.method == "sync_file_range":
+            return answer
+        with tempfile.TemporaryFile(dir=target) as file:
+            refusal = _refusal(file.fileno())
+        if refusal is None:
+            return answer
+        if self.options.method == "auto":
+            return Availability(ok=True, reason=f"{refusal}; sync_file_range is used in its place.")
+        return Availability(
+            ok=False,
+            reason=f"{refusal}.",
+            remedy="Use method=auto, or Linux >= 6.14 on ext4 or xfs.",
+        )
+
+    def _sink(self, file: NewFile, meter: Meter) -> Sink:
+        if self._takes_dontcache(file.fd, meter):
+            return PlainSink(file.fd, "uncached", linux.RWF_DONTCACHE)
+        return PushingSink(file.fd)
+
+    def _takes_dontcache(self, fd: int, meter: Meter) -> bool:
+        if self.options.method == "sync_file_range":
+            return False
+        refusal = _refusal(fd)
+        if refusal is not None:
+            if self.options.method == "dontcache":
+                raise OSError(errno.EOPNOTSUPP, refusal)
+            meter.fell_back("uncached", "sync_file_range", refusal)
+        return refusal is None
+
+    def _read_views(self, fd: int, views: list[Bytes], offset: int, meter: Meter) -> None:
+        length = sum(map(len, views))
+        if self._takes_dontcache(fd, meter):
+            calls = pread_all(fd, views, offset, linux.RWF_DONTCACHE)
+            meter.count("uncached", length, calls)
+            return
+        calls = pread_all(fd, views, offset)
+        os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
+        meter.count("buffered+dontneed", length, calls)
+
+
+def _refusal(fd: int) -> str | None:
+    """Why the open file refuses RWF_DONTCACHE, found by a read of no bytes; None if it does not."""
+    try:
+        os.preadv(fd, [bytearray(1)], 0, linux.RWF_DONTCACHE)
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+        return f"RWF_DONTCACHE is refused ({error.strerror})"
+    return None

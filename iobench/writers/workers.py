@@ -1,0 +1,107 @@
+"""Workers that share one range of a file: each takes the next block until none is left."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from iobench.writers.image import Bytes
+from iobench.writers.transfer import Meter
+
+__all__ = ["BlockPool", "Blocks", "run_workers"]
+
+
+class Blocks:
+    """The blocks [start, stop) of a range, handed out one by one to whoever asks; thread-safe."""
+
+    def __init__(self, start: int, stop: int, block_size: int) -> None:
+        self._next, self._stop, self._block_size = start, stop, block_size
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        while True:
+            with self._lock:
+                begin = self._next
+                if begin >= self._stop:
+                    return
+                self._next = end = min(begin + self._block_size, self._stop)
+            yield begin, end
+
+    def cancel(self) -> None:
+        """Hand out no more."""
+        with self._lock:
+            self._next = self._stop
+
+
+def run_workers(
+    threads: int, blocks: Blocks, work: Callable[[Blocks, Meter], None], meter: Meter
+) -> None:
+    """Run `work(blocks, own_meter)` in `threads` workers, this thread being one of them.
+
+    Returns when all have ended. The first failure, KeyboardInterrupt in this thread included,
+    cancels the rest and is raised when they have ended; further failures are added as its notes.
+    """
+    meters = [Meter() for _ in range(threads)]
+    failures: list[BaseException] = []
+
+    def run(own: Meter) -> None:
+        try:
+            work(blocks, own)
+        except BaseException as error:  # noqa: BLE001 -- raised again below, in the caller's thread
+            failures.append(error)
+            blocks.cancel()
+
+    helpers = [
+        threading.Thread(target=run, args=(own,), name="iobench-worker") for own in meters[1:]
+    ]
+    try:
+        for helper in helpers:
+            helper.start()
+        run(meters[0])
+    finally:
+        blocks.cancel()
+        for helper in helpers:
+            if helper.ident is not None:
+                helper.join()
+    if failures:
+        for other in failures[1:]:
+            failures[0].add_note(f"another worker failed too: {other!r}")
+        raise failures[0]
+    meter.absorb(meters)
+
+
+class BlockPool:
+    """Page-aligned blocks of one size, kept for the next transfer instead of faulted in anew."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self._free: list[Bytes] = []
+        self._lock = threading.Lock()
+
+    def take(self) -> Bytes:
+        """A block; its content is undefined."""
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+        memory = mmap.mmap(-1, self.block_size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        return np.frombuffer(memory, dtype=np.uint8)
+
+    def give(self, block: Bytes) -> None:
+        """Give a block back."""
+        with self._lock:
+            self._free.append(block)
+
+    @contextmanager
+    def block(self) -> Iterator[Bytes]:
+        """A block for the length of a `with`."""
+        block = self.take()
+        try:
+            yield block
+        finally:
+            self.give(block)
