@@ -1,0 +1,276 @@
+"""The ceiling: what fio reaches in the same directory, by the jobs that most often win.
+
+What fio's clock covers, read in its source (backend.c and filesetup.c of 3.33; the same in 2026):
+- The runtime of a job is taken around `do_io`, and `do_io` itself makes the fsync of `end_fsync`
+  after the last completion. So the final sync is inside, as it is for our writers. (It is not for
+  `fsync_on_close`, see axboe/fio issue 831; that is why we do not use it.)
+- Creating and preallocating the file happens in `setup_files`, before the clock starts, and fio
+  neither syncs the directory nor renames. Our writers do all that inside their clock, so the
+  ceiling flatters fio a little; on a file of gigabytes by well under a percent.
+- Runtimes are whole milliseconds, rounded up.
+- fio writes whole blocks only: what is left of `size` behind the last one is never written. So the
+  size is rounded down to whole blocks here, and the bytes that fio says it moved are what counts.
+- fio writes over an existing file in place, which is cheaper than writing a new one. So a save job
+  removes the file first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from iobench.environment.software import fio_version
+from iobench.errors import CeilingError
+from iobench.units import KIB, MIB, format_size, format_size_exact
+
+__all__ = ["FILE_NAME", "JOBS", "FioJob", "FioSample", "cleanup", "fio_version", "run_job"]
+
+Operation = Literal["save", "restore"]
+
+FILE_NAME = "iobench-ceiling.fio"
+_ALIGNMENT = 4 * KIB  # of sizes and offsets: enough for O_DIRECT on every block device
+_GRACE_S = 10.0  # how long fio may take to stop when asked, before it is killed
+_RW = {"save": "write", "restore": "read"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FioJob:
+    """One way of fio to move a file: engine, bytes per operation, operations in flight."""
+
+    ioengine: str
+    block_size: int
+    iodepth: int
+
+    @property
+    def name(self) -> str:
+        """`io_uring 1MiB x 32`."""
+        return f"{self.ioengine} {format_size_exact(self.block_size)} x {self.iodepth}"
+
+    def options(
+        self, operation: Operation, size_bytes: int, *, fallocate: bool = True
+    ) -> dict[str, str | int]:
+        """fio's options for `size_bytes`, which must come from `size_for`. Plain integers only.
+
+        `thread` keeps the job in fio's own process: forked jobs call setsid and would outlive it.
+        """
+        options: dict[str, str | int] = {
+            "name": "ceiling",
+            "filename": FILE_NAME,
+            "rw": _RW[operation],
+            "ioengine": self.ioengine,
+            "bs": min(self.block_size, size_bytes),
+            "iodepth": self.iodepth,
+            "size": size_bytes,
+            "direct": 1,
+            "invalidate": 1,
+            "numjobs": 1,
+            "thread": 1,
+            "fallocate": "native" if fallocate else "none",
+        }
+        if operation == "save":
+            return options | {"end_fsync": 1}
+        return options | {"allow_file_create": 0}
+
+    def size_for(self, size_bytes: int) -> int:
+        """`size_bytes` rounded down to whole blocks, or of less than one block to 4 KiB."""
+        unit = self.block_size if size_bytes >= self.block_size else _ALIGNMENT
+        return size_bytes - size_bytes % unit
+
+    def describe(self) -> dict[str, Any]:
+        """The job as a result record keeps it."""
+        return {
+            "name": self.name,
+            "ioengine": self.ioengine,
+            "block_size": self.block_size,
+            "iodepth": self.iodepth,
+        }
+
+
+JOBS: tuple[FioJob, ...] = (
+    FioJob(ioengine="io_uring", block_size=MIB, iodepth=32),
+    FioJob(ioengine="io_uring", block_size=16 * MIB, iodepth=8),
+    FioJob(ioengine="libaio", block_size=MIB, iodepth=32),
+    FioJob(ioengine="psync", block_size=16 * MIB, iodepth=1),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FioSample:
+    """One run of one job. `elapsed_s` is fio's runtime: whole milliseconds, final fsync inside.
+
+    `cpu_s` is user and system time of the job's thread over its whole run; helper threads of the
+    kernel (io-wq) are not in it.
+    """
+
+    job: FioJob
+    operation: Operation
+    bytes: int
+    elapsed_s: float
+    cpu_s: float
+
+    @property
+    def rate_bytes_per_s(self) -> float:
+        """Bytes per second; `elapsed_s` is at least one millisecond."""
+        return self.bytes / self.elapsed_s
+
+
+def run_job(
+    job: FioJob,
+    operation: Operation,
+    directory: Path | str,
+    size_bytes: int,
+    *,
+    fallocate: bool = True,
+) -> FioSample:
+    """Run one job in `directory` on the file FILE_NAME and return what fio measured.
+
+    A save writes a new file, syncs it and leaves it for restores; `cleanup` removes it. A restore
+    reads at most what is there, after evicting it from the page cache. The bytes moved are
+    `size_bytes` rounded down to whole blocks, and are in the sample.
+
+    Raises CeilingError with fio's own words when fio is missing, the engine does not work here, the
+    disk is full or the run fell short; a save removes its file then. On Ctrl-C fio is stopped and
+    waited for, the file removed, and the interrupt goes on.
+    """
+    directory = Path(directory)
+    if operation == "restore":
+        size_bytes = min(size_bytes, _evict(directory / FILE_NAME))
+    size_bytes = job.size_for(size_bytes)
+    if not size_bytes:
+        raise CeilingError(f"fio {job.name}: the size is less than one block of {_ALIGNMENT} bytes")
+    if operation == "save":
+        _make_room(directory, size_bytes)
+    options = job.options(operation, size_bytes, fallocate=fallocate)
+    try:
+        status, output, errors = _run(options, directory)
+        return parse_output(job, operation, size_bytes, status, output, errors)
+    except BaseException:
+        if operation == "save":
+            cleanup(directory)
+        raise
+
+
+def cleanup(directory: Path | str) -> None:
+    """Remove the file that save jobs leave in `directory`; nothing happens when there is none."""
+    (Path(directory) / FILE_NAME).unlink(missing_ok=True)
+
+
+def _make_room(directory: Path, size_bytes: int) -> None:
+    """Remove the file of an earlier save and see that the new one fits.
+
+    fio goes on writing when its preallocation fails: to the last byte, on tmpfs of the memory.
+    """
+    try:
+        cleanup(directory)
+        space = os.statvfs(directory)
+    except OSError as error:
+        raise CeilingError(f"fio in {directory}: {error.strerror or error}") from error
+    free = space.f_bavail * space.f_frsize
+    if size_bytes > free:
+        raise CeilingError(
+            f"fio in {directory}: {format_size(size_bytes)} asked, {format_size(free)} free"
+        )
+
+
+def _evict(path: Path) -> int:
+    """Sync the file and drop it from the page cache; its size in bytes."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise CeilingError(
+            f"fio cannot read {path}: {error.strerror or error}; a save job must come first"
+        ) from error
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        return os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
+
+
+def _run(options: dict[str, str | int], directory: Path) -> tuple[int, str, str]:
+    """(exit status, stdout, stderr) of fio, run inside `directory`.
+
+    The file's name is relative to it, because fio splits names at colons. A session of its own
+    keeps the terminal's Ctrl-C from fio, so that it is stopped here, once, and waited for.
+    """
+    command = ["fio", "--output-format=json", "--eta=never", "--disk_util=0"]
+    command += [f"--{name}={value}" for name, value in options.items()]
+    try:
+        process = subprocess.Popen(
+            command,
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise CeilingError(
+            f"fio cannot be run in {directory}: {error.strerror or error} ({error.filename}); "
+            "if it is missing: apt-get install fio"
+        ) from error
+    with process:
+        try:
+            output, errors = process.communicate()
+        except BaseException:
+            _stop(process)
+            raise
+    return process.returncode, output, errors
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    try:
+        process.communicate(timeout=_GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+
+
+def parse_output(
+    job: FioJob, operation: Operation, size_bytes: int, status: int, output: str, errors: str
+) -> FioSample:
+    """The sample in fio's JSON, which notes of fio may precede. Raises CeilingError."""
+    start = output.find("{\n")
+    notes = (output[:start] if start >= 0 else output) + "\n" + errors
+    try:
+        document = json.JSONDecoder().raw_decode(output[start:])[0] if start >= 0 else {}
+        record = document["jobs"][0]
+        figures = record[_RW[operation]]
+        moved, runtime_ms = int(figures["io_bytes"]), int(figures["runtime"])
+        cpu = float(record["usr_cpu"]) + float(record["sys_cpu"])
+        elapsed_ms, number = int(record["job_runtime"]), int(record["error"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise CeilingError(f"fio {job.name} {operation}: {_reason(notes, status)}") from error
+    # fio reports a failed final fsync in words only, with error 0.
+    if status or number or "end_fsync failed" in notes:
+        why = _reason(notes, status)
+        if number and os.strerror(number) not in why:
+            why += f" ({os.strerror(number)})"
+        raise CeilingError(f"fio {job.name} {operation}: {why}")
+    if moved != size_bytes:
+        raise CeilingError(f"fio {job.name} {operation}: moved {moved} of {size_bytes} bytes")
+    return FioSample(
+        job=job,
+        operation=operation,
+        bytes=moved,
+        elapsed_s=max(runtime_ms, 1) / 1e3,
+        cpu_s=cpu / 100 * elapsed_ms / 1e3,
+    )
+
+
+def _reason(notes: str, status: int) -> str:
+    """The lines in which fio says what went wrong, as one."""
+    lines = [line.strip().removeprefix("fio: ") for line in notes.splitlines()]
+    said = "; ".join(dict.fromkeys(line for line in lines if line))
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}" + (f"; {said}" if said else "")
+    return said or f"exit status {status}"

@@ -1,0 +1,241 @@
+"""`iobench doctor`: this machine and one directory, what works there, what to do about the rest."""
+
+from __future__ import annotations
+
+import enum
+import json
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from iobench.environment import Advice, Probe
+
+SCHEMA = "iobench.doctor/1"
+
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "red", "note": "dim", "": ""}
+_LABEL_WIDTH = 16
+_INDENT = " " * (2 + 4 + 2 + _LABEL_WIDTH + 1)
+_Row = tuple[str, str, str | None]  # subject of advice, label, text; nothing is printed for None
+
+
+class Format(enum.StrEnum):
+    """How doctor prints what it found."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+def doctor(
+    target: Annotated[
+        Path, typer.Option("--target", help="The directory to look at.", show_default="here")
+    ] = Path(),
+    format_: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.TABLE,
+) -> None:
+    """Look at this machine and at a directory, and try what the I/O paths need there."""
+    from iobench.environment import advise, describe_machine, describe_storage, probe_directory
+
+    storage = describe_storage(target)  # first: a directory that is missing is found at once
+    machine = describe_machine()
+    probes = probe_directory(target)
+    advice = advise(machine, storage, probes)
+    if format_ is Format.JSON:
+        document = {
+            "schema": SCHEMA,
+            "machine": machine,
+            "storage": storage,
+            "probes": [asdict(probe) for probe in probes],
+            "advice": [asdict(item) for item in advice],
+        }
+        typer.echo(json.dumps(document, indent=2))
+        return
+    _print_table(machine, storage, probes, advice)
+
+
+def _print_table(
+    machine: dict[str, Any],
+    storage: dict[str, Any],
+    probes: list[Probe],
+    advice: list[Advice],
+) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    about: dict[str, list[Advice]] = {}
+    for item in advice:
+        about.setdefault(item.subject, []).append(item)
+    sections: tuple[tuple[str, Iterator[_Row]], ...] = (
+        (f"machine {machine['hostname']}", _machine_rows(machine)),
+        (f"storage {storage['path']}", _storage_rows(storage)),
+        ("probes", ((f"probe.{probe.name}", probe.name, probe.detail) for probe in probes)),
+    )
+    for title, rows in sections:
+        console.print(_printable(title), style="bold")
+        for subject, label, text in rows:
+            _print_row(console, label, text, about.get(subject, []), checked=subject != "")
+        console.print()
+    traps = about.get("storage.trap", [])
+    if traps:
+        console.print(f"traps of {storage['kind']} storage", style="bold")
+        for trap in traps:
+            _print_wrapped(console, "  - ", "    ", trap.message, "")
+        console.print()
+    worse = {level: sum(a.level == level for a in advice) for level in ("warn", "fail")}
+    names = {"warn": "warning", "fail": "failure"}
+    counts = [f"{n} {names[level]}{'s' * (n > 1)}" for level, n in worse.items() if n]
+    console.print(", ".join(counts) if counts else "all is well")
+
+
+def _print_row(
+    console: Console, label: str, text: str | None, advice: list[Advice], *, checked: bool
+) -> None:
+    if text is None:
+        return
+    levels = [item.level for item in advice]
+    mark = next((level for level in ("fail", "warn", "note") if level in levels), "ok")
+    mark = mark if checked else ""
+    console.print("  ", end="")
+    console.print(f"{mark:<4}", style=_STYLES[mark], end="")
+    console.print("  ", end="")
+    head = f"{label:<{_LABEL_WIDTH}} "
+    _print_wrapped(console, head, _INDENT, text, "", used=8)
+    for item in advice:
+        if not item.message.endswith(text):  # else the row says it already
+            _print_wrapped(console, _INDENT, _INDENT, item.message, _STYLES[item.level])
+        if item.remedy:
+            _print_wrapped(console, f"{_INDENT}-> ", f"{_INDENT}   ", item.remedy, "cyan")
+
+
+def _print_wrapped(
+    console: Console, first: str, rest: str, text: str, style: str, *, used: int = 0
+) -> None:
+    """Wrapped at the width of a terminal; one long line, easy to search, where there is none."""
+    text = _printable(text)
+    if console.is_terminal:
+        lines = textwrap.wrap(
+            text,
+            max(console.width, 60),
+            initial_indent=" " * used + first,
+            subsequent_indent=rest,
+            break_on_hyphens=False,
+        )
+        text = "\n".join(lines)[used:]
+    else:
+        text = first + text
+    console.print(text, style=style)
+
+
+def _printable(text: str) -> str:
+    """Names of files need not be text: what stdout cannot encode is escaped."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _machine_rows(machine: dict[str, Any]) -> Iterator[_Row]:
+    from iobench.units import format_size
+
+    cpu, memory, limits = machine["cpu"], machine["memory"], machine["cgroup"]
+    versions, virtual = machine["versions"], machine["virtualisation"]
+    cores = f"{cpu['usable_cpus']} of {cpu['logical_cpus']} CPUs"
+    nodes = f", {cpu['numa_nodes']} NUMA nodes" if (cpu["numa_nodes"] or 1) > 1 else ""
+    yield "", "cpu", f"{cpu['model']}, {cores}{nodes}"
+    yield "cpu.governor", "governor", cpu["governor"]
+    if memory["total_bytes"] is not None and memory["available_bytes"] is not None:
+        text = f"{format_size(memory['total_bytes'])}"
+        text += f", {format_size(memory['available_bytes'])} available"
+        if limits["memory_limit_bytes"] is not None:
+            text += f", control group allows {format_size(limits['memory_limit_bytes'])}"
+        if memory["swap_total_bytes"]:
+            text += f", swap {format_size(memory['swap_total_bytes'])}"
+        yield "memory", "memory", text
+    cache = machine["page_cache"]
+    yield "", "dirty limits", f"{_dirty(cache, 'background_')} background, {_dirty(cache, '')} hard"
+    yield "", "runs in", _inside(virtual)
+    yield "", "system", machine["distribution"]
+    yield "", "kernel", machine["kernel"]
+    ring = machine["io_uring"]
+    yield "io_uring", "io_uring", "a ring was set up" if ring["works"] else ring["reason"]
+    yield "", "python", versions["python"]
+    torch = versions["torch"]
+    cuda = f", built for CUDA {versions['torch_cuda']}" if versions["torch_cuda"] else ""
+    yield "torch", "torch", f"{torch}{cuda}" if torch else "missing"
+    yield "fio", "fio", versions["fio"] or "missing"
+    for gpu in machine["gpus"]:
+        size = f", {format_size(gpu['memory_bytes'])}" if gpu["memory_bytes"] else ""
+        yield "", "gpu", f"{gpu['name']}{size}, driver {gpu['driver'] or 'unknown'}"
+    yield ("gds" if machine["gpus"] else ""), "gpudirect", machine["gds"]["state"]
+    yield "", "fingerprint", machine["fingerprint"]
+
+
+def _dirty(cache: dict[str, Any], which: str) -> str:
+    """The limit that holds: bytes where they are set, else the share of available memory."""
+    from iobench.units import format_size
+
+    size = cache[f"dirty_{which}bytes"]
+    return format_size(size) if size else f"{cache[f'dirty_{which}ratio']} %"
+
+
+def _inside(virtual: dict[str, Any]) -> str | None:
+    parts = []
+    if virtual["container"]:
+        parts.append(f"{virtual['container']} container")
+    if virtual["hypervisor"]:
+        parts.append(f"virtual machine ({virtual['hypervisor']})")
+    return ", ".join(parts) or None
+
+
+def _storage_rows(storage: dict[str, Any]) -> Iterator[_Row]:
+    from iobench.units import format_size
+
+    yield "storage.kind", "kind", storage["kind"]
+    if storage["fs_type"]:
+        where = f"{storage['fs_type']} on {storage['mount_point']} from {storage['source']}"
+        yield "", "file system", where
+    yield "storage.options", "mount options", ", ".join(storage["mount_options"]) or None
+    if storage.get("upper"):
+        upper = storage["upper"]
+        yield "", "upper directory", f"{upper['fs_type']} on {upper['mount_point']}"
+    free, total = storage["free_bytes"], storage["total_bytes"]
+    used = f", {storage['used_ratio']:.0%} used" if storage["used_ratio"] is not None else ""
+    yield "storage.free", "free space", f"{format_size(free)} of {format_size(total)}{used}"
+    if storage["inodes_free"] is not None:
+        yield "storage.inodes", "free inodes", str(storage["inodes_free"])
+    yield from _device_rows(storage["device"], depth=0)
+
+
+def _device_rows(device: dict[str, Any] | None, depth: int) -> Iterator[_Row]:
+    from iobench.units import KIB, format_size
+
+    if device is None:
+        return
+    words = [
+        device["name"],
+        device["type"],
+        device["transport"],
+        device["model"],
+        format_size(device["size_bytes"]) if device["size_bytes"] else None,
+        f"file {device['backing_file']}" if device["backing_file"] else None,
+    ]
+    pad = "  " * depth
+    yield "storage.device" if depth == 0 else "", f"{pad}device", ", ".join(w for w in words if w)
+    limits = {
+        "scheduler": device["scheduler"],
+        "requests": device["nr_requests"],
+        "largest": device["max_sectors_kb"] and format_size(device["max_sectors_kb"] * KIB),
+        "read-ahead": device["read_ahead_kb"] and format_size(device["read_ahead_kb"] * KIB),
+        "cache": device["write_cache"],
+    }
+    queue = ", ".join(f"{name} {value}" for name, value in limits.items() if value)
+    yield "", f"{pad}queue", queue or None
+    blocks = (device["logical_block_bytes"], device["physical_block_bytes"])
+    if all(blocks):
+        yield "", f"{pad}blocks", f"{blocks[0]} B logical, {blocks[1]} B physical"
+    for part in device["backing"]:
+        yield from _device_rows(part, depth + 1)

@@ -1,0 +1,36 @@
+"""What machine and storage a figure comes from, and what works here, found by trying.
+
+A leaf package: any floor may use it, and it imports nothing of iobench but errors, units and linux.
+It never imports torch: versions come from package metadata, GPUs from the driver.
+
+    describe_machine()             host, CPU, memory, GPUs, kernel settings, versions
+    describe_storage(directory)    mount, file system, block device and its queue, free space
+    describe_environment(dir)      both, with the fingerprint: what every result file carries
+    DeviceMonitor(directory)       the device's own counters, cheap to read
+    probe_directory(directory)     O_DIRECT, RWF_DONTCACHE, fallocate, eviction, fsync ... by trying
+    advise(machine, storage, ...)  what is wrong or a trap, and what to do about it
+"""
+
+from __future__ import annotations
+
+from iobench.environment.advice import Advice, advise
+from iobench.environment.device import DeviceCounters, DeviceMonitor, device_statistics
+from iobench.environment.machine import describe_environment, describe_machine, fingerprint
+from iobench.environment.probes import Probe, probe_directory
+from iobench.environment.software import fio_version
+from iobench.environment.storage import describe_storage
+
+__all__ = [
+    "Advice",
+    "DeviceCounters",
+    "DeviceMonitor",
+    "Probe",
+    "advise",
+    "describe_environment",
+    "describe_machine",
+    "describe_storage",
+    "device_statistics",
+    "fingerprint",
+    "fio_version",
+    "probe_directory",
+]

@@ -1,0 +1,247 @@
+"""What is wrong here, and the traps of this kind of storage: pure rules on what was described."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from iobench.environment.storage import leaf_devices
+from iobench.units import GIB, format_size
+
+if TYPE_CHECKING:
+    from iobench.environment.probes import Probe
+
+Level = Literal["note", "warn", "fail"]
+
+LOW_MEMORY_BYTES = 2 * GIB  # the pool of a replay (1 GiB), staging blocks and torch itself
+LOW_FREE_BYTES = 4 * GIB  # the smallest run whose rate means something
+FULL_RATIO = 0.9
+
+_TRAPS = {
+    "local": (
+        "A buffered write is fast until the dirty limit and then as slow as the device; without "
+        "fsync it measures memory. Devices with a write cache need the flush that fsync sends.",
+    ),
+    "network": (
+        "Close-to-open: other clients see the data only after close; a rename here can be seen "
+        "there before the data is.",
+        "O_DIRECT bypasses this client's cache only, not the server's: a cold read may be warm "
+        "there.",
+        "fsync is a COMMIT to the server; a server exported `async` acknowledges it without a "
+        "disk.",
+    ),
+    "fuse": (
+        "With writeback_cache, writes return from the page cache and errors come at fsync; without "
+        "it every write is a round trip to the daemon.",
+        "O_DIRECT and cache behaviour are the daemon's choice (FOPEN_DIRECT_IO), and the daemon "
+        "may cache by itself: a proved-cold read can still be warm there.",
+        "rename and fsync are what the daemon makes of them; on object-store mounts a rename may "
+        "be a copy, and data may reach the store only at close.",
+    ),
+    "tmpfs": (
+        "Files here are memory: nothing is durable, and a checkpoint takes memory from the job.",
+        "Nothing can be evicted, so no read is ever cold.",
+    ),
+    "overlay": (
+        "The first write to a file of a lower layer copies the whole file up; write new files.",
+        "The file system of the upper directory decides speed, O_DIRECT and durability. For a "
+        "figure that counts, mount a volume and name it with --target.",
+    ),
+    "unknown": (),
+}
+_FS_TRAPS = {
+    "btrfs": "Of files with checksums O_DIRECT writes go through the page cache since Linux 6.14; "
+    "chattr +C on an empty directory gives new files without checksums.",
+    "zfs": "The ARC is no page cache: eviction cannot be proved, and before OpenZFS 2.3 O_DIRECT "
+    "is accepted and ignored.",
+}
+_KINDS: dict[str, tuple[Level, str, str]] = {
+    "network": ("warn", "the server's caches and disks decide", "Read its traps below."),
+    "fuse": ("warn", "a daemon decides what each call means", "Read its traps below."),
+    "tmpfs": ("fail", "memory, not storage", "Choose another --target."),
+    "unknown": ("warn", "of an unknown kind", "Believe only what the probes say."),
+}
+_HARMLESS = {"drop_caches", "O_TMPFILE"}  # failing probes that no ordinary user need mind
+_OPTIONS = {
+    "nobarrier": "fsync does not flush the device: a power cut loses acknowledged checkpoints.",
+    "barrier=0": "fsync does not flush the device: a power cut loses acknowledged checkpoints.",
+    "data=journal": "Every byte is written twice, and O_DIRECT goes through the page cache.",
+    "data=writeback": "After a crash a file may show old blocks; sync files before the manifest.",
+    "sync": "Every write waits for the disk: buffered writers measure latency, not bandwidth.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """One thing to know: `subject` is what it is about (`cpu.governor`), `remedy` what to do."""
+
+    level: Level
+    subject: str
+    message: str
+    remedy: str = ""
+
+
+def advise(machine: dict[str, Any], storage: dict[str, Any], probes: list[Probe]) -> list[Advice]:
+    """Everything worth saying of a machine, a storage and its probes, in the order of a report."""
+    rules: tuple[Callable[[], Iterator[Advice]], ...] = (
+        lambda: _machine(machine),
+        lambda: _space(storage),
+        lambda: _kind(storage),
+        lambda: _options(storage),
+        lambda: _device(storage),
+        lambda: _probes(probes),
+    )
+    return [advice for rule in rules for advice in rule()]
+
+
+def _machine(machine: dict[str, Any]) -> Iterator[Advice]:
+    governor = machine["cpu"]["governor"]
+    if governor not in (None, "performance"):
+        yield Advice(
+            level="warn",
+            subject="cpu.governor",
+            message=f"CPU governor is {governor}: times vary with the clock",
+            remedy="As root: cpupower frequency-set -g performance",
+        )
+    available, limit = machine["memory"]["available_bytes"], machine["cgroup"]["memory_limit_bytes"]
+    usable = min((n for n in (available, limit) if n is not None), default=None)
+    if usable is not None and usable < LOW_MEMORY_BYTES:
+        yield Advice(
+            level="warn",
+            subject="memory",
+            message=f"only {format_size(usable)} of memory can be used",
+            remedy=f"Free some: a run wants {format_size(LOW_MEMORY_BYTES)}, or a smaller pool.",
+        )
+    if machine["versions"]["fio"] is None:
+        yield Advice(
+            level="warn",
+            subject="fio",
+            message="fio is missing: the ceiling cannot be measured",
+            remedy="apt-get install fio",
+        )
+    if machine["versions"].get("torch") is None:
+        yield Advice(
+            level="fail",
+            subject="torch",
+            message="torch is not installed",
+            remedy="pip install torch",
+        )
+    ring = machine["io_uring"]
+    if not ring["works"]:
+        yield Advice(
+            level="warn",
+            subject="io_uring",
+            message=f"io_uring: {ring['reason']}",
+            remedy=ring["remedy"],
+        )
+    gds = machine["gds"]
+    if gds["remedy"]:
+        yield Advice(
+            level="warn",
+            subject="gds",
+            message=f"GPUDirect Storage: {gds['state']}",
+            remedy=gds["remedy"],
+        )
+
+
+def _space(storage: dict[str, Any]) -> Iterator[Advice]:
+    ratio, free = storage["used_ratio"], storage["free_bytes"]
+    if free < LOW_FREE_BYTES:
+        yield Advice(
+            level="warn",
+            subject="storage.free",
+            message=f"only {format_size(free)} free: too little for a run that means something",
+            remedy="Free some space, or choose another --target.",
+        )
+    elif ratio is not None and ratio > FULL_RATIO:
+        yield Advice(
+            level="warn",
+            subject="storage.free",
+            message=f"{ratio:.0%} full: allocation is scattered and SSDs slow down",
+            remedy="Free some space, or choose another --target.",
+        )
+    inodes, total = storage["inodes_free"], storage["inodes_total"]
+    if inodes is not None and total and inodes < total * (1 - FULL_RATIO):
+        yield Advice(
+            level="warn",
+            subject="storage.inodes",
+            message=f"only {inodes} inodes free of {total}",
+            remedy="Remove small files.",
+        )
+
+
+def _kind(storage: dict[str, Any]) -> Iterator[Advice]:
+    kind = storage["kind"]
+    for trap in _TRAPS[kind]:
+        yield Advice(level="note", subject="storage.trap", message=trap)
+    if storage["fs_type"] in _FS_TRAPS:
+        yield Advice(level="note", subject="storage.trap", message=_FS_TRAPS[storage["fs_type"]])
+    if kind in _KINDS:
+        level, message, remedy = _KINDS[kind]
+        yield Advice(level=level, subject="storage.kind", message=message, remedy=remedy)
+
+
+def _options(storage: dict[str, Any]) -> Iterator[Advice]:
+    options = storage["mount_options"]
+    if "ro" in options:
+        yield Advice(
+            level="fail",
+            subject="storage.options",
+            message="mounted read-only",
+            remedy=f"As root: mount -o remount,rw {storage['mount_point']}",
+        )
+    for option in options:
+        meaning = _OPTIONS.get(option)
+        if option.startswith("compress"):
+            meaning = "Data is compressed: the size on the device is not the size of the file."
+        if meaning:
+            yield Advice(
+                level="warn",
+                subject="storage.options",
+                message=f"mount option {option}",
+                remedy=meaning,
+            )
+
+
+def _device(storage: dict[str, Any]) -> Iterator[Advice]:
+    for leaf in leaf_devices(storage["device"]):
+        if leaf["rotational"] and leaf["type"] not in ("loop", "virtio"):
+            yield Advice(
+                level="note",
+                subject="storage.device",
+                message=f"{leaf['disk']} says that it rotates: many streams cost seeks",
+            )
+        if leaf["type"] == "loop" and leaf["loop_direct_io"] is False:
+            yield Advice(
+                level="warn",
+                subject="storage.device",
+                message=f"{leaf['disk']} is a loop device without direct I/O: reads are warm below",
+                remedy=f"As root: losetup --direct-io=on /dev/{leaf['disk']}",
+            )
+        if leaf["type"] in ("zram", "ram"):
+            yield Advice(
+                level="fail",
+                subject="storage.device",
+                message=f"{leaf['disk']} is memory: nothing is durable",
+                remedy="Choose another --target.",
+            )
+        if leaf["iostats"] is False:
+            yield Advice(
+                level="warn",
+                subject="storage.device",
+                message=f"{leaf['disk']} keeps no counters: bytes written cannot be checked",
+                remedy=f"As root: echo 1 > /sys/block/{leaf['disk']}/queue/iostats",
+            )
+
+
+def _probes(probes: list[Probe]) -> Iterator[Advice]:
+    for probe in probes:
+        if not probe.ok:
+            usual: Level = "note" if probe.name in _HARMLESS else "warn"
+            yield Advice(
+                level="fail" if probe.needed else usual,
+                subject=f"probe.{probe.name}",
+                message=f"{probe.name}: {probe.detail}",
+                remedy=probe.remedy,
+            )

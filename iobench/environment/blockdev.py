@@ -1,0 +1,127 @@
+"""A block device and what lies beneath it, from sysfs: model, queue, and the devices of a stack."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from iobench.environment.kernelfs import read_int, read_text, selected
+
+_DEEPEST = 8  # dm on md on partitions on disks is four; a longer chain is a loop in made-up data
+
+
+def device_directory(device: str, sysfs: Path = Path("/sys")) -> Path | None:
+    """The sysfs directory of the block device `MAJ:MIN`; None when there is none."""
+    link = sysfs / "dev/block" / device
+    return link.resolve() if link.exists() else None
+
+
+def find_device(device: str, source: str, sysfs: Path = Path("/sys")) -> str | None:
+    """The `MAJ:MIN` of the block device under a mount; None for storage without one.
+
+    `device` is what mountinfo says. btrfs and others say an anonymous 0:N there; then `source` is
+    asked, when it names a device node.
+    """
+    if device_directory(device, sysfs) is not None:
+        return device
+    if source.startswith("/dev/"):
+        try:
+            number = os.stat(source).st_rdev
+        except OSError:
+            return None
+        named = f"{os.major(number)}:{os.minor(number)}"
+        if device_directory(named, sysfs) is not None:
+            return named
+    return None
+
+
+def describe_device(
+    device: str, sysfs: Path = Path("/sys"), depth: int = _DEEPEST
+) -> dict[str, Any] | None:
+    """The device `MAJ:MIN`, its queue, and under `backing` the devices that it is made of.
+
+    A partition has no queue of its own: the figures are those of its disk, named in `disk`.
+    Serial numbers are left out: results are meant to be shared.
+    """
+    directory = device_directory(device, sysfs)
+    if directory is None:
+        return None
+    partition = (directory / "partition").exists()
+    disk = directory.parent if partition else directory
+    queue = disk / "queue"
+    return {
+        "device": device,
+        "name": directory.name,
+        "disk": disk.name,
+        "type": device_type(disk),
+        "model": _model(disk),
+        "driver": _link_name(disk / "device/driver"),
+        "transport": read_text(disk / "device/transport"),
+        "size_bytes": _sectors(directory / "size"),
+        "rotational": _flag(queue / "rotational"),
+        "scheduler": selected(read_text(queue / "scheduler")),
+        "nr_requests": read_int(queue / "nr_requests"),
+        "max_sectors_kb": read_int(queue / "max_sectors_kb"),
+        "max_hw_sectors_kb": read_int(queue / "max_hw_sectors_kb"),
+        "logical_block_bytes": read_int(queue / "logical_block_size"),
+        "physical_block_bytes": read_int(queue / "physical_block_size"),
+        "optimal_io_bytes": read_int(queue / "optimal_io_size"),
+        "dma_alignment": read_int(queue / "dma_alignment"),
+        "write_cache": read_text(queue / "write_cache"),
+        "fua": _flag(queue / "fua"),
+        "read_ahead_kb": read_int(queue / "read_ahead_kb"),
+        "discard": (read_int(queue / "discard_max_bytes") or 0) > 0,
+        "iostats": _flag(queue / "iostats"),
+        "loop_direct_io": _flag(disk / "loop/dio"),
+        "backing_file": read_text(disk / "loop/backing_file"),
+        "backing": _backing(disk, sysfs, depth),
+    }
+
+
+def device_type(disk: Path) -> str:
+    """`dm-crypt`, `raid0`, `loop`, `zram`, `nvme`, `virtio`, `scsi` ... as far as sysfs tells."""
+    if (disk / "dm").exists():
+        uuid = read_text(disk / "dm/uuid") or ""
+        target = uuid.split("-", 1)[0].lower()
+        return f"dm-{target}" if target else "dm"
+    if (disk / "md").exists():
+        return read_text(disk / "md/level") or "md"
+    if (disk / "loop").exists() or disk.name.startswith("loop"):
+        return "loop"
+    for prefix in ("zram", "nvme", "pmem", "nbd", "rbd", "ram", "mmcblk"):
+        if disk.name.startswith(prefix):
+            return prefix
+    return _link_name(disk / "device/subsystem") or "block"
+
+
+def _backing(disk: Path, sysfs: Path, depth: int) -> list[dict[str, Any]]:
+    if depth == 0:
+        return []
+    found = []
+    for slave in sorted((disk / "slaves").glob("*")):
+        number = read_text(slave / "dev")
+        described = describe_device(number, sysfs, depth - 1) if number else None
+        if described is not None:
+            found.append(described)
+    return found
+
+
+def _model(disk: Path) -> str | None:
+    words = [read_text(disk / "device/vendor"), read_text(disk / "device/model")]
+    # virtio puts a PCI vendor number there, which names nothing
+    return " ".join(word for word in words if word and not word.startswith("0x")) or None
+
+
+def _link_name(link: Path) -> str | None:
+    return link.resolve().name if link.is_symlink() else None
+
+
+def _flag(path: Path) -> bool | None:
+    value = read_int(path)
+    return None if value is None else value != 0
+
+
+def _sectors(path: Path) -> int | None:
+    value = read_int(path)
+    return None if value is None else value * 512  # always 512, whatever the block size

@@ -1,0 +1,76 @@
+"""The CPU as the kernel tells it: model, cores, NUMA nodes, governor, and whether it is virtual."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+from iobench.environment.kernelfs import read_text
+
+
+def parse_cpuinfo(text: str) -> dict[str, Any]:
+    """Model, physical core count and the hypervisor flag, from the text of /proc/cpuinfo.
+
+    Arm kernels print no model name; there the implementer and part numbers stand in for it.
+    `physical_cores` is None where the kernel gives no topology.
+    """
+    cores: set[tuple[str, str]] = set()
+    facts: dict[str, str] = {}
+    for block in text.split("\n\n"):
+        pairs = (line.partition(":") for line in block.splitlines() if ":" in line)
+        cpu = {key.strip(): value.strip() for key, _, value in pairs}
+        facts = facts or cpu
+        if "core id" in cpu:
+            cores.add((cpu.get("physical id", "0"), cpu["core id"]))
+    model = facts.get("model name") or facts.get("cpu model")
+    if not model and "CPU implementer" in facts:
+        model = f"arm {facts['CPU implementer']} part {facts.get('CPU part', '?')}"
+    return {
+        "model": model,
+        "physical_cores": len(cores) or None,
+        "virtual": "hypervisor" in facts.get("flags", "").split(),
+    }
+
+
+def count_ranges(text: str | None) -> int | None:
+    """How many numbers a kernel list of ranges names: 5 for `0-3,8`."""
+    if not text:
+        return None
+    total = 0
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        total += int(last or first) - int(first) + 1
+    return total
+
+
+def describe_cpu(proc: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> dict[str, Any]:
+    """Model, cores (all, usable by this process, physical), NUMA nodes, governor."""
+    facts = parse_cpuinfo(read_text(proc / "cpuinfo") or "")
+    cpus = sysfs / "devices/system/cpu"
+    return {
+        "model": facts["model"] or platform.machine(),
+        "architecture": platform.machine(),
+        "logical_cpus": os.cpu_count(),
+        "usable_cpus": len(os.sched_getaffinity(0)),
+        "physical_cores": facts["physical_cores"],
+        "numa_nodes": count_ranges(read_text(sysfs / "devices/system/node/online")),
+        "governor": read_text(cpus / "cpu0/cpufreq/scaling_governor"),
+        "driver": read_text(cpus / "cpu0/cpufreq/scaling_driver"),
+        "virtual": facts["virtual"],
+    }
+
+
+def describe_virtualisation(virtual: bool, sysfs: Path = Path("/sys")) -> dict[str, Any]:
+    """Hypervisor and container as far as the machine tells; both None on bare metal."""
+    vendor = read_text(sysfs / "class/dmi/id/sys_vendor")
+    product = read_text(sysfs / "class/dmi/id/product_name")
+    hypervisor = read_text(sysfs / "hypervisor/type")
+    if hypervisor is None and virtual:
+        hypervisor = " ".join(word for word in (vendor, product) if word) or "unnamed"
+    marks = {"docker": "/.dockerenv", "podman": "/run/.containerenv"}
+    container = next((name for name, mark in marks.items() if Path(mark).exists()), None)
+    if container is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+        container = "kubernetes"
+    return {"hypervisor": hypervisor, "container": container, "product": product}

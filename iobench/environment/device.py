@@ -1,0 +1,117 @@
+"""The block device's own counters, for the check that the bytes did reach it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from iobench.environment.blockdev import device_directory, find_device
+from iobench.environment.kernelfs import read_int, read_text
+from iobench.environment.mounts import Mount, mount_of
+
+_SECTOR_BYTES = 512  # the unit of the kernel's counters, whatever the block size of the device
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceCounters:
+    """What a device has done since boot; the difference of two is what it did between them.
+
+    They count everybody's I/O on the device. Of several devices (btrfs) they are the sum, so a
+    mirror shows every byte written twice.
+    """
+
+    reads: int
+    read_bytes: int
+    writes: int
+    write_bytes: int
+    discard_bytes: int
+    flushes: int
+    busy_s: float
+
+    def __sub__(self, earlier: DeviceCounters) -> DeviceCounters:
+        return self._combined(earlier, -1)
+
+    def __add__(self, other: DeviceCounters) -> DeviceCounters:
+        return self._combined(other, 1)
+
+    def _combined(self, other: DeviceCounters, sign: int) -> DeviceCounters:
+        return DeviceCounters(
+            reads=self.reads + sign * other.reads,
+            read_bytes=self.read_bytes + sign * other.read_bytes,
+            writes=self.writes + sign * other.writes,
+            write_bytes=self.write_bytes + sign * other.write_bytes,
+            discard_bytes=self.discard_bytes + sign * other.discard_bytes,
+            flushes=self.flushes + sign * other.flushes,
+            busy_s=self.busy_s + sign * other.busy_s,
+        )
+
+
+def parse_stat(text: str) -> DeviceCounters | None:
+    """Counters from the text of /sys/dev/block/MAJ:MIN/stat; None when it is not one.
+
+    Fields: Documentation/block/stat.rst. Discards came with Linux 4.18, flushes with 5.5; older
+    kernels show 0 for them here.
+    """
+    words = text.split()
+    if len(words) < 11 or not all(word.isdigit() for word in words):
+        return None
+    values = [int(word) for word in words] + [0] * 6
+    return DeviceCounters(
+        reads=values[0],
+        read_bytes=values[2] * _SECTOR_BYTES,
+        writes=values[4],
+        write_bytes=values[6] * _SECTOR_BYTES,
+        busy_s=values[9] / 1e3,
+        discard_bytes=values[13] * _SECTOR_BYTES,
+        flushes=values[15],
+    )
+
+
+class DeviceMonitor:
+    """Reads the counters of the device under a directory; the device is looked up only once.
+
+    `devices` are the names in sysfs (`nvme0n1p1`). It is empty, and `read` gives None, where there
+    is no device to ask: tmpfs, network and FUSE file systems, zfs, and overlays in containers.
+    """
+
+    def __init__(self, directory: Path | str, sysfs: Path = Path("/sys")) -> None:
+        mount = mount_of(Path(directory))
+        found = [] if mount is None else device_directories(mount, sysfs)
+        counting = [path for path in found if _counts(path)]
+        # Half of the devices of a file system would give half of the truth.
+        self._files = [path / "stat" for path in counting] if len(counting) == len(found) else []
+        self.devices = tuple(path.parent.name for path in self._files)
+
+    def read(self) -> DeviceCounters | None:
+        """The counters now, about 20 microseconds; None where no device can be asked."""
+        total: DeviceCounters | None = None
+        for path in self._files:
+            counters = parse_stat(read_text(path) or "")
+            if counters is None:
+                return None
+            total = counters if total is None else total + counters
+        return total
+
+
+def device_directories(mount: Mount, sysfs: Path = Path("/sys")) -> list[Path]:
+    """The sysfs directories of the devices a mount writes to: one, or all of a btrfs."""
+    number = find_device(mount.device, mount.source, sysfs)
+    directory = device_directory(number, sysfs) if number else None
+    if directory is None:
+        return []
+    if mount.fs_type == "btrfs":
+        for pool in (sysfs / "fs/btrfs").glob("*/devices"):
+            if (pool / directory.name).exists():
+                return sorted(member.resolve() for member in pool.iterdir())
+    return [directory]
+
+
+def _counts(directory: Path) -> bool:
+    """Whether the kernel keeps counters for it: queue/iostats of the disk can switch them off."""
+    disk = directory.parent if (directory / "partition").exists() else directory
+    return read_int(disk / "queue/iostats") != 0 and (directory / "stat").exists()
+
+
+def device_statistics(directory: Path | str) -> DeviceCounters | None:
+    """The counters of the device under `directory`, once. To read often, keep a DeviceMonitor."""
+    return DeviceMonitor(directory).read()

@@ -1,0 +1,137 @@
+"""NVIDIA GPUs and whether GPUDirect Storage can work, asked of the driver and not of CUDA.
+
+Starting CUDA costs seconds and memory on every GPU, so nothing here does it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from iobench.environment.kernelfs import read_text
+from iobench.units import MIB
+
+_QUERY = "name,memory.total,driver_version,pci.bus_id"
+
+
+def parse_nvidia_smi(text: str) -> list[dict[str, Any]]:
+    """GPUs from `nvidia-smi --query-gpu=name,memory.total,driver_version,pci.bus_id` as CSV."""
+    gpus = []
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) != 4:
+            continue
+        name, memory_mib, driver, bus = fields
+        gpus.append(
+            {
+                "name": name,
+                "memory_bytes": int(memory_mib) * MIB if memory_mib.isdigit() else None,
+                "driver": driver,
+                "pci": bus.lower(),
+            }
+        )
+    return gpus
+
+
+def parse_gpu_information(text: str) -> dict[str, Any]:
+    """One GPU from the text of /proc/driver/nvidia/gpus/BUS/information."""
+    pairs = {k.strip(): v.strip() for k, _, v in (ln.partition(":") for ln in text.splitlines())}
+    return {
+        "name": pairs.get("Model", "unknown"),
+        "memory_bytes": None,
+        "driver": None,
+        "pci": pairs.get("Bus Location", "").lower() or None,
+    }
+
+
+def parse_driver_version(text: str) -> str | None:
+    """The driver's version from the text of /proc/driver/nvidia/version."""
+    found = re.search(r"NVRM version:.*?\s(\d+(?:\.\d+)+)\s", text)
+    return found[1] if found else None
+
+
+def describe_gpus(proc: Path = Path("/proc")) -> list[dict[str, Any]]:
+    """Name, memory in bytes, driver and PCI address of every NVIDIA GPU; empty when there is none.
+
+    Asks nvidia-smi, and where that is missing or fails, the driver's files. Never raises.
+    """
+    import shutil
+    import subprocess
+
+    program = shutil.which("nvidia-smi")
+    if program is not None:
+        command = [program, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
+        try:
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        except (OSError, subprocess.SubprocessError):
+            pass
+        else:
+            return parse_nvidia_smi(answer.stdout)
+    driver = parse_driver_version(read_text(proc / "driver/nvidia/version") or "")
+    return [
+        parse_gpu_information(read_text(path) or "") | {"driver": driver}
+        for path in sorted((proc / "driver/nvidia/gpus").glob("*/information"))
+    ]
+
+
+def find_cufile() -> str | None:
+    """Where libcufile lies: in a CUDA wheel, in /usr/local/cuda, or in the loader's cache."""
+    places = [(entry or ".", "nvidia/*/lib/libcufile.so*") for entry in sys.path]
+    for directory, pattern in [*places, ("/usr/local", "cuda*/lib64/libcufile.so*")]:
+        try:
+            found = sorted(Path(directory).glob(pattern))
+        except OSError:  # an entry of sys.path that this user may not look into
+            continue
+        if found:
+            return str(found[0])
+    try:
+        cache = Path("/etc/ld.so.cache").read_bytes()
+    except OSError:
+        return None
+    known = re.search(rb"/[^\0]*/libcufile\.so[^\0]*", cache)
+    return known[0].decode(errors="replace") if known else None
+
+
+def describe_gds(gpus: list[dict[str, Any]], proc: Path = Path("/proc")) -> dict[str, Any]:
+    """Driver, nvidia-fs module and cuFile library; `state` and `remedy` are sentences.
+
+    `ready` means that nothing is missing, not that a transfer was made.
+    """
+    driver = read_text(proc / "driver/nvidia/version") is not None
+    module = (proc / "driver/nvidia-fs").exists()
+    library = find_cufile()
+    state, remedy = gds_state(gpus=bool(gpus), driver=driver, module=module, library=library)
+    return {
+        "nvidia_driver": driver,
+        "nvidia_fs": module,
+        "nvidia_fs_version": read_text(proc / "driver/nvidia-fs/version"),
+        "cufile": library,
+        "ready": bool(gpus) and module and library is not None,
+        "state": state,
+        "remedy": remedy,
+    }
+
+
+def gds_state(*, gpus: bool, driver: bool, module: bool, library: str | None) -> tuple[str, str]:
+    """What GPUDirect Storage lacks here and what to do about it, as two sentences."""
+    if not gpus and not driver:
+        return "no GPU", ""
+    if not gpus:
+        return (
+            "an NVIDIA driver is loaded but shows no GPU",
+            "Give this container or virtual machine a GPU (docker run --gpus all).",
+        )
+    if library is None:
+        return (
+            "libcufile was not found",
+            "Install a CUDA build of torch, or NVIDIA's package gds-tools.",
+        )
+    if not module:
+        return (
+            "nvidia-fs is not loaded: cuFile goes through host memory (compatibility mode)",
+            "Install NVIDIA's package nvidia-gds and run modprobe nvidia-fs; or configure cuFile "
+            "for PCI P2PDMA (local NVMe, open driver >= 565).",
+        )
+    return "nvidia-fs is loaded and libcufile was found", ""

@@ -1,0 +1,93 @@
+"""The machine that a figure comes from, as one JSON-able dictionary, and its fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from iobench.environment.cpu import describe_cpu, describe_virtualisation
+from iobench.environment.gpu import describe_gds, describe_gpus
+from iobench.environment.memory import describe_cgroup, describe_memory, describe_page_cache
+from iobench.environment.mounts import read_mounts
+from iobench.environment.software import describe_software, distribution
+from iobench.environment.storage import describe_storage, leaf_devices
+from iobench.environment.uring import describe_io_uring
+from iobench.linux import kernel_version
+from iobench.units import GIB
+
+
+def describe_machine() -> dict[str, Any]:
+    """Host, kernel, CPU, memory, GPUs, versions and kernel settings; JSON types only.
+
+    Takes some 50 ms, most of it fio and nvidia-smi saying their versions. Never raises for what a
+    machine does not tell: such a fact is None.
+    """
+    cpu = describe_cpu()
+    gpus = describe_gpus()
+    facts: dict[str, Any] = {
+        "hostname": platform.node(),
+        "distribution": distribution(),
+        "kernel": platform.release(),
+        "kernel_version": ".".join(map(str, kernel_version())),
+        "cpu": cpu,
+        "virtualisation": describe_virtualisation(bool(cpu["virtual"])),
+        "memory": describe_memory(),
+        "cgroup": describe_cgroup(read_mounts()),
+        "page_cache": describe_page_cache(),
+        "io_uring": describe_io_uring(),
+        "gpus": gpus,
+        "gds": describe_gds(gpus),
+        "versions": describe_software(),
+    }
+    return facts | {"fingerprint": fingerprint(facts)}
+
+
+def describe_environment(directory: Path | str) -> dict[str, Any]:
+    """What every result file carries: machine, storage of `directory`, command and fingerprint.
+
+    The fingerprint here covers the storage too, unlike the machine's own. Raises TargetError when
+    `directory` is not a directory.
+    """
+    machine, storage = describe_machine(), describe_storage(directory)
+    return {
+        "machine": machine,
+        "storage": storage,
+        "command": [str(word) for word in sys.argv],
+        "fingerprint": fingerprint(machine, storage),
+    }
+
+
+def fingerprint(machine: dict[str, Any], storage: dict[str, Any] | None = None) -> str:
+    """12 hex digits, equal where figures may be compared with each other.
+
+    Covers the CPU model and the CPUs usable, the tighter of memory and control-group limit in whole
+    GiB, kernel major.minor and the GPUs' names; with `storage` also the file system's type and kind
+    and, for each device at the bottom of the stack, its type, model, transport, size in whole GiB
+    and scheduler. Host name, versions of packages and free space are not in it.
+    """
+    memory, limit = machine["memory"]["total_bytes"], machine["cgroup"]["memory_limit_bytes"]
+    bounds = [value for value in (memory, limit) if value is not None]
+    facts: dict[str, Any] = {
+        "cpu": machine["cpu"]["model"],
+        "cpus": machine["cpu"]["usable_cpus"],
+        "memory_gib": _gib(min(bounds, default=None)),
+        "kernel": machine["kernel_version"],
+        "gpus": sorted(gpu["name"] for gpu in machine["gpus"]),
+    }
+    if storage is not None:
+        facts["storage"] = [storage["kind"], storage["fs_type"]]
+        facts["devices"] = [
+            [leaf[name] for name in ("type", "model", "transport", "scheduler")]
+            + [_gib(leaf["size_bytes"])]
+            for leaf in leaf_devices(storage["device"])
+        ]
+    text = json.dumps(facts, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _gib(size_bytes: int | None) -> int | None:
+    return None if size_bytes is None else round(size_bytes / GIB)

@@ -1,0 +1,116 @@
+"""Memory, swap, control-group limits and the page cache's settings. All in bytes."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import Any
+
+from iobench.environment.kernelfs import read_int, read_text, selected
+from iobench.environment.mounts import Mount
+
+_VM = (
+    "dirty_ratio",
+    "dirty_background_ratio",
+    "dirty_bytes",
+    "dirty_background_bytes",
+    "dirty_expire_centisecs",
+    "dirty_writeback_centisecs",
+    "swappiness",
+    "overcommit_memory",
+)
+_UNLIMITED = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
+
+
+def parse_meminfo(text: str) -> dict[str, int]:
+    """/proc/meminfo as {name: bytes}; lines without a unit are counts and kept as they are."""
+    facts: dict[str, int] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        words = value.split()
+        if words and words[0].isdigit():
+            facts[name] = int(words[0]) * (1024 if words[1:] == ["kB"] else 1)
+    return facts
+
+
+def describe_memory(proc: Path = Path("/proc")) -> dict[str, Any]:
+    """Total, available, swap, dirty pages and the limits of this process."""
+    facts = parse_meminfo(read_text(proc / "meminfo") or "")
+    return {
+        "total_bytes": facts.get("MemTotal"),
+        "available_bytes": facts.get("MemAvailable"),
+        "swap_total_bytes": facts.get("SwapTotal"),
+        "swap_free_bytes": facts.get("SwapFree"),
+        "dirty_bytes": facts.get("Dirty"),
+        "cached_bytes": facts.get("Cached"),
+        "hugepages_total": facts.get("HugePages_Total"),
+        "memlock_limit_bytes": _limit(resource.RLIMIT_MEMLOCK),
+        "open_files_limit": _limit(resource.RLIMIT_NOFILE),
+    }
+
+
+def _limit(which: int) -> int | None:
+    soft = resource.getrlimit(which)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def describe_page_cache(
+    proc: Path = Path("/proc"), sysfs: Path = Path("/sys")
+) -> dict[str, int | str | None]:
+    """The kernel's settings that decide when dirty pages are written back."""
+    settings: dict[str, int | str | None] = {n: read_int(proc / "sys/vm" / n) for n in _VM}
+    huge = read_text(sysfs / "kernel/mm/transparent_hugepage/enabled")
+    return settings | {"transparent_hugepage": selected(huge)}
+
+
+def cgroup_directories(cgroup_text: str, mounts: list[Mount], controller: str) -> list[Path]:
+    """The directories, innermost first, whose limits of `controller` hold for this process.
+
+    `cgroup_text` is /proc/self/cgroup. Version 1 hierarchies are found by their controller, version
+    2 by its empty one; where both are mounted the one that has the controller wins.
+    """
+    for line in sorted(cgroup_text.splitlines(), key=lambda line: line.startswith("0::")):
+        _, names, path = line.split(":", 2)
+        if names and controller not in names.split(","):
+            continue
+        for mount in mounts:
+            v1 = mount.fs_type == "cgroup" and controller in mount.super_options
+            if not (v1 if names else mount.fs_type == "cgroup2"):
+                continue
+            top = Path(mount.mount_point)
+            inside = path.removeprefix(mount.root.rstrip("/")).strip("/")
+            here = top / inside
+            within = [here, *here.parents]
+            return within[: within.index(top) + 1]
+    return []
+
+
+def describe_cgroup(
+    mounts: list[Mount], proc: Path = Path("/proc")
+) -> dict[str, int | float | str | None]:
+    """The tightest memory limit (bytes) and CPU limit (CPUs) over this process's control groups.
+
+    None where there is no limit. An outer group that a container hides cannot be seen.
+    """
+    text = read_text(proc / "self/cgroup") or ""
+    memory = [
+        value
+        for directory in cgroup_directories(text, mounts, "memory")
+        for name in ("memory.max", "memory.limit_in_bytes")
+        if (value := read_int(directory / name)) is not None and value < _UNLIMITED
+    ]
+    cpus = [
+        limit
+        for directory in cgroup_directories(text, mounts, "cpu")
+        if (limit := _cpu_limit(directory)) is not None
+    ]
+    return {"memory_limit_bytes": min(memory, default=None), "cpu_limit": min(cpus, default=None)}
+
+
+def _cpu_limit(directory: Path) -> float | None:
+    words = (read_text(directory / "cpu.max") or "").split()
+    if len(words) == 2:
+        return None if words[0] == "max" else int(words[0]) / int(words[1])
+    quota = read_int(directory / "cpu.cfs_quota_us")
+    period = read_int(directory / "cpu.cfs_period_us")
+    return quota / period if quota and quota > 0 and period else None

@@ -1,0 +1,101 @@
+"""Versions of everything that a figure can depend on. Nothing is imported to learn its version.
+
+What only some functions need is imported inside them: writers import this package, and
+`iobench --help` must answer at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+import re
+from pathlib import Path
+
+import iobench
+from iobench.environment.kernelfs import read_text
+
+PACKAGES = (
+    "torch",
+    "numpy",
+    "safetensors",
+    "pandas",
+    "pydantic",
+    "xxhash",
+    "pyuring",
+    "boto3",
+    "awscrt",
+    "optuna",
+    "lightning",
+    "transformers",
+    "accelerate",
+    "deepspeed",
+    "runai-model-streamer",
+)
+
+
+def package_version(name: str) -> str | None:
+    """The installed version of a Python package; None when it is not installed."""
+    from importlib import metadata
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@functools.cache
+def fio_version() -> str | None:
+    """The version of fio on PATH, `3.33`; None when it is missing or does not run."""
+    import shutil
+    import subprocess
+
+    program = shutil.which("fio")
+    if program is None:
+        return None
+    try:
+        answer = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip().removeprefix("fio-") or None
+
+
+def torch_cuda_version() -> str | None:
+    """The CUDA version that the installed torch was built with, read from its version file."""
+    from importlib.util import find_spec
+
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    text = read_text(Path(spec.origin).with_name("version.py")) or ""
+    found = re.search(r"^cuda[^=\n]*=\s*'([^']+)'", text, re.MULTILINE)
+    return found[1] if found else None
+
+
+def parse_os_release(text: str) -> str | None:
+    """The distribution's name and version from the text of /etc/os-release."""
+    pairs = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    name = pairs.get("PRETTY_NAME") or pairs.get("NAME")
+    return name.strip("\"'") if name else None
+
+
+def distribution() -> str | None:
+    """`Debian GNU/Linux 12 (bookworm)`; None when the system does not say."""
+    for path in ("/etc/os-release", "/usr/lib/os-release"):
+        text = read_text(path)
+        if text:
+            return parse_os_release(text)
+    return None
+
+
+def describe_software() -> dict[str, str | None]:
+    """Name and version of Python, iobench, fio and the packages a result can depend on."""
+    versions: dict[str, str | None] = {
+        "python": platform.python_version(),
+        "iobench": iobench.__version__,
+        "fio": fio_version(),
+        "torch_cuda": torch_cuda_version(),
+        "libc": " ".join(platform.libc_ver()).strip() or None,
+    }
+    return versions | {name: package_version(name) for name in PACKAGES}

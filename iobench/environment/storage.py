@@ -1,0 +1,94 @@
+"""The storage under one directory: mount, file system, space, and the block device beneath."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from iobench.environment.blockdev import describe_device, find_device
+from iobench.environment.mounts import Mount, mount_of, read_mounts
+from iobench.errors import TargetError
+
+
+def check_directory(directory: Path | str) -> Path:
+    """`directory`, absolute and with links followed. Raises TargetError when it is no directory."""
+    path = Path(directory)
+    try:
+        resolved = path.resolve(strict=True)
+    except FileNotFoundError:
+        raise TargetError(f"target {str(path)!r} does not exist; create it first") from None
+    except OSError as error:
+        raise TargetError(f"target {str(path)!r}: {error.strerror or error}") from error
+    if not resolved.is_dir():
+        raise TargetError(f"target {str(path)!r} is not a directory; name the directory to look at")
+    return resolved
+
+
+def describe_storage(directory: Path | str) -> dict[str, Any]:
+    """Everything that a result must know of the storage under `directory`, as JSON types.
+
+    Sizes are bytes. `device` is None where no block device can be named (tmpfs, network file
+    systems, overlays in containers); `upper` describes the file system that an overlay writes to,
+    where it can be seen. Raises TargetError when `directory` is not a directory.
+    """
+    path = check_directory(directory)
+    mounts = read_mounts()
+    mount = mount_of(path, mounts)
+    facts: dict[str, Any] = {"path": str(path), **describe_space(os.statvfs(path))}
+    if mount is None:
+        return facts | {"kind": "unknown", "fs_type": None, "mount_options": [], "device": None}
+    return facts | describe_mount(mount) | {"upper": _upper(mount, mounts)}
+
+
+def describe_space(answer: os.statvfs_result) -> dict[str, Any]:
+    """Bytes and inodes from statvfs. `free_bytes` is what an ordinary user may still write.
+
+    `used_ratio` counts like df: blocks kept for root are neither free nor used. Inodes are None
+    on file systems that make them as needed.
+    """
+    unit = answer.f_frsize
+    used, free = answer.f_blocks - answer.f_bfree, answer.f_bavail
+    return {
+        "total_bytes": answer.f_blocks * unit,
+        "free_bytes": free * unit,
+        "used_ratio": used / (used + free) if used + free else None,
+        "inodes_total": answer.f_files or None,
+        "inodes_free": answer.f_favail if answer.f_files else None,
+        "fs_block_bytes": answer.f_bsize,
+    }
+
+
+def describe_mount(mount: Mount) -> dict[str, Any]:
+    """File system, options and device of one mount."""
+    number = find_device(mount.device, mount.source)
+    return {
+        "kind": mount.kind,
+        "mount_point": mount.mount_point,
+        "fs_type": mount.fs_type,
+        "source": mount.source,
+        "mount_options": mount.all_options,
+        "device": describe_device(number) if number else None,
+    }
+
+
+def leaf_devices(device: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The devices at the bottom of a stack of dm, md and the like; itself when nothing is below."""
+    if device is None:
+        return []
+    below = [leaf for part in device.get("backing") or [] for leaf in leaf_devices(part)]
+    return below or [device]
+
+
+def _upper(mount: Mount, mounts: list[Mount]) -> dict[str, Any] | None:
+    """The file system of an overlay's upper directory; None inside a container, which hides it."""
+    if mount.fs_type != "overlay":
+        return None
+    for option in mount.super_options:
+        if option.startswith("upperdir="):
+            try:
+                upper = mount_of(Path(option.removeprefix("upperdir=")), mounts)
+            except OSError:
+                return None
+            return None if upper is None or upper is mount else describe_mount(upper)
+    return None

@@ -1,0 +1,234 @@
+"""The jobs of the ceiling and the reading of fio's output; fio itself is not run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iobench.bench import fio
+from iobench.bench.fio import FILE_NAME, JOBS, FioJob, FioSample, Operation, parse_output, run_job
+from iobench.errors import CeilingError
+from iobench.units import MIB
+
+JOB = FioJob(ioengine="libaio", block_size=MIB, iodepth=32)
+
+
+def document(
+    moved: int = 4 * MIB, runtime: int = 250, error: int = 0, rw: str = "write", **job: Any
+) -> str:
+    """JSON as fio 3.33 writes it, without what is not read."""
+    record = {
+        "jobname": "ceiling",
+        "error": error,
+        "job_runtime": 500,
+        "usr_cpu": 10.0,
+        "sys_cpu": 30.0,
+        "read": {"io_bytes": 0, "runtime": 0},
+        "write": {"io_bytes": 0, "runtime": 0},
+        rw: {"io_bytes": moved, "runtime": runtime},
+    } | job
+    return json.dumps({"fio version": "fio-3.33", "jobs": [record]}, indent=2)
+
+
+def parse(output: str, status: int = 0, errors: str = "", op: Operation = "save") -> FioSample:
+    return parse_output(JOB, op, 4 * MIB, status, output, errors)
+
+
+def test_figures_of_a_save() -> None:
+    """Bytes, seconds and CPU seconds are taken from the write side of the job."""
+    sample = parse(document())
+    assert (sample.bytes, sample.elapsed_s) == (4 * MIB, 0.25)
+    assert sample.cpu_s == pytest.approx(0.2)
+    assert sample.rate_bytes_per_s == 16 * MIB
+
+
+def test_figures_of_a_restore() -> None:
+    """A restore is read from the read side."""
+    assert parse(document(rw="read"), op="restore").elapsed_s == 0.25
+
+
+def test_notes_around_the_document() -> None:
+    """What fio prints before and after its JSON does not disturb."""
+    assert parse("fio: this platform is odd {x}\n" + document() + "\nbye\n").bytes == 4 * MIB
+
+
+def test_a_run_below_a_millisecond_is_one() -> None:
+    """fio's zero milliseconds never give an infinite rate."""
+    assert parse(document(runtime=0)).elapsed_s == 0.001
+
+
+@pytest.mark.parametrize(
+    ("output", "status", "errors", "word"),
+    [
+        ("", 1, "fio: engine nosuch not loadable\n", "engine nosuch not loadable"),
+        ("", -9, "", "killed by SIGKILL"),
+        ("", 3, "", "exit status 3"),
+        ("not json\n", 0, "", "not json"),
+        ("{\n  broken", 1, "fio: no\n", "no"),
+        (document(error=28), 1, "", "No space left on device"),
+        (document(), 0, "fio: end_fsync failed for file f\n", "end_fsync failed"),
+        (document(moved=MIB), 0, "", f"moved {MIB} of {4 * MIB} bytes"),
+        (document(jobname="x") + "", 1, "fio: file creation disallowed\n", "disallowed"),
+        ('{\n"jobs": []}', 0, "", "exit status 0"),
+    ],
+)
+def test_failures_keep_fios_words(output: str, status: int, errors: str, word: str) -> None:
+    """Whatever goes wrong is a CeilingError that names the job and says what fio said."""
+    with pytest.raises(CeilingError, match="libaio 1MiB x 32 save") as caught:
+        parse(output, status, errors)
+    assert word in str(caught.value)
+
+
+def test_the_refusal_of_io_uring_is_told() -> None:
+    """The line that fio prints before its JSON is the reason, errno included."""
+    note = "fio: pid=1, err=1/file:engines/io_uring.c:998, func=io_queue_init, error=Operation not"
+    with pytest.raises(CeilingError, match=r"io_queue_init.*Operation not permitted"):
+        parse(note + " permitted\n" + document(moved=0, error=1), 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "rounded"),
+    [
+        (0, 0),
+        (4095, 0),
+        (4097, 4096),
+        (MIB - 1, MIB - 4096),
+        (MIB, MIB),
+        (5 * MIB + 4096, 5 * MIB),
+    ],
+)
+def test_sizes_are_rounded_down(size: int, rounded: int) -> None:
+    """Whole blocks, or of less than a block whole pages: what fio would really write."""
+    assert JOB.size_for(size) == rounded
+
+
+def test_options_are_plain_and_honest() -> None:
+    """Direct, preallocated, synced at the end and in fio's own process; numbers are integers."""
+    save = JOB.options("save", 4 * MIB)
+    assert save["end_fsync"] == save["direct"] == save["thread"] == 1
+    assert (save["bs"], save["size"], save["fallocate"]) == (MIB, 4 * MIB, "native")
+    assert JOB.options("save", 4 * MIB, fallocate=False)["fallocate"] == "none"
+    restore = JOB.options("restore", 4 * MIB)
+    assert (restore["rw"], restore["allow_file_create"]) == ("read", 0)
+    assert "end_fsync" not in restore
+    assert JOB.options("save", 8192)["bs"] == 8192
+
+
+def test_the_jobs_of_the_ceiling() -> None:
+    """The four jobs that the ceiling promises, each under a name of its own."""
+    assert [job.name for job in JOBS] == [
+        "io_uring 1MiB x 32",
+        "io_uring 16MiB x 8",
+        "libaio 1MiB x 32",
+        "psync 16MiB x 1",
+    ]
+    assert JOBS[0].describe()["block_size"] == MIB
+
+
+def fake_fio(monkeypatch: pytest.MonkeyPatch, result: Any) -> None:
+    """Runs `result` in place of fio, after the file is there as fio would leave it."""
+
+    def run(options: dict[str, Any], directory: Path) -> tuple[int, str, str]:
+        (directory / FILE_NAME).write_bytes(bytes(int(options["size"])))
+        if isinstance(result, BaseException):
+            raise result
+        return 0, document(moved=int(options["size"])), ""
+
+    monkeypatch.setattr(fio, "_run", run)
+
+
+def test_a_save_writes_a_new_file_and_leaves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old file is removed before, the new one stays until cleanup, which may come twice."""
+    (tmp_path / FILE_NAME).write_text("old")
+    fake_fio(monkeypatch, None)
+    assert run_job(JOB, "save", tmp_path, 2 * MIB + 5).bytes == 2 * MIB
+    assert (tmp_path / FILE_NAME).stat().st_size == 2 * MIB
+    fio.cleanup(tmp_path)
+    fio.cleanup(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [CeilingError("no"), KeyboardInterrupt()])
+def test_a_save_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """After a failure and after Ctrl-C the half-written file is gone."""
+    fake_fio(monkeypatch, error)
+    with pytest.raises(type(error)):
+        run_job(JOB, "save", tmp_path, MIB)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_restore_needs_a_file(tmp_path: Path) -> None:
+    """Without a save before it a restore says so, and makes no file."""
+    with pytest.raises(CeilingError, match="a save job must come first"):
+        run_job(JOB, "restore", tmp_path, MIB)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_restore_reads_no_more_than_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fio would lay out what is missing, so a restore is cut to whole blocks of the file."""
+    (tmp_path / FILE_NAME).write_bytes(bytes(2 * MIB + 8192))
+    sizes = []
+
+    def run(options: dict[str, Any], _directory: Path) -> tuple[int, str, str]:
+        sizes.append(options["size"])
+        return 0, document(moved=2 * MIB, rw="read"), ""
+
+    monkeypatch.setattr(fio, "_run", run)
+    assert run_job(JOB, "restore", tmp_path, 64 * MIB).bytes == 2 * MIB
+    assert sizes == [2 * MIB]
+
+
+def test_what_does_not_fit_is_not_begun(tmp_path: Path) -> None:
+    """More than the free space is refused before fio fills the disk."""
+    space = os.statvfs(tmp_path)
+    with pytest.raises(CeilingError, match="free"):
+        run_job(JOB, "save", tmp_path, 2 * space.f_blocks * space.f_frsize)
+
+
+def test_too_little_for_one_block(tmp_path: Path) -> None:
+    """Below 4 KiB there is nothing that direct I/O could write."""
+    with pytest.raises(CeilingError, match="less than one block"):
+        run_job(JOB, "save", tmp_path, 100)
+
+
+def test_fio_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The remedy is in the message."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CeilingError, match="apt-get install fio"):
+        run_job(JOB, "save", tmp_path, MIB)
+
+
+def test_an_interrupted_fio_is_stopped_and_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Ctrl-C the child is told to end and is gone before the interrupt goes on."""
+    program = tmp_path / "bin/fio"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexec /bin/sleep 100\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    children: list[subprocess.Popen[str]] = []
+    communicate = subprocess.Popen.communicate
+
+    def interrupted(self: subprocess.Popen[str], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        children.append(self)
+        if len(children) == 1:
+            raise KeyboardInterrupt
+        return communicate(self, *args, **kwargs)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_job(JOB, "save", tmp_path, MIB)
+    assert children[0].returncode == -15
+    assert not (tmp_path / FILE_NAME).exists()

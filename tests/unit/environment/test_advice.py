@@ -1,0 +1,172 @@
+"""The rules of doctor, on tables of made-up machines and storage."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from iobench.environment import Advice, Probe, advise
+from iobench.units import GIB
+
+MACHINE: dict[str, Any] = {
+    "cpu": {"governor": "performance"},
+    "memory": {"available_bytes": 64 * GIB},
+    "cgroup": {"memory_limit_bytes": None},
+    "versions": {"fio": "3.33", "torch": "2.13.0"},
+    "io_uring": {"works": True, "reason": "", "remedy": ""},
+    "gds": {"state": "no GPU", "remedy": ""},
+}
+DEVICE: dict[str, Any] = {
+    "disk": "nvme0n1",
+    "type": "nvme",
+    "rotational": False,
+    "loop_direct_io": None,
+    "iostats": True,
+    "backing": [],
+}
+STORAGE: dict[str, Any] = {
+    "kind": "local",
+    "fs_type": "xfs",
+    "mount_point": "/data",
+    "mount_options": ["rw", "noatime"],
+    "free_bytes": 500 * GIB,
+    "used_ratio": 0.5,
+    "inodes_free": 1000,
+    "inodes_total": 2000,
+    "device": DEVICE,
+}
+
+
+def changed(base: dict[str, Any], path: str, value: object) -> dict[str, Any]:
+    """A copy of `base` with the field at a dotted path set."""
+    copied = copy.deepcopy(base)
+    *parents, last = path.split(".")
+    inner = copied
+    for name in parents:
+        inner = inner[name]
+    inner[last] = value
+    return copied
+
+
+def worse(advice: list[Advice]) -> list[tuple[str, str]]:
+    """Level and subject of all that is more than a note."""
+    return [(item.level, item.subject) for item in advice if item.level != "note"]
+
+
+def test_nothing_is_wrong_with_a_good_machine() -> None:
+    """A quick disk, enough memory and every tool give no warning, only the traps of a disk."""
+    advice = advise(MACHINE, STORAGE, [])
+    assert worse(advice) == []
+    assert {item.subject for item in advice} == {"storage.trap"}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "level", "subject", "remedy"),
+    [
+        ("cpu.governor", "powersave", "warn", "cpu.governor", "cpupower"),
+        ("memory.available_bytes", GIB, "warn", "memory", "pool"),
+        ("cgroup.memory_limit_bytes", GIB, "warn", "memory", "pool"),
+        ("versions.fio", None, "warn", "fio", "apt-get install fio"),
+        ("versions.torch", None, "fail", "torch", "pip install torch"),
+        ("io_uring", {"works": False, "reason": "no", "remedy": "do"}, "warn", "io_uring", "do"),
+        ("gds", {"state": "x", "remedy": "modprobe"}, "warn", "gds", "modprobe"),
+    ],
+)
+def test_rules_of_the_machine(
+    path: str, value: object, level: str, subject: str, remedy: str
+) -> None:
+    """Each thing that is wrong with a machine is said once, with its remedy."""
+    advice = advise(changed(MACHINE, path, value), STORAGE, [])
+    assert worse(advice) == [(level, subject)]
+    assert remedy in next(item.remedy for item in advice if item.subject == subject)
+
+
+def test_a_governor_that_cannot_be_seen_is_no_fault() -> None:
+    """Virtual machines show no governor, and nothing is said of it."""
+    assert worse(advise(changed(MACHINE, "cpu.governor", None), STORAGE, [])) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "level", "subject"),
+    [
+        ("used_ratio", 0.95, "warn", "storage.free"),
+        ("free_bytes", GIB, "warn", "storage.free"),
+        ("inodes_free", 100, "warn", "storage.inodes"),
+        ("kind", "network", "warn", "storage.kind"),
+        ("kind", "fuse", "warn", "storage.kind"),
+        ("kind", "tmpfs", "fail", "storage.kind"),
+        ("kind", "unknown", "warn", "storage.kind"),
+        ("mount_options", ["ro"], "fail", "storage.options"),
+        ("mount_options", ["rw", "sync"], "warn", "storage.options"),
+        ("mount_options", ["rw", "barrier=0"], "warn", "storage.options"),
+        ("mount_options", ["rw", "data=journal"], "warn", "storage.options"),
+        ("mount_options", ["rw", "compress=zstd:3"], "warn", "storage.options"),
+        ("device.iostats", False, "warn", "storage.device"),
+        ("device.type", "zram", "fail", "storage.device"),
+    ],
+)
+def test_rules_of_the_storage(path: str, value: object, level: str, subject: str) -> None:
+    """Each thing that is wrong with a storage is said once, at its level."""
+    assert worse(advise(MACHINE, changed(STORAGE, path, value), [])) == [(level, subject)]
+
+
+def test_a_full_file_system_with_no_room_is_said_once() -> None:
+    """Too little space is the graver of the two and is said instead of the ratio."""
+    storage = changed(changed(STORAGE, "free_bytes", GIB), "used_ratio", 0.99)
+    assert worse(advise(MACHINE, storage, [])) == [("warn", "storage.free")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"),
+    [
+        ("network", "Close-to-open"),
+        ("network", "server's"),
+        ("network", "COMMIT"),
+        ("fuse", "writeback_cache"),
+        ("fuse", "DIRECT_IO"),
+        ("tmpfs", "durable"),
+        ("overlay", "copies the whole file up"),
+        ("overlay", "upper directory"),
+        ("local", "dirty limit"),
+    ],
+)
+def test_traps_of_each_kind(kind: str, word: str) -> None:
+    """The traps of a kind of storage are told, whatever else is well."""
+    advice = advise(MACHINE, changed(STORAGE, "kind", kind), [])
+    assert any(word in item.message for item in advice if item.subject == "storage.trap")
+
+
+@pytest.mark.parametrize(("fs_type", "word"), [("btrfs", "checksums"), ("zfs", "ARC")])
+def test_traps_of_single_file_systems(fs_type: str, word: str) -> None:
+    """btrfs and zfs have traps of their own beside those of local storage."""
+    advice = advise(MACHINE, changed(STORAGE, "fs_type", fs_type), [])
+    assert any(word in item.message for item in advice)
+
+
+def test_loop_device_through_the_page_cache() -> None:
+    """A loop device without direct I/O is warned of by its own name, one beneath a stack too."""
+    loop = DEVICE | {"type": "loop", "disk": "loop3", "loop_direct_io": False}
+    for device in (loop, DEVICE | {"type": "dm-crypt", "backing": [loop]}):
+        advice = advise(MACHINE, changed(STORAGE, "device", device), [])
+        assert worse(advice) == [("warn", "storage.device")]
+        assert any("losetup --direct-io=on /dev/loop3" in item.remedy for item in advice)
+
+
+def test_storage_without_a_device_has_no_rules_of_devices() -> None:
+    """A network file system names no device, and that is no error."""
+    assert worse(advise(MACHINE, changed(STORAGE, "device", None), [])) == []
+
+
+def test_failed_probes_become_advice() -> None:
+    """Needed and failed is a failure, what has another way a warning, what no user minds a note."""
+    probes = [
+        Probe(name="a", ok=True, detail="fine"),
+        Probe(name="b", ok=False, detail="EIO", remedy="repair"),
+        Probe(name="c", ok=False, detail="EPERM", needed=False),
+        Probe(name="drop_caches", ok=False, detail="EACCES", needed=False),
+    ]
+    advice = advise(MACHINE, STORAGE, probes)
+    assert worse(advice) == [("fail", "probe.b"), ("warn", "probe.c")]
+    assert next(item.remedy for item in advice if item.subject == "probe.b") == "repair"

@@ -1,0 +1,176 @@
+"""Block devices and their counters, read from a made-up sysfs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from iobench.environment.blockdev import describe_device, find_device
+from iobench.environment.device import (
+    DeviceMonitor,
+    device_directories,
+    parse_stat,
+)
+from iobench.environment.mounts import Mount
+from iobench.environment.storage import leaf_devices
+
+STAT = "10 1 80 5 20 2 160 6 0 7 11 3 0 24 1 4 2"
+
+
+class Sysfs:
+    """A sysfs in a directory, with only the files that are put there."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "dev/block").mkdir(parents=True)
+
+    def disk(self, name: str, number: str, **files: str) -> Path:
+        return self._device(self.root / "devices/block" / name, number, files)
+
+    def partition(self, disk: Path, name: str, number: str, **files: str) -> Path:
+        return self._device(disk / name, number, {"partition": "1", **files})
+
+    def _device(self, path: Path, number: str, files: dict[str, str]) -> Path:
+        path.mkdir(parents=True)
+        (self.root / "dev/block" / number).symlink_to(path)
+        self.put(path, dev=number, stat=STAT, **files)
+        return path
+
+    def put(self, path: Path, **files: str) -> None:
+        for name, text in files.items():
+            file = path / name.replace("__", "/")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text + "\n")
+
+
+@pytest.fixture
+def sysfs(tmp_path: Path) -> Sysfs:
+    return Sysfs(tmp_path / "sys")
+
+
+def mount(device: str, fs_type: str = "ext4", source: str = "none") -> Mount:
+    return Mount(
+        mount_id=1,
+        parent_id=0,
+        device=device,
+        root="/",
+        mount_point="/",
+        options=("rw",),
+        fs_type=fs_type,
+        source=source,
+        super_options=("rw",),
+    )
+
+
+def test_a_partition_has_the_queue_of_its_disk(sysfs: Sysfs) -> None:
+    """Size is the partition's own; queue, model and scheduler are the disk's."""
+    disk = sysfs.disk(
+        "nvme0n1",
+        "259:0",
+        size="4000",
+        queue__scheduler="[none] mq-deadline",
+        queue__nr_requests="1023",
+        queue__rotational="0",
+        queue__write_cache="write back",
+        queue__discard_max_bytes="512",
+        device__model="Fast Disk 9000",
+        device__transport="pcie",
+    )
+    sysfs.partition(disk, "nvme0n1p2", "259:2", size="1000")
+    found = describe_device("259:2", sysfs.root)
+    assert found is not None
+    assert (found["name"], found["disk"], found["type"]) == ("nvme0n1p2", "nvme0n1", "nvme")
+    assert found["size_bytes"] == 512_000
+    assert (found["scheduler"], found["nr_requests"]) == ("none", 1023)
+    assert (found["model"], found["transport"]) == ("Fast Disk 9000", "pcie")
+    assert (found["rotational"], found["discard"]) == (False, True)
+    assert found["fua"] is None
+
+
+def test_a_stack_is_followed_to_its_disks(sysfs: Sysfs) -> None:
+    """Under dm-crypt on a RAID lie two partitions of two disks."""
+    for letter, number in (("a", 0), ("b", 16)):
+        disk = sysfs.disk(f"sd{letter}", f"8:{number}", device__model=f"Disk {letter}")
+        sysfs.partition(disk, f"sd{letter}1", f"8:{number + 1}")
+    raid = sysfs.disk("md0", "9:0", md__level="raid0")
+    (raid / "slaves").mkdir()
+    for letter in "ab":
+        (raid / "slaves" / f"sd{letter}1").symlink_to(
+            sysfs.root / f"devices/block/sd{letter}/sd{letter}1"
+        )
+    crypt = sysfs.disk("dm-0", "253:0", dm__uuid="CRYPT-LUKS2-0123-root")
+    (crypt / "slaves").mkdir()
+    (crypt / "slaves/md0").symlink_to(raid)
+    found = describe_device("253:0", sysfs.root)
+    assert found is not None
+    assert found["type"] == "dm-crypt"
+    assert found["backing"][0]["type"] == "raid0"
+    assert [leaf["model"] for leaf in leaf_devices(found)] == ["Disk a", "Disk b"]
+
+
+def test_a_stack_that_bites_its_tail_ends(sysfs: Sysfs) -> None:
+    """A device that names itself as its own backing is described and does not recurse for ever."""
+    loop = sysfs.disk("md0", "9:0", md__level="raid1")
+    (loop / "slaves").mkdir()
+    (loop / "slaves/md0").symlink_to(loop)
+    assert describe_device("9:0", sysfs.root) is not None
+
+
+def test_anonymous_devices_have_none(sysfs: Sysfs) -> None:
+    """tmpfs and network mounts name no block device, and neither does a source that is gone."""
+    assert find_device("0:40", "tmpfs", sysfs.root) is None
+    assert find_device("0:41", "/dev/no-such-device-node", sysfs.root) is None
+    assert describe_device("0:40", sysfs.root) is None
+
+
+def test_counters_are_in_bytes_and_subtract() -> None:
+    """The kernel's 512-byte sectors become bytes, and a difference is what happened between."""
+    before = parse_stat(STAT)
+    after = parse_stat("12 1 96 5 25 2 1184 6 0 1007 11 3 0 24 1 5 2")
+    assert before is not None
+    assert after is not None
+    assert (before.read_bytes, before.write_bytes) == (80 * 512, 160 * 512)
+    assert (before.discard_bytes, before.flushes) == (24 * 512, 4)
+    spent = after - before
+    assert (spent.reads, spent.writes, spent.flushes) == (2, 5, 1)
+    assert (spent.read_bytes, spent.write_bytes) == (16 * 512, 1024 * 512)
+    assert spent.busy_s == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("text", ["", "1 2 3", "a b c d e f g h i j k"])
+def test_what_is_no_statistics_file_gives_none(text: str) -> None:
+    """An empty or foreign file is not taken for zeros."""
+    assert parse_stat(text) is None
+
+
+def test_old_kernels_without_discards_and_flushes() -> None:
+    """Eleven fields are enough; what the kernel does not count is zero."""
+    found = parse_stat("1 2 3 4 5 6 7 8 9 10 11")
+    assert found is not None
+    assert (found.write_bytes, found.flushes, found.discard_bytes) == (7 * 512, 0, 0)
+
+
+def test_all_devices_of_a_btrfs_are_counted(sysfs: Sysfs) -> None:
+    """A btrfs of two disks is found through its pool; its counters are the sum of both."""
+    disks = [sysfs.disk(f"sd{x}", f"8:{n}") for x, n in (("a", 0), ("b", 16))]
+    pool = sysfs.root / "fs/btrfs/1234/devices"
+    pool.mkdir(parents=True)
+    for disk in disks:
+        (pool / disk.name).symlink_to(disk)
+    found = device_directories(mount("8:16", "btrfs"), sysfs.root)
+    assert [path.name for path in found] == ["sda", "sdb"]
+
+
+def test_a_device_that_does_not_count_is_not_believed(
+    sysfs: Sysfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With iostats off the counters stand still, so the monitor says None and not zero."""
+    disk = sysfs.disk("sda", "8:0", queue__iostats="1")
+    monkeypatch.setattr("iobench.environment.device.mount_of", lambda _: mount("8:0"))
+    counting = DeviceMonitor(tmp_path, sysfs.root)
+    assert counting.devices == ("sda",)
+    assert counting.read() == parse_stat(STAT)
+    sysfs.put(disk, queue__iostats="0")
+    silent = DeviceMonitor(tmp_path, sysfs.root)
+    assert (silent.devices, silent.read()) == ((), None)

@@ -1,0 +1,283 @@
+"""CPU, memory, GPUs, io_uring and the fingerprint, from made-up text."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iobench.environment import describe_machine, fingerprint
+from iobench.environment.cpu import count_ranges, parse_cpuinfo
+from iobench.environment.gpu import (
+    find_cufile,
+    gds_state,
+    parse_driver_version,
+    parse_gpu_information,
+    parse_nvidia_smi,
+)
+from iobench.environment.kernelfs import read_int, read_text, selected
+from iobench.environment.memory import cgroup_directories, describe_cgroup, parse_meminfo
+from iobench.environment.mounts import parse_mountinfo
+from iobench.environment.software import package_version, parse_os_release
+from iobench.environment.uring import explain_refusal
+from iobench.units import MIB
+
+CPU = """processor : {n}
+model name : Some CPU @ 2.00GHz
+physical id : {socket}
+core id : {core}
+flags : fpu {flags}
+"""
+
+
+def test_cpuinfo_counts_physical_cores() -> None:
+    """Two sockets of two cores with two threads each are four cores."""
+    cpus = [(s, c) for s in (0, 1) for c in (0, 1) for _ in "ht"]
+    text = "\n".join(CPU.format(n=n, socket=s, core=c, flags="") for n, (s, c) in enumerate(cpus))
+    assert parse_cpuinfo(text) == {
+        "model": "Some CPU @ 2.00GHz",
+        "physical_cores": 4,
+        "virtual": False,
+    }
+
+
+def test_cpuinfo_of_a_virtual_machine() -> None:
+    """The hypervisor flag says that the CPU is virtual."""
+    assert parse_cpuinfo(CPU.format(n=0, socket=0, core=0, flags="hypervisor"))["virtual"] is True
+
+
+def test_cpuinfo_of_arm_has_no_model_name() -> None:
+    """Implementer and part stand in for the name, and unknown topology is None."""
+    found = parse_cpuinfo("processor : 0\nCPU implementer : 0x41\nCPU part : 0xd0c\n")
+    assert (found["model"], found["physical_cores"]) == ("arm 0x41 part 0xd0c", None)
+
+
+@pytest.mark.parametrize(("text", "count"), [("0", 1), ("0-3", 4), ("0-3,8", 5), (None, None)])
+def test_ranges_are_counted(text: str | None, count: int | None) -> None:
+    """The kernel's lists of ranges are counted, and a missing one is unknown."""
+    assert count_ranges(text) == count
+
+
+def test_meminfo_is_in_bytes() -> None:
+    """Kilobytes become bytes; huge pages are a count and stay one."""
+    text = "MemTotal:  24 kB\nHugePages_Total:   3\nbroken\n"
+    assert parse_meminfo(text) == {"MemTotal": 24 * 1024, "HugePages_Total": 3}
+
+
+def test_chosen_word_of_a_kernel_list() -> None:
+    """The word in brackets is chosen; a list without brackets is its own answer."""
+    assert selected("none [mq-deadline] kyber") == "mq-deadline"
+    assert selected("none") == "none"
+    assert selected(None) is None
+
+
+def test_small_files_that_are_missing_or_no_number(tmp_path: Path) -> None:
+    """Whatever a kernel file lacks is None and never an error."""
+    (tmp_path / "word").write_text("max\n")
+    assert read_text(tmp_path / "no") is None
+    assert read_int(tmp_path / "word") is None
+    assert read_text(tmp_path) is None
+
+
+def test_tightest_limit_of_nested_control_groups(tmp_path: Path) -> None:
+    """The outer group's smaller memory limit and the inner group's CPU limit both hold."""
+    inner = tmp_path / "cg/outer/inner"
+    inner.mkdir(parents=True)
+    (inner / "memory.max").write_text("2000\n")
+    (inner / "cpu.max").write_text("150000 100000\n")
+    (inner.parent / "memory.max").write_text("1000\n")
+    (inner.parent / "cpu.max").write_text("max 100000\n")
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text("0::/outer/inner\n")
+    mounts = parse_mountinfo(f"1 0 0:1 / {tmp_path}/cg rw - cgroup2 cgroup2 rw\n")
+    assert describe_cgroup(mounts, tmp_path) == {"memory_limit_bytes": 1000, "cpu_limit": 1.5}
+
+
+def test_version_1_control_groups_without_a_limit(tmp_path: Path) -> None:
+    """Version 1 is found by its controller, and its huge number means no limit."""
+    group = tmp_path / "cg/memory/job"
+    group.mkdir(parents=True)
+    (group / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    (tmp_path / "self").mkdir()
+    text = "4:memory:/job\n1:cpu,cpuacct:/\n0::/\n"
+    (tmp_path / "self/cgroup").write_text(text)
+    mounts = parse_mountinfo(
+        f"1 0 0:1 / {tmp_path}/cg/unified rw - cgroup2 cgroup2 rw\n"
+        f"2 0 0:2 / {tmp_path}/cg/memory rw - cgroup cgroup rw,memory\n"
+    )
+    top = tmp_path / "cg/memory"
+    assert cgroup_directories(text, mounts, "memory") == [top / "job", top]
+    assert describe_cgroup(mounts, tmp_path) == {"memory_limit_bytes": None, "cpu_limit": None}
+
+
+def test_nvidia_smi_lines() -> None:
+    """Name, memory, driver and address are read; a word for the memory is unknown."""
+    text = (
+        "NVIDIA H100 80GB HBM3, 81559, 550.54.15, 00000000:0F:00.0\n"
+        "NVIDIA GB10, [N/A], 580.1, 0000000F:01:00.0\nnoise\n"
+    )
+    first, second = parse_nvidia_smi(text)
+    assert first == {
+        "name": "NVIDIA H100 80GB HBM3",
+        "memory_bytes": 81559 * MIB,
+        "driver": "550.54.15",
+        "pci": "00000000:0f:00.0",
+    }
+    assert second["memory_bytes"] is None
+
+
+def test_gpus_without_nvidia_smi() -> None:
+    """The driver's own files name the GPU and the version."""
+    text = "Model: \t\t NVIDIA H100\nIRQ:   \t 1\nBus Location: \t 0000:0F:00.0\n"
+    assert parse_gpu_information(text)["name"] == "NVIDIA H100"
+    assert parse_gpu_information(text)["pci"] == "0000:0f:00.0"
+    version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build"
+    assert parse_driver_version(version) == "570.86.15"
+    assert parse_driver_version("") is None
+
+
+def test_cufile_is_found_in_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library of a CUDA wheel is found past entries of sys.path that may not be looked into."""
+    library = tmp_path / "nvidia/cufile/lib/libcufile.so.0"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    glob = Path.glob
+
+    def guarded(self: Path, pattern: str) -> Any:
+        if self.name == "forbidden":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return glob(self, pattern)
+
+    monkeypatch.setattr(Path, "glob", guarded)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "forbidden"), str(tmp_path)])
+    assert find_cufile() == str(library)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "driver", "module", "library", "word", "remedied"),
+    [
+        (False, False, False, None, "no GPU", False),
+        (False, True, False, None, "shows no GPU", True),
+        (True, True, True, None, "libcufile", True),
+        (True, True, False, "/lib/libcufile.so", "compatibility mode", True),
+        (True, True, True, "/lib/libcufile.so", "is loaded", False),
+    ],
+)
+def test_state_of_gpudirect_storage(
+    gpus: bool, driver: bool, module: bool, library: str | None, word: str, remedied: bool
+) -> None:
+    """Each thing that is missing is named, with a remedy where there is one."""
+    state, remedy = gds_state(gpus=gpus, driver=driver, module=module, library=library)
+    assert word in state
+    assert bool(remedy) is remedied
+
+
+@pytest.mark.parametrize(
+    ("number", "sysctl", "word"),
+    [
+        (errno.ENOSYS, None, "the kernel has no io_uring"),
+        (errno.EPERM, 2, "for everybody"),
+        (errno.EPERM, 1, "without CAP_SYS_ADMIN"),
+        (errno.EPERM, 0, "seccomp"),
+        (errno.EPERM, None, "seccomp"),
+        (errno.ENOMEM, 0, "lockable memory"),
+        (errno.EMFILE, 0, "EMFILE"),
+    ],
+)
+def test_why_io_uring_is_refused(number: int, sysctl: int | None, word: str) -> None:
+    """Too old a kernel, the sysctl, seccomp and a memory limit are told apart."""
+    assert word in explain_refusal(number, sysctl)[0]
+
+
+def test_distribution_name() -> None:
+    """The pretty name is taken without its quotes."""
+    assert parse_os_release('NAME="D"\nPRETTY_NAME="Distro 12"\n') == "Distro 12"
+    assert parse_os_release("") is None
+
+
+def test_a_package_that_is_not_there_has_no_version() -> None:
+    """A missing package is None and not an error."""
+    assert package_version("no-such-package-of-anyone") is None
+
+
+def test_the_running_machine_is_plain_json() -> None:
+    """What describes this machine survives JSON unchanged and names its own version."""
+    from iobench import __version__
+
+    machine = describe_machine()
+    assert json.loads(json.dumps(machine)) == machine
+    assert machine["versions"]["iobench"] == __version__
+    assert machine["memory"]["total_bytes"] > 0
+
+
+MACHINE: dict[str, Any] = {
+    "hostname": "a",
+    "kernel_version": "6.18",
+    "cpu": {"model": "C", "usable_cpus": 8},
+    "memory": {"total_bytes": 64 * 2**30},
+    "cgroup": {"memory_limit_bytes": None},
+    "gpus": [],
+}
+STORAGE: dict[str, Any] = {
+    "kind": "local",
+    "fs_type": "xfs",
+    "free_bytes": 1,
+    "device": {
+        "type": "nvme",
+        "model": "M",
+        "transport": "pcie",
+        "scheduler": "none",
+        "size_bytes": 2**40,
+        "backing": [],
+    },
+}
+
+
+def test_fingerprint_ignores_what_changes_between_runs() -> None:
+    """Host name, free space and a few MiB of memory do not change it."""
+    machine, storage = copy.deepcopy(MACHINE), copy.deepcopy(STORAGE)
+    machine["hostname"], storage["free_bytes"] = "b", 2
+    machine["memory"]["total_bytes"] -= 5 * MIB
+    assert fingerprint(machine, storage) == fingerprint(MACHINE, STORAGE)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("cpu", "model", "D"),
+        ("cpu", "usable_cpus", 4),
+        ("cgroup", "memory_limit_bytes", 2**33),
+        ("memory", "total_bytes", 2**35),
+    ],
+)
+def test_fingerprint_tells_machines_apart(part: str, name: str, value: object) -> None:
+    """Whatever makes figures incomparable changes it."""
+    other = copy.deepcopy(MACHINE)
+    other[part][name] = value
+    assert fingerprint(other) != fingerprint(MACHINE)
+
+
+def test_fingerprint_tells_devices_apart() -> None:
+    """Another model of disk under the same machine is another fingerprint."""
+    other = copy.deepcopy(STORAGE)
+    other["device"]["model"] = "N"
+    prints = {fingerprint(MACHINE), fingerprint(MACHINE, STORAGE), fingerprint(MACHINE, other)}
+    assert len(prints) == 3
+
+
+def test_environment_loads_nothing_heavy() -> None:
+    """Importing the package and describing the machine imports neither torch nor rich."""
+    code = (
+        "import sys, iobench.environment as e; e.describe_machine(); "
+        "print(sorted({'torch', 'numpy', 'rich', 'typer', 'pandas'} & set(sys.modules)))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.strip() == "[]"

@@ -1,0 +1,110 @@
+"""The mount table, read from made-up text."""
+
+from __future__ import annotations
+
+import pytest
+
+from iobench.environment.mounts import find_mount, mount_of, parse_mountinfo
+
+TABLE = r"""
+22 1 254:1 / / rw,relatime - ext4 /dev/vda1 rw,discard
+30 22 0:40 / /mnt/with\040blank\134slash rw - tmpfs tmpfs rw,size=1k
+31 22 259:2 / /mnt/nvme rw,noatime shared:7 master:1 - xfs /dev/nvme0n1p2 rw,attr2,inode64
+32 31 0:41 / /mnt/nvme/hidden rw - tmpfs first rw
+33 32 0:42 / /mnt/nvme/hidden ro - tmpfs second rw
+34 22 0:43 /sub /pool rw - btrfs /dev/mapper/pool rw,subvol=/sub
+35 22 0:44 / /nfs rw - nfs4 server:/export rw,vers=4.2
+36 22 0:45 / /s3 rw - fuse.mount-s3 mountpoint-s3 rw
+37 22 0:46 / /box rw - overlay overlay rw,lowerdir=/l,upperdir=/u,workdir=/w
+38 22 0:47 / /strange rw - something  rw
+39 22 0:48 / /virtio rw - virtiofs share rw
+40 22 259:3 / /odd rw - newfs /dev/nvme0n1p3 rw
+"""
+
+
+def at(path: str) -> str | None:
+    mount = find_mount(parse_mountinfo(TABLE), path)
+    return None if mount is None else f"{mount.mount_id}"
+
+
+def test_octal_escapes_are_undone() -> None:
+    """A blank and a backslash in a mount point come back as they are."""
+    assert at("/mnt/with blank\\slash/file") == "30"
+
+
+@pytest.mark.parametrize(
+    ("path", "mount_id"),
+    [
+        ("/", "22"),
+        ("/mnt", "22"),
+        ("/mnt/nvme", "31"),
+        ("/mnt/nvme/a/b", "31"),
+        ("/mnt/nvme2/a", "22"),
+        ("/pool", "34"),
+    ],
+)
+def test_longest_mount_point_by_whole_components(path: str, mount_id: str) -> None:
+    """`/mnt/nvme2` does not lie on what is mounted at `/mnt/nvme`."""
+    assert at(path) == mount_id
+
+
+def test_the_last_of_two_mounts_at_one_place_covers_the_first() -> None:
+    """An overmount wins over what it covers."""
+    assert at("/mnt/nvme/hidden/x") == "33"
+
+
+def test_the_kernels_own_word_wins_over_the_path() -> None:
+    """A mount id told by the kernel is believed even where the path would say otherwise."""
+    mount = find_mount(parse_mountinfo(TABLE), "/mnt/nvme/hidden/x", mount_id=31)
+    assert mount is not None
+    assert mount.fs_type == "xfs"
+
+
+def test_optional_fields_and_empty_sources_do_not_shift_columns() -> None:
+    """Any number of tags before the dash, and a source of no letters, are read rightly."""
+    mounts = {mount.mount_point: mount for mount in parse_mountinfo(TABLE)}
+    assert mounts["/mnt/nvme"].source == "/dev/nvme0n1p2"
+    assert mounts["/mnt/nvme"].device == "259:2"
+    assert mounts["/strange"].source == ""
+    assert mounts["/strange"].super_options == ("rw",)
+
+
+def test_options_of_mount_and_file_system_are_merged() -> None:
+    """Each option is there once, and a read-only mount of a writable file system is read-only."""
+    mounts = {mount.mount_id: mount for mount in parse_mountinfo(TABLE)}
+    assert mounts[31].all_options == ["rw", "noatime", "attr2", "inode64"]
+    assert mounts[33].all_options == ["ro"]
+
+
+@pytest.mark.parametrize(
+    ("mount_point", "kind"),
+    [
+        ("/", "local"),
+        ("/mnt/nvme/hidden", "tmpfs"),
+        ("/pool", "local"),
+        ("/nfs", "network"),
+        ("/s3", "fuse"),
+        ("/virtio", "fuse"),
+        ("/box", "overlay"),
+        ("/strange", "unknown"),
+        ("/odd", "local"),
+    ],
+)
+def test_kind_of_storage(mount_point: str, kind: str) -> None:
+    """Every kind is told from the type, and an unknown type on a device node is local."""
+    mounts = {mount.mount_point: mount for mount in parse_mountinfo(TABLE)}
+    assert mounts[mount_point].kind == kind
+
+
+def test_damaged_lines_are_left_out() -> None:
+    """Half a line gives no mount and no error."""
+    assert parse_mountinfo("22 1 254:1 / /\n\n22 1 254:1 / / rw -\n") == []
+
+
+def test_proc_lies_on_proc() -> None:
+    """On the running system the mount of /proc is found, with its type."""
+    from pathlib import Path
+
+    mount = mount_of(Path("/proc/self"))
+    assert mount is not None
+    assert mount.fs_type == "proc"

@@ -1,0 +1,159 @@
+"""The probes, with the kernel's refusals made up."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iobench.environment import Probe, describe_storage, direct, probe_directory, probes
+from iobench.errors import TargetError
+from iobench.linux import DioAlignment
+
+
+def refuse(number: int) -> Any:
+    """A call that fails with that errno."""
+
+    def call(*_args: object, **_kwargs: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return call
+
+
+def one(directory: Path, name: str) -> Probe:
+    return next(probe for probe in probe_directory(directory) if probe.name == name)
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    """After all probes the directory is as empty as before."""
+    found = probe_directory(tmp_path)
+    assert len({probe.name for probe in found}) == len(found) == 11
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_left_behind_on_an_interrupt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the middle of a probe goes on, and the files are removed."""
+
+    def interrupt(*_args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(probes, "fallocate", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        probe_directory(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plain_things_work_on_every_file_system(tmp_path: Path) -> None:
+    """fsync of files, rename over a file and rename of a directory work where tests run."""
+    by_name = {probe.name: probe.ok for probe in probe_directory(tmp_path)}
+    assert by_name["fsync"]
+    assert by_name["rename"]
+
+
+@pytest.mark.parametrize(
+    ("name", "function"), [("fallocate", "fallocate"), ("cachestat", "cachestat_resident_bytes")]
+)
+def test_a_refusal_is_named_and_has_a_way_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, function: str
+) -> None:
+    """EOPNOTSUPP is told by its name, with what happens instead, and is not a failure."""
+    monkeypatch.setattr(probes, function, refuse(errno.EOPNOTSUPP))
+    probe = one(tmp_path, name)
+    assert (probe.ok, probe.needed) == (False, False)
+    assert "EOPNOTSUPP" in probe.detail
+    assert probe.remedy
+
+
+@pytest.mark.parametrize(
+    ("kernel", "number", "word"),
+    [
+        ((6, 1), errno.EOPNOTSUPP, "needs Linux 6.14"),
+        ((6, 14), errno.EOPNOTSUPP, "this file system does not implement it"),
+    ],
+)
+def test_why_dontcache_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kernel: tuple[int, int],
+    number: int,
+    word: str,
+) -> None:
+    """An old kernel and a file system without it are told apart."""
+    monkeypatch.setattr(probes, "kernel_version", lambda: kernel)
+    monkeypatch.setattr(os, "pwritev", refuse(number))
+    assert word in one(tmp_path, "RWF_DONTCACHE").detail
+
+
+def test_pages_that_stay_are_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where eviction does nothing, cold reads are impossible and that is said."""
+    monkeypatch.setattr(probes, "resident_bytes", lambda _: (4096, "mincore"))
+    probe = one(tmp_path, "eviction")
+    assert (probe.ok, probe.needed) == (False, True)
+    assert "4.00 KiB" in probe.detail
+    assert "mincore" in probe.detail
+
+
+def test_a_file_system_that_caches_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A counter that sees nothing of what was just written cannot prove a cold read."""
+    monkeypatch.setattr(probes, "cachestat_resident_bytes", lambda _: 0)
+    probe = one(tmp_path, "cachestat")
+    assert not probe.ok
+    assert "cannot be proved" in probe.remedy
+
+
+def test_direct_io_that_is_only_an_appearance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that takes O_DIRECT and fills the page cache is found out."""
+    monkeypatch.setattr(direct, "dio_alignment", lambda _: None)
+    monkeypatch.setattr(direct, "resident_bytes", lambda _: (65536, "cachestat"))
+    probe = one(tmp_path, "O_DIRECT")
+    assert not probe.ok
+    assert "page cache" in probe.detail
+
+
+def test_direct_io_that_statx_denies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alignments of zero are the kernel's no, and nothing is written."""
+    monkeypatch.setattr(direct, "dio_alignment", lambda _: DioAlignment(memory=0, offset=0))
+    probe = one(tmp_path, "O_DIRECT")
+    assert not probe.ok
+    assert "admits no direct I/O" in probe.detail
+
+
+def test_direct_io_refused_at_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EINVAL at open is a file system without O_DIRECT; any other error is told as it is."""
+    monkeypatch.setattr(os, "open", refuse(errno.EINVAL))
+    assert direct.try_direct(tmp_path / "f")[0] is False
+    monkeypatch.setattr(os, "open", refuse(errno.EACCES))
+    with pytest.raises(PermissionError):
+        direct.try_direct(tmp_path / "f")
+
+
+def test_a_directory_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing can be made, that is the one answer about the directory."""
+    import tempfile
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse(errno.EROFS))
+    first, *rest = probe_directory(tmp_path)
+    assert (first.name, first.ok) == ("write", False)
+    assert "EROFS" in first.detail
+    assert [probe.name for probe in rest] == ["drop_caches"]
+
+
+@pytest.mark.parametrize("call", [probe_directory, describe_storage])
+def test_targets_that_are_no_directory(tmp_path: Path, call: Any) -> None:
+    """A missing target and a file are refused in one sentence before anything is tried."""
+    (tmp_path / "file").touch()
+    with pytest.raises(TargetError, match="does not exist"):
+        call(tmp_path / "missing")
+    with pytest.raises(TargetError, match="is not a directory"):
+        call(tmp_path / "file")
