@@ -1,0 +1,1 @@
+"""State dict <-> file images: safetensors, torch zip, raw."""

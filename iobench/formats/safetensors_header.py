@@ -1,0 +1,96 @@
+"""The header of a safetensors file, byte for byte as the safetensors library (0.8) writes it.
+
+A file is 8 bytes (length of the JSON, little endian), the JSON padded with spaces to a multiple of
+8, and the tensors' bytes without gaps. The library orders tensors by dtype, widest alignment
+first, then by name, so every tensor is aligned to its own element size.
+Format: https://huggingface.co/docs/safetensors; order: safetensors/src/tensor.rs, `prepare`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from math import prod
+
+__all__ = ["ALIGNMENT", "DTYPES", "header_bytes"]
+
+ALIGNMENT = 8
+"""The JSON is padded so that the data section starts at a multiple of this, in bytes."""
+
+DTYPES: dict[str, tuple[str, int]] = {
+    "bool": ("BOOL", 1),
+    "float4_e2m1fn_x2": ("F4", 1),
+    "uint8": ("U8", 1),
+    "int8": ("I8", 1),
+    "float8_e5m2": ("F8_E5M2", 1),
+    "float8_e4m3fn": ("F8_E4M3", 1),
+    "float8_e8m0fnu": ("F8_E8M0", 1),
+    "float8_e4m3fnuz": ("F8_E4M3FNUZ", 1),
+    "float8_e5m2fnuz": ("F8_E5M2FNUZ", 1),
+    "int16": ("I16", 2),
+    "uint16": ("U16", 2),
+    "float16": ("F16", 2),
+    "bfloat16": ("BF16", 2),
+    "int32": ("I32", 4),
+    "uint32": ("U32", 4),
+    "float32": ("F32", 4),
+    "complex64": ("C64", 8),
+    "float64": ("F64", 8),
+    "int64": ("I64", 8),
+    "uint64": ("U64", 8),
+}
+"""Torch dtype name -> (code in the file, bytes per element), in the library's ascending order."""
+
+_RANK = {dtype: rank for rank, dtype in enumerate(DTYPES)}
+_PACKED = {"float4_e2m1fn_x2": 2}  # torch counts pairs, the file counts values
+
+
+def header_bytes(
+    tensors: Sequence[tuple[str, str, tuple[int, ...]]],
+    metadata: Mapping[str, str] | None = None,
+) -> tuple[bytes, dict[str, tuple[int, int]]]:
+    """The complete header of a file of `tensors`, and each tensor's place in the data section.
+
+    `tensors` are (name, torch dtype name such as "bfloat16", shape) in any order. Returns the
+    length, JSON and padding as they stand in the file, and name -> (begin, end) in bytes from the
+    end of the header, in file order. `metadata` becomes `__metadata__`; an empty one is left out
+    (the library writes broken JSON for it), and keys are sorted where the library's own order of
+    several keys is random. Raises ValueError for a dtype that safetensors lacks and for a name
+    that is reserved or given twice.
+    """
+    offsets: dict[str, tuple[int, int]] = {}
+    document: dict[str, object] = {}
+    if metadata:
+        document["__metadata__"] = dict(sorted(metadata.items()))
+    begin = 0
+    for name, dtype, shape in sorted(tensors, key=_library_order):
+        if name in document or name == "__metadata__":
+            raise ValueError(f"tensor name {name!r} is reserved or given twice")
+        code, element_bytes = DTYPES[dtype]
+        end = begin + prod(shape) * element_bytes
+        offsets[name] = (begin, end)
+        document[name] = {
+            "dtype": code,
+            "shape": _file_shape(dtype, shape),
+            "data_offsets": [begin, end],
+        }
+        begin = end
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text, offsets
+
+
+def _library_order(tensor: tuple[str, str, tuple[int, ...]]) -> tuple[int, str]:
+    name, dtype, _ = tensor
+    if dtype not in _RANK:
+        raise ValueError(
+            f"tensor {name!r} has dtype {dtype!r}, which safetensors cannot hold; "
+            f"it holds {', '.join(DTYPES)}"
+        )
+    return -_RANK[dtype], name
+
+
+def _file_shape(dtype: str, shape: tuple[int, ...]) -> list[int]:
+    if not shape or dtype not in _PACKED:
+        return list(shape)
+    return [*shape[:-1], shape[-1] * _PACKED[dtype]]

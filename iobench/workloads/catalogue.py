@@ -1,0 +1,142 @@
+"""Finding workloads by name or path, and building them from their YAML."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from iobench.errors import UnknownNameError, WorkloadFileError
+from iobench.workloads.models import FAMILIES, Arch, Family, Model, model_names, model_path
+from iobench.workloads.workload import StepTime, Workload
+
+if TYPE_CHECKING:
+    from iobench.workloads.layouts import Layout
+    from iobench.workloads.schema import ArchEntry, LayoutEntry, ModelEntry
+
+__all__ = ["catalogue", "load", "load_model", "names"]
+
+_DIRECTORY = Path(__file__).parent
+
+
+def names() -> list[str]:
+    """Names of the workloads that ship with iobench."""
+    return sorted(path.stem for path in _DIRECTORY.glob("*.yaml"))
+
+
+def catalogue() -> list[Workload]:
+    """Every workload that ships with iobench, by name."""
+    return [load(name) for name in names()]
+
+
+def load(name_or_path: str | os.PathLike[str]) -> Workload:
+    """The workload of that name, or of the YAML file at that path (anything with "/" or .yaml).
+
+    Raises UnknownNameError for a name that is not known, and WorkloadFileError for a file that is
+    missing or does not say what it must: one line with the file, the field, its value and what is
+    allowed.
+    """
+    text = os.fspath(name_or_path)
+    if os.sep in text or text.endswith((".yaml", ".yml")):
+        return _build(Path(text))
+    if text not in names():
+        raise UnknownNameError("workload", text, names())
+    return _build(_DIRECTORY / f"{text}.yaml")
+
+
+@cache
+def load_model(name: str) -> Model:
+    """The architecture of that name. Raises UnknownNameError."""
+    from iobench.workloads.schema import ModelEntry, read_yaml, validate
+
+    if name not in model_names():
+        raise UnknownNameError("model", name, model_names())
+    path = model_path(name)
+    return _model(name, validate(ModelEntry, read_yaml(path), path), path, ())
+
+
+def _build(path: Path) -> Workload:
+    from iobench.workloads.schema import WorkloadEntry, problem, read_yaml, validate
+
+    entry = validate(WorkloadEntry, read_yaml(path), path)
+    if isinstance(entry.model, str):
+        if entry.model not in model_names():
+            known = f"must be one of {', '.join(model_names())}, or a mapping with name and arch"
+            raise problem(path, "model", entry.model, known)
+        model = load_model(entry.model)
+    else:
+        model = _model(entry.model.name, entry.model, path, ("model",))
+    layout = _layout(entry.layout, path)
+    try:
+        layout.check(layout.prepare(model))
+    except ValueError as error:
+        raise WorkloadFileError(f"{path}: field 'layout': {error}") from error
+    return Workload(
+        name=path.stem,
+        description=entry.description,
+        model=model,
+        layout=layout,
+        step_time=StepTime(**dict(entry.step_time)) if entry.step_time else None,
+        source=entry.source,
+    )
+
+
+def _model(name: str, entry: ModelEntry, path: Path, prefix: tuple[str, ...]) -> Model:
+    from iobench.workloads.schema import problem
+
+    def field(*parts: str) -> str:
+        return ".".join((*prefix, *parts))
+
+    if entry.family not in FAMILIES:
+        known = f"must be one of {', '.join(FAMILIES)}"
+        raise problem(path, field("family"), entry.family, known)
+    family = FAMILIES[entry.family]
+    _check_arch(entry.arch, family, path, field)
+    return Model(
+        name=name,
+        family=family,
+        arch=Arch(**dict(entry.arch)),
+        source=entry.source,
+        tokenizer=entry.tokenizer,
+    )
+
+
+def _check_arch(
+    arch: ArchEntry, family: Family, path: Path, field: Callable[[str, str], str]
+) -> None:
+    """Raises WorkloadFileError for numbers that do not fit each other or the family."""
+    from iobench.workloads.schema import problem
+
+    for name, symbols, needed in (
+        ("max_positions", {"P"}, True),
+        ("num_kv_heads", {"NKV", "QKV"}, False),
+        ("head_dim", {"HD", "QKV"}, False),
+    ):
+        value, used = getattr(arch, name), bool(symbols & family.symbols)
+        if value is not None and not used:
+            unused = f"family {family.id!r} does not use it, leave it out"
+            raise problem(path, field("arch", name), value, unused)
+        if value is None and used and needed:
+            raise WorkloadFileError(
+                f"{path}: field {field('arch', name)!r} is missing: family {family.id!r} needs it"
+            )
+    heads, kv_heads, hidden = arch.num_heads, arch.num_kv_heads, arch.hidden_size
+    if heads > hidden or (family.whole_heads and not arch.head_dim and hidden % heads):
+        raise problem(path, field("arch", "num_heads"), heads, f"must divide hidden_size {hidden}")
+    if kv_heads and heads % kv_heads:
+        wanted = f"must divide num_heads {heads}"
+        raise problem(path, field("arch", "num_kv_heads"), kv_heads, wanted)
+
+
+def _layout(entry: LayoutEntry, path: Path) -> Layout:
+    from iobench.workloads.layouts import LAYOUTS, MAX_RANKS
+    from iobench.workloads.schema import problem, validate
+
+    if entry.id not in LAYOUTS:
+        raise problem(path, "layout.id", entry.id, f"must be one of {', '.join(LAYOUTS)}")
+    layout = validate(LAYOUTS[entry.id], dict(entry.model_extra or {}), path, ("layout",))
+    if layout.ranks > MAX_RANKS:
+        raise problem(path, "layout", layout.ranks, f"at most {MAX_RANKS} ranks are allowed")
+    return layout

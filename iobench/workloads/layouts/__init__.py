@@ -1,0 +1,31 @@
+"""Layouts: one file per way of cutting a model's state into files, registered here by id."""
+
+from __future__ import annotations
+
+from iobench.workloads.layouts.deepspeed_zero3 import DeepSpeedZero3
+from iobench.workloads.layouts.deepspeed_zero12 import DeepSpeedZero1, DeepSpeedZero2
+from iobench.workloads.layouts.fsdp_dcp import FsdpDcp
+from iobench.workloads.layouts.hf_export import HfExport
+from iobench.workloads.layouts.hf_trainer import HfTrainer
+from iobench.workloads.layouts.layout import MAX_RANKS, Layout
+from iobench.workloads.layouts.megatron_legacy import MegatronLegacy
+from iobench.workloads.layouts.megatron_torch_dist import MegatronTorchDist
+from iobench.workloads.layouts.mlperf import MlPerf
+
+__all__ = ["LAYOUTS", "MAX_RANKS", "Layout"]
+
+LAYOUTS: dict[str, type[Layout]] = {
+    layout.id: layout
+    for layout in (
+        HfTrainer,
+        HfExport,
+        DeepSpeedZero1,
+        DeepSpeedZero2,
+        DeepSpeedZero3,
+        FsdpDcp,
+        MegatronLegacy,
+        MegatronTorchDist,
+        MlPerf,
+    )
+}
+"""Every layout, by id."""

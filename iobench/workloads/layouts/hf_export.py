@@ -1,0 +1,102 @@
+"""`hf-export`: what transformers' save_pretrained writes.
+
+Config files, then safetensors shards by the greedy split of
+huggingface_hub.split_torch_state_dict_into_shards, then the index, then the tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+from pydantic.dataclasses import dataclass
+
+from iobench.units import parse_size
+from iobench.workloads.layouts.layout import (
+    CONFIG,
+    DTYPES,
+    HF_FAMILIES,
+    Layout,
+    index_file,
+    raw_file,
+    safetensors_file,
+)
+from iobench.workloads.models.model import Model
+from iobench.workloads.specs import FileSpec, TensorSpec
+
+__all__ = ["HfExport", "Size", "export_files", "split_shards"]
+
+Size = Annotated[
+    int,
+    BeforeValidator(lambda size: parse_size(size) if isinstance(size, str) else size),
+    Field(ge=1),
+]
+"""Bytes, written as in `iobench.units`: 5GB, 4GiB, 1048576."""
+
+
+@dataclass(frozen=True, kw_only=True, config=CONFIG)
+class HfExport(Layout):
+    """One process saves the weights alone, in shards of at most `max_shard_size` bytes."""
+
+    id: ClassVar[str] = "hf-export"
+    families: ClassVar[tuple[str, ...]] = HF_FAMILIES
+
+    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    max_shard_size: Size = 5_000_000_000
+
+    @property
+    def ranks(self) -> int:
+        """Always 1."""
+        return 1
+
+    def files(self, model: Model, rank: int) -> tuple[FileSpec, ...]:
+        """Config, shards, index, tokenizer."""
+        del rank
+        return (
+            *export_files(model, DTYPES[self.precision], self.max_shard_size),
+            *(raw_file(name, size) for name, size in model.tokenizer.items()),
+        )
+
+
+def export_files(model: Model, dtype: str, max_shard_size: int) -> Iterator[FileSpec]:
+    """Config, shards and index of `model` in `dtype`, in the order save_pretrained writes them."""
+    yield raw_file("config.json", 650)
+    yield raw_file("generation_config.json", 130)
+    tensors = [
+        TensorSpec(name=parameter.name, dtype=dtype, shape=parameter.shape)
+        for parameter in model.parameters()
+    ]
+    groups = split_shards(tensors, max_shard_size)
+    if len(groups) == 1:
+        yield safetensors_file("model.safetensors", groups[0])
+        return
+    shards = [
+        safetensors_file(f"model-{number:05d}-of-{len(groups):05d}.safetensors", group)
+        for number, group in enumerate(groups, 1)
+    ]
+    yield from shards
+    yield index_file("model.safetensors.index.json", shards, model.num_parameters)
+
+
+def split_shards(tensors: list[TensorSpec], max_shard_size: int) -> list[list[TensorSpec]]:
+    """Greedy, in state dict order; a tensor above the limit gets a shard of its own.
+
+    Source: huggingface_hub/serialization/_base.py, split_state_dict_into_shards_factory.
+    """
+    shards: list[list[TensorSpec]] = []
+    current: list[TensorSpec] = []
+    current_bytes = 0
+    for tensor in tensors:
+        size = tensor.size_bytes
+        if size > max_shard_size:
+            shards.append([tensor])
+            continue
+        if current_bytes + size > max_shard_size:
+            shards.append(current)
+            current, current_bytes = [], 0
+        current.append(tensor)
+        current_bytes += size
+    if current:
+        shards.append(current)
+    return shards

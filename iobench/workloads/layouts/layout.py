@@ -1,0 +1,158 @@
+"""A layout: how a framework cuts a model's state into the files of each rank."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, ClassVar
+
+from pydantic import ConfigDict, Field
+
+from iobench.formats.safetensors_header import header_bytes
+from iobench.workloads import torch_zip
+from iobench.workloads.models.model import Model
+from iobench.workloads.specs import SAFETENSORS_METADATA, FileSpec, TensorSpec
+
+__all__ = [
+    "CONFIG",
+    "DTYPES",
+    "HF_FAMILIES",
+    "MAX_RANKS",
+    "STEP",
+    "Layout",
+    "Ranks",
+    "dcp_file",
+    "dcp_metadata_file",
+    "index_file",
+    "raw_file",
+    "safetensors_file",
+    "torch_file",
+]
+
+CONFIG = ConfigDict(extra="forbid", strict=True)
+"""pydantic configuration of every layout: no unknown fields, no silent conversions."""
+
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""Precision as people write it -> torch dtype name."""
+
+HF_FAMILIES = ("llama", "gpt2", "bloom")
+"""Families whose tensors are named as transformers names them."""
+
+MAX_RANKS = 2**17
+"""The largest world size; bounds the time that a wrong number in a workload file can cost."""
+
+Ranks = Annotated[int, Field(ge=1, le=MAX_RANKS)]
+"""A number of ranks."""
+
+STEP = 1000
+"""The training step that appears in the paths of a replayed checkpoint."""
+
+_DCP_METADATA_BYTES = 286
+"""Bytes of `.metadata` per stored chunk, from a published 4-rank DCP checkpoint; an estimate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout(ABC):
+    """Base of every layout. Subclasses are frozen pydantic dataclasses; the YAML has their fields.
+
+    `id` is the name in YAML; `families` are the model families that the layout can hold.
+    """
+
+    id: ClassVar[str]
+    families: ClassVar[tuple[str, ...]]
+
+    @property
+    @abstractmethod
+    def ranks(self) -> int:
+        """World size: the number of ranks of the job, those that write nothing included."""
+
+    @abstractmethod
+    def files(self, model: Model, rank: int) -> tuple[FileSpec, ...]:
+        """Every file that `rank` writes, in the order written. `model` has been prepared."""
+
+    @property
+    def layer_step(self) -> int:
+        """Layers are dropped in multiples of this, so that every pipeline stage keeps as many."""
+        return 1
+
+    def prepare(self, model: Model) -> Model:
+        """The model as this layout holds it, such as with a padded vocabulary."""
+        return model
+
+    def check(self, model: Model) -> None:
+        """Raises ValueError when the (prepared) model cannot be cut this way."""
+        if model.family.id not in self.families:
+            raise ValueError(
+                f"layout {self.id!r} cannot hold a model of family {model.family.id!r}; "
+                f"it holds {', '.join(self.families)}"
+            )
+
+    def rank_class(self, model: Model, rank: int) -> Hashable:
+        """A key that two ranks share only when the files they write have the same sizes."""
+        del model
+        return rank
+
+    def rank_classes(self, model: Model) -> list[tuple[int, int]]:
+        """(one rank, how many ranks write files of the same sizes) for all ranks."""
+        counts: Counter[Hashable] = Counter()
+        first: dict[Hashable, int] = {}
+        for rank in range(self.ranks):
+            key = self.rank_class(model, rank)
+            counts[key] += 1
+            first.setdefault(key, rank)
+        return [(first[key], count) for key, count in counts.items()]
+
+    def describe(self) -> dict[str, object]:
+        """Id and every parameter, ready for JSON."""
+        return {"id": self.id, **{field.name: getattr(self, field.name) for field in fields(self)}}
+
+
+def raw_file(path: str, size_bytes: int, *, exact: bool = False) -> FileSpec:
+    """A small file of opaque bytes."""
+    blob = TensorSpec(name="blob", dtype="uint8", shape=(size_bytes,))
+    return FileSpec(path=path, format="raw", tensors=(blob,), size_bytes=size_bytes, exact=exact)
+
+
+def safetensors_file(path: str, tensors: Iterable[TensorSpec]) -> FileSpec:
+    """A safetensors file, tensors in file order, size to the byte."""
+    by_name = {tensor.name: tensor for tensor in tensors}
+    header, offsets = header_bytes(
+        [(t.name, t.dtype, t.shape) for t in by_name.values()], SAFETENSORS_METADATA
+    )
+    ordered = tuple(by_name[name] for name in offsets)
+    size = len(header) + sum(tensor.size_bytes for tensor in ordered)
+    return FileSpec(path=path, format="safetensors", tensors=ordered, size_bytes=size, exact=True)
+
+
+def torch_file(path: str, tensors: Iterable[TensorSpec]) -> FileSpec:
+    """A file of one torch.save; its pickle is an estimate, its tensors are not."""
+    listed = tuple(tensors)
+    size = torch_zip.state_dict_archive_bytes(listed)
+    return FileSpec(path=path, format="torch", tensors=listed, size_bytes=size, exact=False)
+
+
+def dcp_file(path: str, tensors: Iterable[TensorSpec], *, exact: bool) -> FileSpec:
+    """A .distcp file: one torch.save archive per tensor, exact for the tensors listed."""
+    listed = tuple(tensors)
+    size = sum(map(torch_zip.single_tensor_archive_bytes, listed))
+    return FileSpec(path=path, format="dcp", tensors=listed, size_bytes=size, exact=exact)
+
+
+def dcp_metadata_file(path: str, chunks: int) -> FileSpec:
+    """DCP's `.metadata`, which grows with the chunks that all ranks store; an estimate."""
+    return raw_file(path, _DCP_METADATA_BYTES * chunks)
+
+
+def index_file(path: str, shards: Sequence[FileSpec], parameters: int) -> FileSpec:
+    """`model.safetensors.index.json` of `shards`, as transformers (since 4.51) writes it."""
+    document = {
+        "metadata": {
+            "total_parameters": parameters,
+            "total_size": sum(shard.payload_bytes for shard in shards),
+        },
+        "weight_map": {t.name: shard.path for shard in shards for t in shard.tensors},
+    }
+    return raw_file(path, len(json.dumps(document, indent=2, sort_keys=True)) + 1)

@@ -1,0 +1,115 @@
+"""What the Megatron layouts share: parallel ranks, and the parameters that one of them holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+from typing import ClassVar, Literal, NamedTuple
+
+from pydantic.dataclasses import dataclass
+
+from iobench.workloads.layouts.layout import CONFIG, DTYPES, STEP, Layout, Ranks, raw_file
+from iobench.workloads.models.model import Model, Parameter
+from iobench.workloads.specs import FileSpec
+
+__all__ = ["Coordinates", "Megatron"]
+
+
+class Coordinates(NamedTuple):
+    """Where a rank stands in each kind of parallelism."""
+
+    tensor: int
+    data: int
+    pipeline: int
+
+
+@dataclass(frozen=True, kw_only=True, config=CONFIG)
+class Megatron(Layout):
+    """`tensor_parallel` x `pipeline_parallel` x `data_parallel` ranks, weights in `precision`.
+
+    Ranks count tensor parallel first, then data, then pipeline (megatron/core/parallel_state.py).
+    The optimizer keeps fp32 master weights and two fp32 moments: 14 bytes per parameter.
+    """
+
+    families: ClassVar[tuple[str, ...]] = ("megatron-gpt",)
+
+    tensor_parallel: Ranks = 1
+    pipeline_parallel: Ranks = 1
+    data_parallel: Ranks = 1
+    precision: Literal["bf16", "fp16"] = "bf16"
+
+    @property
+    def ranks(self) -> int:
+        """World size."""
+        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+
+    @property
+    def layer_step(self) -> int:
+        """One layer per pipeline stage."""
+        return self.pipeline_parallel
+
+    @property
+    def dtype(self) -> str:
+        """Torch dtype name of the weights."""
+        return DTYPES[self.precision]
+
+    def prepare(self, model: Model) -> Model:
+        """The vocabulary padded to a multiple of 128 x `tensor_parallel`."""
+        return model.padded(model.family.vocab_multiple * self.tensor_parallel)
+
+    def check(self, model: Model) -> None:
+        """Raises ValueError when heads, widths or layers do not divide by the parallel ranks."""
+        super().check(model)
+        arch = model.arch
+        for name, value, by in (
+            ("num_heads", arch.num_heads, "tensor_parallel"),
+            ("hidden_size", arch.hidden_size, "tensor_parallel"),
+            ("ffn_hidden_size", arch.ffn_hidden_size, "tensor_parallel"),
+            ("num_layers", arch.num_layers, "pipeline_parallel"),
+        ):
+            divisor = getattr(self, by)
+            if value % divisor:
+                raise ValueError(
+                    f"{by} is {divisor}: must divide {name} of {model.name}, which is {value}"
+                )
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Tensor, data and pipeline parallel rank of `rank`."""
+        rest, tensor = divmod(rank, self.tensor_parallel)
+        pipeline, data = divmod(rest, self.data_parallel)
+        return Coordinates(tensor, data, pipeline)
+
+    def stage_kind(self, at: Coordinates) -> tuple[bool, bool]:
+        """Whether the stage has the embedding, and whether it has the head."""
+        return at.pipeline == 0, at.pipeline == self.pipeline_parallel - 1
+
+    def held(self, model: Model, at: Coordinates) -> Iterator[Parameter]:
+        """The parameters of a model parallel rank, split and with layers numbered from 0.
+
+        Without the copy of the word embedding that the last of several stages has.
+        """
+        first, last = self.stage_kind(at)
+        layers = model.arch.num_layers // self.pipeline_parallel
+        blocks = chain(
+            model.embedding() if first else (),
+            chain.from_iterable(model.layer(index) for index in range(layers)),
+            model.head() if last else (),
+        )
+        return (parameter.split_by(self.tensor_parallel) for parameter in blocks)
+
+    def output_copy(self, model: Model, at: Coordinates) -> Parameter | None:
+        """The last stage's copy of the word embedding, as its output layer; None elsewhere."""
+        if at.pipeline == 0 or not self.stage_kind(at)[1] or not model.keep_head:
+            return None
+        whole = replace(model, keep_embedding=True)
+        word_embedding = whole.embedding()[0].split_by(self.tensor_parallel)
+        return replace(word_embedding, name="output_layer.weight")
+
+    def path(self, name: str) -> str:
+        """`name` in the directory of the iteration."""
+        return f"iter_{STEP:07d}/{name}"
+
+    def tracker(self) -> FileSpec:
+        """latest_checkpointed_iteration.txt: the iteration in decimal."""
+        return raw_file("latest_checkpointed_iteration.txt", len(str(STEP)), exact=True)

@@ -1,0 +1,102 @@
+"""`megatron-torch-dist`: Megatron-Core's distributed checkpoint, fully parallel save.
+
+The distributed optimizer's slices stay on their data parallel ranks; the weights, which all data
+parallel ranks hold, are dealt out among them, largest first to the least loaded. Each rank writes
+two files, its tensors dealt out in the same way. Sources: megatron/core/dist_checkpointing/
+strategies/fully_parallel.py and torch.py (thread_count=2), torch DCP _split_by_size_and_type.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Hashable, Iterable, Iterator
+from typing import ClassVar
+
+from pydantic.dataclasses import dataclass
+
+from iobench.workloads.layouts.layout import CONFIG, dcp_file, dcp_metadata_file, raw_file
+from iobench.workloads.layouts.megatron import Coordinates, Megatron
+from iobench.workloads.models.model import Model, Parameter
+from iobench.workloads.specs import FileSpec, TensorSpec
+
+__all__ = ["MegatronTorchDist"]
+
+_FILES_PER_RANK = 2
+_STATES = ("param", "exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True, kw_only=True, config=CONFIG)
+class MegatronTorchDist(Megatron):
+    """Every rank writes; tensors that tensor parallel ranks hold in common come from the first."""
+
+    id: ClassVar[str] = "megatron-torch-dist"
+
+    def rank_class(self, model: Model, rank: int) -> Hashable:
+        """Which blocks the stage holds, the data parallel rank, whether it is the first of TP."""
+        del model
+        at = self.coordinates(rank)
+        return rank == 0, self.stage_kind(at), at.data, at.tensor == 0
+
+    def files(self, model: Model, rank: int) -> tuple[FileSpec, ...]:
+        """__{rank}_0.distcp and __{rank}_1.distcp; rank 0 then the metadata and the tracker."""
+        at = self.coordinates(rank)
+        parameters = list(self.held(model, at))
+        items = [*self._slices(parameters, at), *self._weights(parameters, at)]
+        files = [
+            dcp_file(self.path(f"__{rank}_{number}.distcp"), bucket, exact=False)
+            for number, bucket in enumerate(_deal(items, _FILES_PER_RANK))
+        ]
+        if rank:
+            return tuple(files)
+        return (
+            *files,
+            raw_file(self.path("common.pt"), 20000),
+            dcp_metadata_file(self.path(".metadata"), self._chunks(model)),
+            raw_file(self.path("metadata.json"), 100),
+            self.tracker(),
+        )
+
+    def _slices(self, parameters: list[Parameter], at: Coordinates) -> Iterator[TensorSpec]:
+        """This data parallel rank's part of the flat optimizer buffer, cut at parameter borders."""
+        share = -(-sum(parameter.elements for parameter in parameters) // self.data_parallel)
+        begin, end = at.data * share, (at.data + 1) * share
+        cursor = 0
+        for parameter in parameters:
+            length = min(end, cursor + parameter.elements) - max(begin, cursor)
+            cursor += parameter.elements
+            if length <= 0 or not _saves(parameter, at):
+                continue
+            for state in _STATES:
+                name = f"optimizer.state.{state}.{parameter.name}"
+                yield TensorSpec(name=name, dtype="float32", shape=(length,))
+
+    def _weights(self, parameters: list[Parameter], at: Coordinates) -> list[TensorSpec]:
+        """The weights that fall to this data parallel rank."""
+        weights = [
+            TensorSpec(name=parameter.name, dtype=self.dtype, shape=parameter.shape)
+            for parameter in parameters
+            if _saves(parameter, at)
+        ]
+        return _deal(weights, self.data_parallel)[at.data]
+
+    def _chunks(self, model: Model) -> int:
+        """Tensors in all files together: weights, and optimizer slices cut at rank borders."""
+        held = model.num_tensors * self.tensor_parallel
+        cuts = (self.data_parallel - 1) * self.tensor_parallel * self.pipeline_parallel
+        return held + len(_STATES) * (held + cuts)
+
+
+def _saves(parameter: Parameter, at: Coordinates) -> bool:
+    """Whether a tensor parallel rank saves its part, or leaves a common tensor to the first."""
+    return parameter.split is not None or at.tensor == 0
+
+
+def _deal(tensors: Iterable[TensorSpec], buckets: int) -> list[list[TensorSpec]]:
+    """Largest first, each to the bucket with the fewest bytes."""
+    dealt: list[list[TensorSpec]] = [[] for _ in range(buckets)]
+    loads = [(0, index) for index in range(buckets)]
+    for tensor in sorted(tensors, key=lambda tensor: -tensor.size_bytes):
+        load, index = loads[0]
+        dealt[index].append(tensor)
+        heapq.heapreplace(loads, (load + tensor.size_bytes, index))
+    return dealt

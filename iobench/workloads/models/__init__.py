@@ -1,0 +1,29 @@
+"""Models: tensor templates per family (`*.py`) and architectures with their sources (`*.yaml`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from iobench.workloads.models.bloom import BLOOM
+from iobench.workloads.models.dlio import DLIO_LLAMA
+from iobench.workloads.models.gpt2 import GPT2
+from iobench.workloads.models.llama import LLAMA
+from iobench.workloads.models.megatron_gpt import MEGATRON_GPT
+from iobench.workloads.models.model import Arch, Family, Model, Parameter
+
+__all__ = ["FAMILIES", "Arch", "Family", "Model", "Parameter", "model_names", "model_path"]
+
+FAMILIES = {family.id: family for family in (LLAMA, GPT2, BLOOM, MEGATRON_GPT, DLIO_LLAMA)}
+"""Every family of tensor templates, by id."""
+
+_DIRECTORY = Path(__file__).parent
+
+
+def model_names() -> list[str]:
+    """Names of the architectures that ship with iobench."""
+    return sorted(path.stem for path in _DIRECTORY.glob("*.yaml"))
+
+
+def model_path(name: str) -> Path:
+    """Where the architecture `name` is described."""
+    return _DIRECTORY / f"{name}.yaml"

@@ -1,0 +1,117 @@
+"""Scaling a model down to what fits: whole blocks go, so that the mix of tensor sizes stays.
+
+Only when not even one layer (per pipeline stage) fits is the width divided, by a power of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+
+from iobench.errors import UsageError
+from iobench.units import format_size, format_size_exact
+from iobench.workloads.models.model import Model
+
+__all__ = ["Scale", "scale_model"]
+
+_NEAR = 0.95
+"""Of combinations this near to the largest, the one with more kinds of blocks is taken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """What is left of a scaled-down workload. Bytes are those that the replayed rank writes."""
+
+    layers: int
+    full_layers: int
+    embedding: bool
+    head: bool
+    width_divisor: int
+    size_bytes: int
+    full_bytes: int
+
+    @property
+    def fraction(self) -> float:
+        """Bytes of the replayed rank, as a part of those at full size."""
+        return self.size_bytes / self.full_bytes
+
+    @property
+    def text(self) -> str:
+        """For people: `2 of 32 layers, no embedding`."""
+        parts = [f"{self.layers} of {self.full_layers} layers"]
+        parts += [] if self.embedding else ["no embedding"]
+        parts += [] if self.head else ["no head"]
+        parts += [f"1/{self.width_divisor} of the width"] if self.width_divisor > 1 else []
+        return ", ".join(parts)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def scale_model(
+    model: Model,
+    rank_bytes: Callable[[Model], int],
+    max_bytes: int,
+    *,
+    layer_step: int = 1,
+    name: str = "",
+) -> tuple[Model, Scale]:
+    """The part of `model` whose `rank_bytes` are the largest within `max_bytes`, and what it is.
+
+    Layers are kept in multiples of `layer_step`. `rank_bytes` raises ValueError for a model that
+    cannot be laid out. Raises UsageError, naming the smallest size, when nothing fits.
+    """
+    full_bytes = rank_bytes(model)
+    smallest = full_bytes
+    divisor = 1
+    while True:
+        try:
+            narrow = model.shrunk(divisor) if divisor > 1 else model
+            one_layer = narrow.kept(layers=layer_step, embedding=False, head=False)
+            smallest = min(smallest, rank_bytes(one_layer))
+        except ValueError:
+            raise UsageError(
+                f"workload {name!r} cannot be scaled to {format_size(max_bytes)}: the smallest is "
+                f"{format_size_exact(smallest)} ({format_size(smallest)})"
+            ) from None
+        if smallest <= max_bytes:
+            break
+        divisor *= 2
+    fitting = _fitting(narrow, rank_bytes, max_bytes, layer_step)
+    largest = max(size for size, _ in fitting)
+    near = [entry for entry in fitting if entry[0] >= _NEAR * largest]
+    size, best = max(
+        near, key=lambda entry: (entry[1].keep_embedding + entry[1].keep_head, entry[0])
+    )
+    return best, Scale(
+        layers=best.arch.num_layers,
+        full_layers=model.arch.num_layers,
+        embedding=best.keep_embedding,
+        head=best.keep_head,
+        width_divisor=divisor,
+        size_bytes=size,
+        full_bytes=full_bytes,
+    )
+
+
+def _fitting(
+    model: Model, rank_bytes: Callable[[Model], int], max_bytes: int, layer_step: int
+) -> list[tuple[int, Model]]:
+    """With and without embedding and head: the most layers that fit, and the rank's bytes."""
+    steps = [*range(layer_step, model.arch.num_layers, layer_step), model.arch.num_layers]
+    fitting = []
+    for embedding, head in product((True, False), repeat=2):
+        best: tuple[int, Model] | None = None
+        low, high = 0, len(steps)
+        while low < high:
+            middle = (low + high) // 2
+            candidate = model.kept(layers=steps[middle], embedding=embedding, head=head)
+            size = rank_bytes(candidate)
+            if size <= max_bytes:
+                best, low = (size, candidate), middle + 1
+            else:
+                high = middle
+        if best:
+            fitting.append(best)
+    return fitting

@@ -1,0 +1,202 @@
+"""The YAML of workloads and models, and the one line that a broken file is answered with."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+
+from iobench.errors import WorkloadFileError
+
+__all__ = [
+    "SCHEMA",
+    "ArchEntry",
+    "InlineModelEntry",
+    "LayoutEntry",
+    "ModelEntry",
+    "StepTimeEntry",
+    "WorkloadEntry",
+    "problem",
+    "read_yaml",
+    "validate",
+]
+
+SCHEMA = "iobench.workload/1"
+
+Text = Annotated[str, Field(min_length=1)]
+Length = Annotated[int, Field(ge=1, le=2**27)]
+"""A dimension of a tensor: bounded, so that a slip of the pen costs an error and not an hour."""
+Entry = TypeVar("Entry")
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class ArchEntry(_Entry):
+    """`arch`: see `iobench.workloads.models.Arch`."""
+
+    vocab_size: Length
+    hidden_size: Length
+    num_layers: Annotated[int, Field(ge=1, le=10_000)]
+    num_heads: Length
+    ffn_hidden_size: Length
+    num_kv_heads: Length | None = None
+    head_dim: Length | None = None
+    max_positions: Length | None = None
+
+
+class ModelEntry(_Entry):
+    """A file of `iobench/workloads/models`."""
+
+    family: Text
+    source: str = ""
+    arch: ArchEntry
+    tokenizer: dict[Text, PositiveInt] = {}
+
+
+class InlineModelEntry(ModelEntry):
+    """A model that a workload file describes itself."""
+
+    name: Text
+
+
+class LayoutEntry(BaseModel):
+    """`layout`: an id, and the parameters of that layout."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    id: Text
+
+
+class StepTimeEntry(_Entry):
+    """`step_time`: seconds per training step, on how many of which GPUs, and who measured it."""
+
+    seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    gpus: PositiveInt
+    hardware: Text
+    precision: Text
+    source: Text
+
+
+class WorkloadEntry(_Entry):
+    """A workload file."""
+
+    schema_: Annotated[Literal["iobench.workload/1"], Field(alias="schema")]
+    description: str = ""
+    model: str | InlineModelEntry
+    layout: LayoutEntry
+    step_time: StepTimeEntry | None = None
+    source: str = ""
+
+
+def read_yaml(path: Path) -> object:
+    """What the YAML file at `path` says. Raises WorkloadFileError in one line."""
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except OSError as error:
+        raise WorkloadFileError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise WorkloadFileError(f"{path}: is not UTF-8 text") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise WorkloadFileError(f"{path}{where}: is not YAML: {error.problem}") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        line = " ".join(str(error).split())
+        raise WorkloadFileError(f"{path}: is not YAML: {line}") from error
+
+
+def validate(kind: type[Entry], content: object, path: Path, prefix: tuple[str, ...] = ()) -> Entry:
+    """`content` as `kind`, a pydantic model or dataclass.
+
+    Raises WorkloadFileError with the first field that is wrong, its value and what is allowed;
+    `prefix` is where `content` stands in the file.
+    """
+    if not isinstance(content, dict):
+        where = ".".join(prefix)
+        wanted = f"a mapping with the fields {', '.join(_field_names(kind))}"
+        if not where:
+            raise WorkloadFileError(f"{path}: holds {_shown(content)}: must be {wanted}")
+        raise problem(path, where, content, f"must be {wanted}")
+    try:
+        if issubclass(kind, BaseModel):
+            return kind.model_validate(content)
+        return kind(**content)
+    except ValidationError as error:
+        raise _first_problem(kind, error, path, prefix) from error
+    except TypeError as error:  # keys of the mapping that are no strings
+        raise WorkloadFileError(f"{path}: field {'.'.join(prefix)!r}: {error}") from error
+
+
+def problem(path: Path, field: str, value: object, allowed: str) -> WorkloadFileError:
+    """The error for one field: file, field, value, what is allowed."""
+    return WorkloadFileError(f"{path}: field {field!r} is {_shown(value)}: {allowed}")
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen = set()
+        for key_node, _ in node.value:
+            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
+            if key is not None and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is given twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+def _first_problem(
+    kind: type[Any], error: ValidationError, path: Path, prefix: tuple[str, ...]
+) -> WorkloadFileError:
+    details = error.errors(include_url=False)
+    # A union reports every member: the error that went deepest is the one that was meant.
+    detail = max(details, key=lambda entry: (entry["type"] == "extra_forbidden", len(entry["loc"])))
+    parts = [str(part) for part in detail["loc"] if part not in ("InlineModelEntry", "str")]
+    field = ".".join((*prefix, *parts))
+    owner = _owner(kind, parts[:-1])
+    if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        known = ", ".join(_field_names(owner))
+        return problem(path, field, detail["input"], f"there is no such field; known here: {known}")
+    if detail["type"] in ("missing", "missing_argument"):
+        return WorkloadFileError(f"{path}: field {field!r} is missing")
+    if field == "model":
+        return problem(path, field, detail["input"], "must be a model's name, or a mapping")
+    return problem(path, field, detail["input"], _allowed(detail["msg"]))
+
+
+def _allowed(message: str) -> str:
+    """pydantic's sentence as ours: `Input should be ...` -> `must be ...`."""
+    if "valid dictionary" in message:
+        return "must be a mapping"
+    for old, new in (("Input should be ", "must be "), ("Value error, ", "")):
+        message = message.replace(old, new)
+    return message[:1].lower() + message[1:]
+
+
+def _owner(kind: type[Any], parts: list[str]) -> type[Any]:
+    """The class that the fields under `parts` belong to."""
+    nested: dict[str, type[Any]] = {
+        "arch": ArchEntry,
+        "model": InlineModelEntry,
+        "layout": LayoutEntry,
+        "step_time": StepTimeEntry,
+    }
+    return nested.get(parts[-1], kind) if parts else kind
+
+
+def _field_names(kind: type[Any]) -> list[str]:
+    if dataclasses.is_dataclass(kind):
+        return [field.name for field in dataclasses.fields(kind)]
+    return [field.alias or name for name, field in kind.model_fields.items()]
+
+
+def _shown(value: object) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,66 @@
+"""What one checkpoint file holds: tensors by name, dtype and shape, and the file around them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from iobench.formats.safetensors_header import DTYPES
+
+__all__ = ["SAFETENSORS_METADATA", "FileFormat", "FileSpec", "TensorSpec", "dtype_bytes"]
+
+FileFormat = Literal["safetensors", "torch", "dcp", "raw"]
+
+SAFETENSORS_METADATA = {"format": "pt"}
+"""`__metadata__` of every safetensors file of a workload, as transformers writes it."""
+
+
+def dtype_bytes(dtype: str) -> int:
+    """Bytes per element of a torch dtype name such as "bfloat16". Raises KeyError for no dtype."""
+    return 16 if dtype == "complex128" else DTYPES[dtype][1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorSpec:
+    """One tensor: its name in the file, torch dtype name and shape.
+
+    In "torch" files `name` is the path through nested dicts, joined by "/"; a part of only digits
+    is an int key ("state/0/exp_avg"). Elsewhere it is the name as it stands, dots and all.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the elements alone."""
+        return self.elements * dtype_bytes(self.dtype)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileSpec:
+    """One file of a checkpoint, `path` relative to the checkpoint's directory.
+
+    `format` says how the tensors lie in it: "safetensors" (with SAFETENSORS_METADATA), "torch" (one
+    zip archive of a nested dict), "dcp" (one single-tensor archive after the other, in this order),
+    or "raw": opaque bytes, as the one uint8 tensor "blob". `size_bytes` is the size on storage;
+    `exact` says whether a file of these tensors has exactly that size, or about it.
+    """
+
+    path: str
+    format: FileFormat
+    tensors: tuple[TensorSpec, ...]
+    size_bytes: int
+    exact: bool
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the tensors alone, without headers, pickles and padding."""
+        return sum(tensor.size_bytes for tensor in self.tensors)

@@ -1,0 +1,112 @@
+"""A workload: a model, a layout and where the numbers come from; files are computed from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from iobench.errors import UsageError
+from iobench.workloads.models.model import Model
+from iobench.workloads.scaling import Scale, scale_model
+from iobench.workloads.specs import FileSpec
+
+if TYPE_CHECKING:
+    from iobench.workloads.layouts.layout import Layout
+
+__all__ = ["StepTime", "Workload"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """How long one training step of the model takes, and where that was measured."""
+
+    seconds: float
+    gpus: int
+    hardware: str
+    precision: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """One checkpoint of a training job: `layout` applied to `model`.
+
+    `step_time` is that of the source, on its own number of GPUs and not on this layout's.
+    `scale` says what was dropped; None at full size.
+    """
+
+    name: str
+    description: str
+    model: Model
+    layout: Layout
+    step_time: StepTime | None = None
+    source: str = ""
+    scale: Scale | None = None
+
+    def files(self, rank: int = 0) -> tuple[FileSpec, ...]:
+        """All files that `rank` writes, in the order written; some ranks write none.
+
+        Raises UsageError when there is no such rank.
+        """
+        if not 0 <= rank < self.world_size:
+            raise UsageError(
+                f"workload {self.name!r} has no rank {rank}: it has 0 to {self.world_size - 1}"
+            )
+        return self.layout.files(self.layout.prepare(self.model), rank)
+
+    def size_bytes(self, rank: int = 0) -> int:
+        """Bytes on storage of everything that `rank` writes. Raises UsageError as `files`."""
+        return sum(file.size_bytes for file in self.files(rank))
+
+    def total_size_bytes(self) -> int:
+        """Bytes on storage of the whole checkpoint, all ranks together."""
+        classes = self.layout.rank_classes(self.layout.prepare(self.model))
+        return sum(count * self.size_bytes(rank) for rank, count in classes)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job, those that write nothing included."""
+        return self.layout.ranks
+
+    @property
+    def parameters(self) -> int:
+        """Exact number of parameters of the model as the layout holds it."""
+        return self.layout.prepare(self.model).num_parameters
+
+    @property
+    def bytes_per_parameter(self) -> float:
+        """Bytes of the whole checkpoint per parameter: 2 of bf16 weights, 12 to 14 in training."""
+        return self.total_size_bytes() / self.parameters
+
+    def scaled(self, max_bytes: int, rank: int = 0) -> Workload:
+        """This workload with so many blocks dropped that `rank` writes at most `max_bytes`.
+
+        Itself when it fits. Raises UsageError, naming the smallest size, when nothing fits.
+        """
+
+        def rank_bytes(model: Model) -> int:
+            prepared = self.layout.prepare(model)
+            self.layout.check(prepared)
+            return sum(file.size_bytes for file in self.layout.files(prepared, rank))
+
+        if self.size_bytes(rank) <= max_bytes:
+            return self
+        model, scale = scale_model(
+            self.model, rank_bytes, max_bytes, layer_step=self.layout.layer_step, name=self.name
+        )
+        return replace(self, model=model, scale=scale)
+
+    def describe(self) -> dict[str, object]:
+        """What the workload is made of, ready for JSON: no sizes, no files."""
+        step_time = self.step_time and {
+            field: getattr(self.step_time, field) for field in StepTime.__dataclass_fields__
+        }
+        return {
+            "name": self.name,
+            "description": self.description,
+            "model": self.model.describe(),
+            "layout": self.layout.describe(),
+            "step_time": step_time,
+            "source": self.source,
+            "scale": self.scale and self.scale.text,
+        }

@@ -1,0 +1,155 @@
+"""A user's YAML: what it may say, and the one line that a broken one is answered with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from iobench import workloads
+from iobench.errors import WorkloadFileError
+from iobench.workloads.layouts import LAYOUTS
+
+_GOOD = """\
+schema: iobench.workload/1
+model: llama-7b
+layout: {id: fsdp-dcp, world_size: 8}
+"""
+_INLINE = """\
+schema: iobench.workload/1
+description: A model of my own
+model:
+  name: tiny
+  family: llama
+  arch: {vocab_size: 1000, hidden_size: 64, num_layers: 2, num_heads: 4, ffn_hidden_size: 96}
+layout: {id: hf-export, max_shard_size: 1MiB}
+step_time: {seconds: 0.5, gpus: 1, hardware: A100, precision: BF16, source: measured by me}
+"""
+
+
+def test_a_file_of_ones_own(write: Callable[[str], Path]) -> None:
+    """A model described in place is combined with any layout; the workload is named by its file."""
+    workload = workloads.load(write(_INLINE))
+    assert workload.name == "mine"
+    assert workload.parameters == 2 * 1000 * 64 + 2 * (4 * 64 * 64 + 3 * 96 * 64 + 2 * 64) + 64
+    assert workload.layout.describe()["max_shard_size"] == 2**20
+    assert workload.step_time is not None
+    assert workload.step_time.seconds == 0.5
+
+
+def test_the_guide_is_right(write: Callable[[str], Path]) -> None:
+    """The example in docs/workloads.md loads, and the guide names every layout and its fields."""
+    guide = (Path(__file__).parents[3] / "docs" / "workloads.md").read_text()
+    example = guide.split("```yaml\n")[1].split("```")[0]
+    assert workloads.load(write(example)).world_size == 16
+    words = {word.strip("`,.()") for word in guide.split()}
+    for layout in LAYOUTS.values():
+        assert layout.id in words or layout.id.replace("deepspeed", "") in words
+        assert {field.name for field in fields(layout)} <= words
+
+
+def test_one_of_our_models_by_name(write: Callable[[str], Path]) -> None:
+    """A file that names a model and a layout of ours equals the workload that ships."""
+    assert workloads.load(write(_GOOD)).files() == workloads.load("llama7b-fsdp").files()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("iobench.workload/1", "iobench.workload/9", "'schema' is 'iobench.workload/9': must be"),
+        ("model: llama-7b", "model: llama-9b", "'model' is 'llama-9b': must be one of bloom-3b"),
+        ("model: llama-7b", "model: 7", "'model' is 7: must be a model's name"),
+        ("model: llama-7b\n", "", "field 'model' is missing"),
+        ("model: llama-7b", "modle: llama-7b", "'modle' is 'llama-7b': there is no such field"),
+        ("fsdp-dcp", "fsdp", "'layout.id' is 'fsdp': must be one of hf-trainer"),
+        ("world_size: 8", "world_size: 0", "'layout.world_size' is 0: must be greater"),
+        ("world_size: 8", "world_size: 10000000", "'layout.world_size' is 10000000: must be less"),
+        ("world_size: 8", "world_size: eight", "'layout.world_size' is 'eight': must be a valid"),
+        ("world_size: 8", "ranks: 8", "'layout.ranks' is 8: there is no such field; known here: w"),
+        ("world_size: 8", "8: 8", "'layout.8' is 8: keys should be strings"),
+        ("{id: fsdp-dcp, world_size: 8}", "fsdp-dcp", "'layout' is 'fsdp-dcp': must be a mapping"),
+        ("fsdp-dcp, world_size: 8", "hf-export, max_shard_size: 5XB", "'5XB' is not a size"),
+        ("fsdp-dcp, world_size: 8", "hf-export, precision: fp8", "'fp8': must be 'bf16', 'fp16'"),
+        ("fsdp-dcp", "megatron-legacy", "'layout.world_size' is 8: there is no such field"),
+        ("fsdp-dcp, world_size: 8", "mlperf", "cannot hold a model of family 'llama'; it holds"),
+        ("model: llama-7b", "model: nemo-gpt-5b", "cannot hold a model of family 'megatron-gpt'"),
+        ("layout:", "step_time: 3\nlayout:", "'step_time' is 3: must be a mapping"),
+        ("world_size: 8}", "world_size: 8", "is not YAML"),
+        ("model: llama-7b", "model: llama-7b\nmodel: llama-13b", "line 3, column 1: is not YAML"),
+        ("model: llama-7b", "model: !!python/name:os.system", "is not YAML"),
+    ],
+)  # fmt: skip
+def test_a_broken_file_is_answered_in_one_line(
+    write: Callable[[str], Path], old: str, new: str, says: str
+) -> None:
+    """Each mistake names the file, the field, the value and what is allowed."""
+    _refused(write(_GOOD.replace(old, new)), says)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("num_layers: 2", "num_layers: -2", "'model.arch.num_layers' is -2: must be greater"),
+        ("num_layers: 2, ", "", "field 'model.arch.num_layers' is missing"),
+        ("num_layers: 2", "num_layers: 2.5", "'model.arch.num_layers' is 2.5: must be a valid int"),
+        ("num_layers: 2", "layers: 2", "'model.arch.layers' is 2: there is no such field; known"),
+        ("num_heads: 4", "num_heads: 5", "'model.arch.num_heads' is 5: must divide hidden_size 64"),
+        (
+            "num_heads: 4",
+            "num_heads: 4, num_kv_heads: 3",
+            "'model.arch.num_kv_heads' is 3: must div",
+        ),
+        ("num_heads: 4", "num_heads: 4, max_positions: 3", "does not use it, leave it out"),
+        ("family: llama", "family: gpt2", "'model.arch.max_positions' is missing: family 'gpt2'"),
+        ("family: llama", "family: opt", "'model.family' is 'opt': must be one of llama"),
+        ("seconds: 0.5", "seconds: .inf", "'step_time.seconds' is inf: must be a finite number"),
+        ("gpus: 1, ", "", "field 'step_time.gpus' is missing"),
+    ],
+)
+def test_a_broken_model_is_answered_in_one_line(
+    write: Callable[[str], Path], old: str, new: str, says: str
+) -> None:
+    """Mistakes inside a model or a step time are found where they are."""
+    _refused(write(_INLINE.replace(old, new)), says)
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", "hello", "\t", "\x00"])
+def test_what_is_no_mapping_is_refused(write: Callable[[str], Path], text: str) -> None:
+    """Files that hold something else say what they should hold, or that they are no YAML."""
+    _refused(write(text), "must be a mapping with the fields schema|is not YAML")
+
+
+def test_parallelism_must_divide_the_model(write: Callable[[str], Path]) -> None:
+    """Tensor and pipeline parallel sizes that do not divide the model name both numbers."""
+    text = _GOOD.replace("llama-7b", "nemo-gpt-5b")
+    layout = "{id: megatron-legacy, pipeline_parallel: 5}"
+    text = text.replace("{id: fsdp-dcp, world_size: 8}", layout)
+    _refused(
+        write(text), "pipeline_parallel is 5: must divide num_layers of nemo-gpt-5b, which is 24"
+    )
+
+
+def test_too_many_ranks_are_refused(write: Callable[[str], Path]) -> None:
+    """The product of parallel sizes is bounded too."""
+    layout = "{id: mlperf, tensor_parallel: 8, pipeline_parallel: 8, data_parallel: 100000}"
+    text = _GOOD.replace("{id: fsdp-dcp, world_size: 8}", layout)
+    _refused(write(text), "'layout' is 6400000: at most 131072 ranks")
+
+
+def test_missing_and_binary_files_are_refused(tmp_path: Path) -> None:
+    """A path without a file, a directory, and bytes that are no text."""
+    _refused(tmp_path / "none.yaml", "cannot be read: No such file")
+    _refused(tmp_path, "cannot be read: Is a directory")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    _refused(tmp_path / "binary.yaml", "is not UTF-8 text")
+
+
+def _refused(path: Path, says: str) -> None:
+    with pytest.raises(WorkloadFileError) as caught:
+        workloads.load(path)
+    message = str(caught.value)
+    assert message.startswith(str(path))
+    assert any(part in message for part in says.split("|")), message
+    assert "\n" not in message
