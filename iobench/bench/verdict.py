@@ -1,0 +1,230 @@
+"""Whether a figure may be believed: VALID, VALID (scaled) or INVALID, and why.
+
+The rules are those of an honest number (docs/results.md): cold and proved cold, verified, the bytes
+on the device, the whole workload, something stored at all. What merely needs to be known with a
+figure (a fallback, a note, a missing counter, a volatile target) is a reason that invalidates
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Self
+
+from iobench.results.records import Run, Sample, Verified
+
+__all__ = ["Context", "Reason", "Status", "Verdict", "combine", "judge", "with_verification"]
+
+RESIDENT_LIMIT = 0.01  # more of a file in the page cache than this, and the restore was not cold
+REACHED_LIMIT = 0.99  # fewer of the bytes at the device than this, and they did not reach it
+_VOLATILE = ("tmpfs", "ramfs")
+_MOST_MEASURED = 3
+
+
+class Status(StrEnum):
+    """From best to worst."""
+
+    VALID = "VALID"
+    SCALED = "VALID (scaled)"
+    INVALID = "INVALID"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reason:
+    """Why a verdict is what it is. `measured` are the figures behind it, `share` whose it is."""
+
+    text: str
+    measured: tuple[str, ...] = ()
+    share: str = ""
+
+    def __str__(self) -> str:
+        shown = ", ".join(self.measured[:_MOST_MEASURED])
+        more = ", ..." if len(self.measured) > _MOST_MEASURED else ""
+        return (
+            (f"{self.share}: " if self.share else "")
+            + self.text
+            + (f" ({shown}{more})" if shown else "")
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """`status` with its reasons, those that invalidate first."""
+
+    status: Status
+    reasons: tuple[Reason, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What a sample is judged against: the workload's bytes, and two facts that may be absent.
+
+    `scale` says how the workload was made smaller; `volatile` names a file system held in memory.
+    """
+
+    workload_bytes: int
+    scale: str | None = None
+    volatile: str | None = None
+
+    @classmethod
+    def of(cls, run: Run) -> Self:
+        """The context that the header of a result file gives."""
+        storage = run.environment.storage
+        upper = storage.get("upper")  # what an overlay writes to
+        found = [storage.get("fs_type"), upper.get("fs_type") if isinstance(upper, Mapping) else ""]
+        return cls(
+            workload_bytes=run.workload.bytes,
+            scale=(run.workload.scale or "smaller than full size") if run.workload.scaled else None,
+            volatile=next((kind for kind in _VOLATILE if kind in found), None),
+        )
+
+
+def judge(sample: Sample, context: Context) -> Verdict:
+    """The verdict on one sample; pass a save through `with_verification` first."""
+    invalid = list(_invalid(sample, context))
+    status = Status.VALID if context.scale is None else Status.SCALED
+    return Verdict(
+        status=Status.INVALID if invalid else status,
+        reasons=(*invalid, *_noted(sample, context)),
+    )
+
+
+def combine(verdicts: Sequence[Verdict]) -> Verdict:
+    """The worst of `verdicts`, every reason once, with its share unless all of them have it.
+
+    Raises ValueError for none.
+    """
+    if not verdicts:
+        raise ValueError("no verdicts to combine")
+    merged: dict[str, list[Reason]] = {}
+    for verdict in verdicts:
+        for reason in {reason.text: reason for reason in verdict.reasons}.values():
+            merged.setdefault(reason.text, []).append(reason)
+    worst = max((verdict.status for verdict in verdicts), key=list(Status).index)
+    return Verdict(
+        status=worst,
+        reasons=tuple(_merge(same, len(verdicts)) for same in merged.values()),
+    )
+
+
+def with_verification(samples: Iterable[Sample]) -> list[Sample]:
+    """`samples`, each save carrying the proof of the restore that read its bytes back.
+
+    That is the restore of the same writer, options and format in the same repetition, otherwise one
+    of another repetition: every configuration is verified, if not every save. A save with no such
+    restore stays without proof.
+    """
+    given = list(samples)
+    proofs: dict[tuple[str, int | None], Verified] = {}
+    for sample in given:
+        if sample.operation == "restore" and sample.verified is not None:
+            proofs[_setting(sample), sample.repetition] = sample.verified
+            worst = proofs.setdefault((_setting(sample), None), sample.verified)
+            if sample.verified.mismatches > worst.mismatches:
+                proofs[_setting(sample), None] = sample.verified
+    return [
+        sample
+        if sample.operation == "restore" or sample.verified is not None
+        else replace(
+            sample,
+            verified=proofs.get(
+                (_setting(sample), sample.repetition), proofs.get((_setting(sample), None))
+            ),
+        )
+        for sample in given
+    ]
+
+
+def _setting(sample: Sample) -> str:
+    return repr((sample.writer, sorted(sample.options.items()), sample.format))
+
+
+def _invalid(sample: Sample, context: Context) -> Iterator[Reason]:
+    if not sample.stores:
+        yield Reason(text="stores nothing: this is the harness's own speed, not a storage figure")
+        return
+    if sample.bytes != context.workload_bytes:
+        yield Reason(
+            text="not all of the workload's bytes, or more than them",
+            measured=(f"{sample.bytes} of {context.workload_bytes} bytes",),
+        )
+    if sample.operation == "restore":
+        yield from _not_cold(sample)
+    if sample.verified is None:
+        yield Reason(text="not verified: no restore compared these bytes with what was saved")
+    elif sample.verified.mismatches:
+        yield Reason(
+            text="wrong bytes: tensors differ from what was saved",
+            measured=(f"{sample.verified.mismatches} of {sample.verified.tensors}",),
+        )
+    short, _ = _unreached(sample)
+    if short:
+        yield short
+
+
+def _not_cold(sample: Sample) -> Iterator[Reason]:
+    if sample.cold is None:
+        yield Reason(text="not proved cold: the page cache was not looked at before the clock")
+    elif sample.cold.resident_fraction > RESIDENT_LIMIT:
+        yield Reason(
+            text=f"not cold: more than {_percent(RESIDENT_LIMIT)} was still in the page cache",
+            measured=(_percent(sample.cold.resident_fraction),),
+        )
+
+
+def _unreached(sample: Sample) -> tuple[Reason | None, list[Reason]]:
+    """Whether the counters deny that the bytes came from or went to the device; what to note.
+
+    A save is denied only by both counters: the device's may be that of another layer (multipath,
+    RAID), the process's counts a buffered write before it leaves the cache.
+    """
+    device, save = sample.device, sample.operation == "save"
+    counts = {
+        "device": None if device is None else device.write_bytes if save else device.read_bytes
+    }
+    if save:
+        counts["process"] = None if device is None else device.process_write_bytes
+    low = {
+        name: count / sample.bytes
+        for name, count in counts.items()
+        if count is not None and count < REACHED_LIMIT * sample.bytes
+    }
+    if len(low) == len(counts):
+        what = "did not reach the device" if save else "did not come from the device"
+        share = f"{_percent(max(low.values()))} of them"
+        return Reason(text=f"the bytes {what}", measured=(share,)), []
+    noted = [
+        Reason(text=f"the {name}'s own counter saw less than was moved", measured=(_percent(part),))
+        for name, part in low.items()
+    ]
+    noted += [
+        Reason(text=f"not checked against the {name}'s own counter: there is none")
+        for name, count in counts.items()
+        if count is None
+    ]
+    return None, noted
+
+
+def _noted(sample: Sample, context: Context) -> Iterator[Reason]:
+    if context.scale is not None:
+        yield Reason(text=f"scaled: {context.scale}")
+    if sample.stores:
+        if context.volatile is not None:
+            yield Reason(text=f"not durable: {context.volatile}")
+        yield from _unreached(sample)[1]
+    for fallback in sample.fallbacks:
+        yield Reason(text=f"wanted {fallback.wanted}, used {fallback.used}: {fallback.reason}")
+    for note in sample.notes:
+        yield Reason(text=note)
+
+
+def _merge(same: Sequence[Reason], of: int) -> Reason:
+    share = "" if len(same) == of else f"{len(same)} of {of} samples"
+    measured = dict.fromkeys(figure for reason in same for figure in reason.measured)
+    return replace(same[0], measured=tuple(measured), share=share)
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.3g} %"

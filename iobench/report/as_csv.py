@@ -1,0 +1,48 @@
+"""The report as comma-separated values: a header, then one line per summary."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from iobench.report.summary import Report, Summary
+
+_COLUMNS: dict[str, Callable[[Report, Summary], Any]] = {
+    "workload": lambda report, _: report.workload.name,
+    "rank": lambda report, _: report.workload.rank,
+    "scaled": lambda report, _: report.workload.scaled,
+    "writer": lambda _, one: one.writer,
+    "options": lambda _, one: " ".join(f"{name}={value}" for name, value in one.options.items()),
+    "operation": lambda _, one: one.operation,
+    "samples": lambda _, one: one.samples,
+    "bytes": lambda _, one: one.bytes,
+    "median_bytes_per_s": lambda _, one: one.median_bytes_per_s,
+    "ci95_low_bytes_per_s": lambda _, one: one.ci95_bytes_per_s and one.ci95_bytes_per_s[0],
+    "ci95_high_bytes_per_s": lambda _, one: one.ci95_bytes_per_s and one.ci95_bytes_per_s[1],
+    "of_ceiling": lambda _, one: one.of_ceiling,
+    "cpu_s_per_gib": lambda _, one: one.cpu_s_per_gib,
+    "first_done_s": lambda _, one: one.first_done_s,
+    "last_done_s": lambda _, one: one.last_done_s,
+    "verdict": lambda _, one: one.verdict,
+    "reasons": lambda _, one: "; ".join(one.reasons),
+}
+
+
+def write(report: Report, stream: TextIO) -> None:
+    """Write one line per summary, numbers unrounded, what is missing left empty.
+
+    Phases and paths become columns `phase.<name>_s` and `path.<name>`; a writer that lacks one has
+    it empty.
+    """
+    rows = [_row(report, summary) for summary in report.summaries]
+    columns = dict.fromkeys([*_COLUMNS, *(column for row in rows for column in row)])
+    writer = csv.DictWriter(stream, list(columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+
+
+def _row(report: Report, summary: Summary) -> dict[str, Any]:
+    row = {name: value(report, summary) for name, value in _COLUMNS.items()}
+    row |= {f"phase.{name}_s": seconds for name, seconds in summary.phases_s.items()}
+    return row | {f"path.{name}": operations for name, operations in summary.paths.items()}

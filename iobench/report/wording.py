@@ -1,0 +1,156 @@
+"""The words and figures that people read, shared by the terminal table and Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from iobench.report.summary import Report, Summary
+from iobench.units import GIB, format_rate, format_size, format_size_exact
+
+__all__ = ["COLUMNS", "cells", "environment_line", "footnotes", "heading", "labels", "phases"]
+
+# Header and whether its cells are figures; a line break is where a narrow header may be broken.
+COLUMNS = (
+    ("writer", False),
+    ("operation", False),
+    ("bytes", True),
+    ("GiB/s\n(GB/s)", True),
+    ("95 %\ninterval", True),
+    ("of\nceiling", True),
+    ("CPU\ns/GiB", True),
+    ("phases (s)", False),
+    ("verdict", False),
+)
+
+_MISSING = "-"
+_FEW_SAMPLES = 6
+
+
+def heading(report: Report) -> str:
+    """What was replayed: `llama7b, rank 0: 4.00 GiB of 25.10 GiB in 6 files`."""
+    workload = report.workload
+    of = f" of {format_size(workload.full_bytes)}" if workload.scaled else ""
+    files = "1 file" if workload.files == 1 else f"{workload.files} files"
+    return f"{workload.name}, rank {workload.rank}: {format_size(workload.bytes)}{of} in {files}"
+
+
+def labels(summaries: Iterable[Summary]) -> list[str]:
+    """Each summary's writer, with the options in which settings of that writer differ."""
+    given = list(summaries)
+    settings: dict[str, list[Mapping[str, Any]]] = {}
+    for one in given:
+        settings.setdefault(one.writer, []).append(one.options)
+    texts = []
+    for one in given:
+        others = settings[one.writer]
+        shown = [
+            f"{name}={_option(name, value)}"
+            for name, value in one.options.items()
+            if any(name not in other or other[name] != value for other in others)
+        ]
+        texts.append(" ".join([one.writer, *shown]))
+    return texts
+
+
+def cells(label: str, summary: Summary) -> list[str]:
+    """One row, in the order of COLUMNS."""
+    middle, interval = summary.median_bytes_per_s, summary.ci95_bytes_per_s
+    return [
+        label,
+        summary.operation,
+        format_size(summary.bytes),
+        f"{middle / GIB:.2f} ({middle / 1e9:.2f})",
+        f"{interval[0] / GIB:.2f}-{interval[1] / GIB:.2f}" if interval else _MISSING,
+        f"{100 * summary.of_ceiling:.1f} %" if summary.of_ceiling is not None else _MISSING,
+        f"{summary.cpu_s_per_gib:.2f}",
+        phases(summary),
+        summary.verdict,
+    ]
+
+
+def phases(summary: Summary) -> str:
+    """`gather 0.310, write 3.204, sync 0.012`, in seconds; ranks' first and last if they differ."""
+    parts = [f"{name} {seconds:.3f}" for name, seconds in summary.phases_s.items()]
+    if summary.first_done_s < summary.last_done_s:
+        parts.append(f"first done {summary.first_done_s:.3f}, last {summary.last_done_s:.3f}")
+    return ", ".join(parts)
+
+
+def footnotes(report: Report) -> list[str]:
+    """What stands below the table: the ceiling, how sure the intervals are, every reason once."""
+    return [*_ceiling_lines(report), *_interval_line(report), *_reason_lines(report)]
+
+
+def environment_line(report: Report) -> str:
+    """Host, kernel, CPU, memory, GPUs and storage in one line; what is not known is left out."""
+    machine, storage = report.environment.machine, report.environment.storage
+    cpu, memory = _part(machine, "cpu"), _part(machine, "memory")
+    device = _part(storage, "device")
+    gpus = [str(gpu.get("name", "GPU")) for gpu in _list(machine, "gpus")]
+    total = memory.get("total_bytes")
+    cpus = cpu.get("usable_cpus")
+    facts = [
+        machine.get("hostname"),
+        f"Linux {machine['kernel']}" if machine.get("kernel") else None,
+        cpu.get("model"),
+        f"{cpus} CPUs" if cpus else None,
+        f"{format_size(total)} memory" if isinstance(total, int) else None,
+        *(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)),
+        storage.get("fs_type") or storage.get("kind"),
+        device.get("model") or device.get("name"),
+    ]
+    return ", ".join(str(fact) for fact in facts if fact) or "machine not known"
+
+
+def _ceiling_lines(report: Report) -> list[str]:
+    ceiling = report.ceiling
+    lines = [
+        f"ceiling: {operation} {format_rate(value)} by fio {job.get('name', 'job')}"
+        for operation, value, job in (
+            ("save", ceiling.save_bytes_per_s, ceiling.save_job),
+            ("restore", ceiling.restore_bytes_per_s, ceiling.restore_job),
+        )
+        if value is not None and job is not None
+    ]
+    if ceiling.reason:
+        lines.append(f"ceiling: not measured ({ceiling.reason})")
+    return lines
+
+
+def _interval_line(report: Report) -> list[str]:
+    counts = [one.samples for one in report.summaries if one.samples > 1]
+    fewest = min(counts, default=_FEW_SAMPLES)
+    if fewest >= _FEW_SAMPLES:
+        return []
+    sure = 100 * (1 - 2.0 ** (1 - fewest))
+    return [f"interval: {fewest} samples can bound a median with {sure:.0f} % confidence at most"]
+
+
+def _reason_lines(report: Report) -> list[str]:
+    """Each reason once, with the rows that have it unless all do."""
+    rows: dict[str, list[str]] = {}
+    for label, one in zip(labels(report.summaries), report.summaries, strict=True):
+        for reason in one.reasons:
+            rows.setdefault(reason, []).append(f"{label} {one.operation}")
+    return [
+        reason if len(who) == len(report.summaries) else f"{reason} [{', '.join(who)}]"
+        for reason, who in rows.items()
+    ]
+
+
+def _option(name: str, value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool) and name.endswith(("size", "bytes")):
+        return format_size_exact(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = values.get(name)
+    return part if isinstance(part, Mapping) else {}
+
+
+def _list(values: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """The mappings in the list `name`; none where there is no such list."""
+    given = values.get(name)
+    return [one for one in given if isinstance(one, Mapping)] if isinstance(given, list) else []

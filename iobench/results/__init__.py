@@ -1,0 +1,53 @@
+"""Result files: what a run measured, one JSON Lines record each, appended and never rewritten.
+
+The schema is `iobench.result/1`, described in docs/results.md. `ResultWriter` writes a file while
+the run goes on, `read` gives its records back, `load` gives a pandas table of one or several.
+"""
+
+from iobench.results.codec import SCHEMA, Record, from_record, to_plain, to_record
+from iobench.results.frame import load
+from iobench.results.identity import config_hash, new_run_id, utc_now
+from iobench.results.reader import ResultFile, read
+from iobench.results.records import (
+    CeilingSample,
+    Cold,
+    DeviceCounts,
+    End,
+    Environment,
+    Fallback,
+    Operation,
+    PathCount,
+    Run,
+    Sample,
+    Verified,
+    WorkloadFacts,
+)
+from iobench.results.writer import ResultWriter, default_path
+
+__all__ = [
+    "SCHEMA",
+    "CeilingSample",
+    "Cold",
+    "DeviceCounts",
+    "End",
+    "Environment",
+    "Fallback",
+    "Operation",
+    "PathCount",
+    "Record",
+    "ResultFile",
+    "ResultWriter",
+    "Run",
+    "Sample",
+    "Verified",
+    "WorkloadFacts",
+    "config_hash",
+    "default_path",
+    "from_record",
+    "load",
+    "new_run_id",
+    "read",
+    "to_plain",
+    "to_record",
+    "utc_now",
+]

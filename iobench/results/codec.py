@@ -1,0 +1,116 @@
+"""Records to and from plain JSON values, driven by the fields and types of the record classes.
+
+There is no code per record: a new field of a record is written, read and checked by being declared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from iobench.results.records import CeilingSample, End, Run, Sample
+
+__all__ = ["SCHEMA", "Record", "from_plain", "from_record", "to_plain", "to_record"]
+
+SCHEMA = "iobench.result/1"
+
+Record: TypeAlias = Run | Sample | CeilingSample | End
+
+_FAMILY, _VERSION = SCHEMA.split("/")
+_KINDS: dict[str, type[Record]] = {kind.kind: kind for kind in (Run, Sample, CeilingSample, End)}
+_NOUNS = {bool: "true or false", int: "a whole number", float: "a finite number", str: "a text"}
+
+T = TypeVar("T")
+
+
+def to_record(record: Record) -> dict[str, Any]:
+    """`record` as plain JSON values, schema and kind first."""
+    return {"schema": SCHEMA, "kind": record.kind, **to_plain(record)}
+
+
+def from_record(values: Any) -> Record:
+    """The record in `values`; keys that it does not know are left aside.
+
+    Raises ValueError saying what is wrong: not of this schema, of a newer one, a key missing, a
+    value of the wrong type.
+    """
+    schema = values.get("schema") if isinstance(values, dict) else None
+    family, _, version = schema.partition("/") if isinstance(schema, str) else ("", "", "")
+    if family != _FAMILY or not version.isdecimal():
+        raise ValueError("not a record of an iobench result file")
+    if int(version) > int(_VERSION):
+        raise ValueError(
+            f"written by a newer iobench (schema {schema}); upgrade iobench to read it"
+        )
+    kind = values.get("kind")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ValueError(f"kind {kind!r} is none of {', '.join(_KINDS)}")
+    return from_plain(_KINDS[kind], values)
+
+
+def to_plain(value: Any) -> Any:
+    """`value` with dataclasses and mappings as dict, tuples as list, paths as str."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if dataclasses.is_dataclass(value):
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    raise TypeError(f"{value!r} is a {type(value).__name__}, which no record can hold")
+
+
+def from_plain(kind: type[T], value: Any, where: str = "") -> T:
+    """The dataclass `kind` made from the JSON object `value`, checked field by field.
+
+    `where` is the path to the value, for the message. Raises ValueError.
+    """
+    if not isinstance(value, dict):
+        raise ValueError(f"{where or 'the record'} must be an object, and is {value!r:.60}")  # noqa: TRY004
+    given, types = {}, _types(kind)  # type: ignore[arg-type]
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        path = f"{where}.{field.name}" if where else field.name
+        if field.name in value:
+            given[field.name] = _decode(types[field.name], value[field.name], path)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise ValueError(f"{path} is missing")
+    return kind(**given)
+
+
+@cache
+def _types(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _decode(kind: Any, value: Any, where: str) -> Any:
+    """`value` as `kind`: plain type, Any, X | None, Literal, Mapping, tuple or dataclass."""
+    origin, args = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
+    if origin in (UnionType, Union):
+        (inner,) = (arg for arg in args if arg is not NoneType)
+        return None if value is None else _decode(inner, value, where)
+    if dataclasses.is_dataclass(kind):
+        return from_plain(kind, value, where)  # type: ignore[arg-type]
+    if origin is Literal:
+        if value not in args:
+            raise ValueError(f"{where} must be one of {', '.join(args)}, and is {value!r:.60}")
+        return value
+    if origin is Mapping and isinstance(value, dict):
+        return {key: _decode(args[1], item, f"{where}.{key}") for key, item in value.items()}
+    if origin is tuple and isinstance(value, list):
+        return tuple(_decode(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if kind is float and type(value) in (int, float) and math.isfinite(value):
+        return float(value)
+    if kind in (bool, int, str) and type(value) is kind:
+        return value
+    noun = _NOUNS.get(kind) or ("an object" if origin is Mapping else "a list")
+    raise ValueError(f"{where} must be {noun}, and is {value!r:.60}")

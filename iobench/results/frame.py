@@ -1,0 +1,89 @@
+"""Result files as one flat pandas table, a row per sample."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from iobench.results.codec import to_plain
+from iobench.results.reader import ResultFile, read
+from iobench.results.records import Sample
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["load"]
+
+_TIMES = ("started_at", "run_started_at")
+
+
+def load(
+    path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+) -> pd.DataFrame:
+    """One row per sample of the file (or files) at `path`, in the order recorded.
+
+    Nested fields become columns joined by dots with their unit last: `option.block_size`,
+    `phase.sync_s`, `path.direct.bytes`, `cold.resident_fraction`, `machine.<fact>`,
+    `storage.<fact>`, `workload.<fact>`; facts that a file lacks are missing values. Added to what
+    the file holds: `bytes_per_s`, and of the run `file`, `run_status`, `workload`, `hostname`,
+    `kernel`. Times are UTC timestamps. Every column is listed in docs/results.md.
+
+    Raises ResultFileError as `read` does.
+    """
+    import pandas as pd
+
+    paths = [path] if isinstance(path, str | os.PathLike) else list(path)
+    rows = [row for one in paths for row in _rows(read(one))]
+    frame = pd.DataFrame(rows)
+    for name in _TIMES:
+        if name in frame:
+            frame[name] = pd.to_datetime(frame[name], utc=True, format="ISO8601")
+    return frame
+
+
+def _rows(result: ResultFile) -> list[dict[str, Any]]:
+    run = result.run
+    about_run = {
+        "file": str(result.path),
+        "run_id": run.run_id,
+        "run_started_at": run.started_at,
+        "run_status": result.end.status if result.end else "killed",
+        "config_hash": run.config_hash,
+        "workload": run.workload.name,
+        "hostname": run.environment.machine.get("hostname"),
+        "kernel": run.environment.machine.get("kernel"),
+    }
+    facts = _flat(
+        {
+            "workload": to_plain(run.workload),
+            "machine": to_plain(run.environment.machine),
+            "storage": to_plain(run.environment.storage),
+        }
+    )
+    return [about_run | _row(sample) | facts for sample in result.samples]
+
+
+def _row(sample: Sample) -> dict[str, Any]:
+    row: dict[str, Any] = to_plain(sample)
+    paths, phases, options = row.pop("paths"), row.pop("phases_s"), row.pop("options")
+    row["bytes_per_s"] = sample.bytes / sample.elapsed_s
+    row["notes"] = "; ".join(sample.notes)
+    row["fallbacks"] = "; ".join(
+        f"{one.wanted} -> {one.used}: {one.reason}" for one in sample.fallbacks
+    )
+    row |= {f"phase.{name}_s": seconds for name, seconds in phases.items()}
+    # A part that is null leaves no column of its own name behind.
+    parts = {name: row.pop(name) or {} for name in ("cold", "device", "verified")}
+    return row | _flat({"path": paths, "option": options} | parts)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`values` with nested mappings spread out, keys joined by dots; lists stay as they are."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

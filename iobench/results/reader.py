@@ -1,0 +1,140 @@
+"""Reading a result file: its records, or one line that says which line is wrong and what to do."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from iobench.errors import ResultFileError
+from iobench.results.codec import Record, from_record
+from iobench.results.records import CeilingSample, End, Run, Sample
+
+__all__ = ["ResultFile", "read"]
+
+# No record comes near it; keeps a huge file that is no result file out of memory.
+_LONGEST_LINE_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultFile:
+    """All records of one run. `end` is None when the run was killed before it could write one."""
+
+    path: Path
+    run: Run
+    samples: tuple[Sample, ...]
+    ceiling: tuple[CeilingSample, ...]
+    end: End | None
+
+    @property
+    def incomplete(self) -> str | None:
+        """Why this is not all that the run set out to measure; None when it is."""
+        have = f"{len(self.samples)} samples were recorded"
+        if self.end is None:
+            return f"{self.path} has no end: the run was killed or still goes on; {have}"
+        if self.end.status == "complete":
+            return None
+        why = f" ({self.end.error})" if self.end.error else ""
+        verb = "was interrupted" if self.end.status == "interrupted" else "failed"
+        return f"{self.path}: the run {verb}{why}; {have}"
+
+
+def read(path: str | os.PathLike[str]) -> ResultFile:
+    """The records of the file at `path`.
+
+    Raises ResultFileError, naming file, line and remedy, when the file is missing, empty, not of
+    iobench, of a newer schema, damaged or cut in the middle of a line.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            return _assemble(path, iter(lambda: file.readline(_LONGEST_LINE_BYTES), b""))
+    except FileNotFoundError as error:
+        raise ResultFileError(
+            f"{path}: no such file; `iobench run` writes its result files under results/"
+        ) from error
+    except OSError as error:
+        raise ResultFileError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _assemble(path: Path, lines: Iterable[bytes]) -> ResultFile:
+    run: Run | None = None
+    samples: list[Sample] = []
+    ceiling: list[CeilingSample] = []
+    end: End | None = None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        record = _parse(path, number, line)
+        if run is None:
+            if not isinstance(record, Run):
+                raise _error(path, number, "the run header is missing; restore the first line")
+            run = record
+        elif isinstance(record, Run):
+            raise _error(path, number, "a second run begins; keep each run in a file of its own")
+        elif record.run_id != run.run_id:
+            raise _error(path, number, f"belongs to run {record.run_id}, not to {run.run_id}")
+        elif end is not None:
+            raise _error(path, number, "a record after the end; remove this line")
+        elif isinstance(record, Sample):
+            samples.append(record)
+        elif isinstance(record, CeilingSample):
+            ceiling.append(record)
+        else:
+            end = record
+            if end.samples != len(samples):
+                raise _error(
+                    path,
+                    number,
+                    f"the run wrote {end.samples} samples and {len(samples)} are here; "
+                    "take an unedited copy of the file",
+                )
+    if run is None:
+        raise ResultFileError(f"{path} is empty; the run ended before it measured anything")
+    return ResultFile(path=path, run=run, samples=tuple(samples), ceiling=tuple(ceiling), end=end)
+
+
+def _parse(path: Path, number: int, line: bytes) -> Record:
+    try:
+        values = _JSON.decode(line.decode())
+    except (ValueError, RecursionError) as error:
+        if number == 1:
+            raise _error(
+                path, number, "not JSON; give a .jsonl file that `iobench run` wrote"
+            ) from error
+        if line.endswith(b"\n"):
+            raise _error(
+                path, number, "damaged, not JSON; take another copy of the file"
+            ) from error
+        raise _error(
+            path,
+            number,
+            f"cut short, as when a run is killed; to read what comes before: sed -i '$d' {path}",
+        ) from error
+    try:
+        return from_record(values)
+    except (ValueError, OverflowError) as error:
+        raise _error(path, number, str(error)) from error
+
+
+def _finite(text: str) -> float:
+    """JSON's NaN and Infinity, and numbers that no double holds, are damage and no figure."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is not finite")
+    return number
+
+
+def _whole(text: str) -> int:
+    if len(text) > 19:
+        raise ValueError(f"{text:.30} is too large")
+    return int(text)
+
+
+_JSON = json.JSONDecoder(parse_constant=_finite, parse_float=_finite, parse_int=_whole)
+
+
+def _error(path: Path, number: int, problem: str) -> ResultFileError:
+    return ResultFileError(f"{path}, line {number}: {problem}")

@@ -1,0 +1,204 @@
+"""The four records of a result file: Run (first line), Sample, CeilingSample, End (last line).
+
+Field names are the keys in the file. A field may be added to schema 1 only with a default, so that
+old files still load; anything else is schema 2. Sizes are bytes, times are seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from iobench.writers.transfer import Fallback, PathCount
+
+__all__ = [
+    "CeilingSample",
+    "Cold",
+    "DeviceCounts",
+    "End",
+    "Environment",
+    "Fallback",
+    "Operation",
+    "PathCount",
+    "Run",
+    "Sample",
+    "Verified",
+    "WorkloadFacts",
+]
+
+Operation: TypeAlias = Literal["save", "restore"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """Where it ran: facts of the machine, and of the storage under the target."""
+
+    machine: Mapping[str, Any]
+    storage: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadFacts:
+    """What was replayed: `bytes` of the `full_bytes` that `rank` writes at full size.
+
+    `scale` says in words how it was made smaller; None when it was not.
+    """
+
+    name: str
+    rank: int
+    bytes: int
+    full_bytes: int
+    files: int
+    scaled: bool
+    scale: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The header: what was asked, on which machine. `plan` is free-form."""
+
+    kind: ClassVar[str] = "run"
+
+    run_id: str
+    started_at: str
+    command: tuple[str, ...]
+    config_hash: str
+    environment: Environment
+    workload: WorkloadFacts
+    plan: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_time("started_at", self.started_at)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cold:
+    """What of the files was still in the page cache when the restore's clock started.
+
+    `method` counted it: `cachestat` or `mincore`, joined by `+` if both did.
+    """
+
+    resident_bytes: int
+    resident_fraction: float
+    method: str
+    dropped_caches: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceCounts:
+    """How far the counters moved while the clock ran; None where there is no such counter.
+
+    `read_bytes`, `write_bytes`: of the block device (/sys/block/*/stat), anybody's I/O.
+    `process_*`: `read_bytes` and `write_bytes` of /proc/self/io.
+    """
+
+    read_bytes: int | None
+    write_bytes: int | None
+    process_read_bytes: int | None
+    process_write_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """Tensors and bytes compared with what was saved, and how many tensors differ."""
+
+    tensors: int
+    bytes: int
+    mismatches: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One timed save or restore of the whole workload by one writer.
+
+    `order` is the position within the repetition. `elapsed_s` ends with the last byte durable
+    (save) or in memory (restore); `first_done_s` and `last_done_s` are those of the first and the
+    last rank, and equal for one rank. `cpu_s` is of this process, `system_cpu_s` of the whole
+    machine. `stores` is False for a writer that keeps nothing and only measures the harness.
+    """
+
+    kind: ClassVar[str] = "sample"
+
+    run_id: str
+    repetition: int
+    order: int
+    writer: str
+    options: Mapping[str, Any]
+    format: str | None = None
+    operation: Operation
+    bytes: int
+    elapsed_s: float
+    first_done_s: float
+    last_done_s: float
+    phases_s: Mapping[str, float]
+    paths: Mapping[str, PathCount]
+    retries: int = 0
+    fallbacks: tuple[Fallback, ...] = ()
+    cpu_s: float
+    system_cpu_s: float | None
+    cold: Cold | None = None
+    device: DeviceCounts | None = None
+    verified: Verified | None = None
+    stores: bool = True
+    notes: tuple[str, ...] = ()
+    started_at: str
+
+    def __post_init__(self) -> None:
+        _check_moved(self.bytes, self.elapsed_s)
+        _check_time("started_at", self.started_at)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CeilingSample:
+    """One fio job, timed like a sample. `job` is what fio was asked, `error` why it failed."""
+
+    kind: ClassVar[str] = "ceiling"
+
+    run_id: str
+    repetition: int
+    order: int
+    job: Mapping[str, Any]
+    operation: Operation
+    bytes: int
+    elapsed_s: float
+    cpu_s: float | None
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.error is None:
+            _check_moved(self.bytes, self.elapsed_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """The last line: how the run ended. `samples` counts the Sample records before it."""
+
+    kind: ClassVar[str] = "end"
+
+    run_id: str
+    finished_at: str
+    status: Literal["complete", "interrupted", "failed"]
+    samples: int
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_time("finished_at", self.finished_at)
+
+
+def _check_moved(size_bytes: int, elapsed_s: float) -> None:
+    if size_bytes <= 0 or elapsed_s <= 0 or math.isinf(size_bytes / elapsed_s):
+        raise ValueError(
+            f"bytes and elapsed_s must be above zero, and are {size_bytes} and {elapsed_s}"
+        )
+
+
+def _check_time(name: str, text: str) -> None:
+    try:
+        aware = datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        aware = False
+    if not aware:
+        raise ValueError(f"{name} must be ISO 8601 with a time zone, and is {text!r}")

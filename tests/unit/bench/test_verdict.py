@@ -1,0 +1,215 @@
+"""What makes a figure VALID, VALID (scaled) or INVALID, rule by rule."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iobench.bench.verdict import Context, Status, Verdict, combine, judge, with_verification
+from iobench.results import Cold, DeviceCounts, Fallback, ResultFile, Sample, Verified, read
+
+EXAMPLE: ResultFile = read(Path(__file__).parents[1] / "results" / "example.jsonl")
+SIZE = EXAMPLE.run.workload.bytes
+FULL = Context(workload_bytes=SIZE)
+SAMPLES = with_verification(EXAMPLE.samples)
+SAVE = next(sample for sample in SAMPLES if sample.operation == "save")
+RESTORE = next(sample for sample in SAMPLES if sample.operation == "restore")
+GOOD = Verified(tensors=20, bytes=SIZE, mismatches=0)
+
+
+def moved(*, read: int | None, write: int | None, process_write: int | None = SIZE) -> DeviceCounts:
+    return DeviceCounts(
+        read_bytes=read,
+        write_bytes=write,
+        process_read_bytes=None,
+        process_write_bytes=process_write,
+    )
+
+
+def cold(fraction: float) -> Cold:
+    return Cold(
+        resident_bytes=int(fraction * SIZE),
+        resident_fraction=fraction,
+        method="cachestat",
+        dropped_caches=False,
+    )
+
+
+def reasons(verdict: Verdict) -> list[str]:
+    return [str(reason) for reason in verdict.reasons]
+
+
+@pytest.mark.parametrize("sample", [SAVE, RESTORE])
+def test_a_proper_sample_is_valid_without_reasons(sample: Sample) -> None:
+    assert judge(sample, FULL) == Verdict(status=Status.VALID)
+
+
+def test_a_smaller_workload_is_valid_scaled_and_says_how() -> None:
+    verdict = judge(SAVE, Context(workload_bytes=SIZE, scale="2 of 32 layers"))
+    assert verdict.status is Status.SCALED
+    assert reasons(verdict) == ["scaled: 2 of 32 layers"]
+
+
+@pytest.mark.parametrize(
+    ("sample", "reason"),
+    [
+        (
+            replace(RESTORE, cold=cold(0.0101)),
+            "not cold: more than 1 % was still in the page cache (1.01 %)",
+        ),
+        (replace(RESTORE, cold=None), "not proved cold: the page cache was not looked at"),
+        (replace(RESTORE, verified=None), "not verified: no restore compared these bytes"),
+        (replace(SAVE, verified=None), "not verified: no restore compared these bytes"),
+        (
+            replace(RESTORE, verified=replace(GOOD, mismatches=2)),
+            "wrong bytes: tensors differ from what was saved (2 of 20)",
+        ),
+        (
+            replace(SAVE, verified=replace(GOOD, mismatches=20)),
+            "wrong bytes: tensors differ from what was saved (20 of 20)",
+        ),
+        (
+            replace(SAVE, bytes=SIZE - 1),
+            f"not all of the workload's bytes, or more than them ({SIZE - 1} of {SIZE} bytes)",
+        ),
+        (
+            replace(SAVE, device=moved(read=0, write=SIZE // 2, process_write=SIZE // 4)),
+            "the bytes did not reach the device (50 % of them)",
+        ),
+        (
+            replace(RESTORE, device=moved(read=SIZE // 10, write=0)),
+            "the bytes did not come from the device (10 % of them)",
+        ),
+        (replace(SAVE, stores=False), "stores nothing: this is the harness's own speed"),
+    ],
+)
+def test_what_makes_a_figure_invalid(sample: Sample, reason: str) -> None:
+    verdict = judge(sample, Context(workload_bytes=SIZE, scale="smaller"))
+    assert verdict.status is Status.INVALID
+    assert reasons(verdict)[0].startswith(reason)
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        replace(RESTORE, cold=cold(0.01)),
+        replace(SAVE, cold=None),
+        replace(RESTORE, device=moved(read=-(-99 * SIZE // 100), write=0)),
+        replace(SAVE, device=moved(read=0, write=-(-99 * SIZE // 100), process_write=SIZE)),
+    ],
+)
+def test_the_limits_themselves_are_allowed(sample: Sample) -> None:
+    assert judge(sample, FULL) == Verdict(status=Status.VALID)
+
+
+@pytest.mark.parametrize(
+    ("sample", "expected"),
+    [
+        (
+            replace(SAVE, device=None),
+            [
+                "not checked against the device's own counter: there is none",
+                "not checked against the process's own counter: there is none",
+            ],
+        ),
+        (
+            replace(RESTORE, device=None),
+            ["not checked against the device's own counter: there is none"],
+        ),
+        (
+            replace(SAVE, device=moved(read=0, write=0)),
+            ["the device's own counter saw less than was moved (0 %)"],
+        ),
+        (
+            replace(SAVE, device=moved(read=None, write=None, process_write=0)),
+            [
+                "the process's own counter saw less than was moved (0 %)",
+                "not checked against the device's own counter: there is none",
+            ],
+        ),
+        (
+            replace(
+                SAVE,
+                fallbacks=(Fallback(wanted="uncached", used="buffered", reason="Linux 6.1"),),
+                notes=("another process wrote",),
+            ),
+            ["wanted uncached, used buffered: Linux 6.1", "another process wrote"],
+        ),
+    ],
+)
+def test_what_is_only_told(sample: Sample, expected: list[str]) -> None:
+    verdict = judge(sample, FULL)
+    assert verdict.status is Status.VALID
+    assert reasons(verdict) == expected
+
+
+def test_a_target_in_memory_is_told() -> None:
+    assert reasons(judge(SAVE, Context(workload_bytes=SIZE, volatile="tmpfs"))) == [
+        "not durable: tmpfs"
+    ]
+
+
+def test_a_writer_that_stores_nothing_is_asked_nothing_else() -> None:
+    null = replace(RESTORE, stores=False, cold=None, verified=None, device=None, bytes=1)
+    assert len(judge(null, FULL).reasons) == 1
+
+
+def test_the_context_of_a_run() -> None:
+    assert Context.of(EXAMPLE.run) == Context(workload_bytes=SIZE, scale="2 of 32 layers")
+
+
+@pytest.mark.parametrize(
+    "storage", [{"fs_type": "tmpfs"}, {"fs_type": "overlay", "upper": {"fs_type": "tmpfs"}}]
+)
+def test_the_context_of_a_full_run_in_memory(storage: Mapping[str, Any]) -> None:
+    run = replace(
+        EXAMPLE.run,
+        workload=replace(EXAMPLE.run.workload, scaled=False, scale=None),
+        environment=replace(EXAMPLE.run.environment, storage=storage),
+    )
+    assert Context.of(run) == Context(workload_bytes=SIZE, volatile="tmpfs")
+
+
+def test_the_worst_verdict_stands_and_reasons_are_counted() -> None:
+    context = Context(workload_bytes=SIZE, scale="smaller")
+    warm = [replace(RESTORE, cold=cold(part)) for part in (0.5, 0.2, 0.2, 0.3, 0.4)]
+    verdict = combine([judge(sample, context) for sample in (RESTORE, *warm)])
+    assert verdict.status is Status.INVALID
+    assert sorted(reasons(verdict)) == [
+        "5 of 6 samples: not cold: more than 1 % was still in the page cache "
+        "(50 %, 20 %, 30 %, ...)",
+        "scaled: smaller",
+    ]
+
+
+def test_a_reason_twice_in_one_sample_counts_once() -> None:
+    noted = judge(replace(SAVE, notes=("slow", "slow")), FULL)
+    assert reasons(combine([noted, judge(SAVE, FULL)])) == ["1 of 2 samples: slow"]
+
+
+def test_nothing_has_no_verdict() -> None:
+    with pytest.raises(ValueError, match="no verdicts"):
+        combine([])
+
+
+def test_a_save_is_verified_by_the_restore_of_its_repetition() -> None:
+    bad = replace(GOOD, mismatches=1)
+    save = replace(SAVE, verified=None, repetition=1)
+    given = [
+        save,
+        replace(save, repetition=2),
+        replace(save, repetition=3),
+        replace(save, writer="other"),
+        replace(RESTORE, writer=SAVE.writer, repetition=1, verified=GOOD),
+        replace(RESTORE, writer=SAVE.writer, repetition=2, verified=bad),
+    ]
+    assert [sample.verified for sample in with_verification(given)] == [
+        GOOD,
+        bad,
+        bad,
+        None,
+        GOOD,
+        bad,
+    ]

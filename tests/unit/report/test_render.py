@@ -1,0 +1,176 @@
+"""Every format says what the report says; the table is plain in a pipe and fits a terminal."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from iobench.report.render import Format, render
+from iobench.report.summary import Report, summarise
+from iobench.results import ResultFile, Sample
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def text(report: Report, name: str = "table", stream: io.StringIO | None = None) -> str:
+    stream = stream or io.StringIO()
+    render(report, name, stream)
+    return stream.getvalue()
+
+
+def with_samples(example: ResultFile, samples: Sequence[Sample]) -> Report:
+    return summarise(replace(example, samples=tuple(samples)))
+
+
+@pytest.fixture
+def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    for name in ("FORCE_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_table_in_a_pipe_is_plain_aligned_and_uncut(
+    example: ResultFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.setenv("COLUMNS", "40")
+    assert text(summarise(example)).splitlines() == [
+        "llama7b, rank 0: 1.00 GiB of 12.55 GiB in 5 files",
+        "node1, Linux 6.1.0-18-amd64, Example CPU, 16 CPUs, 128.00 GiB memory, 1 x Example GPU, "
+        "ext4, Example NVMe",
+        "",
+        "writer    operation     bytes  GiB/s (GB/s)  95 % interval  of ceiling  CPU s/GiB  "
+        "phases (s)                                           verdict",
+        "─" * 150,
+        "odirect   save       1.00 GiB   2.00 (2.15)      1.60-2.50     100.0 %       0.13  "
+        "gather 0.125, write 0.250, sync 0.062, commit 0.062  VALID (scaled)",
+        "buffered  save       1.00 GiB   1.00 (1.07)      0.80-1.25      50.0 %       0.25  "
+        "gather 0.250, write 0.500, sync 0.125, commit 0.125  VALID (scaled)",
+        "odirect   restore    1.00 GiB   2.50 (2.68)      2.00-3.12     100.0 %       0.10  "
+        "read 0.300, scatter 0.100                            VALID (scaled)",
+        "buffered  restore    1.00 GiB   1.25 (1.34)      1.00-1.56      50.0 %       0.20  "
+        "read 0.600, scatter 0.200                            VALID (scaled)",
+        "",
+        "ceiling: save 2.00 GiB/s (2.15 GB/s) by fio io_uring 1MiB x 32",
+        "ceiling: restore 2.50 GiB/s (2.68 GB/s) by fio io_uring 1MiB x 32",
+        "interval: 3 samples can bound a median with 75 % confidence at most",
+        "scaled: 2 of 32 layers",
+    ]
+
+
+@pytest.mark.usefixtures("_plain")
+@pytest.mark.parametrize("columns", [80, 100, 120, 160])
+def test_the_table_fits_a_terminal_and_loses_nothing(
+    example: ResultFile, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    report = summarise(example)
+    shown = text(report, stream=Terminal())
+    table = shown.split("\n\n")[1].splitlines()
+    assert max(len(line) for line in table) <= columns
+    assert "…" not in shown
+    for figure in ("2.00 (2.15)", "1.60-2.50", "100.0 %", "gather 0.125", "odirect", "restore"):
+        assert figure in shown
+
+
+def test_colours_only_in_a_terminal(example: ResultFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    report = summarise(example)
+    assert "\x1b[33m" in text(report, stream=Terminal())
+    assert "\x1b" not in text(report)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[33m" not in text(report, stream=Terminal())
+
+
+def test_settings_of_one_writer_are_told_apart_by_what_differs(example: ResultFile) -> None:
+    saves = [s for s in example.samples if s.writer == "odirect" and s.operation == "save"]
+    other = [replace(s, options={"block_size": 2**20, "threads": 4}) for s in saves]
+    shown = text(with_samples(example, [*saves, *other]))
+    assert "odirect block_size=16MiB  save" in shown
+    assert "odirect block_size=1MiB   save" in shown
+    assert "threads" not in shown
+
+
+def test_a_reason_of_some_rows_names_them(example: ResultFile) -> None:
+    samples = [
+        replace(s, notes=("busy device",)) if s.writer == "odirect" else s for s in example.samples
+    ]
+    assert "busy device [odirect save, odirect restore]\n" in text(with_samples(example, samples))
+
+
+def test_first_and_last_rank_are_shown_when_they_differ(example: ResultFile) -> None:
+    samples = [replace(s, first_done_s=s.elapsed_s / 2) for s in example.samples]
+    assert "first done 0.250, last 0.500" in text(with_samples(example, samples))
+
+
+def test_what_was_not_measured_is_said(example: ResultFile) -> None:
+    shown = text(summarise(replace(example, samples=(), ceiling=())))
+    assert "nothing was measured" in shown
+    assert "ceiling: not measured (no fio job ran)" in shown
+
+
+def test_square_brackets_in_names_are_no_markup(example: ResultFile) -> None:
+    samples = [replace(s, notes=("[bold]x[/]",)) for s in example.samples]
+    assert "[bold]x[/]" in text(with_samples(example, samples))
+
+
+def test_an_environment_that_tells_nothing_is_bearable(example: ResultFile) -> None:
+    empty = replace(example.run.environment, machine={"gpus": None, "cpu": "?"}, storage={})
+    result = replace(example, run=replace(example.run, environment=empty))
+    assert "machine not known" in text(summarise(result))
+
+
+def test_json_is_the_document(example: ResultFile) -> None:
+    report = summarise(example)
+    assert json.loads(text(report, "json")) == report.document()
+
+
+def test_csv_has_a_line_per_summary(example: ResultFile) -> None:
+    rows = list(csv.DictReader(io.StringIO(text(summarise(example), "csv"))))
+    assert len(rows) == 4
+    assert rows[0]["writer"] == "odirect"
+    assert rows[0]["options"] == "block_size=16777216 threads=4"
+    assert float(rows[0]["median_bytes_per_s"]) == 2**31
+    assert float(rows[0]["ci95_low_bytes_per_s"]) == 2**30 / 0.625
+    assert float(rows[0]["phase.sync_s"]) == 0.0625
+    assert rows[0]["path.direct"] == "192"
+    assert rows[1]["path.direct"] == ""
+    assert rows[0]["reasons"] == "scaled: 2 of 32 layers"
+
+
+def test_csv_of_an_empty_run_still_has_its_header(example: ResultFile) -> None:
+    header = text(with_samples(example, []), "csv")
+    assert header.startswith("workload,rank,scaled,writer,options,operation,samples,bytes,")
+    assert header.count("\n") == 1
+
+
+def test_markdown_is_a_table_and_a_list(example: ResultFile) -> None:
+    samples = [replace(s, notes=("a|b",)) for s in example.samples]
+    lines = text(with_samples(example, samples), "md").splitlines()
+    rows = [line for line in lines if line.startswith("|")]
+    assert len(rows) == 6
+    assert {line.count(" | ") for line in rows} == {8}
+    assert rows[2].startswith("| odirect | save | 1.00 GiB | 2.00 (2.15) | 1.60-2.50 | 100.0 % |")
+    assert r"- a\|b" in lines
+    assert lines[0] == "**llama7b, rank 0: 1.00 GiB of 12.55 GiB in 5 files**"
+
+
+@pytest.mark.parametrize("name", list(Format))
+def test_every_format_ends_with_one_newline(example: ResultFile, name: Format) -> None:
+    shown = text(summarise(example), name)
+    assert shown.endswith("\n")
+    assert not shown.endswith("\n\n")
+
+
+def test_an_unknown_format_is_refused(example: ResultFile) -> None:
+    with pytest.raises(ValueError, match="'html' is not a valid Format"):
+        text(summarise(example), "html")

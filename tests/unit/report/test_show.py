@@ -1,0 +1,59 @@
+"""`iobench show` prints a report from a record, and warns of a run that did not finish."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from iobench.cli.show import show
+from iobench.errors import ResultFileError
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    app = typer.Typer()
+    app.command()(show)
+    return app
+
+
+def test_the_table_is_the_default(app: typer.Typer, example_path: Path) -> None:
+    answer = CliRunner().invoke(app, [str(example_path)])
+    assert answer.exit_code == 0
+    assert answer.stdout.startswith("llama7b, rank 0")
+    assert answer.stderr == ""
+
+
+def test_json_alone_is_on_stdout(app: typer.Typer, example_path: Path, tmp_path: Path) -> None:
+    killed = tmp_path / "killed.jsonl"
+    killed.write_bytes(b"".join(example_path.read_bytes().splitlines(keepends=True)[:-1]))
+    answer = CliRunner().invoke(app, [str(killed), "--format", "json"])
+    assert json.loads(answer.stdout)["schema"] == "iobench.report/1"
+    assert answer.stderr == (
+        f"warning: {killed} has no end: the run was killed or still goes on; "
+        "12 samples were recorded\n"
+    )
+
+
+def test_a_bad_file_is_an_error_for_the_caller(app: typer.Typer, tmp_path: Path) -> None:
+    answer = CliRunner().invoke(app, [str(tmp_path / "missing.jsonl")])
+    assert isinstance(answer.exception, ResultFileError)
+    assert answer.stdout == ""
+
+
+def test_an_unknown_format_is_a_usage_error(app: typer.Typer, example_path: Path) -> None:
+    assert CliRunner().invoke(app, [str(example_path), "--format", "html"]).exit_code == 2
+
+
+def test_the_command_itself_loads_no_numbers_library() -> None:
+    code = (
+        "import sys, iobench.cli.show\n"
+        "print([m for m in ('numpy', 'pandas', 'torch') if m in sys.modules])"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout == "[]\n"

@@ -1,0 +1,152 @@
+"""Summaries are computed from samples exactly, ordered, and carry every key of the document."""
+
+from dataclasses import replace
+
+import pytest
+
+from iobench.report.summary import summarise
+from iobench.results import CeilingSample, Fallback, ResultFile, Sample
+
+GIB = 2**30
+
+
+def only(example: ResultFile, writer: str, operation: str) -> list[Sample]:
+    return [s for s in example.samples if (s.writer, s.operation) == (writer, operation)]
+
+
+def job(name: str, operation: str, elapsed_s: float, error: str | None = None) -> CeilingSample:
+    return CeilingSample(
+        run_id="r",
+        repetition=1,
+        order=0,
+        job={"name": name},
+        operation=operation,  # type: ignore[arg-type]
+        bytes=GIB,
+        elapsed_s=elapsed_s,
+        cpu_s=None,
+        error=error,
+    )
+
+
+def test_saves_come_first_each_operation_fastest_first(example: ResultFile) -> None:
+    report = summarise(example)
+    assert [(one.operation, one.writer) for one in report.summaries] == [
+        ("save", "odirect"),
+        ("save", "buffered"),
+        ("restore", "odirect"),
+        ("restore", "buffered"),
+    ]
+
+
+def test_figures_of_a_summary_by_hand(example: ResultFile) -> None:
+    save = summarise(example).summaries[0]
+    assert save.samples == 3
+    assert save.bytes == GIB
+    assert save.median_bytes_per_s == 2 * GIB  # of 2.5, 2.0 and 1.6
+    assert save.ci95_bytes_per_s == (GIB / 0.625, GIB / 0.4)
+    assert save.of_ceiling == 1.0
+    assert save.cpu_s_per_gib == pytest.approx((0.5 + 0.4 + 0.625) / 4 / 3)
+    assert save.phases_s == {"gather": 0.125, "write": 0.25, "sync": 0.0625, "commit": 0.0625}
+    assert save.paths == {"direct": 192, "buffered": 3}
+    assert (save.first_done_s, save.last_done_s) == (0.5, 0.5)
+    assert save.verdict == "VALID (scaled)"
+    assert save.reasons == ("scaled: 2 of 32 layers",)
+
+
+def test_the_document_has_the_promised_keys(example: ResultFile) -> None:
+    document = summarise(example).document()
+    assert list(document) == ["schema", "environment", "workload", "ceiling", "summaries"]
+    assert document["schema"] == "iobench.report/1"
+    assert set(document["workload"]) >= {"name", "rank", "bytes", "full_bytes", "files", "scaled"}
+    assert set(document["ceiling"]) >= {
+        "save_bytes_per_s",
+        "restore_bytes_per_s",
+        "save_job",
+        "restore_job",
+    }
+    assert set(document["summaries"][0]) == {
+        "writer",
+        "options",
+        "operation",
+        "samples",
+        "bytes",
+        "median_bytes_per_s",
+        "ci95_bytes_per_s",
+        "of_ceiling",
+        "cpu_s_per_gib",
+        "first_done_s",
+        "last_done_s",
+        "phases_s",
+        "paths",
+        "fallbacks",
+        "verdict",
+        "reasons",
+    }
+    assert document["summaries"][0]["ci95_bytes_per_s"] == [GIB / 0.625, GIB / 0.4]
+
+
+def test_one_sample_has_no_interval_and_says_so(example: ResultFile) -> None:
+    few = [s for s in example.samples if s.repetition == 1]
+    for one in summarise(replace(example, samples=tuple(few))).summaries:
+        assert one.ci95_bytes_per_s is None
+        assert "1 sample: no interval" in one.reasons
+
+
+def test_settings_of_one_writer_are_summarised_apart(example: ResultFile) -> None:
+    saves = only(example, "odirect", "save")
+    other = [replace(s, options={"block_size": 2**20, "threads": 4}) for s in saves]
+    report = summarise(replace(example, samples=(*saves, *other)))
+    assert [one.options["block_size"] for one in report.summaries] == [16 * 2**20, 2**20]
+
+
+def test_the_ceiling_is_the_best_median_of_a_job(example: ResultFile) -> None:
+    jobs = (
+        job("steady", "save", 0.5),
+        job("steady", "save", 0.5),
+        job("steady", "save", 0.5),
+        job("lucky", "save", 0.1),
+        job("lucky", "save", 1.0),
+        job("lucky", "save", 1.0),
+        job("broken", "restore", 0.1, "fio: engine not loadable"),
+    )
+    ceiling = summarise(replace(example, ceiling=jobs)).ceiling
+    assert ceiling.save_bytes_per_s == 2 * GIB
+    assert ceiling.save_job == {"name": "steady"}
+    assert ceiling.restore_bytes_per_s is None
+    assert ceiling.restore_job is None
+    assert ceiling.reason == "restore: fio: engine not loadable"
+
+
+def test_without_a_ceiling_there_is_no_ratio_but_a_reason(example: ResultFile) -> None:
+    report = summarise(replace(example, ceiling=()))
+    assert report.ceiling.reason == "no fio job ran"
+    assert {one.of_ceiling for one in report.summaries} == {None}
+
+
+def test_a_fallback_is_listed_once_and_never_lost(example: ResultFile) -> None:
+    fallback = Fallback(wanted="direct", used="buffered", reason="EINVAL")
+    saves = only(example, "odirect", "save")
+    fell = tuple(replace(s, fallbacks=(fallback,)) for s in saves[:2])
+    restores = only(example, "odirect", "restore")
+    one = summarise(replace(example, samples=(*fell, saves[2], *restores))).summaries[0]
+    assert one.fallbacks == (fallback,)
+    assert "2 of 3 samples: wanted direct, used buffered: EINVAL" in one.reasons
+
+
+def test_an_outlier_is_flagged_and_counted(example: ResultFile) -> None:
+    save = only(example, "odirect", "save")[0]
+    times = (0.50, 0.51, 0.49, 0.50, 0.52, 5.0)
+    samples = tuple(replace(save, elapsed_s=t, repetition=i) for i, t in enumerate(times, 1))
+    one = summarise(replace(example, samples=samples)).summaries[0]
+    assert one.samples == 6
+    assert "repetition 6 is an outlier, and is counted (0.20 GiB/s (0.21 GB/s))" in one.reasons
+
+
+def test_a_save_that_nothing_read_back_is_invalid(example: ResultFile) -> None:
+    report = summarise(replace(example, samples=tuple(only(example, "odirect", "save"))))
+    assert report.summaries[0].verdict == "INVALID"
+    assert report.summaries[0].reasons[0].startswith("not verified")
+
+
+def test_a_run_without_samples_has_no_summaries(example: ResultFile) -> None:
+    assert summarise(replace(example, samples=())).summaries == ()

@@ -1,0 +1,192 @@
+"""Records become plain JSON values and the same records again; wrong values are named."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iobench.results import (
+    SCHEMA,
+    CeilingSample,
+    Cold,
+    DeviceCounts,
+    End,
+    Environment,
+    Fallback,
+    PathCount,
+    Record,
+    ResultFile,
+    Run,
+    Sample,
+    Verified,
+    WorkloadFacts,
+    from_record,
+    to_plain,
+    to_record,
+)
+
+texts = st.text(max_size=8)
+sizes = st.integers(0, 2**62)
+moved = st.integers(1, 2**62)
+seconds = st.floats(0, 1e9)
+elapsed = st.floats(1e-9, 1e9)
+times = st.datetimes(timezones=st.timezones()).map(lambda time: time.isoformat())
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**62), 2**62) | seconds | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=5,
+)
+objects = st.dictionaries(texts, json_values, max_size=3)
+operations = st.sampled_from(["save", "restore"])
+
+
+def tuples(of: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.lists(of, max_size=3).map(tuple)
+
+
+runs = st.builds(
+    Run,
+    run_id=texts,
+    started_at=times,
+    command=tuples(texts),
+    config_hash=texts,
+    environment=st.builds(Environment, machine=objects, storage=objects),
+    workload=st.builds(WorkloadFacts, bytes=sizes, full_bytes=sizes, scale=st.none() | texts),
+    plan=objects,
+)
+samples = st.builds(
+    Sample,
+    run_id=texts,
+    options=objects,
+    operation=operations,
+    bytes=moved,
+    elapsed_s=elapsed,
+    first_done_s=seconds,
+    last_done_s=seconds,
+    phases_s=st.dictionaries(texts, seconds, max_size=3),
+    paths=st.dictionaries(texts, st.builds(PathCount, operations=sizes, bytes=sizes), max_size=2),
+    fallbacks=tuples(st.builds(Fallback, wanted=texts, used=texts, reason=texts)),
+    cpu_s=seconds,
+    system_cpu_s=st.none() | seconds,
+    cold=st.none() | st.builds(Cold, resident_bytes=sizes, resident_fraction=seconds, method=texts),
+    device=st.none()
+    | st.builds(
+        DeviceCounts,
+        read_bytes=st.none() | sizes,
+        write_bytes=st.none() | sizes,
+        process_read_bytes=st.none() | sizes,
+        process_write_bytes=st.none() | sizes,
+    ),
+    verified=st.none() | st.builds(Verified, tensors=sizes, bytes=sizes, mismatches=sizes),
+    notes=tuples(texts),
+    started_at=times,
+)
+ceilings = st.builds(
+    CeilingSample,
+    job=objects,
+    operation=operations,
+    bytes=moved,
+    elapsed_s=elapsed,
+    cpu_s=st.none() | seconds,
+    error=st.none() | texts,
+)
+ends = st.builds(End, finished_at=times, samples=sizes, error=st.none() | texts)
+
+
+@given(st.one_of(runs, samples, ceilings, ends))
+def test_a_record_survives_json(record: Record) -> None:
+    values = json.loads(json.dumps(to_record(record), allow_nan=False))
+    assert list(values)[:3] == ["schema", "kind", "run_id"]
+    assert from_record(values) == record
+
+
+def test_keys_that_a_newer_release_added_are_left_aside(example: ResultFile) -> None:
+    values = to_record(example.samples[0])
+    values["invented_later"] = 1
+    values["device"]["invented_later"] = 1
+    assert from_record(values) == example.samples[0]
+
+
+def test_fields_with_defaults_may_be_absent(example: ResultFile) -> None:
+    values = to_record(example.samples[0])
+    for name in ("retries", "fallbacks", "cold", "verified", "stores", "notes"):
+        del values[name]
+    assert from_record(values) == example.samples[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bytes": "many"}, "bytes must be a whole number, and is 'many'"),
+        ({"bytes": True}, "bytes must be a whole number, and is True"),
+        ({"bytes": 1.5}, "bytes must be a whole number, and is 1.5"),
+        ({"bytes": 0}, "bytes and elapsed_s must be above zero"),
+        ({"elapsed_s": 0}, "bytes and elapsed_s must be above zero"),
+        ({"elapsed_s": 5e-324}, "bytes and elapsed_s must be above zero"),
+        ({"elapsed_s": None}, "elapsed_s must be a finite number, and is None"),
+        ({"elapsed_s": float("nan")}, "elapsed_s must be a finite number, and is nan"),
+        ({"stores": 1}, "stores must be true or false, and is 1"),
+        ({"writer": 5}, "writer must be a text, and is 5"),
+        ({"options": []}, "options must be an object, and is []"),
+        ({"notes": "x"}, "notes must be a list, and is 'x'"),
+        ({"notes": [1]}, "notes[0] must be a text, and is 1"),
+        ({"operation": "erase"}, "operation must be one of save, restore, and is 'erase'"),
+        ({"operation": ["save"]}, "operation must be one of save, restore, and is ['save']"),
+        ({"paths": {"direct": {"bytes": 1}}}, "paths.direct.operations is missing"),
+        ({"paths": {"direct": 3}}, "paths.direct must be an object, and is 3"),
+        ({"device": {}}, "device.read_bytes is missing"),
+        ({"started_at": "yesterday"}, "started_at must be ISO 8601 with a time zone"),
+        ({"started_at": "2026-01-31T12:00:00"}, "started_at must be ISO 8601 with a time zone"),
+        ({"kind": "series"}, "kind 'series' is none of run, sample, ceiling, end"),
+        ({"kind": ["run"]}, "kind ['run'] is none of run, sample, ceiling, end"),
+        ({"schema": "iobench.result/2"}, "written by a newer iobench (schema iobench.result/2)"),
+        ({"schema": "iobench.result/x"}, "not a record of an iobench result file"),
+        ({"schema": "iobench.report/1"}, "not a record of an iobench result file"),
+        ({"schema": 1}, "not a record of an iobench result file"),
+    ],
+)
+def test_a_wrong_value_is_named(
+    example: ResultFile, changes: Mapping[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        from_record(to_record(example.samples[0]) | changes)
+
+
+@pytest.mark.parametrize("values", [None, 3, "text", [], {}])
+def test_what_is_no_record_at_all_is_refused(values: Any) -> None:
+    with pytest.raises(ValueError, match="not a record of an iobench result file"):
+        from_record(values)
+
+
+def test_a_failed_ceiling_needs_no_time() -> None:
+    failed = CeilingSample(
+        run_id="r",
+        repetition=1,
+        order=0,
+        job={},
+        operation="save",
+        bytes=0,
+        elapsed_s=0.0,
+        cpu_s=None,
+        error="fio: no such engine",
+    )
+    assert from_record(to_record(failed)) == failed
+
+
+def test_paths_tuples_and_read_only_mappings_become_plain() -> None:
+    assert to_plain({"a": MappingProxyType({"b": (1, Path("c"))})}) == {"a": {"b": [1, "c"]}}
+
+
+def test_what_json_cannot_hold_is_a_mistake_of_ours() -> None:
+    with pytest.raises(TypeError, match="which no record can hold"):
+        to_plain({"a": {1, 2}})
+
+
+def test_the_schema_is_the_first_one() -> None:
+    assert SCHEMA == "iobench.result/1"

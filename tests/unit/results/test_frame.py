@@ -1,0 +1,74 @@
+"""Result files as a pandas table, and imports that stay light."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from iobench.errors import ResultFileError
+from iobench.results import load
+
+
+def test_one_row_per_sample_with_flat_columns(example_path: Path) -> None:
+    frame = load(example_path)
+    assert len(frame) == 12
+    first = frame.iloc[0]
+    assert first["writer"] == "odirect"
+    assert first["bytes_per_s"] == 2**31
+    assert first["option.block_size"] == 16 * 2**20
+    assert first["phase.write_s"] == 0.25
+    assert first["path.direct.operations"] == 64
+    assert first["device.write_bytes"] == 2**30 + 65536
+    assert first["workload"] == "llama7b"
+    assert first["workload.scaled"]
+    assert first["hostname"] == "node1"
+    assert first["kernel"] == "6.1.0-18-amd64"
+    assert first["machine.versions.torch"] == "2.13.0"
+    assert first["storage.fs_type"] == "ext4"
+    assert first["storage.mount_options"] == ["rw", "relatime"]
+    assert first["run_status"] == "complete"
+    assert first["started_at"] == pd.Timestamp("2026-01-31T12:01:00Z")
+    restore = frame[frame["operation"] == "restore"].iloc[0]
+    assert restore["cold.resident_fraction"] == 0
+    assert restore["verified.mismatches"] == 0
+    assert pd.isna(restore["phase.sync_s"])
+    assert not {"cold", "device", "verified", "paths", "options", "phases_s"} & set(frame.columns)
+
+
+def test_rates_can_be_recomputed(example_path: Path) -> None:
+    saves = load(example_path).query("operation == 'save'")
+    medians = saves.groupby("writer")["bytes_per_s"].median()
+    assert medians.to_dict() == {"odirect": 2.0 * 2**30, "buffered": 1.0 * 2**30}
+
+
+def test_several_files_stand_in_one_table(tmp_path: Path, example_path: Path) -> None:
+    killed = tmp_path / "killed.jsonl"
+    killed.write_bytes(b"".join(example_path.read_bytes().splitlines(keepends=True)[:4]))
+    frame = load([example_path, str(killed)])
+    assert len(frame) == 13
+    assert frame["run_status"].tolist() == ["complete"] * 12 + ["killed"]
+    assert frame["file"].nunique() == 2
+
+
+def test_a_run_without_samples_gives_an_empty_table(tmp_path: Path, example_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(example_path.read_bytes().splitlines(keepends=True)[0])
+    assert load(path).empty
+
+
+def test_a_bad_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ResultFileError):
+        load(tmp_path / "missing.jsonl")
+
+
+def test_importing_results_loads_neither_pandas_nor_torch() -> None:
+    code = (
+        "import sys, iobench.results\n"
+        "print([m for m in ('pandas', 'numpy', 'torch', 'rich', 'typer') if m in sys.modules])"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout == "[]\n"
