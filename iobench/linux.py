@@ -22,6 +22,7 @@ _AT_EMPTY_PATH = 0x1000
 _SYS_STATX = {"x86_64": 332, "aarch64": 291}
 _SYS_CACHESTAT = 451  # since 6.5, the same number everywhere
 _FALLOC_DEFAULT = 0
+_MAP_FIXED = 0x10
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _off, _size = ctypes.c_int64, ctypes.c_size_t
@@ -140,3 +141,47 @@ def fallocate(fd: int, offset: int, length: int) -> None:
 def sync_file_range(fd: int, offset: int, length: int, flags: int) -> None:
     """Start or await write-back of a byte range; makes nothing durable (no metadata, no flush)."""
     _check(_libc.sync_file_range(fd, offset, length, flags))
+
+
+class Ring:
+    """A memory file of `size_bytes` mapped again and again, one after the other, to `total_bytes`.
+
+    `numpy.asarray(ring)` is one array over all of it; the mapping goes when the last array does.
+    Sizes are multiples of the page size.
+    """
+
+    def __init__(self, size_bytes: int, total_bytes: int) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._address = self._total = 0
+        fd = os.memfd_create("iobench-ring", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, size_bytes)
+            address = self._map(None, total_bytes, 0, flags, -1)
+            self._address, self._total = address, total_bytes
+            for start in range(0, total_bytes, size_bytes):
+                length = min(size_bytes, total_bytes - start)
+                self._map(address + start, length, 3, mmap.MAP_SHARED | _MAP_FIXED, fd)
+        finally:
+            os.close(fd)
+        self.__array_interface__ = {
+            "shape": (total_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+    @staticmethod
+    def _map(address: int | None, length: int, protection: int, flags: int, fd: int) -> int:
+        mapped = _libc.mmap(address, length, protection, flags, fd, 0)
+        if mapped == ctypes.c_void_p(-1).value:
+            _check(-1)
+        return int(mapped)
+
+    def __del__(self) -> None:
+        if self._address:
+            _libc.munmap(self._address, self._total)
+
+
+def sync_file_system(fd: int) -> None:
+    """Make everything on the file system of the open file or directory `fd` durable (syncfs)."""
+    _check(_libc.syncfs(fd))

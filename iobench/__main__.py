@@ -1,0 +1,5 @@
+"""`python -m iobench` is `iobench`."""
+
+from iobench.cli.main import run
+
+run()

@@ -1,0 +1,145 @@
+"""Plan: what a run will do, how much it moves and how long that takes; checked before it starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from iobench.bench.fio import JOBS, fio_version
+from iobench.bench.scratch import scratch_directory
+from iobench.errors import TargetError
+from iobench.units import GIB, MIB, format_size
+from iobench.workloads import Workload
+from iobench.writers.base import Writer
+from iobench.writers.image import FileImage
+
+__all__ = ["DEFAULT_SECONDS", "Plan", "Rates", "measure_rates"]
+
+DEFAULT_SECONDS = 120.0
+"""How long a run may take whose size nobody chose."""
+
+_SPARE_FRACTION, _SPARE_BYTES = 0.05, 256 * MIB  # of the target's space left free
+_PROBE_BYTES = 256 * MIB
+_OWN_S_PER_BYTE = 0.8 / GIB  # refilling the pool, digests, verification: what is not timed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What short probes reached, in bytes per second: each writer's save and restore."""
+
+    save: tuple[float, ...]
+    restore: tuple[float, ...]
+
+    def run_s_per_byte(self, *, repeat: int, ceiling: bool) -> float:
+        """Seconds that a run takes for each byte of its workload."""
+        per_repetition = sum(1 / rate for rate in (*self.save, *self.restore))
+        per_repetition += _OWN_S_PER_BYTE * len(self.save)
+        if ceiling:
+            per_repetition += len(JOBS) * (1 / max(self.save) + 1 / max(self.restore))
+        return per_repetition * repeat
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A run that is ready to go. `workload` is scaled already; `full_bytes` are the unscaled."""
+
+    workload: Workload
+    full_bytes: int
+    rank: int
+    writers: tuple[Writer, ...]
+    target: Path
+    repeat: int
+    pool_bytes: int
+    ceiling: bool
+    crc: bool
+    seed: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of one checkpoint, as far as its layout tells beforehand."""
+        return self.workload.size_bytes(self.rank)
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes that the whole run writes."""
+        jobs = len(JOBS) if self.measures_ceiling else 0
+        storing = sum(writer.stores for writer in self.writers)
+        return self.repeat * self.size_bytes * (storing + jobs)
+
+    @property
+    def measures_ceiling(self) -> bool:
+        """Whether fio is asked for, and there."""
+        return self.ceiling and fio_version() is not None
+
+    def check(self) -> None:
+        """Raise TargetError or UnavailableError for what cannot work; nothing is written yet."""
+        check_directory(self.target)
+        for writer in self.writers:
+            writer.require(self.target)
+        if any(writer.stores for writer in self.writers):
+            free = free_bytes(self.target)
+            if self.size_bytes > free:
+                raise TargetError(
+                    f"--target {self.target}: a checkpoint of {format_size(self.size_bytes)} does "
+                    f"not fit, {format_size(free)} may be used; choose a smaller --size"
+                )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as the record and `--dry-run` show it."""
+        return {
+            "workload": self.workload.name,
+            "rank": self.rank,
+            "size_bytes": self.size_bytes,
+            "full_bytes": self.full_bytes,
+            "scale": self.workload.scale.text if self.workload.scale else None,
+            "files": [
+                {"path": spec.path, "format": spec.format, "bytes": spec.size_bytes}
+                for spec in self.workload.files(self.rank)
+            ],
+            "writers": [
+                {"name": writer.name, "options": writer.options.to_dict()}
+                for writer in self.writers
+            ],
+            "target": str(self.target.resolve()),
+            "repeat": self.repeat,
+            "pool_bytes": self.pool_bytes,
+            "ceiling_jobs": [job.name for job in JOBS] if self.measures_ceiling else [],
+            "crc32": self.crc,
+            "seed": self.seed,
+            "written_bytes": self.written_bytes,
+        }
+
+
+def check_directory(target: Path) -> None:
+    """Raise TargetError unless `target` is a directory that can be written."""
+    if not target.is_dir():
+        raise TargetError(f"--target {target}: no such directory; make it first")
+    if not os.access(target, os.W_OK | os.X_OK):
+        raise TargetError(f"--target {target}: cannot be written; choose another directory")
+
+
+def free_bytes(target: Path) -> int:
+    """Bytes of `target` that a run may use: what is free, less a margin."""
+    space = os.statvfs(target)
+    free = space.f_bavail * space.f_frsize
+    return max(0, int(free * (1 - _SPARE_FRACTION)) - _SPARE_BYTES)
+
+
+def measure_rates(writers: Sequence[Writer], target: Path) -> Rates:
+    """Save and restore a short random file with each writer that stores. For planning only."""
+    random = np.random.default_rng()
+    save, restore = [], []
+    with scratch_directory(target) as directory:
+        size = min(_PROBE_BYTES, free_bytes(target))
+        for writer in writers:
+            memory = random.integers(0, 256, size, np.uint8)
+            image = FileImage.of("probe", [memory])
+            save.append(writer.write(image, directory).rate_bytes_per_s)
+            restore.append(writer.read(image, directory).rate_bytes_per_s)
+            (directory / "probe").unlink(missing_ok=True)
+    return Rates(save=tuple(save), restore=tuple(restore))

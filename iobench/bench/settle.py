@@ -1,0 +1,36 @@
+"""Settle: wait until earlier work has left the file system and the device alone."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from iobench import linux
+from iobench.environment import DeviceMonitor
+
+__all__ = ["settle"]
+
+_INTERVAL_S = 0.1
+_PATIENCE_S = 3.0
+
+
+def settle(directory: Path, monitor: DeviceMonitor) -> None:
+    """Sync the file system, then wait until the device has rested for a moment, 3 s at most.
+
+    What one sample leaves behind, such as write-back, discards of removed files and journal
+    commits, is not charged to the next one.
+    """
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        linux.sync_file_system(fd)
+    finally:
+        os.close(fd)
+    deadline = time.monotonic() + _PATIENCE_S
+    before = monitor.read()
+    while time.monotonic() < deadline:
+        time.sleep(_INTERVAL_S)
+        now = monitor.read()
+        if now == before:
+            return
+        before = now

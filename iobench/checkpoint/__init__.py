@@ -1,0 +1,1 @@
+"""A whole checkpoint: commit protocol and manifest."""

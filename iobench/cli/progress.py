@@ -1,0 +1,72 @@
+"""Progress on stderr: a bar on a terminal, a plain line per result elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from iobench.results import CeilingSample, Sample
+from iobench.units import format_rate, format_seconds
+
+__all__ = ["StderrProgress"]
+
+_REFRESH_PER_S = 2  # redrawing takes CPU from what is being timed
+
+
+class StderrProgress:
+    """Shows a run's steps. Nothing is animated when stderr is not a terminal."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._bar: Progress | None = None
+        self._begun = False
+
+    def begin(self, steps: int) -> None:
+        if not self._console.is_terminal:
+            return
+        self._bar = Progress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+            console=self._console,
+            transient=True,
+            refresh_per_second=_REFRESH_PER_S,
+        )
+        self._bar.start()
+        self._task = self._bar.add_task("", total=steps)
+
+    def step(self, what: str) -> None:
+        if self._bar:
+            self._bar.update(self._task, description=what, advance=1 if self._begun else 0)
+        self._begun = True
+
+    def result(self, record: Sample | CeilingSample) -> None:
+        if self._bar:
+            return
+        writer = record.writer if isinstance(record, Sample) else f"fio {record.job['name']}"
+        error = record.error if isinstance(record, CeilingSample) else None
+        figure = error or (
+            f"{format_rate(record.bytes / record.elapsed_s)}, {format_seconds(record.elapsed_s)}"
+        )
+        print(
+            f"{record.repetition + 1} {writer} {record.operation}: {figure}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar:
+            self._bar.stop()

@@ -1,0 +1,104 @@
+"""`iobench run`: replay a workload's checkpoint through writers and report honest numbers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from iobench.report.render import Format
+
+if TYPE_CHECKING:
+    from iobench.bench.plan import Plan
+
+
+def run(
+    workload: Annotated[
+        str,
+        typer.Option("--workload", "-w", help="A named workload (iobench workloads list) or YAML."),
+    ],
+    writer: Annotated[
+        str,
+        typer.Option(
+            "--writer",
+            help="Writers, separated by commas; NAME=VALUE sets an option of the one before it: "
+            "odirect,block_size=8MiB,odirect,threads=4,buffered",
+        ),
+    ] = "buffered,uncached,odirect",
+    target: Annotated[
+        Path, typer.Option("--target", help="The directory to measure.", show_default="here")
+    ] = Path(),
+    size: Annotated[
+        str | None,
+        typer.Option(
+            "--size",
+            help="Scale the workload to this many bytes (4GiB): whole layers are dropped. "
+            "'full' for all of it. Default: what fits and takes about two minutes.",
+        ),
+    ] = None,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Samples of each writer.")] = 5,
+    rank: Annotated[int, typer.Option("--rank", min=0, help="Whose files to replay.")] = 0,
+    pool: Annotated[
+        str, typer.Option("--pool", help="Memory that stands in for all tensors.")
+    ] = "1GiB",
+    ceiling: Annotated[
+        bool, typer.Option("--ceiling/--no-ceiling", help="Measure fio beside the writers.")
+    ] = True,
+    crc: Annotated[
+        bool, typer.Option("--crc/--no-crc", help="CRC32 in torch zip files, as stock torch.save.")
+    ] = True,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Of data and order.", show_default="random")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="The result file.", show_default="results/<run>.jsonl"),
+    ] = None,
+    format_: Annotated[
+        Format, typer.Option("--format", help="How to print the report.")
+    ] = Format.TABLE,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan, bytes and time; write nothing.")
+    ] = False,
+) -> None:
+    """Save and restore a model's checkpoint by each writer, and compare.
+
+    Every save ends durable, every restore starts cold and is verified. The target is left as it
+    was.
+    """
+    from iobench.bench.planning import expected_line, make_plan, plan_lines
+
+    plan = make_plan(
+        workload=workload,
+        writers=writer,
+        target=target,
+        size=size,
+        repeat=repeat,
+        rank=rank,
+        pool=pool,
+        ceiling=ceiling,
+        crc=crc,
+        seed=seed,
+    )
+    for line in plan_lines(plan):
+        print(line, file=sys.stderr)
+    if dry_run:
+        print(expected_line(plan), file=sys.stderr)
+    else:
+        _run(plan, output, format_)
+
+
+def _run(plan: Plan, output: Path | None, format_: Format) -> None:
+    from iobench.bench.runner import Runner
+    from iobench.cli.progress import StderrProgress
+    from iobench.report.render import render
+    from iobench.report.summary import summarise
+    from iobench.results import ResultWriter, default_path, read
+
+    path = output or default_path(plan.workload.name)
+    with StderrProgress() as progress, ResultWriter(path) as results:
+        Runner(plan=plan, results=results, progress=progress).run()
+    render(summarise(read(path)), format_, sys.stdout)
+    print(f"record: {path}", file=sys.stderr)

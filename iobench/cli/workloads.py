@@ -1,0 +1,190 @@
+"""`iobench workloads`: what can be replayed, and what it consists of."""
+
+from __future__ import annotations
+
+import enum
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from iobench.units import format_size
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from iobench.workloads import FileSpec, Workload
+
+__all__ = ["app"]
+
+app = typer.Typer(help="List the workloads, or show what one consists of.", no_args_is_help=True)
+
+
+class Format(enum.StrEnum):
+    """How workloads are printed."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+_FormatOption = Annotated[Format, typer.Option("--format", help="How to print it.")]
+
+
+@app.command("list")
+def list_(format_: _FormatOption = Format.TABLE) -> None:
+    """List the named workloads."""
+    from iobench import workloads
+
+    found = [_facts(workloads.load(name)) for name in workloads.names()]
+    if format_ is Format.JSON:
+        _print_json({"schema": "iobench.workloads/1", "workloads": found})
+        return
+    table = _table("workload", "parameters", "ranks", "rank 0", "checkpoint", "B/param", "layout")
+    for facts in found:
+        table.add_row(
+            facts["name"],
+            f"{facts['parameters'] / 1e9:.2f} B",
+            str(facts["world_size"]),
+            format_size(facts["rank_bytes"]),
+            format_size(facts["total_bytes"]),
+            f"{facts['bytes_per_parameter']:.2f}",
+            facts["layout"],
+        )
+    _print(table)
+
+
+@app.command()
+def show(
+    workload: Annotated[str, typer.Argument(help="A named workload, or the path of a YAML file.")],
+    rank: Annotated[int, typer.Option("--rank", min=0, help="Whose files.")] = 0,
+    files: Annotated[bool, typer.Option("--files", help="List the files of the rank.")] = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor too.")] = False,
+    format_: _FormatOption = Format.TABLE,
+) -> None:
+    """Show one workload: model, layout, sizes, step time; its files; its tensors."""
+    from iobench import workloads
+
+    loaded = workloads.load(workload)
+    specs = loaded.files(rank)
+    facts = _facts(loaded, rank)
+    if format_ is Format.JSON:
+        listed = [_file(spec, tensors=tensors) for spec in specs] if files or tensors else None
+        _print_json({"schema": "iobench.workload/1", **facts, "files": listed})
+        return
+    _print_facts(facts, len(specs))
+    if files or tensors:
+        _print_files(specs, tensors=tensors)
+
+
+def _facts(workload: Workload, rank: int = 0) -> dict[str, Any]:
+    step = workload.step_time
+    return {
+        "name": workload.name,
+        "description": workload.description,
+        "model": workload.model.name,
+        "family": workload.model.family.id,
+        "layout": workload.layout.id,
+        "parameters": workload.parameters,
+        "world_size": workload.world_size,
+        "rank": rank,
+        "rank_bytes": workload.size_bytes(rank),
+        "total_bytes": workload.total_size_bytes(),
+        "bytes_per_parameter": workload.bytes_per_parameter,
+        "step_time": None
+        if step is None
+        else {
+            "seconds": step.seconds,
+            "gpus": step.gpus,
+            "hardware": step.hardware,
+            "precision": step.precision,
+            "source": step.source,
+        },
+        "source": workload.source or workload.model.source,
+    }
+
+
+def _file(spec: FileSpec, *, tensors: bool) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "path": spec.path,
+        "format": spec.format,
+        "bytes": spec.size_bytes,
+        "exact": spec.exact,
+        "tensor_count": len(spec.tensors),
+    }
+    if tensors:
+        described["tensors"] = [
+            {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "bytes": t.size_bytes}
+            for t in spec.tensors
+        ]
+    return described
+
+
+def _print_facts(facts: dict[str, Any], files: int) -> None:
+    step = facts["step_time"]
+    rows = {
+        "workload": f"{facts['name']}: {facts['description']}",
+        "model": f"{facts['model']} ({facts['family']}), {facts['parameters']:,} parameters",
+        "layout": f"{facts['layout']}, {facts['world_size']} ranks",
+        "rank": f"{facts['rank']}: {files} files, {_both(facts['rank_bytes'])}",
+        "checkpoint": f"{_both(facts['total_bytes'])} over all ranks, "
+        f"{facts['bytes_per_parameter']:.2f} bytes per parameter",
+        "step time": "unknown"
+        if step is None
+        else f"{step['seconds']:g} s on {step['gpus']} {step['hardware']}, {step['precision']} "
+        f"({step['source']})",
+        "source": facts["source"],
+    }
+    for name, value in rows.items():
+        print(f"{name:11}{value}")
+
+
+def _print_files(specs: tuple[FileSpec, ...], *, tensors: bool) -> None:
+    table = _table("file", "format", "bytes", "", "tensors")
+    for spec in specs:
+        size = f"{spec.size_bytes:,}" if spec.exact else f"about {spec.size_bytes:,}"
+        table.add_row(
+            spec.path, spec.format, size, format_size(spec.size_bytes), str(len(spec.tensors))
+        )
+        if tensors and spec.format != "raw":
+            for tensor in spec.tensors:
+                shape = f"{tensor.dtype} {list(tensor.shape)}"
+                table.add_row(f"  {tensor.name}", shape, f"{tensor.size_bytes:,}", "", "")
+    print()
+    _print(table)
+
+
+def _both(size_bytes: int) -> str:
+    return f"{format_size(size_bytes)} ({size_bytes / 1e9:,.2f} GB)"
+
+
+def _table(*columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        right = column in {
+            "parameters",
+            "ranks",
+            "rank 0",
+            "checkpoint",
+            "B/param",
+            "bytes",
+            "tensors",
+        }
+        table.add_column(column, justify="right" if right else "left", no_wrap=True)
+    return table
+
+
+def _print(table: Table) -> None:
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=200)
+    console.print(table)
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    json.dump(document, sys.stdout, indent=1)
+    print()
