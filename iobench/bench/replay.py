@@ -62,6 +62,8 @@ class Replay:
     def notes(self) -> tuple[str, ...]:
         """What a reader of the figures should know of how the files are replayed."""
         found = []
+        if self._crc and any(spec.format == "torch" for spec in self.files):
+            found.append("torch.save computes the zip's CRC32 on one core; --no-crc leaves it out")
         if any(spec.format == "dcp" for spec in self.files):
             found.append("DCP files are replayed as raw bytes of the same sizes")
         if self.longest_bytes > self._pool.size_bytes:

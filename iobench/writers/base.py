@@ -82,6 +82,16 @@ class Writer(ABC):
         if not answer.ok:
             raise UnavailableError(self.name, answer.reason, answer.remedy)
 
+    @staticmethod
+    def _range_to_fill(image: FileImage, start: int, stop: int | None) -> tuple[int, int]:
+        """[start, stop) of `read`, where the image may be filled. Raises UsageError."""
+        stop = image.size_bytes if stop is None else stop
+        if not 0 <= start <= stop <= image.size_bytes:
+            raise UsageError(f"[{start}, {stop}) is no range of {image.size_bytes} bytes")
+        if not image.writable:
+            raise UsageError(f"image {image.path!r}: its memory is read-only")
+        return start, stop
+
     def __repr__(self) -> str:
         shown = ", ".join(f"{k}={v!r}" for k, v in self.options.to_dict().items())
         return f"{type(self).__name__}({shown})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from iobench.writers.cached import CachedOptions, CachedWriter
+from iobench.writers.cached import CachedOptions, CachedWriter, Source
 from iobench.writers.files import NewFile
 from iobench.writers.image import Bytes
 from iobench.writers.posix import pread_all
@@ -30,5 +30,8 @@ class BufferedWriter(CachedWriter):
     def _sink(self, file: NewFile, meter: Meter) -> Sink:  # noqa: ARG002
         return PlainSink(file.fd, "buffered")
 
-    def _read_views(self, fd: int, views: list[Bytes], offset: int, meter: Meter) -> None:
-        meter.count("buffered", sum(map(len, views)), pread_all(fd, views, offset))
+    def _source(self, fd: int, meter: Meter) -> Source:  # noqa: ARG002
+        def fill(views: list[Bytes], offset: int, own: Meter) -> None:
+            own.count("buffered", sum(map(len, views)), pread_all(fd, views, offset))
+
+        return fill

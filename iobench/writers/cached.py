@@ -20,7 +20,10 @@ from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter
 from iobench.writers.workers import Blocks, run_workers
 
-__all__ = ["CachedOptions", "CachedStream", "CachedWriter"]
+__all__ = ["CachedOptions", "CachedStream", "CachedWriter", "Source"]
+
+Source = Callable[[list[Bytes], int, Meter], None]
+"""Fills views, which follow one another, from an offset of a file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +55,8 @@ class CachedWriter(PosixWriter):
         """Where the bytes of a new file go."""
 
     @abstractmethod
-    def _read_views(self, fd: int, views: list[Bytes], offset: int, meter: Meter) -> None:
-        """Fill `views` from `offset`."""
+    def _source(self, fd: int, meter: Meter) -> Source:
+        """What fills views from an offset of the open file."""
 
     @property
     def _reserves(self) -> bool:
@@ -78,10 +81,12 @@ class CachedWriter(PosixWriter):
             sink.finish()
 
     def _receive(self, fd: int, image: FileImage, start: int, stop: int, meter: Meter) -> None:
+        fill = self._source(fd, meter)
+
         def work(blocks: Blocks, own: Meter) -> None:
             for begin, end in blocks:
                 with own.phase("read"):
-                    self._read_views(fd, image.views(begin, end), begin, own)
+                    fill(image.views(begin, end), begin, own)
 
         self._run(start, stop, self.options.threads, work, meter)
 

@@ -32,7 +32,7 @@ class Crew:
     def submit(self, block: Bytes, offset: int) -> None:
         """Take `block` over and write it at `offset`; it goes back to the pool afterwards.
 
-        Raises what an earlier block's write raised; `block` is then still the caller's.
+        Raises what an earlier block's write raised; `block` is then lost to the pool.
         """
         if not self._threads:
             self._start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from iobench.writers.workers import BlockPool
 __all__ = ["DirectStream"]
 
 _RESERVE_STEP = GIB
+_RESERVE_ROOM = 4 * _RESERVE_STEP  # with less free, space is not reserved ahead
 
 
 class DirectStream(Stream):
@@ -63,8 +65,10 @@ class DirectStream(Stream):
     def _hand_over(self) -> None:
         """Let the crew have the full block and go on with another."""
         self._reserve()
+        # Ours no more, whatever interrupts: a block given back twice would serve two at once.
+        block, self._block = self._block, self._block[:0]
         with self._meter.phase("wait"):
-            self._crew.submit(self._block, self._offset)
+            self._crew.submit(block, self._offset)
         self._offset += self._filled
         self._filled = 0
         self._block = self._pool.take()
@@ -73,12 +77,19 @@ class DirectStream(Stream):
         end = self._offset + len(self._block)
         if not self._reserve_ahead or end <= self._reserved_to:
             return
+        # A reservation that fails has taken all there was by then, from everybody else too.
+        room = os.fstatvfs(self._new_file.fd)
+        if room.f_bavail * room.f_frsize < _RESERVE_ROOM:
+            self._reserve_ahead = False
+            return
         try:
             self._new_file.reserve(self._reserved_to, self._reserved_to + _RESERVE_STEP)
         except TransferError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
-            self._reserve_ahead = False  # less is left than a step; the writes will tell
+            self._reserve_ahead = False  # less may be had than a step; the writes will tell
+            os.ftruncate(self._new_file.fd, self._reserved_to)
+            return
         self._reserved_to += _RESERVE_STEP
 
     def _drain(self) -> int:
@@ -95,4 +106,5 @@ class DirectStream(Stream):
 
     def _release(self) -> None:
         self._crew.dismiss(self._meter)
-        self._pool.give(self._block)
+        if len(self._block):
+            self._pool.give(self._block)

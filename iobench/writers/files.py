@@ -7,6 +7,7 @@ import errno
 import os
 import secrets
 import tempfile
+import warnings
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -119,14 +120,26 @@ class NewFile:
                 raise TransferError.wrap(error, "publishing", self.path) from error
 
     def abandon(self) -> None:
-        """Close and remove the temporary file, if it is still there."""
-        if self._live:
-            self._live = False
-            try:
-                self._close()
-            finally:
-                with contextlib.suppress(FileNotFoundError):  # its directory was removed
-                    os.unlink(self.part)
+        """Close and remove the temporary file, if it is still there.
+
+        Raises nothing that would hide why: what cannot be removed is told in a note on the error
+        that is propagating, or as a ResourceWarning.
+        """
+        if not self._live:
+            return
+        self._live = False
+        with contextlib.suppress(OSError):  # the bytes are not wanted any more
+            self._close()
+        try:
+            os.unlink(self.part)
+        except FileNotFoundError:  # its directory was removed
+            pass
+        except OSError as error:
+            left = f"{self.part}: cannot be removed ({error.strerror}) and is left behind"
+            if error.__context__ is not None:
+                error.__context__.add_note(left)
+            else:
+                warnings.warn(left, ResourceWarning, stacklevel=2)
 
     def _close(self) -> None:
         if self.fd >= 0:

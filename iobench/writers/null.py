@@ -68,7 +68,7 @@ class NullWriter(Writer):
         stop: int | None = None,
     ) -> Transfer:
         meter = Meter()
-        stop = image.size_bytes if stop is None else stop
+        start, stop = self._range_to_fill(image, start, stop)
         self._copy(image, start, stop, meter, to_block=False)
         return meter.transfer(self.name, "read", stop - start, durable=False)
 

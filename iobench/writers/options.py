@@ -66,7 +66,7 @@ class OptionInfo:
                     return parse_size(value)
                 if self.type(value) == value or isinstance(value, str):
                     return self.type(value)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 pass
             raise self._error(value, "a size such as 16MiB" if self.unit == "bytes" else "a number")
         if self.type is str and isinstance(value, str):

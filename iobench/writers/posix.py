@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from iobench.errors import IobenchError, TransferError, UsageError
+from iobench.errors import IobenchError, TransferError
 from iobench.writers.base import Writer
 from iobench.writers.files import NewFile, open_source
 from iobench.writers.image import Bytes, FileImage
@@ -68,11 +68,7 @@ class PosixWriter(Writer):
         self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
     ) -> Transfer:
         meter = Meter()
-        stop = image.size_bytes if stop is None else stop
-        if not 0 <= start <= stop <= image.size_bytes:
-            raise UsageError(f"[{start}, {stop}) is no range of {image.size_bytes} bytes")
-        if not image.writable:
-            raise UsageError(f"image {image.path!r}: its memory is read-only")
+        start, stop = self._range_to_fill(image, start, stop)
         path = os.path.join(target, image.path)
         with _transfer_errors("reading", path):
             with meter.phase("open"):

@@ -31,14 +31,14 @@ def writer_class(name: str) -> type[Writer]:
         raise UnknownNameError("writer", name, names())
     try:
         found = entry.load()
-    except ImportError as error:
+    except (ImportError, AttributeError) as error:
         raise UnavailableError(name, f"it cannot be imported ({error}).") from error
     if not (isinstance(found, type) and issubclass(found, Writer)):
         raise UnavailableError(name, f"{entry.value} is not a Writer.")
     return found
 
 
-def make(name: str, **values: Any) -> Writer:
+def make(name: str, /, **values: Any) -> Writer:
     """A writer by name with some options set: `make("odirect", block_size="8MiB")`."""
     cls = writer_class(name)
     return cls(cls.Options.from_mapping(values))
@@ -51,13 +51,15 @@ def parse_specs(text: str) -> list[Writer]:
     """
     chosen: list[tuple[str, dict[str, str]]] = []
     for token in (part.strip() for part in text.split(",")):
-        key, equals, value = token.partition("=")
+        key, equals, value = (part.strip() for part in token.partition("="))
         if not token:
             raise UsageError(f"--writer {text!r}: an empty name between commas")
         if not equals:
             chosen.append((token, {}))
         elif not chosen:
             raise UsageError(f"--writer {text!r}: option {token!r} has no writer before it")
+        elif key in chosen[-1][1]:
+            raise UsageError(f"--writer {text!r}: option {key!r} twice for {chosen[-1][0]}")
         else:
             chosen[-1][1][key] = value
     writers = [make(name, **values) for name, values in chosen]

@@ -52,6 +52,11 @@ class Stream(io.RawIOBase):
         self.transfer: Transfer | None = None
         """What happened; None until the file is published."""
 
+    @property
+    def failure(self) -> BaseException | None:
+        """What went wrong first; None while nothing has."""
+        return self._failure
+
     # What a path provides.
 
     @abstractmethod
@@ -135,8 +140,10 @@ class Stream(io.RawIOBase):
         try:
             self._release()
         finally:
-            self._file.abandon()
-            super().close()
+            try:
+                self._file.abandon()
+            finally:
+                super().close()
 
     def __enter__(self) -> Self:
         self._check_usable()
@@ -151,6 +158,7 @@ class Stream(io.RawIOBase):
         if error is not None:
             self.abort()
         else:
+            self._opened_under = sys.exception()  # a block left cleanly is no trouble
             self.close()
 
     def __del__(self) -> None:
@@ -173,7 +181,7 @@ class Stream(io.RawIOBase):
 
     def _in_trouble(self) -> bool:
         """Whether an exception is propagating that was not when the stream was opened."""
-        return sys.exception() is not self._opened_under
+        return sys.exception() not in (None, self._opened_under)
 
     def _check_usable(self) -> None:
         if self.closed:
@@ -185,7 +193,7 @@ class Stream(io.RawIOBase):
 
     def _failed(self, error: BaseException, doing: str) -> BaseException:
         """Remember `error`; what to raise for it."""
-        self._failure = error
         if isinstance(error, OSError) and not isinstance(error, IobenchError):
-            return TransferError.wrap(error, doing, self._file.path)
+            error = TransferError.wrap(error, doing, self._file.path)
+        self._failure = error
         return error

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from iobench import linux
+from iobench.errors import UnavailableError
 from iobench.writers.base import Availability
-from iobench.writers.cached import CachedOptions, CachedWriter
+from iobench.writers.cached import CachedOptions, CachedWriter, Source
 from iobench.writers.files import NewFile
 from iobench.writers.image import Bytes
 from iobench.writers.options import option
@@ -20,6 +21,7 @@ from iobench.writers.transfer import Meter
 
 __all__ = ["UncachedOptions", "UncachedWriter"]
 
+_REMEDY = "Use method=auto, or Linux >= 6.14 on ext4 or xfs."
 _REFUSED = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 
 
@@ -63,7 +65,7 @@ class UncachedWriter(CachedWriter):
         return Availability(
             ok=False,
             reason=f"{refusal}.",
-            remedy="Use method=auto, or Linux >= 6.14 on ext4 or xfs.",
+            remedy=_REMEDY,
         )
 
     def _sink(self, file: NewFile, meter: Meter) -> Sink:
@@ -77,23 +79,28 @@ class UncachedWriter(CachedWriter):
         refusal = _refusal(fd)
         if refusal is not None:
             if self.options.method == "dontcache":
-                raise OSError(errno.EOPNOTSUPP, refusal)
+                raise UnavailableError(self.name, f"{refusal}.", _REMEDY)
             meter.fell_back("uncached", "sync_file_range", refusal)
         return refusal is None
 
-    def _read_views(self, fd: int, views: list[Bytes], offset: int, meter: Meter) -> None:
-        length = sum(map(len, views))
-        if self._takes_dontcache(fd, meter):
-            calls = pread_all(fd, views, offset, linux.RWF_DONTCACHE)
-            meter.count("uncached", length, calls)
-            return
-        calls = pread_all(fd, views, offset)
-        os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
-        meter.count("buffered+dontneed", length, calls)
+    def _source(self, fd: int, meter: Meter) -> Source:
+        takes_dontcache = self._takes_dontcache(fd, meter)
+
+        def fill(views: list[Bytes], offset: int, own: Meter) -> None:
+            length = sum(map(len, views))
+            if takes_dontcache:
+                calls = pread_all(fd, views, offset, linux.RWF_DONTCACHE)
+                own.count("uncached", length, calls)
+                return
+            calls = pread_all(fd, views, offset)
+            os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
+            own.count("buffered+dontneed", length, calls)
+
+        return fill
 
 
 def _refusal(fd: int) -> str | None:
-    """Why the open file refuses RWF_DONTCACHE, found by a read of no bytes; None if it does not."""
+    """Why the open file refuses RWF_DONTCACHE, found by reading a byte; None if it does not."""
     try:
         os.preadv(fd, [bytearray(1)], 0, linux.RWF_DONTCACHE)
     except OSError as error:

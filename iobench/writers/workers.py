@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import threading
 from collections.abc import Callable, Iterator
@@ -65,8 +66,11 @@ def run_workers(
     finally:
         blocks.cancel()
         for helper in helpers:
-            if helper.ident is not None:
-                helper.join()
+            while helper.is_alive():  # the descriptor and the memory are theirs until they end
+                try:
+                    helper.join()
+                except KeyboardInterrupt as error:
+                    failures.append(error)
     if failures:
         for other in failures[1:]:
             failures[0].add_note(f"another worker failed too: {other!r}")
@@ -89,7 +93,8 @@ class BlockPool:
                 return self._free.pop()
         memory = mmap.mmap(-1, self.block_size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)
+            with contextlib.suppress(OSError):  # a kernel without them
+                memory.madvise(mmap.MADV_HUGEPAGE)
         return np.frombuffer(memory, dtype=np.uint8)
 
     def give(self, block: Bytes) -> None:

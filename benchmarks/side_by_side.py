@@ -1,0 +1,263 @@
+"""Writers, fio and stock tools side by side: saves durable, restores cold, arms in random order.
+
+    python benchmarks/side_by_side.py --target DIRECTORY [--size 4GiB] [--rounds 5] [--only REGEX]
+
+Prints the median of every arm, and each figure that docs/performance.md asks for as a ratio of two
+arms, with the rounds' own ratios beside it. DeepSpeed's aio_handle takes part if it is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import shutil
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from iobench.bench import fio
+from iobench.bench.cold import make_cold
+from iobench.bench.scratch import scratch_directory
+from iobench.bench.settle import settle
+from iobench.environment import DeviceMonitor
+from iobench.formats import torch_file
+from iobench.units import MIB, parse_size
+from iobench.writers.image import FileImage
+from iobench.writers.registry import make, parse_specs
+
+TENSORS = 64
+WRITERS = ["odirect", "odirect,threads=3", "uncached", "uncached,threads=2", "buffered"]
+STREAM = "odirect"
+
+
+class Bench:
+    """The arms of one benchmark, the tensors they move, and the rates they reached."""
+
+    def __init__(self, directory: Path, size: int) -> None:
+        self.directory, self.size = directory, size
+        self.monitor = DeviceMonitor(directory)
+        self.saves: dict[str, Callable[[], float | None]] = {}
+        self.restores: dict[str, tuple[str, Callable[[], float | None]]] = {}
+        random_bytes = np.random.default_rng()
+        each = size // TENSORS // 4
+        self.state = {f"layer.{i}.weight": torch.empty(each) for i in range(TENSORS)}
+        for tensor in self.state.values():
+            tensor.view(torch.uint8).copy_(
+                torch.from_numpy(random_bytes.integers(0, 256, each * 4, np.uint8))
+            )
+        self.into = {name: torch.zeros_like(tensor) for name, tensor in self.state.items()}
+        self.rates: dict[str, list[float]] = {}
+
+    def path(self, name: str) -> Path:
+        return self.directory / name
+
+    def image(self, name: str, tensors: dict[str, torch.Tensor]) -> FileImage:
+        return FileImage.of(name, [t.view(torch.uint8).numpy() for t in tensors.values()])
+
+    def same(self, found: dict[str, torch.Tensor]) -> None:
+        for name, tensor in self.state.items():
+            if not torch.equal(found[name].view(torch.uint8), tensor.view(torch.uint8)):
+                raise SystemExit(f"{name}: wrong bytes")
+
+    def run(self, rounds: int, seed: int) -> None:
+        order = random.Random(seed)
+        for turn in range(rounds):
+            names = list(self.saves)
+            order.shuffle(names)
+            for name in names:
+                settle(self.directory, self.monitor)
+                self._time(f"save {name}", self.saves[name])
+                for label, (source, restore) in self.restores.items():
+                    if source == name:
+                        settle(self.directory, self.monitor)
+                        cold = make_cold(p for p in self.directory.iterdir() if p.name != "lock")
+                        if cold.resident_fraction > 0.01:
+                            raise SystemExit(f"{label}: {cold.resident_fraction:.1%} not cold")
+                        self._time(f"restore {label}", restore)
+                for left in self.directory.iterdir():
+                    if left.name != "lock":
+                        shutil.rmtree(left) if left.is_dir() else left.unlink()
+            print(f"round {turn + 1} of {rounds} done", flush=True)
+
+    def _time(self, name: str, call: Callable[[], float | None]) -> None:
+        began = time.perf_counter()
+        own = call()
+        seconds = time.perf_counter() - began if own is None else own
+        self.rates.setdefault(name, []).append(self.size / seconds)
+
+    def best(self, pattern: str) -> str:
+        names = [name for name in self.rates if re.fullmatch(pattern, name)]
+        return max(names, key=lambda name: statistics.median(self.rates[name]), default="")
+
+    def report(self) -> None:
+        for name in sorted(
+            self.rates, key=lambda n: (n.split()[0], -statistics.median(self.rates[n]))
+        ):
+            rates = self.rates[name]
+            each = " ".join(f"{rate / MIB:6.0f}" for rate in sorted(rates))
+            print(f"{name:44} {statistics.median(rates) / MIB:6.0f} MiB/s   {each}")
+
+    def compare(self, what: str, over: str, target: float) -> None:
+        one, other = self.best(what), self.best(over)
+        if not one or not other:
+            print(f"not measured: {what} / {over}")
+            return
+        ratio = statistics.median(self.rates[one]) / statistics.median(self.rates[other])
+        pairs = [a / b for a, b in zip(self.rates[one], self.rates[other], strict=True)]
+        spread = " ".join(f"{pair:.2f}" for pair in sorted(pairs))
+        verdict = "ok  " if ratio >= target else "MISS"
+        print(f"{verdict} {ratio:5.2f} (>= {target})  {one} / {other}   by round: {spread}")
+
+
+def fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def add_writers(bench: Bench) -> None:
+    for spec in WRITERS:
+        (writer,) = parse_specs(spec)
+
+        def save(writer=writer) -> None:
+            writer.write(bench.image("image", bench.state), bench.directory)
+
+        def restore(writer=writer) -> None:
+            writer.read(bench.image("image", bench.into), bench.directory)
+
+        bench.saves[spec] = save
+        bench.restores[spec] = (spec, restore)
+
+
+def add_fio(bench: Bench) -> None:
+    for job in fio.JOBS:
+
+        def save(job=job) -> float:
+            return fio.run_job(job, "save", bench.directory, bench.size).elapsed_s
+
+        def restore(job=job) -> float:
+            return fio.run_job(job, "restore", bench.directory, bench.size).elapsed_s
+
+        bench.saves[f"fio {job.name}"] = save
+        bench.restores[f"fio {job.name}"] = (f"fio {job.name}", restore)
+
+
+def add_torch(bench: Bench) -> None:
+    file, writer = bench.path("t.pt"), make(STREAM)
+
+    def stock() -> None:
+        torch.save(bench.state, file)
+        fsync(file)
+
+    def streamed(crc: bool) -> Callable[[], None]:
+        return lambda: (
+            torch_file.save(bench.state, file.name, bench.directory, writer, crc=crc),
+            None,
+        )[1]
+
+    def load() -> float:
+        began = time.perf_counter()
+        found = torch.load(file)
+        seconds = time.perf_counter() - began
+        bench.same(found)
+        return seconds
+
+    def load_streamed() -> float:
+        began = time.perf_counter()
+        found, _ = torch_file.load(file.name, bench.directory, writer)
+        seconds = time.perf_counter() - began
+        bench.same(found)
+        return seconds
+
+    bench.saves["torch.save + fsync"] = stock
+    bench.saves[f"torch.save to {STREAM}, no CRC"] = streamed(crc=False)
+    bench.saves[f"torch.save to {STREAM}, CRC"] = streamed(crc=True)
+    bench.restores["torch.load"] = ("torch.save + fsync", load)
+    bench.restores[f"torch_file.load by {STREAM}"] = ("torch.save + fsync", load_streamed)
+
+
+def add_deepspeed(bench: Bench) -> None:
+    try:
+        from deepspeed.ops.op_builder import AsyncIOBuilder
+
+        handle = (
+            AsyncIOBuilder()
+            .load()
+            .aio_handle(
+                block_size=8 * MIB,
+                queue_depth=32,
+                single_submit=False,
+                overlap_events=True,
+                intra_op_parallelism=2,
+            )
+        )
+    except Exception as error:  # noqa: BLE001 -- a build that fails raises whatever it likes
+        print(f"DeepSpeed aio_handle does not take part: {error}")
+        return
+    pinned = handle.new_cpu_locked_tensor(bench.size, torch.empty(0, dtype=torch.uint8))
+    pinned.random_(0, 255)
+    file = str(bench.path("ds"))
+
+    def save() -> None:
+        handle.sync_pwrite(pinned, file, 0)
+        fsync(Path(file))
+
+    bench.saves["deepspeed aio_handle"] = save
+    bench.restores["deepspeed aio_handle"] = (
+        "deepspeed aio_handle",
+        lambda: (handle.sync_pread(pinned, file, 0), None)[1],
+    )
+
+
+def memory_speed(bench: Bench) -> None:
+    """The null writer against one thread's copy to memory as large as the state."""
+    writer, image = make("null"), bench.image("image", bench.state)
+    copies, nulls = [], []
+    for _ in range(5):
+        began = time.perf_counter()
+        for name, tensor in bench.state.items():
+            np.copyto(bench.into[name].numpy(), tensor.numpy())
+        copies.append(bench.size / (time.perf_counter() - began))
+        nulls.append(writer.write(image, bench.directory).rate_bytes_per_s)
+    bench.rates["null writer"], bench.rates["memcpy"] = nulls, copies
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--size", type=parse_size, default="4GiB")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help="arms whose name matches this")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    with scratch_directory(arguments.target) as directory:
+        bench = Bench(directory, arguments.size)
+        memory_speed(bench)
+        for add in (add_writers, add_fio, add_torch, add_deepspeed):
+            add(bench)
+        bench.saves = {n: s for n, s in bench.saves.items() if re.search(arguments.only, n)}
+        bench.run(arguments.rounds, seed=0)
+        bench.same(bench.into)
+    bench.report()
+    ours, jobs = r"(odirect|uncached)[^ ]*", "fio .*"
+    bench.compare(f"save {ours}", f"save {jobs}", 0.97)
+    bench.compare(f"save {ours}", r"save torch\.save \+ fsync", 5.0)
+    bench.compare(f"save {ours}", "save deepspeed.*", 1.0)
+    bench.compare("save torch.save to .*, no CRC", f"save {jobs}", 0.9)
+    bench.compare("save torch.save to .*, CRC", r"save torch\.save \+ fsync", 3.0)
+    bench.compare(f"restore {ours}", f"restore {jobs}", 1.0)
+    bench.compare(f"restore {ours}", r"restore torch\.load", 2.5)
+    bench.compare(r"restore torch_file\.load.*", r"restore torch\.load", 2.5)
+    bench.compare("null writer", "memcpy", 0.8)
+
+
+if __name__ == "__main__":
+    main()

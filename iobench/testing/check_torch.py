@@ -1,0 +1,149 @@
+"""Checks: tensors of every dtype, and stock `torch.save` through a writer's stream."""
+
+from __future__ import annotations
+
+import gc
+import io
+import warnings
+from typing import Any
+
+import torch
+
+from iobench.formats.tensors import tensor_bytes
+from iobench.testing.check import check
+from iobench.testing.content import content
+from iobench.testing.expect import expect, expect_raises, expect_same
+from iobench.testing.rig import Rig
+
+_NAMES = (
+    *("float64", "float32", "float16", "bfloat16", "complex32", "complex64", "complex128"),
+    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool"),
+)
+
+
+def _dtypes() -> list[torch.dtype]:
+    """Every dtype of this torch; its one warning that complex32 is young is taken here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        torch.empty(1, dtype=torch.complex32)
+    return [getattr(torch, name) for name in _NAMES if hasattr(torch, name)]
+
+
+def _tensor(dtype: torch.dtype, count: int, seed: int) -> torch.Tensor:
+    raw = torch.from_numpy(content(count * dtype.itemsize, seed))
+    return (raw & 1).bool() if dtype is torch.bool else raw.clone().view(dtype)
+
+
+def _tensors() -> list[torch.Tensor]:
+    """A vector, a 0-dim and an empty tensor of every dtype."""
+    found = []
+    for seed, dtype in enumerate(_dtypes()):
+        vector = _tensor(dtype, 1237, seed)
+        found += [vector, vector[5].clone(), vector[:0].clone()]
+    return found
+
+
+@check(needs_storage=False)
+def tensors_of_every_dtype(rig: Rig) -> None:
+    """Tensors of every dtype, of no dimension and of no elements too, come back bit for bit."""
+    tensors = _tensors()
+    wanted = b"".join(tensor_bytes(tensor).tobytes() for tensor in tensors)
+    rig.write(rig.image("file", *map(tensor_bytes, tensors)))
+    rig.expect_stored("file", wanted)
+    back = [tensor.clone() for tensor in tensors]
+    for tensor in back:
+        tensor_bytes(tensor).fill(0)
+    rig.read(rig.image("file", *map(tensor_bytes, back)))
+    for tensor, found in zip(tensors, back, strict=True):
+        if rig.stores:
+            what = f"a {tensor.dtype} of shape {tuple(tensor.shape)}"
+            expect_same(tensor_bytes(found), tensor_bytes(tensor), what)
+
+
+def _state() -> dict[str, object]:
+    shared = torch.arange(3000, dtype=torch.float32)
+    by_name = {str(dtype): _tensor(dtype, 999, n) for n, dtype in enumerate(_dtypes())}
+    return {
+        **by_name,
+        "large": _tensor(torch.bfloat16, 700_001, 1),
+        "transposed": torch.arange(12).reshape(3, 4).t(),
+        "shared": [shared, shared[10:20]],
+        "step": 1234,
+        "name": "été",
+    }
+
+
+def _file(rig: Rig, size: int | None = None) -> Any:
+    """The stream to model.pt; torch's hints ask for an IO[bytes], which no RawIOBase is."""
+    return rig.open("model.pt", size)
+
+
+def _expect_state(found: dict[str, object], wanted: dict[str, object]) -> None:
+    expect(found.keys() == wanted.keys(), f"keys {sorted(found)} came back")
+    for key, value in wanted.items():
+        have = found[key]
+        if isinstance(value, torch.Tensor):
+            expect(
+                isinstance(have, torch.Tensor)
+                and have.dtype == value.dtype
+                and have.shape == value.shape
+                and have.stride() == value.stride(),
+                f"{key}: {have!r} came back",
+            )
+            assert isinstance(have, torch.Tensor)
+            expect_same(
+                tensor_bytes(have.contiguous()), tensor_bytes(value.contiguous()), f"tensor {key}"
+            )
+        elif key != "shared":
+            expect(have == value, f"{key}: {have!r} came back, {value!r} was saved")
+
+
+@check()
+def torch_save_in_one_line(rig: Rig) -> None:
+    """`torch.save(obj, writer.open(path))` alone leaves the file that stock torch.load reads."""
+    state = _state()
+    torch.save(state, _file(rig))
+    stored = rig.place.stored("model.pt")
+    expect(stored is not None, "model.pt: is not there once torch.save has returned")
+    assert stored is not None
+    _expect_state(torch.load(io.BytesIO(stored)), state)
+
+
+@check()
+def torch_save_as_stock(rig: Rig) -> None:
+    """torch.save through a stream gives the very bytes that it gives to a file of its own."""
+    stock = io.BytesIO()
+    torch.save(_state(), stock)
+    with _file(rig, size=len(stock.getvalue())) as stream:
+        torch.save(_state(), stream)
+    rig.expect_stored("model.pt", stock.getvalue())
+
+
+@check()
+def unpicklable_leaves_nothing(rig: Rig) -> None:
+    """When torch.save fails in the middle, nothing is under the name; what was there stays."""
+    broken = {"weight": torch.zeros(100_000), "function": lambda: None}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # of the stream that torch.save dropped
+        error = expect_raises(Exception, lambda: torch.save(broken, _file(rig)))
+        expect("lambda" in str(error) or "local" in str(error), f"another failure: {error!r}")
+        gc.collect()
+        rig.expect_nothing("model.pt")
+        rig.put("model.pt", b"the last good one")
+        expect_raises(Exception, lambda: torch.save(broken, _file(rig)))
+        gc.collect()
+    rig.expect_stored("model.pt", b"the last good one")
+    rig.expect_no_leftovers()
+
+
+@check(needs_storage=False)
+def torch_save_to_any_writer(rig: Rig) -> None:
+    """A stream that torch.save has written into tells how many bytes it took."""
+    stock = io.BytesIO()
+    torch.save(_state(), stock)
+    with _file(rig) as stream:
+        torch.save(_state(), stream)
+    wanted = len(stock.getvalue())
+    assert stream.transfer is not None
+    expect(stream.transfer.bytes == wanted, f"{stream.transfer.bytes} bytes told, {wanted} written")

@@ -1,0 +1,69 @@
+"""Bytes for checks: incompressible, the same in every run, another content for every seed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from iobench.errors import TransferError
+from iobench.writers.image import Bytes, FileImage
+
+__all__ = ["BrokenImage", "content", "content_at", "cut", "empty_like"]
+
+_PERIOD = 1_048_583  # a prime: no two blocks of any block size are alike
+
+
+@functools.cache
+def _pool() -> Bytes:
+    return np.random.default_rng(20).integers(0, 256, _PERIOD, dtype=np.uint8)
+
+
+def content(size_bytes: int, seed: int = 0) -> Bytes:
+    """`size_bytes` fresh bytes."""
+    return np.resize(np.roll(_pool(), 7919 * seed), size_bytes)
+
+
+def content_at(address: int, size_bytes: int, seed: int = 0) -> Bytes:
+    """`content` in memory that begins `address` bytes after a page boundary."""
+    room = np.empty(size_bytes + 2 * 4096, dtype=np.uint8)
+    begin = -room.ctypes.data % 4096 + address
+    view = room[begin : begin + size_bytes]
+    view[:] = content(size_bytes, seed)
+    return view
+
+
+def cut(data: Bytes, lengths: Iterable[int]) -> list[Bytes]:
+    """Views of `data`, of these lengths one after another; the rest, if any, is the last."""
+    pieces, begin = [], 0
+    for length in lengths:
+        pieces.append(data[begin : begin + length])
+        begin += length
+    return [*pieces, data[begin:]] if begin < len(data) else pieces
+
+
+def empty_like(image: FileImage, path: str | None = None) -> FileImage:
+    """An image of the same segments over other memory, which holds 0xA5 everywhere."""
+    memories = [np.full(segment.length, 0xA5, dtype=np.uint8) for segment in image.segments]
+    return FileImage.of(path or image.path, memories)
+
+
+class BrokenImage(FileImage):
+    """An image whose memory fails at byte `breaks_at`, as a device would in mid-transfer."""
+
+    breaks_at = 0
+
+    @classmethod
+    def at(cls, path: str, memory: Any, breaks_at: int) -> BrokenImage:
+        """The image of `memory` that cannot hand out the byte `breaks_at`."""
+        image = cls.of(path, [memory])
+        broken = cls(path=path, segments=image.segments)
+        object.__setattr__(broken, "breaks_at", breaks_at)
+        return broken
+
+    def views(self, start: int, stop: int) -> list[Bytes]:
+        if start <= self.breaks_at < stop:
+            raise TransferError(f"{self.path}: byte {self.breaks_at} cannot be had")
+        return super().views(start, stop)

@@ -1,0 +1,50 @@
+"""Footprint: the descriptors and threads that this process holds, to be the same afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Self
+
+from iobench.testing.expect import expect
+
+__all__ = ["Footprint"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """What is open (how many descriptors on what) and which threads are alive."""
+
+    descriptors: Counter[str]
+    threads: frozenset[threading.Thread]
+
+    @classmethod
+    def now(cls) -> Self:
+        """The footprint of this process."""
+        opened: Counter[str] = Counter()
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # the listing's own
+                opened[os.readlink(f"/proc/self/fd/{number}")] += 1
+        return cls(descriptors=opened, threads=frozenset(threading.enumerate()))
+
+    @classmethod
+    @contextmanager
+    def unchanged(cls) -> Iterator[None]:
+        """Raise AssertionError when the block leaves descriptors open or threads running."""
+        before = cls.now()
+        yield
+        opened, running = cls.now()._beyond(before)
+        if opened or running:
+            gc.collect()  # what nobody holds any more is not left
+            opened, running = cls.now()._beyond(before)
+        expect(not opened, f"left open: {', '.join(sorted(opened))}")
+        expect(not running, f"left running: {', '.join(sorted(t.name for t in running))}")
+
+    def _beyond(self, before: Self) -> tuple[Counter[str], frozenset[threading.Thread]]:
+        return self.descriptors - before.descriptors, self.threads - before.threads

@@ -1,0 +1,59 @@
+"""Place: where one check's files lie, seen without the writer under test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+__all__ = ["Directory", "Place"]
+
+
+class Place(Protocol):
+    """An empty target of its own for each check. Implement it for targets that are no directory."""
+
+    @property
+    def target(self) -> str:
+        """What a writer's `write`, `read` and `available` are given."""
+
+    def locate(self, name: str) -> str:
+        """What a writer's `open` is given for the file `name`."""
+
+    def stored(self, name: str) -> bytes | None:
+        """The bytes under `name`; None when nothing is there."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Have exactly `data` under `name`."""
+
+    def names(self) -> set[str]:
+        """Every name in the place, hidden and temporary ones too; names of directories not."""
+
+
+@dataclass(frozen=True)
+class Directory:
+    """A directory of a mounted file system; made when it is missing."""
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def target(self) -> str:
+        return str(self.path)
+
+    def locate(self, name: str) -> str:
+        return str(self.path / name)
+
+    def stored(self, name: str) -> bytes | None:
+        try:
+            return (self.path / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def put(self, name: str, data: bytes) -> None:
+        (self.path / name).write_bytes(data)
+
+    def names(self) -> set[str]:
+        found = (path for path in self.path.rglob("*") if not path.is_dir())
+        return {str(path.relative_to(self.path)) for path in found}

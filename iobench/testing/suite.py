@@ -1,0 +1,59 @@
+"""The suite: every check there is, and all of them on one writer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+from iobench.testing import (
+    check_bytes,
+    check_contract,
+    check_failures,
+    check_memory,
+    check_reads,
+    check_streams,
+    check_torch,
+)
+from iobench.testing.check import Check
+from iobench.testing.rig import MakeWriter
+
+__all__ = ["check_writer", "writer_checks"]
+
+_MODULES: tuple[ModuleType, ...] = (
+    check_bytes,
+    check_memory,
+    check_torch,
+    check_reads,
+    check_streams,
+    check_failures,
+    check_contract,
+)
+
+
+def writer_checks(*, stores: bool = True, large: bool = False) -> list[Check]:
+    """Every check for writers that store what they write, or for those that do not.
+
+    `large` gives those that move more than 2 GiB, and none of the others.
+    """
+    every = [item for module in _MODULES for item in vars(module).values()]
+    return [
+        item
+        for item in every
+        if isinstance(item, Check) and item.large == large and (stores or not item.needs_storage)
+    ]
+
+
+def check_writer(make_writer: MakeWriter, place: str | Path) -> None:
+    """Try every check, each in a directory of its own below `place`.
+
+    Raises an ExceptionGroup of what did not hold, each with its claim as a note.
+    """
+    failures: list[Exception] = []
+    for item in writer_checks(stores=make_writer().stores):
+        try:
+            item(make_writer, place)
+        except Exception as error:  # noqa: BLE001 -- all are reported together
+            error.add_note(f"{item.name}: {item.claim}")
+            failures.append(error)
+    if failures:
+        raise ExceptionGroup(f"{len(failures)} checks of {make_writer()!r} failed", failures)
