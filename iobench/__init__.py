@@ -1,3 +1,37 @@
-"""iobench: the I/O-path benchmark and tuning harness for LLM checkpoints, and its writers."""
+"""iobench: the I/O-path benchmark and tuning harness for LLM checkpoints, and its writers.
+
+    writer = iobench.load_writer("odirect", block_size="16MiB")
+    with writer.open("model.pt") as file:
+        torch.save(model.state_dict(), file)
+
+Importing iobench is light: what needs torch or pandas is imported when it is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from iobench.writers.base import Writer
+    from iobench.writers.config import dump_writer, load_writer
+    from iobench.writers.image import FileImage
+    from iobench.writers.transfer import Transfer
 
 __version__ = "0.1.0"
+
+__all__ = ["FileImage", "Transfer", "Writer", "__version__", "dump_writer", "load_writer"]
+
+_HOMES = {
+    "FileImage": "iobench.writers.image",
+    "Transfer": "iobench.writers.transfer",
+    "Writer": "iobench.writers.base",
+    "dump_writer": "iobench.writers.config",
+    "load_writer": "iobench.writers.config",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'iobench' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

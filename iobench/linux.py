@@ -32,6 +32,7 @@ _libc.mincore.argtypes = [ctypes.c_void_p, _size, ctypes.c_void_p]
 _libc.mmap.argtypes = [ctypes.c_void_p, _size, ctypes.c_int, ctypes.c_int, ctypes.c_int, _off]
 _libc.mmap.restype = ctypes.c_void_p
 _libc.munmap.argtypes = [ctypes.c_void_p, _size]
+_libc.madvise.argtypes = [ctypes.c_void_p, _size, ctypes.c_int]
 
 
 class _Statx(ctypes.Structure):
@@ -169,6 +170,15 @@ class Ring:
             "data": (address, False),
             "version": 3,
         }
+
+    def forget(self, start: int) -> None:
+        """Give up the mapping of pages from `start` on, not their content; a touch maps them again.
+
+        So a long window counts in this process's resident memory only as far as it is in use.
+        """
+        length = self._total - start
+        if length > 0:
+            _check(_libc.madvise(self._address + start, length, mmap.MADV_DONTNEED))
 
     @staticmethod
     def _map(address: int | None, length: int, protection: int, flags: int, fd: int) -> int:

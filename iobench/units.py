@@ -7,6 +7,7 @@ as in fio. Rates are shown as GiB/s first and GB/s in brackets.
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from iobench.errors import OptionError
 
@@ -24,6 +25,8 @@ def parse_size(text: str | int) -> int:
     Raises OptionError for anything else, negative numbers and broken bytes included.
     """
     if isinstance(text, int):
+        if text < 0:
+            raise OptionError(f"{text} is not a size: it is negative")
         return text
     match = _SIZE.fullmatch(text)
     if not match or (match[3] and not match[2]):
@@ -31,9 +34,9 @@ def parse_size(text: str | int) -> int:
     number, letter, binary, b = match.groups()
     power = "kmgt".find(letter.lower()) + 1 if letter else 0
     factor = 1000**power if (b and letter and not binary) else _BINARY[letter.lower()]
-    size = float(number) * factor
-    if size != int(size):
-        raise OptionError(f"{text!r} is {size} bytes: not a whole number")
+    size = Fraction(number) * factor
+    if size.denominator != 1:
+        raise OptionError(f"{text!r} is {float(size)} bytes: not a whole number")
     return int(size)
 
 
@@ -70,7 +73,7 @@ def format_rate(rate_bytes_per_s: float) -> str:
 
 def format_seconds(seconds: float) -> str:
     """`3.2 ms`, `4.21 s`, `12 min 5 s`, `3 h 20 min`."""
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 120:
         return f"{seconds:.3g} s"

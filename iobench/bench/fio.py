@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from iobench.bench.interrupts import uninterrupted
 from iobench.environment.software import fio_version
 from iobench.errors import CeilingError
 from iobench.units import KIB, MIB, format_size, format_size_exact
@@ -201,8 +202,21 @@ def _run(options: dict[str, str | int], directory: Path) -> tuple[int, str, str]
     """
     command = ["fio", "--output-format=json", "--eta=never", "--disk_util=0"]
     command += [f"--{name}={value}" for name, value in options.items()]
+    process = None
     try:
-        process = subprocess.Popen(
+        with uninterrupted():  # inside Popen an interrupt would lose the child
+            process = _start(command, directory)
+        output, errors = process.communicate()
+    except BaseException:
+        if process is not None:
+            _stop(process)
+        raise
+    return process.returncode, output, errors
+
+
+def _start(command: list[str], directory: Path) -> subprocess.Popen[str]:
+    try:
+        return subprocess.Popen(
             command,
             cwd=directory,
             stdin=subprocess.DEVNULL,
@@ -217,13 +231,6 @@ def _run(options: dict[str, str | int], directory: Path) -> tuple[int, str, str]
             f"fio cannot be run in {directory}: {error.strerror or error} ({error.filename}); "
             "if it is missing: apt-get install fio"
         ) from error
-    with process:
-        try:
-            output, errors = process.communicate()
-        except BaseException:
-            _stop(process)
-            raise
-    return process.returncode, output, errors
 
 
 def _stop(process: subprocess.Popen[str]) -> None:

@@ -12,7 +12,8 @@ import numpy as np
 
 from iobench.bench.fio import JOBS, fio_version
 from iobench.bench.scratch import scratch_directory
-from iobench.errors import TargetError
+from iobench.environment.memory import describe_memory
+from iobench.errors import TargetError, UsageError
 from iobench.units import GIB, MIB, format_size
 from iobench.workloads import Workload
 from iobench.writers.base import Writer
@@ -79,6 +80,7 @@ class Plan:
     def check(self) -> None:
         """Raise TargetError or UnavailableError for what cannot work; nothing is written yet."""
         check_directory(self.target)
+        self._check_memory()
         for writer in self.writers:
             writer.require(self.target)
         if any(writer.stores for writer in self.writers):
@@ -88,6 +90,14 @@ class Plan:
                     f"--target {self.target}: a checkpoint of {format_size(self.size_bytes)} does "
                     f"not fit, {format_size(free)} may be used; choose a smaller --size"
                 )
+
+    def _check_memory(self) -> None:
+        needed, available = min(self.pool_bytes, self.size_bytes), available_bytes()
+        if available is not None and needed > available:
+            raise UsageError(
+                f"--pool {format_size(self.pool_bytes)} of memory is more than the "
+                f"{format_size(available)} that are available; choose a smaller one"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as the record and `--dry-run` show it."""
@@ -117,10 +127,20 @@ class Plan:
 
 def check_directory(target: Path) -> None:
     """Raise TargetError unless `target` is a directory that can be written."""
-    if not target.is_dir():
+    try:
+        found = target.is_dir()
+    except OSError as error:  # a directory above it is closed to us
+        raise TargetError(f"--target {target}: cannot be reached ({error.strerror})") from error
+    if not found:
         raise TargetError(f"--target {target}: no such directory; make it first")
     if not os.access(target, os.W_OK | os.X_OK):
         raise TargetError(f"--target {target}: cannot be written; choose another directory")
+
+
+def available_bytes() -> int | None:
+    """Bytes of memory that may be taken without swapping; None when the kernel does not say."""
+    found: int | None = describe_memory()["available_bytes"]
+    return found
 
 
 def free_bytes(target: Path) -> int:

@@ -14,7 +14,7 @@ from iobench.bench.plan import (
     free_bytes,
     measure_rates,
 )
-from iobench.errors import TargetError
+from iobench.errors import TargetError, UsageError
 from iobench.units import MIB, format_rate, format_seconds, format_size, parse_size
 from iobench.workloads import Workload
 from iobench.writers import registry
@@ -45,6 +45,8 @@ def make_plan(
     short probes of each writer. Raises UsageError and its kin, UnavailableError.
     """
     full = workloads.load(workload)
+    if not full.files(rank):
+        raise UsageError(f"workload {full.name!r}: rank {rank} writes no files; choose another")
     full_bytes = full.size_bytes(rank)
     chosen = tuple(registry.parse_specs(writers))
     pool_bytes = max(parse_size(pool), _LEAST_POOL)
@@ -113,7 +115,8 @@ def plan_lines(plan: Plan) -> Iterator[str]:
         jobs += " (fio is not installed: apt-get install fio)"
     yield (
         f"run       {plan.repeat} repetitions, {jobs}, "
-        f"{format_size(plan.written_bytes)} written in all, {format_size(plan.pool_bytes)} memory"
+        f"{format_size(plan.written_bytes)} written in all, "
+        f"at most {format_size(plan.pool_bytes)} of memory for data"
     )
 
 

@@ -9,6 +9,8 @@ stand at another distance from a block boundary, where fixed-block deduplication
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -20,7 +22,9 @@ __all__ = ["RandomPool", "Window", "Windows"]
 
 _CHUNK = 4 * MIB
 _ALIGNMENT = 64  # of torch's CPU allocator; windows avoid 512, which direct I/O would take as it is
+_FINEST = 16  # of any torch dtype's elements
 _DIRECT = 512
+_TRIM_INTERVAL_S = 0.005  # at 2 GiB/s 10 MiB are mapped meanwhile
 _SHIFTS = 56  # multiples of 64 in a page that are none of 512
 
 
@@ -35,7 +39,8 @@ class RandomPool:
         self.size_bytes = -(-size_bytes // page) * page
         longest = longest_bytes if longest_bytes > self.size_bytes - page else 0
         total = self.size_bytes + -(-longest // page) * page
-        self.memory: Bytes = np.asarray(linux.Ring(self.size_bytes, total))
+        self._ring = linux.Ring(self.size_bytes, total)
+        self.memory: Bytes = np.asarray(self._ring)
         self._seeds = np.random.SeedSequence(seed)
         self._keys = np.random.default_rng(self._seeds.spawn(1)[0])
 
@@ -56,6 +61,35 @@ class RandomPool:
             worker.start()
         for worker in workers:
             worker.join()
+
+    def trim(self) -> None:
+        """Give up what a window longer than the pool has mapped beyond it."""
+        self._ring.forget(self.size_bytes)
+
+    @contextmanager
+    def trimmed(self) -> Iterator[None]:
+        """Keep the resident memory at about the pool's size while a window longer than it is used.
+
+        Such a window is many mappings of the pool, and each would count. Does nothing, and costs
+        nothing, while all windows are shorter.
+        """
+        if len(self.memory) == self.size_bytes:
+            yield
+            return
+        done = threading.Event()
+
+        def run() -> None:
+            while not done.wait(_TRIM_INTERVAL_S):
+                self.trim()
+
+        trimmer = threading.Thread(target=run, name="iobench-trimmer")
+        trimmer.start()
+        try:
+            yield
+        finally:
+            done.set()
+            trimmer.join()
+            self.trim()
 
     def scrub(self) -> None:
         """Change every byte, so that what a restore should bring cannot be there already."""
@@ -79,11 +113,23 @@ class Windows:
     def __init__(self, pool: RandomPool) -> None:
         self._pool = pool
         self._lap = -1
+        self._finer = 0
         self._cursor = pool.size_bytes
 
+    @staticmethod
+    def needed_bytes(sizes: Iterable[int]) -> int:
+        """Bytes of a pool that holds windows of these sizes in one lap."""
+        return linux.PAGE + sum(size + 2 * _ALIGNMENT for size in sizes)
+
     def take(self, size_bytes: int) -> Window:
-        """The next `size_bytes`, 64-byte aligned, never at a multiple of 512."""
-        start = -(-self._cursor // _ALIGNMENT) * _ALIGNMENT
+        """The next `size_bytes`, never at a multiple of 512.
+
+        64-byte aligned; from the 57th lap on, when all such shifts were had, 16-byte aligned. An
+        empty one stands nowhere and moves nothing.
+        """
+        if not size_bytes:
+            return Window(self._pool.memory[:0], 0)
+        start = -(-(self._cursor - self._finer) // _ALIGNMENT) * _ALIGNMENT + self._finer
         if start % _DIRECT == 0:
             start += _ALIGNMENT
         if start + size_bytes > self._pool.size_bytes:
@@ -94,5 +140,5 @@ class Windows:
     def _next_lap(self) -> int:
         self._lap += 1
         shift = self._lap % _SHIFTS
-        finer = self._lap // _SHIFTS % (_ALIGNMENT // 16) * 16
-        return (shift + shift // 7 + 1) * _ALIGNMENT + finer
+        self._finer = self._lap // _SHIFTS % (_ALIGNMENT // _FINEST) * _FINEST
+        return (shift + shift // 7 + 1) * _ALIGNMENT + self._finer

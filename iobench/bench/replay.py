@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import xxhash
 
@@ -16,6 +17,7 @@ from iobench.formats import raw, safetensors, torch_file
 from iobench.formats.safetensors_header import header_bytes
 from iobench.formats.tensors import tensor_from_bytes, torch_dtype
 from iobench.results.records import Verified
+from iobench.units import MIB
 from iobench.workloads.specs import SAFETENSORS_METADATA, FileSpec, TensorSpec
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
@@ -23,6 +25,8 @@ from iobench.writers.registry import make
 from iobench.writers.transfer import Transfer
 
 __all__ = ["Replay"]
+
+_DIGEST_STEP, _READ_AGAIN_STEP = 16 * MIB, 64 * MIB  # a long tensor need not be resident whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +53,16 @@ class Replay:
     """
 
     def __init__(self, files: Sequence[FileSpec], *, pool_bytes: int, seed: int, crc: bool) -> None:
-        """`pool_bytes` of memory stand in for all tensors; `crc` is that of torch's zip files."""
+        """At most `pool_bytes` of memory stand in for all tensors.
+
+        `crc` says whether torch's zip files get their CRC32.
+        """
         self.files = [_in_payload_order(spec) for spec in files]
         self._crc = crc
         tensors = [tensor for spec in self.files for tensor in spec.tensors]
         self.longest_bytes = max((tensor.size_bytes for tensor in tensors), default=0)
-        self._pool = RandomPool(pool_bytes, self.longest_bytes, seed)
+        enough = Windows.needed_bytes(tensor.size_bytes for tensor in tensors)
+        self._pool = RandomPool(min(pool_bytes, enough), self.longest_bytes, seed)
         self._expected: list[list[int]] = []
         self._restored: list[_Restored] = []
 
@@ -81,15 +89,17 @@ class Replay:
         """Make the next checkpoint's bytes, and remember what each tensor holds."""
         self._pool.refill()
         windows = Windows(self._pool)
-        self._expected = [
-            [_digest([windows.take(tensor.size_bytes).memory]) for tensor in spec.tensors]
-            for spec in self.files
-        ]
+        with self._pool.trimmed():
+            self._expected = [
+                [self._digest([windows.take(tensor.size_bytes).memory]) for tensor in spec.tensors]
+                for spec in self.files
+            ]
 
     def save(self, writer: Writer, directory: Path) -> list[Transfer]:
         """Write every file below `directory`, each durable but for its directory's entry."""
         windows = Windows(self._pool)
-        return [self._save_file(spec, windows, writer, directory) for spec in self.files]
+        with self._pool.trimmed():
+            return [self._save_file(spec, windows, writer, directory) for spec in self.files]
 
     def scrub(self) -> None:
         """Change all memory that a restore will fill."""
@@ -100,10 +110,11 @@ class Replay:
         windows = Windows(self._pool)
         self._restored = []
         transfers = []
-        for spec in self.files:
-            restored = self._open(spec, windows, directory)
-            self._restored.append(restored)
-            transfers.append(writer.read(restored.image, directory))
+        with self._pool.trimmed():
+            for spec in self.files:
+                restored = self._open(spec, windows, directory)
+                self._restored.append(restored)
+                transfers.append(writer.read(restored.image, directory))
         return transfers
 
     def verify(self, writer: Writer, directory: Path) -> Verified:
@@ -122,11 +133,12 @@ class Replay:
         for image, payload, digest in pairs:
             memory = payload.window.memory
             if payload.window.lap == last_lap and len(memory) <= self._pool.size_bytes:
-                wrong += _digest([memory]) != digest
+                wrong += self._digest([memory]) != digest
             else:
                 gone.append((image, payload, digest))
-        for image, payload, digest in gone:
-            wrong += _digest(self._read_again(image, payload, writer, directory)) != digest
+        with self._pool.trimmed():
+            for image, payload, digest in gone:
+                wrong += self._digest(self._read_again(image, payload, writer, directory)) != digest
         return Verified(
             tensors=len(pairs),
             bytes=sum(len(payload.window.memory) for _, payload, _ in pairs),
@@ -138,12 +150,23 @@ class Replay:
     ) -> Iterator[Bytes]:
         """One tensor's bytes in parts that the pool can hold, each read just before."""
         memory = payload.window.memory
-        step = self._pool.size_bytes
+        step = min(self._pool.size_bytes, _READ_AGAIN_STEP)
         for begin in range(0, len(memory), step):
             end = min(begin + step, len(memory))
             offset = payload.offset
+            # The right bytes may stand there, from another window of the same part of the pool.
+            np.invert(memory[begin:end], out=memory[begin:end])
             writer.read(image, directory, start=offset + begin, stop=offset + end)
             yield memory[begin:end]
+
+    def _digest(self, parts: Iterable[Bytes]) -> int:
+        """XXH3 of the parts one after another: not cryptographic, at the speed of memory."""
+        state = xxhash.xxh3_64()
+        for part in parts:
+            for start in range(0, len(part), _DIGEST_STEP):
+                state.update(part[start : start + _DIGEST_STEP].data)
+                self._pool.trim()
+        return state.intdigest()
 
     def _save_file(
         self, spec: FileSpec, windows: Windows, writer: Writer, directory: Path
@@ -172,9 +195,15 @@ class Replay:
     def _open(self, spec: FileSpec, windows: Windows, directory: Path) -> _Restored:
         taken: list[Window] = []
 
+        other = DataMismatchError(f"{spec.path}: holds other tensors than were saved")
+
         def allocate(size_bytes: int) -> Bytes:
-            taken.append(windows.take(size_bytes))
-            return taken[-1].memory
+            if size_bytes > self.longest_bytes:
+                raise other
+            window = windows.take(size_bytes)
+            if size_bytes:  # for empty tensors not every format asks
+                taken.append(window)
+            return window.memory
 
         if spec.format == "safetensors":
             _, image = safetensors.prepare(spec.path, directory, allocate=allocate)
@@ -182,19 +211,16 @@ class Replay:
             _, image = torch_file.prepare(spec.path, directory, allocate=allocate)
         else:
             image = FileImage.of(spec.path, [allocate(t.size_bytes) for t in spec.tensors])
-        if [len(w.memory) for w in taken] != [t.size_bytes for t in spec.tensors]:
-            raise DataMismatchError(f"{spec.path}: holds other tensors than were saved")
+        sizes = [tensor.size_bytes for tensor in spec.tensors]
+        if [len(window.memory) for window in taken] != [size for size in sizes if size]:
+            raise other
         offsets = {id(segment.memory): segment.offset for segment in image.segments}
-        payload = tuple(_Payload(offset=offsets.get(id(w.memory), 0), window=w) for w in taken)
-        return _Restored(image=image, payload=payload)
-
-
-def _digest(parts: Iterable[Bytes]) -> int:
-    """XXH3 of the parts one after another: not cryptographic, at the speed of memory."""
-    state = xxhash.xxh3_64()
-    for part in parts:
-        state.update(part.data)
-    return state.intdigest()
+        in_order = iter(taken)
+        payload = []
+        for size in sizes:
+            window = next(in_order) if size else windows.take(0)
+            payload.append(_Payload(offset=offsets.get(id(window.memory), 0), window=window))
+        return _Restored(image=image, payload=tuple(payload))
 
 
 def _tensor(spec: TensorSpec, window: Window) -> torch.Tensor:

@@ -87,7 +87,7 @@ class Runner:
         plan = self.plan
         described = describe_environment(plan.target)
         asked = plan.to_dict()
-        scale = plan.workload.scale
+        scale, size_bytes = plan.workload.scale, replay.size_bytes()
         return Run(
             run_id=new_run_id(),
             started_at=utc_now(),
@@ -97,8 +97,8 @@ class Runner:
             workload=WorkloadFacts(
                 name=plan.workload.name,
                 rank=plan.rank,
-                bytes=replay.size_bytes(),
-                full_bytes=plan.full_bytes,
+                bytes=size_bytes,
+                full_bytes=plan.full_bytes if scale else size_bytes,  # the plan's may be estimated
                 files=len(replay.files),
                 scaled=scale is not None,
                 scale=scale.text if scale else None,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
 import shutil
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from iobench.bench.interrupts import uninterrupted
 from iobench.errors import TargetError
 
 __all__ = ["PREFIX", "scratch_directory"]
@@ -32,29 +32,67 @@ def scratch_directory(target: Path) -> Iterator[Path]:
         raise TargetError(f"--target {target}: no such directory; make it first")
     _remove_stale(target)
     directory = target / f"{PREFIX}{secrets.token_hex(6)}"
+    lock = -1
     try:
-        directory.mkdir()
-    except OSError as error:
-        raise TargetError(f"--target {target}: cannot be written ({error.strerror})") from error
-    lock = os.open(directory / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield directory
+        try:
+            with uninterrupted():
+                lock = _make(directory)
+            yield directory
+        finally:
+            _remove(directory)
     finally:
-        with _uninterrupted():
-            shutil.rmtree(directory)
+        _remove(directory)  # again, should an interrupt have fallen just before the first time
+        if lock >= 0:
             os.close(lock)
+
+
+def _make(directory: Path) -> int:
+    """Make `directory` with its lock, held by the descriptor returned.
+
+    It gets its name last: under that name it is never without a lock while its run lives.
+    """
+    unnamed = directory.with_name(directory.name.replace(PREFIX, ".iobench-new-"))
+    try:
+        unnamed.mkdir()
+        lock = os.open(unnamed / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            unnamed.rename(directory)
+        except OSError:
+            os.close(lock)
+            raise
+    except OSError as error:
+        shutil.rmtree(unnamed, ignore_errors=True)
+        raise TargetError(
+            f"--target {directory.parent}: cannot be written ({error.strerror})"
+        ) from error
+    return lock
+
+
+def _remove(directory: Path) -> None:
+    """Remove `directory` if it is there, the lock last: cut off half-way, it is still stale."""
+    with uninterrupted():
+        if not directory.exists():
+            return
+        for entry in directory.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            elif entry.name != _LOCK:
+                entry.unlink()
+        shutil.rmtree(directory)
 
 
 def _remove_stale(target: Path) -> None:
     for directory in target.glob(f"{PREFIX}*"):
         try:
             lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            continue  # another run is just making or removing it
+        except OSError:  # all but removed, by a run that is ending or was killed while it did
+            with contextlib.suppress(OSError):
+                directory.rmdir()
+            continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(directory)
+            _remove(directory)
         except BlockingIOError:
             continue  # its run is alive
         except OSError as error:
@@ -63,17 +101,3 @@ def _remove_stale(target: Path) -> None:
             ) from error
         finally:
             os.close(lock)
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C and SIGTERM back, in the main thread, until the block is done."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

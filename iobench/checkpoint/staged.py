@@ -53,15 +53,19 @@ class StagedCheckpoint:
         """Write the manifest and give the directory its name. On return all of it is durable.
 
         The files must be synced already; their names and the directories' are synced here.
-        Raises TransferError.
+        Raises TransferError; nothing is visible then.
         """
         try:
             self._write_manifest(manifest)
             for directory, _, _ in os.walk(self.directory, topdown=False):
                 sync_directory(directory)
             self.directory.rename(self.final)
+            try:
+                sync_directory(self.final.parent)
+            except OSError:  # the name may not last: it is taken back
+                self.final.rename(self.directory)
+                raise
             self._published = True
-            sync_directory(self.final.parent)
         except OSError as error:
             raise TransferError.wrap(error, "committing", self.final) from error
 

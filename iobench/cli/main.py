@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from types import FrameType
+from typing import Any, NoReturn
 
 import typer
 
@@ -20,6 +21,8 @@ from iobench.errors import IobenchError
 __all__ = ["app", "run"]
 
 _INTERRUPTED = 130
+_CommandLineError: type[Exception] = typer.BadParameter.__mro__[1]
+"""What typer raises for a command line that it cannot parse; it gives the class no public name."""
 
 app = typer.Typer(
     name="iobench",
@@ -52,25 +55,61 @@ def _main(
     """Measure how fast checkpoints are saved and restored here, and by which I/O path."""
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    raise KeyboardInterrupt
-
-
 def run() -> None:
     """Run the command line; errors become one line on stderr and their exit code."""
-    signal.signal(signal.SIGTERM, _terminate)
+    _interrupt_once()
     try:
-        app(standalone_mode=True)
+        code = app(standalone_mode=False)
+        sys.stdout.flush()  # here, where a pipe that nobody reads any more is no traceback
+        if code == _INTERRUPTED:  # typer's word for a KeyboardInterrupt
+            raise KeyboardInterrupt
     except KeyboardInterrupt:
-        print("iobench: interrupted; temporary files are removed", file=sys.stderr)
-        sys.exit(_INTERRUPTED)
+        _fail("interrupted; temporary files are removed", _INTERRUPTED)
+    except _CommandLineError as error:
+        _usage(error)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except IobenchError as error:
-        print(f"iobench: {_one_line(error)}", file=sys.stderr)
+        _fail(str(error), error.exit_code)
+    except OSError as error:
+        _fail(str(error), IobenchError.exit_code)
+    except MemoryError:
+        _fail("out of memory; choose a smaller --pool or --size", IobenchError.exit_code)
+    sys.exit(code)
+
+
+def _interrupt_once() -> None:
+    """Let SIGTERM and SIGHUP interrupt as Ctrl-C does, and the first of them be the last.
+
+    What it sets off cannot be interrupted again: everything temporary is removed. A signal that is
+    ignored, as by nohup, stays so.
+    """
+    asked = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) != signal.SIG_IGN
+    ]
+
+    def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        for other in asked:
+            signal.signal(other, lambda number, frame: None)  # noqa: ARG005
+        raise KeyboardInterrupt
+
+    for number in asked:
+        signal.signal(number, interrupt)
+
+
+def _usage(error: Any) -> NoReturn:
+    """The answer to a command line that cannot be parsed; to none at all, the help."""
+    message = error.format_message()
+    if message.startswith("Usage:"):
+        error.show()
         sys.exit(error.exit_code)
+    command = f"{error.ctx.command_path} --help" if error.ctx else "iobench --help"
+    _fail(f"{message.rstrip('.')}; see {command}", error.exit_code)
 
 
-def _one_line(error: IobenchError) -> str:
-    return " ".join(str(error).split())
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"iobench: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from iobench.errors import DataMismatchError
 from iobench.report.render import Format
 
 if TYPE_CHECKING:
@@ -60,7 +61,10 @@ def run(
         Format, typer.Option("--format", help="How to print the report.")
     ] = Format.TABLE,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan, bytes and time; write nothing.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Print the plan, bytes and expected time (by short probes)."
+        ),
     ] = False,
 ) -> None:
     """Save and restore a model's checkpoint by each writer, and compare.
@@ -100,5 +104,9 @@ def _run(plan: Plan, output: Path | None, format_: Format) -> None:
     path = output or default_path(plan.workload.name)
     with StderrProgress() as progress, ResultWriter(path) as results:
         Runner(plan=plan, results=results, progress=progress).run()
-    render(summarise(read(path)), format_, sys.stdout)
+    result = read(path)
+    render(summarise(result), format_, sys.stdout)
     print(f"record: {path}", file=sys.stderr)
+    wrong = sum(sample.verified.mismatches for sample in result.samples if sample.verified)
+    if wrong:
+        raise DataMismatchError(f"{wrong} tensors came back other than they were saved")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -66,18 +68,16 @@ def save(
 def read_header(file: str | Path) -> tuple[dict[str, Any], int]:
     """(the header's JSON, bytes before the data section). Raises DataMismatchError."""
     try:
-        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        with open(file, "rb", buffering=0) as opened:
+            fd, size = opened.fileno(), os.fstat(opened.fileno()).st_size
+            length = int.from_bytes(os.pread(fd, 8, 0), "little")
+            if not 2 <= length <= min(_MAX_HEADER, size - 8):
+                raise DataMismatchError(f"{file}: no safetensors file (header length {length})")
+            document = json.loads(os.pread(fd, length, 8))
     except OSError as error:
         raise TransferError.wrap(error, "opening", file) from error
-    try:
-        length = int.from_bytes(os.pread(fd, 8, 0), "little")
-        if not 2 <= length <= min(_MAX_HEADER, os.fstat(fd).st_size - 8):
-            raise DataMismatchError(f"{file}: no safetensors file (header length {length})")
-        document = json.loads(os.pread(fd, length, 8))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataMismatchError(f"{file}: no safetensors file ({error})") from error
-    finally:
-        os.close(fd)
     if not isinstance(document, dict):
         raise DataMismatchError(f"{file}: no safetensors file (the header is no object)")
     return document, 8 + length
@@ -91,19 +91,19 @@ def prepare(
     Every tensor has memory of its own from `allocate`, one call each in file order; nothing is
     mapped. Raises DataMismatchError for a damaged file, TransferError.
     """
-    document, data_start = read_header(os.path.join(target, path))
-    document.pop("__metadata__", None)
+    file = os.path.join(target, path)
+    document, data_start = read_header(file)
+    metadata = document.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise DataMismatchError(f"{file}: __metadata__ must map strings to strings")
+    places = sorted((_place(file, name, entry) for name, entry in document.items()), key=_position)
+    _check_gapless(file, places, os.stat(file).st_size - data_start)
     memories: list[Any] = [bytearray(data_start)]
     tensors: dict[str, torch.Tensor] = {}
-    expected = 0
-    for name, entry in sorted(document.items(), key=lambda item: item[1]["data_offsets"]):
-        begin, end = entry["data_offsets"]
-        if begin != expected or entry["dtype"] not in _TORCH_NAMES:
-            raise DataMismatchError(f"{path}: tensor {name!r} is out of place or of unknown dtype")
-        expected = end
-        memory = allocate(end - begin)
+    for place in places:
+        memory = allocate(place.end - place.begin)
         memories.append(memory)
-        tensors[name] = _tensor(path, name, entry, memory)
+        tensors[place.name] = tensor_from_bytes(memory, torch_dtype(place.dtype), place.shape)
     return tensors, FileImage.of(path, memories)
 
 
@@ -118,17 +118,62 @@ def load(
     return tensors, writer.read(image, target)
 
 
-def _tensor(path: str, name: str, entry: dict[str, Any], memory: Any) -> torch.Tensor:
-    dtype = _TORCH_NAMES[entry["dtype"]]
-    shape = tuple(entry["shape"])
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """A tensor of the header, found sound: its torch shape and its bytes in the data section."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def _position(place: _Place) -> tuple[int, int]:
+    return place.begin, place.end
+
+
+def _place(file: str, name: str, entry: Any) -> _Place:
+    """Raises DataMismatchError for an entry that is not what the format says."""
+    match entry:
+        case {"dtype": str(code), "shape": [*shape], "data_offsets": [begin, end]} if (
+            code in _TORCH_NAMES and all(map(_is_count, [*shape, begin, end]))
+        ):
+            dtype = _TORCH_NAMES[code]
+        case _:
+            raise DataMismatchError(
+                f"{file}: tensor {name!r} has no dtype, shape and place that safetensors knows"
+            )
+    odd = 0
     if dtype == _PACKED and shape:
-        shape = (*shape[:-1], shape[-1] // 2)
-    try:
-        return tensor_from_bytes(memory, torch_dtype(dtype), shape)
-    except RuntimeError as error:
+        pairs, odd = divmod(shape.pop(), 2)
+        shape.append(pairs)
+    if odd or end - begin != prod(shape) * DTYPES[dtype][1]:
         raise DataMismatchError(
-            f"{path}: tensor {name!r} has {len(memory)} bytes, not what {dtype} {shape} needs"
-        ) from error
+            f"{file}: tensor {name!r} has {end - begin} bytes, not what {code} "
+            f"{entry['shape']} needs"
+        )
+    return _Place(name=name, dtype=dtype, shape=tuple(shape), begin=begin, end=end)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _check_gapless(file: str, places: list[_Place], data_bytes: int) -> None:
+    """The tensors follow one another without gaps from the data's first byte to its last."""
+    expected = 0
+    for place in places:
+        if place.begin != expected:
+            raise DataMismatchError(
+                f"{file}: tensor {place.name!r} is out of place, at {place.begin} "
+                f"and not {expected}"
+            )
+        expected = place.end
+    if expected != data_bytes:
+        raise DataMismatchError(
+            f"{file}: has {data_bytes} bytes of data, its header describes {expected}"
+        )
 
 
 def index_bytes(shards: Mapping[str, list[str]], total_size_bytes: int) -> bytes:

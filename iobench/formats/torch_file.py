@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import pickle
+import struct
+import sys
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -13,13 +17,19 @@ from typing import IO, Any, cast
 
 import torch
 
-from iobench.errors import DataMismatchError, TransferError
+from iobench.errors import DataMismatchError, IobenchError, TransferError
 from iobench.formats.tensors import Allocate, allocate
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.transfer import Transfer
 
 __all__ = ["load", "prepare", "save"]
+
+_DAMAGE = (
+    *(RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, EOFError),
+    *(AssertionError, zipfile.BadZipFile, struct.error),
+)
+"""What zipfile and torch.load raise for damaged files, found by damaging some thousands."""
 
 _LOCAL_HEADER = 30  # bytes before name and extra field, APPNOTE 4.3.7
 _torch_settings = threading.RLock()
@@ -65,25 +75,42 @@ def prepare(
     """The object in the torch file `target/path` without its data, and the image that fills it.
 
     torch unpickles the object alone (`torch.serialization.skip_data`); its storages get memory from
-    `allocate`, one call each in the order of their keys, and are the image's segments. Everything
-    is on the CPU. Raises DataMismatchError for a file that is no stock torch zip, TransferError.
+    `allocate`, one call each in the order of their keys (none for empty ones), and are the image's
+    segments. Everything is on the CPU. Raises DataMismatchError for a file that is no stock torch
+    zip or is damaged, TransferError. What torch refuses to unpickle with `weights_only` is passed
+    on (pickle.UnpicklingError). Trusts the file to number storages in the order of the pickle, as
+    torch.save does; their sizes are compared, their contents are a manifest's checksums to prove.
     """
     file = os.path.join(target, path)
     records, size = _records(file)
     memories: list[Bytes] = []
 
     def place(storage: Any, location: str) -> Any:  # noqa: ARG001 -- everything goes to the CPU
+        if not storage.nbytes():  # torch asks again for each tensor on an empty storage
+            return storage
         memory = allocate(storage.nbytes())
         memories.append(memory)
-        if not len(memory):
-            return storage
         return torch.from_numpy(memory).untyped_storage()
 
-    with _torch_settings, torch.serialization.skip_data():
+    with torch.serialization.skip_data(), _damage(file):
         state = torch.load(file, map_location=place, weights_only=weights_only)
     if [len(memory) for memory in memories] != [stop - start for start, stop in records]:
         raise DataMismatchError(f"{file}: its storages are not in the order that torch.save writes")
     return state, _image(path, records, memories, size)
+
+
+@contextmanager
+def _damage(file: str) -> Iterator[None]:
+    """What torch raises on a damaged file, as DataMismatchError; a refusal to unpickle as it is."""
+    try:
+        yield
+    except (IobenchError, pickle.UnpicklingError):
+        raise
+    except _DAMAGE as error:
+        first_line = str(error).partition("\n")[0]
+        raise DataMismatchError(
+            f"{file}: torch cannot read it ({type(error).__name__}: {first_line})"
+        ) from error
 
 
 def load(
@@ -115,25 +142,51 @@ def _image(
 
 
 def _records(file: str) -> tuple[list[tuple[int, int]], int]:
-    """([start, stop) of each storage in the file, by key; the file's size in bytes)."""
+    """([start, stop) of each storage that has bytes, by key; the file's size in bytes)."""
     try:
-        with open(file, "rb") as opened, zipfile.ZipFile(opened) as archive:
-            found: dict[int, tuple[int, int]] = {}
-            for entry in archive.infolist():
-                folder, _, key = entry.filename.rpartition("/")
-                if folder.endswith("data") and folder.count("/") <= 1 and key.isdigit():
-                    if entry.compress_type != zipfile.ZIP_STORED:
-                        raise DataMismatchError(f"{file}: record {entry.filename} is compressed")
-                    start = _data_start(opened, entry.header_offset)
-                    found[int(key)] = (start, start + entry.file_size)
+        with open(file, "rb") as opened:
             size = opened.seek(0, io.SEEK_END)
-    except zipfile.BadZipFile as error:
+            return _storages(opened, size), size
+    except _DAMAGE as error:
         raise DataMismatchError(f"{file}: no torch zip file ({error})") from error
     except OSError as error:
+        if error.errno == errno.EINVAL:  # a seek to where a damaged directory points
+            raise DataMismatchError(f"{file}: no torch zip file ({error})") from error
         raise TransferError.wrap(error, "opening", file) from error
+
+
+def _storages(opened: io.BufferedReader, size: int) -> list[tuple[int, int]]:
+    """Raises one of _DAMAGE for a file that stock torch did not write on a machine like this."""
+    found: dict[int, tuple[int, int]] = {}
+    with zipfile.ZipFile(opened) as archive:
+        entries = {entry.filename: entry for entry in archive.infolist()}
+        folder = next((n.removesuffix("/data.pkl") for n in entries if n.endswith("/data.pkl")), "")
+        if not folder or f"{folder}/version" not in entries:
+            raise zipfile.BadZipFile("its records are not those of torch.save")
+        if f"{folder}/constants.pkl" in entries:
+            raise zipfile.BadZipFile("it is a TorchScript archive")
+        if order := entries.get(f"{folder}/byteorder"):
+            start = _data_start(opened, order.header_offset)
+            byteorder = os.pread(opened.fileno(), min(order.file_size, 16), start)
+            if byteorder != sys.byteorder.encode():
+                raise zipfile.BadZipFile(f"byte order {byteorder!r} is not this machine's")
+        for name, entry in entries.items():
+            key = name.removeprefix(f"{folder}/data/")
+            if key == name or not key.isdigit():
+                continue
+            if entry.compress_type != zipfile.ZIP_STORED:
+                raise zipfile.BadZipFile(f"record {name} is compressed")
+            start = _data_start(opened, entry.header_offset)
+            found[int(key)] = (start, start + entry.file_size)
     if sorted(found) != list(range(len(found))):
-        raise DataMismatchError(f"{file}: storages {sorted(found)[:5]}... are not numbered from 0")
-    return [found[key] for key in range(len(found))], size
+        raise zipfile.BadZipFile(f"storages {sorted(found)[:5]}... are not numbered from 0")
+    places = [found[key] for key in range(len(found)) if found[key][0] < found[key][1]]
+    end = 0
+    for start, stop in sorted(places):
+        if start < end or stop > size:
+            raise zipfile.BadZipFile("its storages overlap, or lie beyond its end")
+        end = stop
+    return places
 
 
 def _data_start(opened: io.BufferedReader, header_offset: int) -> int:

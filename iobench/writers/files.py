@@ -65,7 +65,7 @@ class NewFile:
         self._meter = meter
         with meter.phase("open"):
             self._gained = _make_parents(directory)
-            self.part = os.path.join(directory, f".{name}.{secrets.token_hex(6)}{PART_SUFFIX}")
+            self.part = os.path.join(directory, f".{name[:40]}.{secrets.token_hex(6)}{PART_SUFFIX}")
             try:
                 self.fd = os.open(
                     self.part, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | flags, 0o666
@@ -106,7 +106,11 @@ class NewFile:
                 raise TransferError.wrap(error, "syncing", self.path) from error
 
     def publish(self, *, sync_names: bool) -> None:
-        """Close the file and give it its name; with `sync_names` make the name durable."""
+        """Close the file and give it its name; with `sync_names` make the name durable.
+
+        Raises TransferError. When only the last sync failed, the whole file has its name already,
+        but may lose it in a crash.
+        """
         with self._meter.phase("commit"):
             try:
                 self._close()

@@ -35,7 +35,7 @@ class ODirectOptions(WriterOptions):
     """Options of `odirect`."""
 
     block_size: int = option(
-        16 * MIB,
+        8 * MIB,
         unit="bytes",
         low=4 * KIB,
         high=GIB,
@@ -44,7 +44,7 @@ class ODirectOptions(WriterOptions):
         help="bytes of one direct write or read",
     )
     threads: int = option(
-        2, low=1, high=256, search=(1, 2, 3, 4, 8), help="workers, each with one block in flight"
+        4, low=1, high=256, search=(1, 2, 3, 4, 6, 8), help="workers, each with one block in flight"
     )
     fallocate: bool = option(True, search=(True, False), help="reserve the space before writing")
 

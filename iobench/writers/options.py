@@ -60,12 +60,14 @@ class OptionInfo:
             if isinstance(value, str) and value.lower() in _TRUE | _FALSE:
                 return value.lower() in _TRUE
             raise self._error(value, "true or false")
-        if self.type in (int, float) and not isinstance(value, bool):
+        if self.type in (int, float):
             try:
                 if self.unit == "bytes" and isinstance(value, str):
                     return parse_size(value)
-                if self.type(value) == value or isinstance(value, str):
-                    return self.type(value)
+                parsed = self.type(value)
+                exact = parsed == (parsed if isinstance(value, str) else value)  # NaN never is
+                if exact and not isinstance(value, bool):
+                    return parsed
             except (TypeError, ValueError, OverflowError):
                 pass
             raise self._error(value, "a size such as 16MiB" if self.unit == "bytes" else "a number")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from iobench.errors import IobenchError, TransferError
+from iobench.errors import DataMismatchError, IobenchError, TransferError
 from iobench.writers.base import Writer
 from iobench.writers.files import NewFile, open_source
 from iobench.writers.image import Bytes, FileImage
@@ -112,20 +113,28 @@ def _transfer_errors(doing: str, path: str | Path) -> Iterator[None]:
 
 def pwrite_all(fd: int, views: list[Bytes], offset: int, flags: int = 0) -> int:
     """Write all of `views` at `offset`, short writes continued; the number of system calls."""
-    return _all(os.pwritev, "wrote", fd, views, offset, flags)
+    return _all(os.pwritev, _took_nothing, fd, views, offset, flags)
 
 
 def pread_all(fd: int, views: list[Bytes], offset: int, flags: int = 0) -> int:
     """Fill all of `views` from `offset`, short reads continued; the number of system calls.
 
-    Raises TransferError when the file ends before.
+    Raises DataMismatchError when the file ends before.
     """
-    return _all(os.preadv, "read", fd, views, offset, flags)
+    return _all(os.preadv, _file_ended, fd, views, offset, flags)
+
+
+def _took_nothing(offset: int) -> OSError:
+    return OSError(errno.EIO, f"a write at {offset} took 0 bytes")
+
+
+def _file_ended(offset: int) -> DataMismatchError:
+    return DataMismatchError(f"the file ended at {offset} while being read")
 
 
 def _all(
     call: Callable[[int, Any, int, int], int],
-    verb: str,
+    nothing: Callable[[int], Exception],
     fd: int,
     views: list[Bytes],
     offset: int,
@@ -138,7 +147,7 @@ def _all(
         done = call(fd, batch, offset, flags)
         calls += 1
         if done == 0:
-            raise TransferError(f"{verb} nothing at offset {offset}: the file ends there")
+            raise nothing(offset)
         offset += done
         while done:
             first = views[-1]

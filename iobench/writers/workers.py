@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import threading
 from collections.abc import Callable, Iterator
@@ -72,6 +71,7 @@ def run_workers(
                 except KeyboardInterrupt as error:
                     failures.append(error)
     if failures:
+        failures.sort(key=lambda error: isinstance(error, Exception))  # an interrupt comes first
         for other in failures[1:]:
             failures[0].add_note(f"another worker failed too: {other!r}")
         raise failures[0]
@@ -92,9 +92,6 @@ class BlockPool:
             if self._free:
                 return self._free.pop()
         memory = mmap.mmap(-1, self.block_size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # a kernel without them
-                memory.madvise(mmap.MADV_HUGEPAGE)
         return np.frombuffer(memory, dtype=np.uint8)
 
     def give(self, block: Bytes) -> None:

@@ -1,0 +1,29 @@
+"""Which writers, at which settings, on which file systems."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from iobench.units import MIB
+
+_KINDS = ("tmpfs", "ext4", "xfs")
+
+
+@pytest.fixture(params=[pytest.param(kind, marks=pytest.mark.root) for kind in _KINDS])
+def mounted(request: pytest.FixtureRequest, shared_filesystems, tmp_path: Path) -> Path:
+    """An empty directory on a file system of each kind, the same one for all tests."""
+    root = _mounted(request.param, shared_filesystems)
+    directory = root / tmp_path.name
+    directory.mkdir()
+    return directory
+
+
+_roots: dict[str, Path] = {}
+
+
+def _mounted(kind: str, make) -> Path:
+    if kind not in _roots:
+        _roots[kind] = make(kind, 1024 * MIB)
+    return _roots[kind]

@@ -1,0 +1,41 @@
+"""The checks that move more than 2 GiB, on tmpfs so that no disk is worn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from iobench.testing import Check, writer_checks
+from iobench.units import GIB, MIB
+from iobench.writers import registry
+
+
+@pytest.fixture
+def tmpfs(new_filesystem) -> Path:
+    """A tmpfs for one file of 2 GiB, where the memory for it is free."""
+    free = next(
+        int(line.split()[1]) * 1024
+        for line in Path("/proc/meminfo").read_text().splitlines()
+        if line.startswith("MemAvailable:")
+    )
+    if free < 6 * GIB:
+        pytest.skip(f"wants 6 GiB of free memory, {free // MIB} MiB are free")
+    return new_filesystem("tmpfs", 2 * GIB + 64 * MIB)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("name", ["buffered", "uncached", "odirect"])
+@pytest.mark.parametrize("item", writer_checks(large=True), ids=str)
+def test_large(item: Check, name: str, tmpfs: Path) -> None:
+    """Each large claim holds for each writer that stores."""
+    make = lambda: registry.make(name)  # noqa: E731
+    if not make().available(tmpfs).ok:
+        pytest.skip(make().available(tmpfs).reason)
+    item(make, tmpfs)
+
+
+@pytest.mark.parametrize("item", writer_checks(large=True, stores=False), ids=str)
+def test_large_unstored(item: Check, tmp_path: Path) -> None:
+    """Each large claim that makes sense without storage holds for `null`."""
+    item(lambda: registry.make("null", threads=2), tmp_path)

@@ -1,0 +1,140 @@
+"""The suite itself: broken writers fail it, each at the claim that it breaks."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from iobench.testing import check_writer, writer_checks
+from iobench.writers.buffered import BufferedWriter
+from iobench.writers.image import FileImage
+from iobench.writers.null import NullWriter
+from iobench.writers.stream import Stream
+
+_CHECKS = {item.name: item for item in writer_checks()}
+
+
+class _LosesTheTail(BufferedWriter):
+    def _send(self, file, image, meter):
+        kept = image.size_bytes - image.size_bytes % 4096
+        super()._send(file, FileImage.of(image.path, image.views(0, kept)), meter)
+
+
+class _WritesInPlace(BufferedWriter):
+    def write(self, image, target, **how):
+        path = Path(target, image.path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        return super().write(image, target, **how)
+
+
+class _LeavesAFile(BufferedWriter):
+    def write(self, image, target, **how):
+        Path(target, "leftover").touch()
+        return super().write(image, target, **how)
+
+
+class _LeaksADescriptor(BufferedWriter):
+    def read(self, image, target, **where):
+        os.dup(0)
+        return super().read(image, target, **where)
+
+
+class _LeaksAThread(BufferedWriter):
+    ended = threading.Event()
+
+    def open(self, target, size=None) -> Stream:
+        threading.Thread(target=self.ended.wait, daemon=True).start()
+        return super().open(target, size)
+
+
+class _ReadsTooMuch(BufferedWriter):
+    def _receive(self, fd, image, start, stop, meter):
+        super()._receive(fd, image, 0, image.size_bytes, meter)
+
+
+class _TakesAnySize(BufferedWriter):
+    def _open_source(self, path, size_bytes):
+        return os.open(path, os.O_RDONLY)
+
+
+class _AlwaysDurable(BufferedWriter):
+    def write(self, image, target, *, durable=True, sync_directory=True):
+        return super().write(image, target, durable=True)
+
+
+class _ForgetsBytes(BufferedWriter):
+    def _send(self, file, image, meter):
+        super()._send(file, image, meter)
+        meter.paths.clear()
+
+
+class _MixesThreads(BufferedWriter):
+    shared = np.empty(1 << 20, dtype=np.uint8)
+
+    def _send(self, file, image, meter):
+        for start in range(0, image.size_bytes, len(self.shared)):
+            stop = min(start + len(self.shared), image.size_bytes)
+            image.gather(start, stop, self.shared)
+            threading.Event().wait(0.001)
+            os.pwrite(file.fd, self.shared[: stop - start].data, start)
+        meter.count("buffered", image.size_bytes)
+
+
+class _ClosesWhateverHappens(BufferedWriter):
+    def _stream(self, file, meter, size):
+        stream = super()._stream(file, meter, size)
+        stream._in_trouble = lambda: False
+        return stream
+
+
+@pytest.mark.parametrize(
+    ("writer", "names"),
+    [
+        (_LosesTheTail, ["sizes_around_alignments", "many_tiny_segments", "odd_addresses"]),
+        (_WritesInPlace, ["failed_write_publishes_nothing"]),
+        (_LeavesAFile, ["nested_paths", "failed_write_keeps_the_old"]),
+        (_LeaksADescriptor, ["partial_reads", "sizes_around_blocks"]),
+        (_LeaksAThread, ["stream_equals_write", "torch_save_in_one_line"]),
+        (_ReadsTooMuch, ["partial_reads", "partial_reads_into_segments"]),
+        (_TakesAnySize, ["another_size_is_a_mismatch"]),
+        (_AlwaysDurable, ["durable_is_labelled"]),
+        (_ForgetsBytes, ["transfers_add_up"]),
+        (_MixesThreads, ["several_threads_at_once"]),
+        (_ClosesWhateverHappens, ["close_in_finally_publishes_nothing"]),
+    ],
+)
+def test_a_broken_writer_fails(writer: type, names: list[str], tmp_path: Path) -> None:
+    """A writer with one fault raises AssertionError at the claims that the fault breaks."""
+    _LeaksAThread.ended.clear()
+    for name in names:
+        with pytest.raises(AssertionError):
+            _CHECKS[name](writer, tmp_path)
+    _LeaksAThread.ended.set()
+
+
+def test_by_hand(tmp_path: Path) -> None:
+    """check_writer passes a good writer, and tells a broken one every claim that it breaks."""
+    check_writer(NullWriter, tmp_path / "good")
+    with pytest.raises(ExceptionGroup) as caught:
+        check_writer(_AlwaysDurable, tmp_path / "broken")
+    (only,) = caught.value.exceptions
+    assert _CHECKS["durable_is_labelled"].claim in only.__notes__[0]
+
+
+def test_storage_checks_refuse_a_writer_that_stores_nothing(tmp_path: Path) -> None:
+    """A claim about stored bytes is not silently true of a writer that stores none."""
+    with pytest.raises(AssertionError, match="no claim about 'null'"):
+        _CHECKS["nested_paths"](NullWriter, tmp_path)
+
+
+def test_every_check_has_a_claim() -> None:
+    """Names are unique, and each claim is one sentence."""
+    every = [*writer_checks(), *writer_checks(large=True)]
+    assert len({item.name for item in every}) == len(every)
+    assert all(item.claim.endswith(".") for item in every)
+    assert set(writer_checks(stores=False)) < set(writer_checks())

@@ -1,0 +1,76 @@
+"""Every registered writer, at several settings, against every claim of the conformance suite."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+
+from iobench.testing import Check, writer_checks
+from iobench.writers import registry
+
+_SETTINGS = {
+    "buffered": (
+        {},
+        {"block_size": "4KiB"},
+        {"block_size": "64KiB", "threads": 3, "fallocate": False},
+    ),
+    "uncached": (
+        {},
+        {"block_size": "4KiB", "threads": 3},
+        {"block_size": "64KiB", "method": "sync_file_range"},
+        {"block_size": "1MiB", "fallocate": False},
+    ),
+    "odirect": (
+        {},
+        {"block_size": "4KiB", "threads": 1},
+        {"block_size": "64KiB", "threads": 3},
+        {"block_size": "1MiB", "fallocate": False},
+    ),
+    "null": ({}, {"block_size": "4KiB", "threads": 3}),
+}
+_ELSEWHERE = ({"block_size": "64KiB", "threads": 3}, {"block_size": "1MiB", "fallocate": False})
+
+
+def _cases(settings: dict[str, tuple[dict[str, object], ...]]) -> list[object]:
+    cases = []
+    for name, several in settings.items():
+        stores = registry.writer_class(name).stores
+        for options in several:
+            shown = ",".join([name, *(f"{k}={v}" for k, v in options.items())])
+            cases += [
+                pytest.param(item, name, options, id=f"{shown}-{item}")
+                for item in writer_checks(stores=stores)
+            ]
+    return cases
+
+
+def test_no_writer_is_forgotten() -> None:
+    """Every registered writer has settings here, so none goes without the suite."""
+    assert set(_SETTINGS) == set(registry.names())
+
+
+@pytest.mark.parametrize(("item", "name", "options"), _cases(_SETTINGS))
+def test_here(item: Check, name: str, options: dict[str, object], tmp_path: Path) -> None:
+    """Each claim holds on the file system of the temporary directory."""
+    make = functools.partial(registry.make, name, **options)
+    _require(make, tmp_path)
+    item(make, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("item", "name", "options"),
+    _cases(dict.fromkeys(("buffered", "uncached", "odirect"), _ELSEWHERE)),
+)
+def test_mounted(item: Check, name: str, options: dict[str, object], mounted: Path) -> None:
+    """Each claim holds on tmpfs, ext4 and xfs."""
+    make = functools.partial(registry.make, name, **options)
+    _require(make, mounted)
+    item(make, mounted)
+
+
+def _require(make, directory: Path) -> None:
+    answer = make().available(directory)
+    if not answer.ok:
+        pytest.skip(f"{answer.reason} {answer.remedy}")

@@ -1,0 +1,96 @@
+"""What all tests share: real file systems to try things on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from iobench.units import MIB
+
+_MKFS = {"ext4": ("-m", "0"), "xfs": ()}  # no room kept for root, who is us
+
+MakeFilesystem = Callable[..., Path]
+
+
+def _run(*command: str | Path) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+class _Filesystems:
+    """Mounts below one directory; whatever was mounted is undone, in reverse, by `undo`."""
+
+    def __init__(self, base: Path) -> None:
+        self._base = base
+        self._undo: list[list[str]] = []
+        self._images: Path | None = None
+
+    def make(self, kind: str, size_bytes: int = 512 * MIB) -> Path:
+        """A new file system of `kind` (tmpfs, ext4, xfs), mounted; its directory."""
+        if os.geteuid() != 0:
+            pytest.skip("mounting needs root")
+        if kind != "tmpfs" and not shutil.which(f"mkfs.{kind}"):
+            pytest.skip(f"mkfs.{kind} is not installed")
+        at = self._base / f"{kind}-{len(self._undo)}"
+        at.mkdir()
+        try:
+            if kind == "tmpfs":
+                self._mount("-t", "tmpfs", "-o", f"size={size_bytes}", "iobench-test", str(at))
+            else:
+                self._mount_image(kind, size_bytes, at)
+        except OSError as error:
+            pytest.skip(f"no {kind} can be mounted here: {error}")
+        return at
+
+    def undo(self) -> None:
+        for command in reversed(self._undo):
+            _run(*command)
+        self._undo.clear()
+
+    def _mount_image(self, kind: str, size_bytes: int, at: Path) -> None:
+        if self._images is None:  # in memory, so that syncs cost nothing
+            images = self._base / "images"
+            images.mkdir()
+            self._mount("-t", "tmpfs", "-o", "size=4g", "iobench-test", str(images))
+            self._images = images
+        image = self._images / f"{at.name}.img"
+        image.touch()
+        os.truncate(image, size_bytes)
+        _run(f"mkfs.{kind}", "-q", *_MKFS[kind], image)
+        # A device of our own and not `mount -o loop`: it detaches itself once it is unmounted.
+        device = _run("losetup", "--find", "--show", image)
+        try:
+            self._mount(device, str(at))
+        finally:
+            _run("losetup", "--detach", device)
+
+    def _mount(self, *arguments: str) -> None:
+        _run("mount", *arguments)
+        self._undo.append(["umount", "--lazy", arguments[-1]])
+
+
+@pytest.fixture(scope="session")
+def shared_filesystems(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeFilesystem]:
+    """Makes file systems that live as long as the test session."""
+    filesystems = _Filesystems(tmp_path_factory.mktemp("mounts"))
+    try:
+        yield filesystems.make
+    finally:
+        filesystems.undo()
+
+
+@pytest.fixture
+def new_filesystem(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeFilesystem]:
+    """Makes file systems that live as long as one test, which may break them."""
+    filesystems = _Filesystems(tmp_path_factory.mktemp("mounts"))
+    try:
+        yield filesystems.make
+    finally:
+        filesystems.undo()

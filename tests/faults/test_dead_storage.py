@@ -1,0 +1,108 @@
+"""Storage that turns read-only, vanishes underneath or dies."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import struct
+import subprocess
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from iobench.errors import TransferError, UnavailableError
+from iobench.testing import content, expect_raises
+from iobench.units import MIB
+from iobench.writers.base import Writer
+from iobench.writers.image import FileImage
+
+_DATA = content(MIB + 77)
+
+
+@pytest.mark.root
+def test_read_only(make: Callable[..., Writer], names, new_filesystem) -> None:
+    """Remounted read-only: no is the answer, writing fails, reading works; and back again."""
+    root = new_filesystem("ext4", 32 * MIB)
+    writer = make(root)
+    writer.write(FileImage.of("model", [_DATA]), root)
+    subprocess.run(["mount", "-o", "remount,ro", str(root)], check=True)
+    answer = writer.available(root)
+    assert not answer.ok
+    assert "Read-only file system" in answer.reason
+    expect_raises(UnavailableError, writer.require, root)
+    for save in (
+        lambda: writer.write(FileImage.of("model", [_DATA]), root),
+        lambda: writer.write(FileImage.of("new/model", [_DATA]), root),
+        lambda: writer.open(root / "model"),
+    ):
+        assert expect_raises(TransferError, save).errno == errno.EROFS
+    back = np.zeros_like(_DATA)
+    writer.read(FileImage.of("model", [back]), root)
+    assert np.array_equal(back, _DATA)
+    assert names(root) == {"model"}
+    subprocess.run(["mount", "-o", "remount,rw", str(root)], check=True)
+    writer.write(FileImage.of("new/model", [_DATA]), root)
+
+
+@pytest.mark.parametrize("moment", ["before a write", "before close"])
+def test_directory_removed(make: Callable[..., Writer], tmp_path: Path, moment: str) -> None:
+    """A directory that is removed while a stream writes into it: ENOENT at close, nothing made."""
+    writer = make(tmp_path)
+    (tmp_path / "step").mkdir()
+    stream = writer.open(tmp_path / "step" / "model")
+    if moment == "before a write":
+        shutil.rmtree(tmp_path / "step")
+    stream.write(_DATA)
+    if moment == "before close":
+        shutil.rmtree(tmp_path / "step")
+    error = expect_raises(TransferError, stream.close)
+    assert error.errno == errno.ENOENT
+    assert stream.closed
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("how", ["write", "stream", "abort"])
+def test_dead_device(
+    make: Callable[..., Writer], new_filesystem, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A file system that has shut down: the caller gets the error and the note of what is left."""
+    root = new_filesystem("ext4", 32 * MIB)
+    writer = make(root)
+    writer.write(FileImage.of("model", [_DATA]), root)
+
+    if how == "write":
+        real = os.fsync
+        monkeypatch.setattr(os, "fsync", lambda fd: (_shut_down(root), real(fd)))
+        error = expect_raises(
+            TransferError, writer.write, FileImage.of("model", [_DATA]), root, durable=True
+        )
+    else:
+        stream = writer.open(root / "model")
+        stream.write(_DATA)
+        _shut_down(root)
+        if how == "abort":
+            with pytest.warns(ResourceWarning, match="left behind"):
+                stream.abort()
+            assert stream.closed
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            error = expect_raises(TransferError, stream.close)
+        assert stream.closed
+    assert error.errno in (errno.EIO, errno.EROFS)
+    assert error.filename == str(root / "model")
+
+
+def _shut_down(root: Path) -> None:
+    """End the file system at once, as when its device goes away (EXT4_IOC_SHUTDOWN, ext4.h)."""
+    fd = os.open(root, os.O_RDONLY)
+    try:
+        fcntl.ioctl(fd, 0x8004587D, struct.pack("I", 2))
+    finally:
+        os.close(fd)

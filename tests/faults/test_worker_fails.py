@@ -1,0 +1,128 @@
+"""One system call fails, somewhere in a save, in whichever thread makes it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from iobench.errors import TransferError
+from iobench.testing import content
+from iobench.writers.base import Writer
+from iobench.writers.image import FileImage
+
+_BLOCKS = 32  # more than a buffered stream puts together
+_DATA = content(_BLOCKS * 65536 - 100)
+
+
+class _Nth:
+    """A system call of which the `nth` raises `error`, counted from 0 over all threads."""
+
+    def __init__(self, real: Callable[..., object], nth: int, error: BaseException) -> None:
+        self._real, self._nth, self._error = real, nth, error
+        self._count, self._lock = 0, threading.Lock()
+
+    def __call__(self, *arguments: object) -> object:
+        if len(arguments) > 1 and isinstance(arguments[1], list) and len(arguments[1][0]) == 1:
+            return self._real(*arguments)  # a probe of what the kernel takes
+        with self._lock:
+            number, self._count = self._count, self._count + 1
+        if number == self._nth:
+            raise self._error
+        return self._real(*arguments)
+
+
+def _save(writer: Writer, directory: Path, how: str) -> None:
+    if how == "write":
+        writer.write(FileImage.of("model", [_DATA]), directory)
+        return
+    with writer.open(directory / "model") as stream:
+        stream.write(_DATA)
+
+
+@pytest.mark.parametrize("how", ["write", "stream"])
+@pytest.mark.parametrize("nth", [0, 15, _BLOCKS - 1])
+def test_a_failing_block(
+    make: Callable[..., Writer], names, tmp_path: Path, how: str, nth: int
+) -> None:
+    """The caller gets a TransferError with its cause, nothing is published, and it works again."""
+    writer = make(tmp_path)
+    (tmp_path / "model").write_bytes(b"the last good one")
+    cause = OSError(errno.EIO, "I/O error")
+    with pytest.MonkeyPatch.context() as patch:
+        for call in ("pwrite", "pwritev"):
+            patch.setattr(os, call, _Nth(getattr(os, call), nth, cause))
+        with pytest.raises(TransferError) as caught:
+            _save(writer, tmp_path, how)
+    assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(tmp_path / "model"))
+    assert caught.value.__cause__ is cause
+    assert names(tmp_path) == {"model"}
+    assert (tmp_path / "model").read_bytes() == b"the last good one"
+    _save(writer, tmp_path, how)
+    assert (tmp_path / "model").read_bytes() == _DATA.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("how", "call"),
+    [
+        *(("write", call) for call in ("fsync", "ftruncate", "replace")),
+        *(("stream", call) for call in ("fsync", "replace")),
+    ],
+)
+def test_a_failing_step(
+    make: Callable[..., Writer], names, tmp_path: Path, how: str, call: str
+) -> None:
+    """Sync, setting the size and the rename: each failure is told, and nothing is published."""
+    writer = make(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, call, _Nth(getattr(os, call), 0, OSError(errno.EIO, "I/O error")))
+        with pytest.raises(TransferError) as caught:
+            _save(writer, tmp_path, how)
+    assert caught.value.errno == errno.EIO
+    assert names(tmp_path) == set()
+    _save(writer, tmp_path, how)
+    assert (tmp_path / "model").read_bytes() == _DATA.tobytes()
+
+
+@pytest.mark.parametrize("how", ["write", "stream"])
+@pytest.mark.parametrize("nth", [0, 15])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, MemoryError])
+def test_other_failures_go_through(
+    make: Callable[..., Writer],
+    names,
+    tmp_path: Path,
+    how: str,
+    nth: int,
+    kind: type[BaseException],
+) -> None:
+    """What is no I/O error, Ctrl-C above all, arrives as it is and leaves nothing either."""
+    writer = make(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        for call in ("pwrite", "pwritev"):
+            patch.setattr(os, call, _Nth(getattr(os, call), nth, kind()))
+        with pytest.raises(kind):
+            _save(writer, tmp_path, how)
+    assert names(tmp_path) == set()
+    _save(writer, tmp_path, how)
+    assert (tmp_path / "model").read_bytes() == _DATA.tobytes()
+
+
+@pytest.mark.parametrize("nth", [0, 15, _BLOCKS - 1])
+def test_a_failing_read(make: Callable[..., Writer], names, tmp_path: Path, nth: int) -> None:
+    """A restore that fails says so, with its cause, and the file can still be read."""
+    writer = make(tmp_path)
+    writer.write(FileImage.of("model", [_DATA]), tmp_path)
+    back = FileImage.of("model", [bytearray(len(_DATA))])
+    cause = OSError(errno.EIO, "I/O error")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "preadv", _Nth(os.preadv, nth, cause))
+        with pytest.raises(TransferError) as caught:
+            writer.read(back, tmp_path)
+    assert caught.value.errno == errno.EIO
+    assert caught.value.__cause__ is cause
+    writer.read(back, tmp_path)
+    assert back.views(0, len(_DATA))[0].tobytes() == _DATA.tobytes()

@@ -1,0 +1,78 @@
+"""The tree of errors and their exit codes."""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import re
+
+import pytest
+
+from iobench import errors
+from iobench.errors import (
+    DataMismatchError,
+    IobenchError,
+    TargetError,
+    TransferError,
+    UnavailableError,
+    UnknownNameError,
+    UsageError,
+)
+
+_EVERY = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
+_DRAWN = dict(re.findall(r"^(?:[ |`-]*)(\w+Error)\b.*?(?:\s([1-5])  .*)?$", errors.__doc__, re.M))
+
+
+def test_every_error_is_exported_and_drawn() -> None:
+    """`__all__` and the tree at the top of the file name every error, and no other."""
+    names = {kind.__name__ for kind in _EVERY if kind.__module__ == errors.__name__}
+    assert set(errors.__all__) == names == set(_DRAWN)
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_exit_codes_are_as_drawn(name: str) -> None:
+    """An error's exit code is the one in the tree, or its base's where the tree has none."""
+    kind = getattr(errors, name)
+    assert issubclass(kind, IobenchError)
+    assert kind.exit_code == int(_DRAWN[name] or kind.__mro__[1].exit_code)
+
+
+def test_builtin_kin() -> None:
+    """Where a builtin fits, the error is one of those too."""
+    assert issubclass(UsageError, ValueError)
+    assert issubclass(TransferError, OSError)
+    assert issubclass(TargetError, OSError)
+    assert not issubclass(DataMismatchError, OSError)
+
+
+def test_an_unknown_name_suggests_the_nearest() -> None:
+    """The message lists what is known and names the nearest."""
+    message = str(UnknownNameError("writer", "odirct", ["uring", "odirect"]))
+    assert message == "unknown writer 'odirct'; did you mean 'odirect'? Known: odirect, uring."
+    assert "did you mean" not in str(UnknownNameError("writer", "zzz", ["odirect"]))
+    assert "Known: none." in str(UnknownNameError("writer", "zzz", []))
+
+
+def test_unavailable_says_why_and_what_to_do() -> None:
+    """Reason and remedy are in the message and at hand."""
+    error = UnavailableError("uring", "io_uring is disabled.", "Use odirect.")
+    assert str(error) == "uring is not available here: io_uring is disabled. Use odirect."
+    assert (error.name, error.reason, error.remedy) == (
+        "uring",
+        "io_uring is disabled.",
+        "Use odirect.",
+    )
+
+
+def test_wrapped_errors_keep_errno_file_and_cause() -> None:
+    """TransferError.wrap keeps errno, names the file and what was done, and chains the cause."""
+    cause = OSError(errno.ENOSPC, "No space left on device")
+    error = TransferError.wrap(cause, "writing", "/some/file")
+    assert (error.errno, error.filename) == (errno.ENOSPC, "/some/file")
+    assert "writing: No space left on device" in str(error)
+    assert error.__cause__ is cause
+
+
+def test_wrapped_errors_without_errno() -> None:
+    """An OSError that has only a text keeps it."""
+    assert "odd" in str(TransferError.wrap(OSError("odd"), "reading", "f"))

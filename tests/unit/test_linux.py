@@ -1,0 +1,144 @@
+"""The Linux calls that Python does not wrap, on the real kernel."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from iobench import linux
+
+
+@pytest.fixture
+def fd(tmp_path: Path) -> Iterator[int]:
+    """A new file, open for reading and writing."""
+    number = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
+    yield number
+    os.close(number)
+
+
+def test_fallocate_reserves_and_extends(fd: int) -> None:
+    """The file has the size and the blocks, and reads as zeros."""
+    try:
+        linux.fallocate(fd, 0, 100_000)
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+        pytest.skip("the file system of the temporary directory has no fallocate")
+    found = os.fstat(fd)
+    assert found.st_size == 100_000
+    assert found.st_blocks * 512 >= 100_000
+    assert os.pread(fd, 100_000, 0) == bytes(100_000)
+
+
+@pytest.mark.parametrize(
+    ("call", "number"),
+    [
+        (lambda: linux.fallocate(-1, 0, 1), errno.EBADF),
+        (lambda: linux.sync_file_range(-1, 0, 1, 0), errno.EBADF),
+        (lambda: linux.cachestat_resident_bytes(-1), errno.EBADF),
+        (lambda: linux.dio_alignment(-1), errno.EBADF),
+    ],
+)
+def test_errors_carry_the_errno(call, number: int) -> None:
+    """A call that the kernel refuses raises OSError with the kernel's number."""
+    with pytest.raises(OSError, match=os.strerror(number)) as caught:
+        call()
+    assert caught.value.errno == number
+
+
+def test_fallocate_of_nothing_is_refused(fd: int) -> None:
+    """The kernel's EINVAL for no bytes arrives."""
+    with pytest.raises(OSError, match="Invalid argument"):
+        linux.fallocate(fd, 0, 0)
+
+
+def test_sync_file_range_changes_no_bytes(fd: int) -> None:
+    """Write-back that is started and awaited leaves the content."""
+    os.write(fd, b"x" * 10_000)
+    flags = linux.SYNC_FILE_RANGE_WRITE | linux.SYNC_FILE_RANGE_WAIT_AFTER
+    linux.sync_file_range(fd, 0, 10_000, flags)
+    assert os.pread(fd, 10_000, 0) == b"x" * 10_000
+
+
+def test_resident_bytes_are_whole_pages(fd: int) -> None:
+    """What was just written is in the page cache, counted in pages."""
+    os.write(fd, b"x" * (2 * linux.PAGE + 1))
+    resident, how = linux.resident_bytes(fd)
+    assert resident == 3 * linux.PAGE
+    assert how in ("cachestat", "mincore")
+
+
+def test_both_ways_to_count_agree(fd: int) -> None:
+    """mincore tells what cachestat tells."""
+    os.write(fd, b"x" * (5 * linux.PAGE))
+    try:
+        by_cachestat = linux.cachestat_resident_bytes(fd)
+    except OSError as error:
+        pytest.skip(f"no cachestat here: {error}")
+    assert linux.mincore_resident_bytes(fd) == by_cachestat == 5 * linux.PAGE
+
+
+def test_an_empty_file_is_not_resident(fd: int) -> None:
+    """No bytes, no pages, and no mapping of length zero."""
+    assert linux.mincore_resident_bytes(fd) == 0
+    assert linux.resident_bytes(fd)[0] == 0
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM])
+def test_mincore_where_cachestat_is_missing(
+    fd: int, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel or a sandbox without cachestat is asked by mincore, and that is told."""
+
+    def refuse(_: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(linux, "cachestat_resident_bytes", refuse)
+    os.write(fd, b"x")
+    assert linux.resident_bytes(fd) == (linux.PAGE, "mincore")
+
+
+def test_other_errors_of_cachestat_are_raised(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any other failure is no reason to count another way."""
+
+    def fail(_: int) -> int:
+        raise OSError(errno.EIO, "I/O error")
+
+    monkeypatch.setattr(linux, "cachestat_resident_bytes", fail)
+    with pytest.raises(OSError, match="I/O error"):
+        linux.resident_bytes(fd)
+
+
+def test_dio_alignment_is_a_power_of_two_or_unknown(fd: int) -> None:
+    """What statx says of direct I/O is sane: powers of two, or zeros for none at all."""
+    found = linux.dio_alignment(fd)
+    if found is not None:
+        for value in (found.memory, found.offset):
+            assert value & (value - 1) == 0
+
+
+def test_dio_alignment_of_an_unknown_machine(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the number of the system call is not known, nothing is claimed."""
+    monkeypatch.setattr(platform, "machine", lambda: "pdp11")
+    assert linux.dio_alignment(fd) is None
+
+
+@pytest.mark.parametrize(
+    ("release", "version"),
+    [("6.14.0-rc3+", (6, 14)), ("5.10.0-8-amd64", (5, 10)), ("6.1-foo", (6, 1)), ("7.0", (7, 0))],
+)
+def test_kernel_version(
+    release: str, version: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Major and minor are found in every distribution's way to name a release."""
+    monkeypatch.setattr(platform, "release", lambda: release)
+    linux.kernel_version.cache_clear()
+    try:
+        assert linux.kernel_version() == version
+    finally:
+        linux.kernel_version.cache_clear()

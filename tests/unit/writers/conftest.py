@@ -1,0 +1,46 @@
+"""A file, and system calls that do less than they were asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def fd(tmp_path: Path) -> Iterator[int]:
+    """A new file, open for reading and writing."""
+    number = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
+    yield number
+    os.close(number)
+
+
+@pytest.fixture
+def short_calls(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
+    """`short_calls("pwritev", [3, 0, 7])`: the calls move that many bytes at most, then all.
+
+    Returns the list of what is still to come, so that a test can see that it was used up.
+    """
+
+    def limit(name: str, limits: list[int]) -> list[int]:
+        real: Callable[..., int] = getattr(os, name)
+
+        def limited(number: int, data: Any, *rest: int) -> int:
+            if not limits:
+                return real(number, data, *rest)
+            room = limits.pop(0)
+            if name == "pwrite":
+                return real(number, bytes(data[:room]), *rest) if room else 0
+            views = []
+            for view in data:
+                views.append(view[:room])
+                room -= len(views[-1])
+            return real(number, views, *rest)
+
+        monkeypatch.setattr(os, name, limited)
+        return limits
+
+    return limit

@@ -1,0 +1,136 @@
+"""DirectStream: what it reserves ahead, and what it does when the reservation fails."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from iobench import linux
+from iobench.errors import TransferError
+from iobench.testing import content
+from iobench.units import GIB
+from iobench.writers import direct_stream
+from iobench.writers.odirect import ODirectWriter
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> ODirectWriter:
+    """Blocks of one page, so that a small file has many."""
+    writer = ODirectWriter(block_size=4096, threads=2)
+    answer = writer.available(tmp_path)
+    if not answer.ok:
+        pytest.skip(answer.reason)
+    return writer
+
+
+@pytest.fixture
+def reserved(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """What was reserved: (offset, length); nothing really is."""
+    seen: list[tuple[int, int]] = []
+    monkeypatch.setattr(linux, "fallocate", lambda _, *extent: seen.append(extent))
+    return seen
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Free bytes of the file system, as the stream is told; enough, unless a test says less."""
+    found = [1 << 50]
+    monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=found[0], f_frsize=1))
+    return found
+
+
+def test_reserves_in_steps(
+    writer: ODirectWriter, tmp_path: Path, reserved: list, free: list, monkeypatch
+) -> None:
+    """Each time a block would pass what is reserved, the next step is."""
+    monkeypatch.setattr(direct_stream, "_RESERVE_STEP", 3 * 4096)
+    with writer.open(tmp_path / "file") as stream:
+        stream.write(content(8 * 4096 + 1))
+    assert reserved == [(0, 3 * 4096), (3 * 4096, 3 * 4096), (6 * 4096, 3 * 4096)]
+    assert (tmp_path / "file").read_bytes() == content(8 * 4096 + 1).tobytes()
+
+
+def test_a_known_size_is_reserved_once(
+    writer: ODirectWriter, tmp_path: Path, reserved: list, free: list
+) -> None:
+    """What `open(size=...)` announces is reserved at once, and nothing ahead of it."""
+    with writer.open(tmp_path / "file", size=10_000) as stream:
+        stream.write(content(10_000))
+    assert reserved == [(0, 10_000)]
+
+
+def test_a_small_file_reserves_nothing(
+    writer: ODirectWriter, tmp_path: Path, reserved: list
+) -> None:
+    """Less than one block needs no reservation."""
+    with writer.open(tmp_path / "file") as stream:
+        stream.write(content(4095))
+    assert reserved == []
+
+
+def test_little_room_is_left_to_others(
+    writer: ODirectWriter, tmp_path: Path, reserved: list, free: list
+) -> None:
+    """On a nearly full disk nothing is reserved ahead: a step could take all that is left."""
+    free[0] = 4 * GIB - 1
+    with writer.open(tmp_path / "file") as stream:
+        stream.write(content(10_000))
+    assert reserved == []
+    assert (tmp_path / "file").read_bytes() == content(10_000).tobytes()
+
+
+def test_a_step_that_fails_is_given_back(
+    writer: ODirectWriter, tmp_path: Path, free: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reservation that found no room leaves none of its blocks taken, and the stream goes on."""
+
+    def partly(fd: int, offset: int, length: int) -> None:
+        os.ftruncate(fd, offset + length // 2)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(linux, "fallocate", partly)
+    with writer.open(tmp_path / "file") as stream:
+        stream.write(content(4096))
+        (part,) = tmp_path.glob(".file.*")
+        assert part.stat().st_size <= 4096
+        stream.write(content(5000))
+    assert (tmp_path / "file").stat().st_size == 9096
+
+
+def test_other_failures_of_a_step_are_raised(
+    writer: ODirectWriter, tmp_path: Path, free: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reservation that fails for another reason fails the stream."""
+
+    def fail(fd: int, offset: int, length: int) -> None:
+        raise OSError(errno.EIO, "I/O error")
+
+    monkeypatch.setattr(linux, "fallocate", fail)
+    stream = writer.open(tmp_path / "file")
+    with pytest.raises(TransferError, match="I/O error"):
+        stream.write(content(4096))
+    stream.abort()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_hand_over_shares_no_block(
+    writer: ODirectWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while a block is handed over never puts one block into the pool twice."""
+    stream = writer.open(tmp_path / "file")
+    submit = stream._crew.submit
+
+    def interrupted(block, offset: int) -> None:
+        submit(block, offset)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stream._crew, "submit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        stream.write(content(4096))
+    stream.abort()
+    addresses = [block.ctypes.data for block in writer._pool._free]
+    assert len(set(addresses)) == len(addresses)

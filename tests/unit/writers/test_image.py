@@ -1,0 +1,151 @@
+"""FileImage: the narrow waist."""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iobench.errors import UsageError
+from iobench.writers.image import FileImage, Segment
+
+_PIECES = st.lists(st.binary(max_size=40), max_size=12)
+
+
+def _range(data: st.DataObject, size: int) -> tuple[int, int]:
+    start = data.draw(st.integers(0, size))
+    return start, data.draw(st.integers(start, size))
+
+
+@given(_PIECES, st.data())
+def test_views_equal_the_concatenation(pieces: list[bytes], data: st.DataObject) -> None:
+    """The views of [start, stop) are that slice of all pieces one after another, none empty."""
+    image, whole = FileImage.of("f", pieces), b"".join(pieces)
+    start, stop = _range(data, len(whole))
+    views = image.views(start, stop)
+    assert b"".join(view.tobytes() for view in views) == whole[start:stop]
+    assert all(len(view) for view in views)
+    assert image.size_bytes == len(whole)
+
+
+@given(_PIECES, st.data())
+def test_gather_equals_the_concatenation(pieces: list[bytes], data: st.DataObject) -> None:
+    """gather fills the block's beginning with that slice and leaves the rest of the block."""
+    image, whole = FileImage.of("f", pieces), b"".join(pieces)
+    start, stop = _range(data, len(whole))
+    block = np.full(stop - start + 5, 0xEE, dtype=np.uint8)
+    assert image.gather(start, stop, block) == stop - start
+    assert block.tobytes() == whole[start:stop] + b"\xee" * 5
+
+
+@given(_PIECES, st.data())
+def test_scatter_fills_only_its_range(pieces: list[bytes], data: st.DataObject) -> None:
+    """scatter puts the block into [start, stop) of the memories and touches nothing else."""
+    memories = [bytearray(piece) for piece in pieces]
+    image, whole = FileImage.of("f", memories), bytearray(b"".join(pieces))
+    start, stop = _range(data, len(whole))
+    block = np.frombuffer(
+        data.draw(st.binary(min_size=stop - start, max_size=stop - start + 3)), dtype=np.uint8
+    )
+    assert image.scatter(start, stop, block) == stop - start
+    whole[start:stop] = block[: stop - start].tobytes()
+    assert b"".join(memories) == whole
+
+
+def test_views_are_no_copies() -> None:
+    """A change of the memory shows in the views."""
+    memory = bytearray(10)
+    (view,) = FileImage.of("f", [memory]).views(2, 5)
+    memory[2] = 7
+    assert view[0] == 7
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 2), (3, 2), (0, 11), (11, 11)])
+def test_ranges_outside_are_refused(start: int, stop: int) -> None:
+    """No view of bytes that the image has not; a negative start does not count from the end."""
+    with pytest.raises(IndexError, match="of an image of 10 bytes"):
+        FileImage.of("f", [bytes(10)]).views(start, stop)
+
+
+@pytest.mark.parametrize("path", ["", "/etc/passwd", "..", "../up", "a/../../b", "a/.."])
+def test_paths_that_leave_the_target_are_refused(path: str) -> None:
+    """An image's path is relative and stays below its target; the message shows it."""
+    with pytest.raises(UsageError) as caught:
+        FileImage.of(path, [])
+    assert repr(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["a", "a/b", "a..b", "...", ".hidden"])
+def test_other_paths_are_taken(path: str) -> None:
+    """Dots in names are names."""
+    assert FileImage.of(path, []).path == path
+
+
+@pytest.mark.parametrize(("offset", "length"), [(1, 3), (0, 2), (0, 4), (-1, 3)])
+def test_gaps_and_overlaps_are_refused(offset: int, length: int) -> None:
+    """Segments follow one another without a gap, and are as long as their memory."""
+    memory = np.zeros(3, dtype=np.uint8)
+    with pytest.raises(UsageError, match="does not continue at 0"):
+        FileImage(path="f", segments=(Segment(offset=offset, length=length, memory=memory),))
+
+
+def test_a_second_segment_must_continue() -> None:
+    """A gap between two segments is refused, naming both offsets."""
+    memory = np.zeros(3, dtype=np.uint8)
+    first = Segment(offset=0, length=3, memory=memory)
+    with pytest.raises(UsageError, match="at 4 does not continue at 3"):
+        FileImage(path="f", segments=(first, Segment(offset=4, length=3, memory=memory)))
+
+
+def test_memory_without_a_buffer_is_refused() -> None:
+    """What offers no buffer is refused by the name of its type; text is no memory."""
+    for memory in (object(), "text", [1, 2]):
+        with pytest.raises(UsageError, match=type(memory).__name__):
+            FileImage.of("f", [memory])
+
+
+def test_tensors_are_told_the_way() -> None:
+    """A torch tensor without a buffer of its own (bfloat16) is told of tensor_bytes."""
+
+    class Tensor:
+        def data_ptr(self) -> int:
+            return 0
+
+    with pytest.raises(UsageError, match="tensor_bytes"):
+        FileImage.of("f", [Tensor()])
+
+
+def test_memory_with_holes_is_refused() -> None:
+    """Memory that is not contiguous would have to be copied, so it is refused."""
+    for memory in (
+        np.zeros(10, dtype=np.uint8)[::2],
+        memoryview(bytes(10))[::2],
+        np.zeros((4, 4))[:, 1],
+    ):
+        with pytest.raises(UsageError, match="contiguous"):
+            FileImage.of("f", [memory])
+
+
+def test_writable_when_all_memory_is() -> None:
+    """One read-only segment makes the image read-only; no segment does not."""
+    assert FileImage.of("f", [bytearray(1), mmap.mmap(-1, 10)]).writable
+    assert not FileImage.of("f", [bytearray(1), b"x"]).writable
+    assert FileImage.of("f", []).writable
+
+
+def test_a_zero_length_segment_by_hand() -> None:
+    """Segments of no bytes that a caller built himself do not confuse the search."""
+    empty, one = np.zeros(0, dtype=np.uint8), np.array([7], dtype=np.uint8)
+    lengths = (0, 1, 0, 0, 1, 0)
+    segments, offset = [], 0
+    for length in lengths:
+        memory = one if length else empty
+        segments.append(Segment(offset=offset, length=length, memory=memory))
+        offset += length
+    image = FileImage(path="f", segments=tuple(segments))
+    for start, stop in ((0, 1), (1, 2), (0, 2), (2, 2)):
+        found = b"".join(view.tobytes() for view in image.views(start, stop))
+        assert found == b"\x07" * (stop - start)

@@ -1,0 +1,108 @@
+"""pwrite_all and pread_all: whole vectors, whatever the kernel does in one call."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from iobench.errors import DataMismatchError
+from iobench.writers.posix import IOV_MAX, pread_all, pwrite_all
+
+_SAME_FILE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def _views(pieces: list[bytes]) -> list[np.ndarray]:
+    return [np.frombuffer(bytearray(piece), dtype=np.uint8) for piece in pieces if piece]
+
+
+@_SAME_FILE
+@given(
+    pieces=st.lists(st.binary(min_size=1, max_size=20), max_size=10),
+    limits=st.lists(st.integers(1, 30), max_size=8),
+    offset=st.integers(0, 50),
+)
+def test_short_writes_are_continued(
+    fd: int, short_calls, pieces: list[bytes], limits: list[int], offset: int
+) -> None:
+    """However little each call writes, all bytes end up in their place."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pwritev", _limited(os.pwritev, list(limits)))
+        os.ftruncate(fd, 0)
+        pwrite_all(fd, _views(pieces), offset)
+    whole = b"".join(pieces)
+    assert os.pread(fd, 1000, 0) == (bytes(offset) + whole if whole else b"")
+
+
+@_SAME_FILE
+@given(
+    lengths=st.lists(st.integers(1, 20), max_size=10),
+    limits=st.lists(st.integers(1, 30), max_size=8),
+    offset=st.integers(0, 50),
+)
+def test_short_reads_are_continued(
+    fd: int, lengths: list[int], limits: list[int], offset: int
+) -> None:
+    """However little each call reads, all views are filled from their place."""
+    data = np.random.default_rng(0).bytes(300)
+    os.pwrite(fd, data, 0)
+    views = [np.zeros(length, dtype=np.uint8) for length in lengths]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "preadv", _limited(os.preadv, list(limits)))
+        pread_all(fd, views, offset)
+    found = b"".join(view.tobytes() for view in views)
+    assert found == data[offset : offset + len(found)]
+
+
+def _limited(real, limits: list[int]):
+    def call(number: int, views, offset: int, flags: int = 0) -> int:
+        room = limits.pop(0) if limits else 1 << 30
+        cut = []
+        for view in views:
+            cut.append(view[:room])
+            room -= len(cut[-1])
+        return real(number, cut, offset, flags)
+
+    return call
+
+
+def test_more_views_than_one_call_takes(fd: int) -> None:
+    """A vector longer than IOV_MAX is moved in several calls, in order."""
+    views = _views([bytes([n % 251]) for n in range(2 * IOV_MAX + 3)])
+    whole = b"".join(view.tobytes() for view in views)
+    assert pwrite_all(fd, list(views), 7) == 3
+    assert os.pread(fd, 1 << 20, 7) == whole
+    back = [np.zeros(1, dtype=np.uint8) for _ in views]
+    assert pread_all(fd, back, 7) == 3
+    assert b"".join(view.tobytes() for view in back) == whole
+
+
+def test_the_callers_list_stays(fd: int) -> None:
+    """The list of views is the caller's: it is not emptied."""
+    views = _views([b"ab", b"cd"])
+    pwrite_all(fd, views, 0)
+    assert [view.tobytes() for view in views] == [b"ab", b"cd"]
+
+
+def test_a_write_of_nothing_is_an_error(fd: int, short_calls) -> None:
+    """A write that moves no byte raises OSError instead of trying forever."""
+    left = short_calls("pwritev", [3, 0])
+    with pytest.raises(OSError, match="a write at 13 took 0 bytes"):
+        pwrite_all(fd, _views([b"abcdef"]), 10)
+    assert left == []
+
+
+def test_a_file_that_ends_before(fd: int) -> None:
+    """A file that ends while it is read does not hold what was saved: DataMismatchError."""
+    os.pwrite(fd, b"abc", 0)
+    with pytest.raises(DataMismatchError, match="ended at 3"):
+        pread_all(fd, [np.zeros(4, dtype=np.uint8)], 0)
+
+
+def test_nothing_to_do_is_no_call(fd: int) -> None:
+    """No views, no system calls."""
+    assert pwrite_all(fd, [], 0) == 0
+    assert pread_all(fd, [], 0) == 0

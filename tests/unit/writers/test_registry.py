@@ -1,0 +1,112 @@
+"""The registry: writers by name, and what people write after `--writer`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from iobench.errors import OptionError, UnavailableError, UnknownNameError, UsageError
+from iobench.writers import registry
+from iobench.writers.null import NullWriter
+from iobench.writers.odirect import ODirectWriter
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, EntryPoint]]:
+    """What is registered, to be added to."""
+    entries = dict(registry._entries())
+    monkeypatch.setattr(registry, "_entries", lambda: entries)
+    return entries
+
+
+def _entry(value: str) -> EntryPoint:
+    return EntryPoint(name="other", value=value, group=registry.GROUP)
+
+
+def test_ours_are_registered() -> None:
+    """The built-in writers are found by the entry points of the installed package."""
+    assert {"null", "buffered", "uncached", "odirect"} <= set(registry.names())
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_names_agree(name: str) -> None:
+    """A writer is registered under the name that it calls itself, and says what it is."""
+    cls = registry.writer_class(name)
+    assert cls.name == name
+    assert cls.summary
+
+
+def test_third_parties_register_alike(registered: dict[str, EntryPoint]) -> None:
+    """A writer of another package is made by its name."""
+    registered["other"] = _entry("iobench.writers.null:NullWriter")
+    assert isinstance(registry.make("other"), NullWriter)
+    assert "other" in registry.names()
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("no_such_package.writer:Writer", "No module named 'no_such_package'"),
+        ("iobench.writers.null:NoSuchWriter", "NoSuchWriter"),
+        ("iobench.writers.null:NullOptions", "is not a Writer"),
+        ("iobench.units:parse_size", "is not a Writer"),
+    ],
+)
+def test_broken_registrations(value: str, reason: str, registered: dict[str, EntryPoint]) -> None:
+    """A writer that cannot be loaded is unavailable, with the reason, and stays listed."""
+    registered["other"] = _entry(value)
+    with pytest.raises(UnavailableError) as caught:
+        registry.writer_class("other")
+    assert reason in str(caught.value)
+    assert "other" in registry.names()
+
+
+def test_make_sets_options() -> None:
+    """Options are given as text or typed."""
+    wanted = ODirectWriter.Options(block_size=8 << 20)
+    assert registry.make("odirect", block_size="8MiB").options == wanted
+    assert registry.make("odirect", block_size=8 << 20).options == wanted
+
+
+def test_specs() -> None:
+    """A token with `=` belongs to the writer before it; spaces do not matter."""
+    writers = registry.parse_specs(
+        "odirect,threads=3,block_size=4MiB, buffered ,odirect, threads = 1"
+    )
+    assert [writer.name for writer in writers] == ["odirect", "buffered", "odirect"]
+    assert [getattr(writer.options, "threads", None) for writer in writers] == [3, 1, 1]
+    assert writers[0].options.to_dict()["block_size"] == 4 << 20
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "told"),
+    [
+        ("", UsageError, "an empty name"),
+        ("odirect,", UsageError, "an empty name"),
+        ("odirect,,null", UsageError, "an empty name"),
+        ("threads=3", UsageError, "'threads=3' has no writer before it"),
+        ("odirct", UnknownNameError, "did you mean 'odirect'"),
+        ("odirect,thread=3", UnknownNameError, "did you mean 'threads'"),
+        ("odirect,name=3", UnknownNameError, "unknown option 'name'"),
+        ("odirect,options=3", UnknownNameError, "unknown option 'options'"),
+        ("odirect,=3", UnknownNameError, "unknown option ''"),
+        ("odirect,threads=", OptionError, "threads="),
+        ("odirect,threads=0", OptionError, "from 1 to 256"),
+        ("odirect,block_size=5000", OptionError, "a multiple of 4KiB"),
+        ("odirect,threads=1,threads=2", UsageError, "'threads' twice for odirect"),
+        ("odirect,odirect", UsageError, "odirect with the same options twice"),
+        (
+            f"odirect,threads={ODirectWriter().options.threads},odirect",
+            UsageError,
+            "odirect with the same options twice",
+        ),
+        ("null,odirect,null", UsageError, "null with the same options twice"),
+    ],
+)
+def test_specs_refused(text: str, kind: type[Exception], told: str) -> None:
+    """Each way to write it wrong is refused with what was wrong."""
+    with pytest.raises(kind) as caught:
+        registry.parse_specs(text)
+    assert told in str(caught.value)

@@ -1,0 +1,100 @@
+"""Sinks through the page cache."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from iobench import linux
+from iobench.testing import content, cut
+from iobench.writers.sinks import PlainSink, PushingSink
+from iobench.writers.transfer import Meter, PathCount
+
+
+@pytest.fixture
+def ranges(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """What was asked of write-back and of the page cache, in order."""
+    seen: list[tuple[str, int, int]] = []
+
+    def sync(fd: int, offset: int, length: int, flags: int) -> None:
+        awaited = flags & linux.SYNC_FILE_RANGE_WAIT_AFTER
+        seen.append(("await" if awaited else "start", offset, length))
+
+    def advise(fd: int, offset: int, length: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_DONTNEED
+        seen.append(("drop", offset, length))
+
+    monkeypatch.setattr(linux, "sync_file_range", sync)
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    return seen
+
+
+def test_plain_writes_and_counts(fd: int) -> None:
+    """All views are written at the offset; bytes and calls are counted under the path's name."""
+    meter, data = Meter(), content(1000)
+    sink = PlainSink(fd, "buffered")
+    sink.write(cut(data, (1, 500)), 10, meter)
+    sink.finish()
+    assert os.pread(fd, 2000, 10) == data.tobytes()
+    assert meter.paths == {"buffered": PathCount(operations=1, bytes=1000)}
+    assert meter.seconds["write"] >= 0
+
+
+def test_plain_hands_its_flags_to_every_call(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the continuation of a short write carries the flags."""
+    seen: list[int] = []
+    real = os.pwritev
+
+    def write(number: int, views: list[np.ndarray], offset: int, flags: int) -> int:
+        seen.append(flags)
+        return real(number, [views[0][:3]], offset)
+
+    monkeypatch.setattr(os, "pwritev", write)
+    meter = Meter()
+    PlainSink(fd, "uncached", linux.RWF_DONTCACHE).write([content(7)], 0, meter)
+    assert seen == [linux.RWF_DONTCACHE] * 3
+    assert meter.paths == {"uncached": PathCount(operations=3, bytes=7)}
+
+
+def test_pushing_starts_at_once_and_drops_behind(fd: int, ranges: list) -> None:
+    """Write-back of each block starts at once; the block five behind is awaited and dropped."""
+    sink, meter = PushingSink(fd), Meter()
+    for block in range(6):
+        sink.write([content(100)], 100 * block, meter)
+    assert ranges == [
+        *(("start", 100 * block, 100) for block in range(5)),
+        *(("await", 0, 100), ("drop", 0, 100)),
+        ("start", 500, 100),
+        *(("await", 100, 100), ("drop", 100, 100)),
+    ]
+    assert meter.paths == {"sync_file_range": PathCount(operations=6, bytes=600)}
+
+
+def test_pushing_finishes_what_is_behind(fd: int, ranges: list) -> None:
+    """finish awaits and drops every block that is still behind, once."""
+    sink = PushingSink(fd)
+    for block in range(3):
+        sink.write([content(100)], 100 * block, Meter())
+    del ranges[:]
+    sink.finish()
+    sink.finish()
+    assert ranges == [
+        step
+        for block in range(3)
+        for step in (("await", 100 * block, 100), ("drop", 100 * block, 100))
+    ]
+
+
+def test_pushing_for_real(fd: int) -> None:
+    """On the real kernel the bytes arrive, and none of them stays in the page cache."""
+    data, sink = content(10 * 4096), PushingSink(fd)
+    for block in range(10):
+        sink.write([data[4096 * block : 4096 * (block + 1)]], 4096 * block, Meter())
+    sink.finish()
+    resident = linux.resident_bytes(fd)[0]
+    assert os.pread(fd, len(data), 0) == data.tobytes()
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    assert resident == linux.resident_bytes(fd)[0]  # nothing was left to drop, tmpfs aside

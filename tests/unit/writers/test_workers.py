@@ -1,0 +1,176 @@
+"""Workers: blocks shared out, failures raised, nobody left behind."""
+
+from __future__ import annotations
+
+import threading
+from itertools import islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iobench.writers.transfer import Meter
+from iobench.writers.workers import BlockPool, Blocks, run_workers
+
+
+class _WorkerError(Exception):
+    pass
+
+
+@given(st.integers(0, 100), st.integers(0, 100), st.integers(1, 17))
+def test_blocks_cover_the_range(start: int, length: int, block_size: int) -> None:
+    """The blocks follow one another, none empty or too long, from start to stop."""
+    found = list(Blocks(start, start + length, block_size))
+    assert [begin for begin, _ in found] == list(range(start, start + length, block_size))
+    assert all(0 < end - begin <= block_size for begin, end in found)
+    assert sum(end - begin for begin, end in found) == length
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7])
+def test_each_block_goes_to_one_worker(threads: int) -> None:
+    """Whatever the number of workers, every block is taken exactly once, and all is counted."""
+    taken: list[tuple[int, int]] = []
+    meter = Meter()
+
+    def work(blocks: Blocks, own: Meter) -> None:
+        for begin, end in blocks:
+            taken.append((begin, end))
+            own.count("path", end - begin)
+
+    run_workers(threads, Blocks(0, 1001, 10), work, meter)
+    assert sorted(taken) == list(Blocks(0, 1001, 10))
+    assert meter.paths["path"].bytes == 1001
+
+
+def test_this_thread_is_one_of_them() -> None:
+    """One worker needs no other thread."""
+    who: list[threading.Thread] = []
+
+    def work(blocks: Blocks, own: Meter) -> None:
+        who.append(threading.current_thread())
+
+    run_workers(1, Blocks(0, 1, 1), work, Meter())
+    assert who == [threading.current_thread()]
+
+
+@pytest.mark.parametrize("in_helper", [False, True])
+def test_a_failure_cancels_the_rest_and_is_raised(in_helper: bool) -> None:
+    """Whichever worker fails, no more blocks are handed out and the caller gets the failure."""
+    caller = threading.current_thread()
+    failed = threading.Event()
+    many = 1_000_000
+    taken: list[int] = []
+
+    def work(blocks: Blocks, own: Meter) -> None:
+        if (threading.current_thread() is not caller) == in_helper:
+            next(iter(blocks))
+            failed.set()
+            raise _WorkerError
+        assert failed.wait(10)
+        taken.append(sum(1 for _ in islice(blocks, many)))
+
+    with pytest.raises(_WorkerError):
+        run_workers(2, Blocks(0, 2 * many, 1), work, Meter())
+    assert taken[0] < many
+    assert _helpers() == []
+
+
+def test_further_failures_are_notes() -> None:
+    """Of several failures the first is raised and the others are told in its notes."""
+    barrier = threading.Barrier(3)
+
+    def work(blocks: Blocks, own: Meter) -> None:
+        barrier.wait(10)
+        raise _WorkerError
+
+    with pytest.raises(_WorkerError) as caught:
+        run_workers(3, Blocks(0, 10, 1), work, Meter())
+    assert len(caught.value.__notes__) == 2
+
+
+def test_ctrl_c_while_working_stops_the_helpers() -> None:
+    """KeyboardInterrupt in the caller's own work cancels the helpers and waits for their end."""
+    caller = threading.current_thread()
+    ended = threading.Event()
+
+    def work(blocks: Blocks, own: Meter) -> None:
+        if threading.current_thread() is caller:
+            raise KeyboardInterrupt
+        for _ in blocks:
+            pass
+        ended.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        run_workers(2, Blocks(0, 1 << 60, 1), work, Meter())
+    assert ended.is_set()
+    assert _helpers() == []
+
+
+def test_ctrl_c_while_waiting_waits_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KeyboardInterrupt while the caller waits for a helper is raised once the helper has ended."""
+    caller = threading.current_thread()
+    go_on = threading.Event()
+    ended: list[bool] = []
+    join = threading.Thread.join
+    interrupts = iter([KeyboardInterrupt, KeyboardInterrupt])
+
+    def interrupted(self: threading.Thread, timeout: float | None = None) -> None:
+        if (interrupt := next(interrupts, None)) is not None:
+            raise interrupt
+        go_on.set()
+        join(self, timeout)
+
+    def work(blocks: Blocks, own: Meter) -> None:
+        if threading.current_thread() is not caller:
+            assert go_on.wait(10)
+            ended.append(True)
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_workers(2, Blocks(0, 10, 1), work, Meter())
+    assert ended == [True]
+
+
+def test_a_helper_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a thread cannot be started, those that were are ended and the error is raised."""
+    start = threading.Thread.start
+    started: list[threading.Thread] = []
+
+    def limited(self: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(self)
+        start(self)
+
+    def work(blocks: Blocks, own: Meter) -> None:
+        for _ in blocks:
+            pass
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(RuntimeError, match="can't start"):
+        run_workers(3, Blocks(0, 1 << 60, 1), work, Meter())
+    assert _helpers() == []
+
+
+def test_blocks_are_page_aligned_and_kept() -> None:
+    """A block that was given back is the next one taken; two taken at once are two."""
+    pool = BlockPool(8192)
+    with pool.block() as first, pool.block() as second:
+        assert first.ctypes.data % 4096 == second.ctypes.data % 4096 == 0
+        assert len(first) == len(second) == 8192
+        assert first.ctypes.data != second.ctypes.data
+        addresses = {first.ctypes.data, second.ctypes.data}
+    with pool.block() as again:
+        assert again.ctypes.data in addresses
+
+
+def test_a_block_comes_back_after_an_error() -> None:
+    """The `with` gives the block back whatever happens inside."""
+    pool = BlockPool(4096)
+    with pytest.raises(_WorkerError), pool.block() as block:
+        raise _WorkerError
+    assert pool.take() is block
+
+
+def _helpers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "iobench-worker"]
