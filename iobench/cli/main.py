@@ -93,7 +93,7 @@ def _interrupt_once() -> None:
 
     def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         for other in asked:
-            signal.signal(other, lambda number, frame: None)  # noqa: ARG005
+            signal.signal(other, signal.SIG_IGN)  # what lasts while Python itself ends
         raise KeyboardInterrupt
 
     for number in asked:

@@ -15,8 +15,8 @@ __all__ = ["Fallback", "Meter", "PathCount", "Transfer"]
 class PathCount:
     """Operations and bytes that took one path, such as `direct`, `buffered` or `uncached`."""
 
-    operations: int = 0
-    bytes: int = 0
+    operations: int
+    bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class Transfer:
 
 def _add_paths(into: dict[str, PathCount], more: Mapping[str, PathCount]) -> None:
     for path, count in more.items():
-        have = into.get(path, PathCount())
+        have = into.get(path, PathCount(operations=0, bytes=0))
         into[path] = PathCount(
             operations=have.operations + count.operations, bytes=have.bytes + count.bytes
         )

@@ -39,7 +39,10 @@ def test_total_adds_up() -> None:
         bytes=50,
         elapsed_s=1.0,
         phases_s={"write": 0.25, "sync": 0.5},
-        paths={"direct": PathCount(operations=1, bytes=64), "buffered": PathCount(operations=1)},
+        paths={
+            "direct": PathCount(operations=1, bytes=64),
+            "buffered": PathCount(operations=1, bytes=0),
+        },
     )
     total = Transfer.total([_ONE, other])
     assert total == replace(
@@ -50,7 +53,7 @@ def test_total_adds_up() -> None:
         phases_s={"gather": 0.5, "write": 1.25, "sync": 0.5},
         paths={
             "direct": PathCount(operations=3, bytes=192),
-            "buffered": PathCount(operations=1),
+            "buffered": PathCount(operations=1, bytes=0),
         },
         retries=2,
     )

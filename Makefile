@@ -1,0 +1,41 @@
+# The whole life of a checkout. `make` alone lists the targets.
+#   ARGS    more arguments for the command: make run ARGS="--size 4GiB", make test ARGS="-k odirect"
+#   PYTHON  the interpreter (default: the newest of 3.11 to 3.14 found)
+#   VENV    the virtual environment (default: .venv)
+
+VENV ?= .venv
+ARGS ?=
+bin = $(VENV)/bin
+stamp = $(VENV)/.iobench-setup
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check fmt setup clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 16
+
+run: $(stamp) ## set up, then measure llama7b on this machine with three writers
+	$(bin)/iobench run --workload llama7b --writer buffered,uncached,odirect $(ARGS)
+
+test: $(stamp) ## set up, then run all tests
+	$(bin)/python -m pytest $(ARGS)
+
+check: $(stamp) ## format, lint and types, changing nothing
+	$(bin)/ruff format --check .
+	$(bin)/ruff check .
+	$(bin)/mypy
+
+fmt: $(stamp) ## format and sort imports
+	$(bin)/ruff check --select I --fix .
+	$(bin)/ruff format .
+
+setup: $(stamp) ## make the virtual environment, install everything, fio if it can
+
+$(stamp): pyproject.toml constraints.txt scripts/setup
+	VENV="$(VENV)" PYTHON="$(PYTHON)" scripts/setup
+	@touch $@
+
+clean: ## remove the virtual environment and caches; results stay
+	@if [ -e "$(VENV)/pyvenv.cfg" ]; then rm -rf "$(VENV)"; fi
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build *.egg-info
+	find $(wildcard iobench tests benchmarks) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,202 @@
+"""StagedCheckpoint: a directory that is visible whole, or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from iobench.checkpoint import staged
+from iobench.checkpoint.staged import MANIFEST, STAGING_SUFFIX, StagedCheckpoint
+from iobench.errors import TargetError, TransferError
+
+
+def _broken(*_: object) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def _checkpoint(final: Path, fill: Callable[[Path], object]) -> None:
+    """A checkpoint with what `fill` puts into its directory before it is published."""
+    with StagedCheckpoint(final) as checkpoint:
+        fill(checkpoint.directory)
+        checkpoint.publish({})
+
+
+def _sync_broken_in(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Syncing `directory` fails; other directories are synced as ever."""
+    working = staged.sync_directory
+
+    def sync(which: str | Path) -> None:
+        if Path(which) == directory:
+            _broken()
+        working(which)
+
+    monkeypatch.setattr(staged, "sync_directory", sync)
+
+
+def test_publish_makes_it_visible(tmp_path: Path) -> None:
+    """Before `publish` the name is free; after it all files, nested ones too, are there."""
+    final = tmp_path / "step-10"
+    with StagedCheckpoint(final) as checkpoint:
+        (checkpoint.directory / "a" / "b").mkdir(parents=True)
+        (checkpoint.directory / "a" / "b" / "model").write_bytes(b"weights")
+        assert not final.exists()
+        checkpoint.publish({"step": 10})
+        assert (final / "a" / "b" / "model").read_bytes() == b"weights"
+    assert [p.name for p in tmp_path.iterdir()] == ["step-10"]
+
+
+def test_manifest(tmp_path: Path) -> None:
+    """The manifest that was given stands in the checkpoint, as JSON."""
+    manifest = {"step": 10, "files": [{"path": "modèle", "size_bytes": 3}]}
+    with StagedCheckpoint(tmp_path / "final") as checkpoint:
+        checkpoint.publish(manifest)
+    assert json.loads((tmp_path / "final" / MANIFEST).read_text()) == manifest
+
+
+def test_order_of_commit(tmp_path: Path, monkeypatch) -> None:
+    """Manifest first, directories from the innermost out, then the rename, then the parent."""
+    final = tmp_path / "final"
+    done: list[str] = []
+
+    def note_sync(directory: str | Path) -> None:
+        assert (final if final.exists() else checkpoint.directory).joinpath(MANIFEST).exists()
+        where = Path(directory)
+        inside = where.is_relative_to(checkpoint.directory)
+        done.append(str(where.relative_to(checkpoint.directory)) if inside else where.name)
+
+    def note_rename(self: Path, target: Path) -> Path:
+        done.append("rename")
+        os.rename(self, target)
+        return target
+
+    monkeypatch.setattr(staged, "sync_directory", note_sync)
+    with StagedCheckpoint(final) as checkpoint:
+        (checkpoint.directory / "a" / "b").mkdir(parents=True)
+        monkeypatch.setattr(Path, "rename", note_rename)
+        checkpoint.publish({})
+    assert done == ["a/b", "a", ".", "rename", tmp_path.name]
+
+
+def test_error_inside_leaves_nothing(tmp_path: Path) -> None:
+    """An exception in the block is passed on, and everything written is removed."""
+
+    def fill(directory: Path) -> None:
+        (directory / "nested").mkdir()
+        (directory / "nested" / "file").write_bytes(b"half")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        _checkpoint(tmp_path / "final", fill)
+    assert not list(tmp_path.iterdir())
+
+
+def test_interrupt_leaves_nothing(tmp_path: Path) -> None:
+    """Ctrl-C in the block removes everything too."""
+    with pytest.raises(KeyboardInterrupt), StagedCheckpoint(tmp_path / "final"):
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
+
+
+def test_unpublished_leaves_nothing(tmp_path: Path) -> None:
+    """A block left without `publish` leaves nothing behind."""
+    with StagedCheckpoint(tmp_path / "final") as checkpoint:
+        (checkpoint.directory / "file").write_bytes(b"never published")
+    assert not list(tmp_path.iterdir())
+
+
+def test_never_replaces(tmp_path: Path) -> None:
+    """A checkpoint of that name is left alone; nothing is begun."""
+    (tmp_path / "final").mkdir()
+    (tmp_path / "final" / "file").write_bytes(b"the last good one")
+    with pytest.raises(TargetError, match="final exists"), StagedCheckpoint(tmp_path / "final"):
+        pytest.fail("the block was entered")
+    assert [p.name for p in tmp_path.iterdir()] == ["final"]
+    assert (tmp_path / "final" / "file").read_bytes() == b"the last good one"
+
+
+def test_appears_meanwhile(tmp_path: Path) -> None:
+    """A checkpoint that another process publishes meanwhile under the name is not replaced."""
+    final = tmp_path / "final"
+
+    def appear(_: Path) -> None:
+        final.mkdir()
+        (final / "file").write_bytes(b"another's")
+
+    with pytest.raises(TransferError, match="committing"):
+        _checkpoint(final, appear)
+    assert [p.name for p in tmp_path.iterdir()] == ["final"]
+    assert [p.name for p in final.iterdir()] == ["file"]
+
+
+def test_no_directory_to_stage_in(tmp_path: Path) -> None:
+    """Where the parent is missing, the error names what could not be made."""
+    with pytest.raises(TransferError, match="staging") as caught:
+        StagedCheckpoint(tmp_path / "none" / "final").__enter__()
+    assert caught.value.errno == errno.ENOENT
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(os, "fsync"), (Path, "rename")], ids=["fsync", "rename"]
+)
+def test_failed_commit_leaves_nothing(
+    owner: object, name: str, tmp_path: Path, monkeypatch
+) -> None:
+    """When the kernel fails a sync or the rename, nothing is visible and the errno is kept."""
+
+    def fill(directory: Path) -> None:
+        (directory / "file").write_bytes(b"whole")
+        monkeypatch.setattr(owner, name, _broken)
+
+    with pytest.raises(TransferError, match="committing") as caught:
+        _checkpoint(tmp_path / "final", fill)
+    assert caught.value.errno == errno.EIO
+    assert caught.value.filename == str(tmp_path / "final")
+    assert not list(tmp_path.iterdir())
+
+
+def test_failed_sync_of_the_name_takes_it_back(tmp_path: Path, monkeypatch) -> None:
+    """When the parent cannot be synced after the rename, the name is taken back."""
+    _sync_broken_in(tmp_path, monkeypatch)
+    with (
+        pytest.raises(TransferError, match="committing"),
+        StagedCheckpoint(tmp_path / "final") as checkpoint,
+    ):
+        checkpoint.publish({})
+    assert not list(tmp_path.iterdir())
+
+
+def test_failed_sync_of_a_nested_directory(tmp_path: Path, monkeypatch) -> None:
+    """A nested directory that cannot be synced stops the commit before the rename."""
+
+    def fill(directory: Path) -> None:
+        (directory / "nested").mkdir()
+        _sync_broken_in(directory / "nested", monkeypatch)
+
+    with pytest.raises(TransferError, match="committing"):
+        _checkpoint(tmp_path / "final", fill)
+    assert not list(tmp_path.iterdir())
+
+
+def test_manifest_that_is_no_json(tmp_path: Path) -> None:
+    """A manifest that JSON cannot hold is the caller's error, and nothing is visible."""
+    with (
+        pytest.raises(TypeError, match="JSON serializable"),
+        StagedCheckpoint(tmp_path / "final") as checkpoint,
+    ):
+        checkpoint.publish({"object": object()})
+    assert not list(tmp_path.iterdir())
+
+
+def test_staging_is_hidden_and_apart(tmp_path: Path) -> None:
+    """Two stagings of one name do not meet, and what a killed process leaves is recognizable."""
+    first, second = (StagedCheckpoint(tmp_path / "final") for _ in range(2))
+    with first, second:
+        assert first.directory != second.directory
+        for one in (first, second):
+            assert one.directory.name.startswith(".final.")
+            assert one.directory.name.endswith(STAGING_SUFFIX)

@@ -1,0 +1,150 @@
+"""safetensors files: ours are the library's byte for byte, and each reads the other's."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from iobench.errors import UsageError
+from iobench.formats import safetensors as ours
+from iobench.formats.safetensors_header import DTYPES
+from iobench.writers import registry
+
+_NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(
+    lambda name: name != "__metadata__"
+)
+_DTYPES = [getattr(torch, name) for name in DTYPES if name != "float4_e2m1fn_x2"]
+_SHAPES = st.lists(st.integers(0, 4), max_size=4).map(tuple)
+
+
+@st.composite
+def _tensors(draw: st.DrawFn) -> torch.Tensor:
+    dtype, shape = draw(st.sampled_from(_DTYPES)), draw(_SHAPES)
+    count = torch.Size(shape).numel()
+    data = draw(st.binary(min_size=count * dtype.itemsize, max_size=count * dtype.itemsize))
+    raw = torch.tensor(list(data), dtype=torch.uint8)
+    if dtype is torch.bool:
+        raw &= 1
+    return raw.view(dtype).reshape(shape)
+
+
+_STATES = st.dictionaries(_NAMES, _tensors(), max_size=5)
+_METADATA = st.none() | st.dictionaries(_NAMES, st.text(max_size=5), min_size=1, max_size=1)
+
+
+def _bytes(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> bytes:
+    image = ours.image("file", tensors, metadata)
+    return b"".join(view.tobytes() for view in image.views(0, image.size_bytes))
+
+
+@settings(deadline=None)
+@given(_STATES, _METADATA)
+def test_image_is_the_librarys_file(
+    tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None
+) -> None:
+    """Any tensors under any names make, byte for byte, the file that the library makes."""
+    assert _bytes(tensors, metadata) == safetensors.torch.save(tensors, metadata)
+
+
+@settings(deadline=None)
+@given(_STATES)
+def test_both_directions(tensors: dict[str, torch.Tensor]) -> None:
+    """The library reads what we wrote and we read what it wrote, bit for bit."""
+    writer = registry.make("buffered")
+    with tempfile.TemporaryDirectory() as directory:
+        ours.save(tensors, "ours", directory, writer, durable=False)
+        theirs = safetensors.torch.load_file(Path(directory) / "ours")
+        safetensors.torch.save_file(tensors, Path(directory) / "theirs")
+        loaded, _ = ours.load("theirs", directory, writer)
+    for found in (theirs, loaded):
+        assert found.keys() == tensors.keys()
+        assert all(found[n].dtype == t.dtype for n, t in tensors.items())
+        assert all(found[n].shape == t.shape for n, t in tensors.items())
+    assert _bytes(theirs) == _bytes(loaded) == _bytes(tensors)
+
+
+def test_over_every_writer(writer, random_tensor, same, tmp_path: Path) -> None:
+    """A file of many blocks comes back bit for bit over every writer."""
+    state = {
+        str(dtype): random_tensor(dtype, 33, 127, seed=n) for n, dtype in enumerate(_DTYPES)
+    } | {"empty": torch.empty(0, 3), "scalar": torch.tensor(1.5)}
+    ours.save(state, "model.safetensors", tmp_path, writer, metadata={"format": "pt"})
+    assert (tmp_path / "model.safetensors").read_bytes() == safetensors.torch.save(
+        state, {"format": "pt"}
+    )
+    back, transfer = ours.load("model.safetensors", tmp_path, writer)
+    assert transfer.bytes == (tmp_path / "model.safetensors").stat().st_size
+    assert back.keys() == state.keys()
+    assert all(same(back[name], tensor) for name, tensor in state.items())
+
+
+def test_packed_floats(writer, tmp_path: Path) -> None:
+    """float4, of which torch packs two in a byte, agrees with the library and comes back."""
+    packed = torch.arange(24, dtype=torch.uint8).view(torch.float4_e2m1fn_x2).reshape(3, 8)
+    ours.save({"w": packed}, "file", tmp_path, writer)
+    assert (tmp_path / "file").read_bytes() == safetensors.torch.save({"w": packed})
+    back, _ = ours.load("file", tmp_path, writer)
+    assert back["w"].shape == (3, 8)
+    assert back["w"].view(torch.uint8).flatten().tolist() == list(range(24))
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda t: t.t(), lambda t: t[::2], lambda t: t[:, 1], lambda t: t[0].expand(3, 5)],
+    ids=["transposed", "strided", "column", "expanded"],
+)
+def test_not_contiguous(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """A tensor that is not contiguous is stored as its contiguous copy would be."""
+    tensor = view(torch.arange(20.0).reshape(4, 5))
+    assert not tensor.is_contiguous()
+    assert _bytes({"t": tensor}) == safetensors.torch.save({"t": tensor.contiguous()})
+
+
+def test_no_copy_of_the_payload() -> None:
+    """The image's segments are the tensors' own memory."""
+    tensor = torch.zeros(1000)
+    image = ours.image("file", {"t": tensor})
+    assert [s.memory.ctypes.data for s in image.segments][1:] == [tensor.data_ptr()]
+
+
+def test_memory_comes_from_the_caller(buffered, random_tensor, tmp_path: Path) -> None:
+    """`allocate` is asked once for each tensor, in file order, and the tensors live there."""
+    state = {"b": random_tensor(torch.int8, 3), "a": random_tensor(torch.float64, 2)}
+    ours.save(state, "file", tmp_path, buffered)
+    given_out: list[int] = []
+
+    def allocate(size_bytes: int):
+        memory = torch.empty(size_bytes, dtype=torch.uint8)
+        given_out.append(memory.data_ptr())
+        return memory.numpy()
+
+    tensors, _ = ours.load("file", tmp_path, buffered, allocate=allocate)
+    assert [tensors["a"].data_ptr(), tensors["b"].data_ptr()] == given_out
+
+
+def test_what_safetensors_cannot_hold() -> None:
+    """A dtype that the format lacks, and the reserved name, are refused with the reason."""
+    with pytest.raises(UsageError, match="'t' has dtype 'complex128'"):
+        ours.image("file", {"t": torch.zeros(1, dtype=torch.complex128)})
+    with pytest.raises(UsageError, match="'__metadata__' is reserved"):
+        ours.image("file", {"__metadata__": torch.zeros(1)})
+
+
+def test_index_as_transformers_writes_it() -> None:
+    """The index is sorted, indented by two and ends in a newline, as transformers writes it."""
+    shards = {"model-1.safetensors": ["b", "a"], "model-2.safetensors": ["lm_head", "c"]}
+    written = ours.index_bytes(shards, 1234)
+    assert written == (
+        b'{\n  "metadata": {\n    "total_size": 1234\n  },\n  "weight_map": {\n'
+        b'    "a": "model-1.safetensors",\n    "b": "model-1.safetensors",\n'
+        b'    "c": "model-2.safetensors",\n    "lm_head": "model-2.safetensors"\n  }\n}\n'
+    )
+    assert json.loads(written)["weight_map"]["c"] == "model-2.safetensors"

@@ -1,0 +1,120 @@
+"""A damaged or foreign safetensors file is a DataMismatchError of one line, never another error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from iobench.errors import DataMismatchError, TransferError
+from iobench.formats import safetensors as ours
+
+
+def _file(header: Any, data_bytes: int = 8) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(data_bytes)
+
+
+def _entry(**changed: Any) -> dict[str, Any]:
+    return {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} | changed
+
+
+def _one(**changed: Any) -> bytes:
+    return _file({"a": _entry(**changed)})
+
+
+_DAMAGED = {
+    "empty": b"",
+    "length cut off": b"\x10\x00",
+    "length beyond the file": (100).to_bytes(8, "little") + b"{}",
+    "length of 2^64": b"\xff" * 8,
+    "header not JSON": _file(b'{"a":'),
+    "header not UTF-8": _file(b'{"\xff":1}'),
+    "header nested too deep": _file(b"[" * 100_000),
+    "number too long": _file(b'{"a":' + b"1" * 5000 + b"}"),
+    "header a list": _file([1]),
+    "metadata a number": _file({"__metadata__": 3, "a": _entry()}),
+    "metadata of numbers": _file({"__metadata__": {"a": 3}, "a": _entry()}),
+    "entry a number": _file({"a": 3}),
+    "no dtype": _file({"a": {"shape": [2], "data_offsets": [0, 8]}}),
+    "no offsets": _file({"a": {"dtype": "F32", "shape": [2]}}),
+    "dtype unknown": _one(dtype="F33"),
+    "dtype a list": _one(dtype=[]),
+    "shape text": _one(shape="2"),
+    "shape null": _one(shape=None),
+    "shape of floats": _one(shape=[2.0]),
+    "shape of booleans": _one(shape=[True, 2]),
+    "shape negative": _one(shape=[-1]),
+    "shape too small": _one(shape=[1]),
+    "shape too large": _one(shape=[2, 2]),
+    "shape of nothing": _one(shape=[0]),
+    "odd packed shape": _one(dtype="F4", shape=[15]),
+    "offsets text": _one(data_offsets="08"),
+    "offsets of text": _one(data_offsets=["0", 8]),
+    "offsets three": _one(data_offsets=[0, 8, 16]),
+    "offsets backwards": _one(data_offsets=[8, 0]),
+    "offsets negative": _one(data_offsets=[0, -8]),
+    "offsets infinite": _file(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,Infinity]}}'),
+    "offsets beyond any memory": _one(shape=[2**60], data_offsets=[0, 2**62]),
+    "gap before": _file({"a": _entry(data_offsets=[1, 9])}, 9),
+    "gap between": _file({"a": _entry(), "b": _entry(data_offsets=[9, 17])}, 17),
+    "overlap": _file({"a": _entry(), "b": _entry(data_offsets=[4, 12])}, 12),
+    "same place": _file({"a": _entry(), "b": _entry()}),
+    "data cut off": _file({"a": _entry()}, 7),
+    "data left over": _file({"a": _entry()}, 9),
+}
+
+
+@pytest.mark.parametrize("content", _DAMAGED.values(), ids=_DAMAGED.keys())
+def test_damaged(content: bytes, buffered, tmp_path: Path) -> None:
+    """Each kind of damage is a mismatch that names the file in one line."""
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(DataMismatchError, match=r"model\.safetensors") as caught:
+        ours.load("model.safetensors", tmp_path, buffered)
+    assert "\n" not in str(caught.value)
+
+
+def test_sound(buffered, tmp_path: Path) -> None:
+    """The same file without damage loads, so the damage above is what is found."""
+    (tmp_path / "model.safetensors").write_bytes(_one())
+    tensors, _ = ours.load("model.safetensors", tmp_path, buffered)
+    assert tensors["a"].tolist() == [0.0, 0.0]
+
+
+_SOUND = safetensors.torch.save({"a": torch.arange(5.0), "b": torch.arange(3)}, {"format": "pt"})
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(position=st.integers(0, len(_SOUND) - 1), value=st.integers(0, 255))
+def test_any_byte_changed(position: int, value: int, buffered, tmp_path: Path) -> None:
+    """Whatever byte is changed, the file loads or is a mismatch."""
+    damaged = bytearray(_SOUND)
+    damaged[position] = value
+    (tmp_path / "file").write_bytes(damaged)
+    try:
+        ours.load("file", tmp_path, buffered)
+    except DataMismatchError as error:
+        assert "file" in str(error)  # noqa: PT017 -- loading is right too
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(size=st.integers(0, len(_SOUND) - 1))
+def test_cut_anywhere(size: int, buffered, tmp_path: Path) -> None:
+    """Cut off anywhere, the file is a mismatch."""
+    (tmp_path / "file").write_bytes(_SOUND[:size])
+    with pytest.raises(DataMismatchError):
+        ours.load("file", tmp_path, buffered)
+
+
+def test_missing(buffered, tmp_path: Path) -> None:
+    """A file that is not there, or is a directory, is a failed transfer that names it."""
+    for path in ("none", "."):
+        with pytest.raises(TransferError, match="opening") as caught:
+            ours.load(path, tmp_path, buffered)
+        assert caught.value.filename is not None

@@ -1,0 +1,60 @@
+"""Between torch tensors and plain bytes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from iobench.errors import UsageError
+from iobench.formats.tensors import (
+    allocate,
+    dtype_name,
+    tensor_bytes,
+    tensor_from_bytes,
+    torch_dtype,
+)
+
+
+def test_no_copy() -> None:
+    """The bytes of a contiguous tensor are its own memory, not a copy."""
+    tensor = torch.zeros(3, dtype=torch.int32)
+    tensor_bytes(tensor)[4] = 1
+    assert tensor.tolist() == [0, 1, 0]
+
+
+def test_parameters_may_be_saved() -> None:
+    """A tensor that asks for its gradient gives its bytes all the same."""
+    assert len(tensor_bytes(torch.nn.Parameter(torch.ones(3)))) == 12
+
+
+def test_conjugated_and_negated_views() -> None:
+    """Lazily conjugated and negated tensors give the bytes of what they stand for."""
+    tensor = torch.tensor([1 + 2j, 3 - 4j])
+    assert tensor_bytes(tensor.conj()).tobytes() == tensor_bytes(tensor.conj().clone()).tobytes()
+    negated = tensor.conj().imag
+    assert negated.is_neg()
+    assert tensor_bytes(negated).tobytes() == tensor_bytes(negated.clone().contiguous()).tobytes()
+
+
+@pytest.mark.parametrize("tensor", [torch.eye(2).to_sparse(), torch.ones(2, device="meta")])
+def test_no_bytes(tensor: torch.Tensor) -> None:
+    """A tensor without dense CPU memory is refused, with what to do."""
+    with pytest.raises(UsageError, match=r"move it by \.cpu\(\) or make it dense"):
+        tensor_bytes(tensor)
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3), (), (0, 4)])
+def test_back_from_bytes(shape: tuple[int, ...]) -> None:
+    """A tensor of any shape is made on the memory given, and its bytes are that memory."""
+    memory = allocate(torch.Size(shape).numel() * 2)
+    memory[:] = 7
+    tensor = tensor_from_bytes(memory, torch.bfloat16, shape)
+    assert tensor.shape == shape
+    assert tensor_bytes(tensor).tobytes() == memory.tobytes()
+
+
+def test_dtype_names() -> None:
+    """Names and dtypes map to each other; a name that is no dtype is refused."""
+    assert torch_dtype(dtype_name(torch.float8_e5m2)) is torch.float8_e5m2
+    with pytest.raises(UsageError, match="'Tensor'"):
+        torch_dtype("Tensor")

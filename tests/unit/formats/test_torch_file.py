@@ -1,0 +1,286 @@
+"""torch files: what `save` writes is the stock file, and `load` reads the stock file."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.serialization import get_crc32_options, set_crc32_options
+
+from iobench.errors import TransferError
+from iobench.formats import torch_file
+from iobench.formats.tensors import tensor_bytes
+
+_NAMES = (
+    *("float64", "float32", "float16", "bfloat16", "complex64", "complex128"),
+    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool"),
+)
+_DTYPES = [getattr(torch, name) for name in _NAMES]
+
+
+class _Unpicklable:
+    def __reduce__(self) -> Any:
+        raise ValueError("not this one")
+
+
+@pytest.fixture
+def state(random_tensor) -> dict[str, Any]:
+    """What training states hold: every dtype, views, tied and empty tensors, nested and plain."""
+    weight = random_tensor(torch.bfloat16, 64, 129)
+    base = random_tensor(torch.float32, 1000, seed=1)
+    return {
+        **{str(dtype): random_tensor(dtype, 3, 7, seed=n) for n, dtype in enumerate(_DTYPES)},
+        "weight": weight,
+        "tied": weight,
+        "slices": [base[:10], base[500:], base[::3]],
+        "transposed": random_tensor(torch.float32, 5, 4).t(),
+        "expanded": torch.tensor([1.0]).expand(2, 3),
+        "scalar": torch.tensor(2.5),
+        "empty": torch.empty(0, 4, dtype=torch.int64),
+        "parameter": torch.nn.Parameter(torch.ones(3)),
+        "state": {0: {"step": torch.tensor(7.0), "betas": (0.9, 0.999)}, 1: {}},
+        "ordered": OrderedDict(b=1, a=2),
+        "plain": [1, 2.5, "été", None, True, b"bytes", {"nested": (3,)}],
+    }
+
+
+def _stock(state: Any, *, crc: bool = True) -> bytes:
+    before = get_crc32_options()
+    set_crc32_options(crc)
+    try:
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+    finally:
+        set_crc32_options(before)
+    return buffer.getvalue()
+
+
+def _leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """(where, what) of everything in `value` that is no container."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, f"{at}/{key!r}")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{at}/{type(value).__name__}{index}")
+    else:
+        yield at, value
+
+
+def _assert_same(found: Any, wanted: Any, same: Any) -> None:
+    assert [at for at, _ in _leaves(found)] == [at for at, _ in _leaves(wanted)]
+    for (at, have), (_, want) in zip(_leaves(found), _leaves(wanted), strict=True):
+        assert type(have) is type(want), at
+        assert same(have, want) if isinstance(want, torch.Tensor) else have == want, at
+
+
+@pytest.mark.parametrize("crc", [True, False])
+def test_save_writes_the_stock_file(crc: bool, writer, state, same, tmp_path: Path) -> None:
+    """The file is, over every writer, byte for byte torch.save's to a buffer, CRC on and off.
+
+    torch.save to a path differs in one thing: it names the zip's folder after the file, while to a
+    buffer or stream, which has no name, the folder is `archive`. torch.load reads any name.
+    """
+    transfer = torch_file.save(state, "model.pt", tmp_path, writer, crc=crc)
+    stored = (tmp_path / "model.pt").read_bytes()
+    assert stored == _stock(state, crc=crc)
+    assert (transfer.bytes, transfer.durable) == (len(stored), True)
+    _assert_same(torch.load(tmp_path / "model.pt"), state, same)
+
+
+def test_crc_off_differs(state) -> None:
+    """Without CRC the file is another, so the test above compares two things."""
+    assert _stock(state, crc=True) != _stock(state, crc=False)
+
+
+def test_size_hint_may_be_wrong(writer, state, tmp_path: Path) -> None:
+    """A size hint above or below the file's true size changes nothing in the file."""
+    for hint in (100, 10_000_000):
+        torch_file.save(state, "model.pt", tmp_path, writer, size_hint=hint)
+        assert (tmp_path / "model.pt").read_bytes() == _stock(state)
+
+
+@pytest.mark.parametrize("crc", [True, False])
+def test_round_trip(crc: bool, writer, state, same, tmp_path: Path) -> None:
+    """What was saved comes back bit for bit over every writer, CRC on and off."""
+    torch_file.save(state, "model.pt", tmp_path, writer, crc=crc)
+    found, transfer = torch_file.load("model.pt", tmp_path, writer)
+    _assert_same(found, state, same)
+    assert transfer.bytes == (tmp_path / "model.pt").stat().st_size
+
+
+def test_loads_stock_file_of_path(buffered, state, same, tmp_path: Path) -> None:
+    """A file that stock torch saved under its own name loads bit for bit."""
+    torch.save(state, tmp_path / "model.v1.pt")
+    found, _ = torch_file.load("model.v1.pt", tmp_path, buffered)
+    _assert_same(found, state, same)
+
+
+def test_loads_stock_file_of_buffer(buffered, state, same, tmp_path: Path) -> None:
+    """A file that stock torch saved to a buffer loads bit for bit."""
+    (tmp_path / "model.pt").write_bytes(_stock(state))
+    found, _ = torch_file.load("model.pt", tmp_path, buffered)
+    _assert_same(found, state, same)
+
+
+def test_sharing_survives(buffered, state, tmp_path: Path) -> None:
+    """Tied tensors stay one object, and views keep one storage, each at its offset."""
+    torch_file.save(state, "model.pt", tmp_path, buffered)
+    found, _ = torch_file.load("model.pt", tmp_path, buffered)
+    assert found["tied"] is found["weight"]
+    assert len({s.untyped_storage().data_ptr() for s in found["slices"]}) == 1
+    assert [s.storage_offset() for s in found["slices"]] == [0, 500, 0]
+
+
+def test_file_of_several_blocks(writer, random_tensor, same, tmp_path: Path) -> None:
+    """Tensors larger than a block, none a multiple of it, come back bit for bit."""
+    state = [random_tensor(torch.uint8, size, seed=size) for size in (4095, 4096, 4097, 50_001)]
+    torch_file.save(state, "model.pt", tmp_path, writer)
+    found, _ = torch_file.load("model.pt", tmp_path, writer)
+    _assert_same(found, state, same)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [torch.arange(6.0), torch.tensor(3), torch.empty(0), {}, 5, "text", []],
+    ids=["tensor", "scalar", "empty tensor", "empty dict", "number", "text", "empty list"],
+)
+def test_whatever_the_object(state: Any, buffered, same, tmp_path: Path) -> None:
+    """A lone tensor, and an object without any tensor, come back too."""
+    torch_file.save(state, "model.pt", tmp_path, buffered)
+    found, _ = torch_file.load("model.pt", tmp_path, buffered)
+    _assert_same(found, state, same)
+
+
+def test_two_views_of_nothing(buffered, same, tmp_path: Path) -> None:
+    """Two tensors on one empty storage, for which torch asks twice, load beside full ones."""
+    nothing = torch.zeros(0)
+    state = [nothing, nothing.reshape(0, 3), torch.ones(2)]
+    torch.save(state, tmp_path / "model.pt")
+    found, _ = torch_file.load("model.pt", tmp_path, buffered)
+    _assert_same(found, state, same)
+
+
+def test_lazily_conjugated(buffered, tmp_path: Path) -> None:
+    """Conjugated and negated views, whose bytes are not their values, keep their values."""
+    tensor = torch.tensor([1 + 2j, 3 - 4j])
+    torch_file.save([tensor.conj(), tensor.clone().conj().imag], "model.pt", tmp_path, buffered)
+    (conjugated, imaginary), _ = torch_file.load("model.pt", tmp_path, buffered)
+    assert conjugated.tolist() == [1 - 2j, 3 + 4j]
+    assert imaginary.tolist() == [-2.0, 4.0]
+
+
+def test_memory_comes_from_the_caller(buffered, random_tensor, tmp_path: Path) -> None:
+    """`allocate` is asked once for each storage, in the order of their keys, and used."""
+    shared = random_tensor(torch.int8, 64)
+    state = {"b": random_tensor(torch.float32, 5), "a": shared[:9], "again": shared}
+    torch.save(state, tmp_path / "model.pt")
+    given_out: list[Any] = []
+
+    def allocate(size_bytes: int) -> Any:
+        given_out.append(torch.empty(size_bytes, dtype=torch.uint8).numpy())
+        return given_out[-1]
+
+    found, image = torch_file.prepare("model.pt", tmp_path, allocate=allocate)
+    assert [len(memory) for memory in given_out] == [20, 64]
+    assert [found[n].data_ptr() for n in ("b", "a")] == [m.ctypes.data for m in given_out]
+    buffered.read(image, tmp_path)
+    assert given_out[1].tobytes() == tensor_bytes(shared).tobytes()
+
+
+def test_saved_from_elsewhere_loads_on_the_cpu(buffered, tmp_path: Path, monkeypatch) -> None:
+    """A file whose storages say that they lived on a GPU loads into CPU memory."""
+    monkeypatch.setattr(torch.serialization, "location_tag", lambda _: "cuda:7")
+    torch.save(torch.arange(4), tmp_path / "model.pt")
+    found, _ = torch_file.load("model.pt", tmp_path, buffered)
+    assert (found.device.type, found.tolist()) == ("cpu", [0, 1, 2, 3])
+
+
+def test_pickling_failure_leaves_nothing(writer, tmp_path: Path) -> None:
+    """What pickling raises is passed on; the name keeps what it had and nothing is left beside."""
+    (tmp_path / "model.pt").write_bytes(b"the last good one")
+    with pytest.raises(ValueError, match="not this one"):
+        torch_file.save([torch.zeros(50_000), _Unpicklable()], "model.pt", tmp_path, writer)
+    assert [p.name for p in tmp_path.iterdir()] == ["model.pt"]
+    assert (tmp_path / "model.pt").read_bytes() == b"the last good one"
+
+
+def test_failed_write_is_told(buffered, tmp_path: Path, monkeypatch) -> None:
+    """When the disk fails under torch.save, the disk's error is raised and not torch's own."""
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.pwritev", full)
+    with pytest.raises(TransferError, match="No space left"):
+        torch_file.save([torch.zeros(2_000_000)], "model.pt", tmp_path, buffered)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("crc", [True, False])
+def test_crc_setting_is_restored(before: bool, crc: bool, buffered, tmp_path: Path) -> None:
+    """torch's own CRC setting is afterwards what it was, also when saving failed."""
+    default = get_crc32_options()
+    set_crc32_options(before)
+    try:
+        torch_file.save({}, "model.pt", tmp_path, buffered, crc=crc)
+        assert get_crc32_options() is before
+        with pytest.raises(ValueError, match="not this one"):
+            torch_file.save(_Unpicklable(), "model.pt", tmp_path, buffered, crc=crc)
+        assert get_crc32_options() is before
+    finally:
+        set_crc32_options(default)
+
+
+def test_crc_setting_under_threads(buffered, state, tmp_path: Path) -> None:
+    """Threads that save with and without CRC at once each get their own file."""
+    start = threading.Barrier(4)
+
+    def save(index: int) -> None:
+        start.wait(60)
+        for turn in range(5):
+            name = f"{index}-{turn}.pt"
+            torch_file.save(state, name, tmp_path, buffered, crc=bool(index % 2))
+
+    threads = [threading.Thread(target=save, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    wanted = [_stock(state, crc=False), _stock(state, crc=True)]
+    for index in range(4):
+        for turn in range(5):
+            assert (tmp_path / f"{index}-{turn}.pt").read_bytes() == wanted[index % 2]
+    assert get_crc32_options() is True
+
+
+def test_load_does_not_wait_for_a_save(buffered, tmp_path: Path) -> None:
+    """While one thread is in the middle of a save, another one loads."""
+    saving, loaded = threading.Event(), threading.Event()
+
+    class Slow:
+        def __reduce__(self) -> Any:
+            saving.set()
+            assert loaded.wait(60)
+            return int, ()
+
+    torch.save({"a": 1}, tmp_path / "model.pt")
+    thread = threading.Thread(target=torch_file.save, args=(Slow(), "slow.pt", tmp_path, buffered))
+    thread.start()
+    assert saving.wait(60)
+    other = threading.Thread(target=torch_file.load, args=("model.pt", tmp_path, buffered))
+    other.start()
+    other.join(10)
+    finished = not other.is_alive()
+    loaded.set()
+    thread.join(60)
+    other.join(60)
+    assert finished
