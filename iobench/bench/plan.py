@@ -26,6 +26,7 @@ DEFAULT_SECONDS = 120.0
 
 _SPARE_FRACTION, _SPARE_BYTES = 0.05, 256 * MIB  # of the target's space left free
 _PROBE_BYTES = 256 * MIB
+_REST_S = 0.4  # before each sample: settle, removing files, starting fio
 _OWN_S_PER_BYTE = 0.8 / GIB  # refilling the pool, digests, verification: what is not timed
 
 
@@ -35,6 +36,17 @@ class Rates:
 
     save: tuple[float, ...]
     restore: tuple[float, ...]
+
+    def run_s(self, size_bytes: int, *, repeat: int, ceiling: bool) -> float:
+        """Seconds that a run of checkpoints of `size_bytes` takes, its rests included."""
+        steps = len(self.save) + len(self.restore) + (2 * len(JOBS) if ceiling else 0)
+        moving = size_bytes * self.run_s_per_byte(repeat=repeat, ceiling=ceiling)
+        return moving + repeat * steps * _REST_S
+
+    def affordable_bytes(self, seconds: float, *, repeat: int, ceiling: bool) -> int:
+        """The size for which `run_s` is about `seconds`; rests take at most half of them."""
+        moving = max(seconds - self.run_s(0, repeat=repeat, ceiling=ceiling), seconds / 2)
+        return int(moving / self.run_s_per_byte(repeat=repeat, ceiling=ceiling))
 
     def run_s_per_byte(self, *, repeat: int, ceiling: bool) -> float:
         """Seconds that a run takes for each byte of its workload."""
@@ -155,7 +167,7 @@ def measure_rates(writers: Sequence[Writer], target: Path) -> Rates:
     random = np.random.default_rng()
     save, restore = [], []
     with scratch_directory(target) as directory:
-        size = min(_PROBE_BYTES, free_bytes(target))
+        size = min(_PROBE_BYTES, free_bytes(target)) or _PROBE_BYTES  # none free: nothing stores
         for writer in writers:
             memory = random.integers(0, 256, size, np.uint8)
             image = FileImage.of("probe", [memory])

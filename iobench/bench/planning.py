@@ -84,11 +84,11 @@ def _scaled(
         return full
     if size is not None:
         return full.scaled(parse_size(size), rank)
-    free = free_bytes(target)
+    free = free_bytes(target) if any(writer.stores for writer in writers) else full_bytes
     if not free:
         raise TargetError(f"--target {target}: no space is left for a checkpoint")
     rates = measure_rates(writers, target)
-    affordable = int(DEFAULT_SECONDS / rates.run_s_per_byte(repeat=repeat, ceiling=ceiling))
+    affordable = rates.affordable_bytes(DEFAULT_SECONDS, repeat=repeat, ceiling=ceiling)
     return full.scaled(min(free, affordable, full_bytes), rank)
 
 
@@ -123,11 +123,8 @@ def plan_lines(plan: Plan) -> Iterator[str]:
 def expected_line(plan: Plan) -> str:
     """How long the plan will take, by short probes of its writers."""
     rates = measure_rates(plan.writers, plan.target)
-    per_byte = rates.run_s_per_byte(repeat=plan.repeat, ceiling=plan.measures_ceiling)
-    return (
-        f"expected  about {format_seconds(per_byte * plan.size_bytes)}, "
-        f"probed at {format_rate(max(rates.save))}"
-    )
+    run_s = rates.run_s(plan.size_bytes, repeat=plan.repeat, ceiling=plan.measures_ceiling)
+    return f"expected  about {format_seconds(run_s)}, probed at {format_rate(max(rates.save))}"
 
 
 def _label(writer: Writer) -> str:

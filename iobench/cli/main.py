@@ -63,7 +63,7 @@ def run() -> None:
         sys.stdout.flush()  # here, where a pipe that nobody reads any more is no traceback
         if code == _INTERRUPTED:  # typer's word for a KeyboardInterrupt
             raise KeyboardInterrupt
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted; temporary files are removed", _INTERRUPTED)
     except _CommandLineError as error:
         _usage(error)

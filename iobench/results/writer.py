@@ -50,11 +50,10 @@ class ResultWriter:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._run: Run | None = None
-        self._samples = 0
         self._ended = False
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
             self._fd = os.open(self.path, flags, 0o666)
         except FileExistsError as error:
             raise ResultFileError(
@@ -75,7 +74,6 @@ class ResultWriter:
         self._append(json.dumps(to_record(record), allow_nan=False) + "\n")
         if isinstance(record, Run):
             self._run = record
-        self._samples += isinstance(record, Sample)
         self._ended = isinstance(record, End)
 
     def close(
@@ -93,7 +91,7 @@ class ResultWriter:
                         run_id=self._run.run_id,
                         finished_at=utc_now(),
                         status=status,
-                        samples=self._samples,
+                        samples=self._count_samples(),
                         error=error,
                     )
                 )
@@ -119,6 +117,11 @@ class ResultWriter:
             self.close("interrupted")
         else:
             self.close("failed", " ".join(f"{type(error).__name__}: {error}".split()))
+
+    def _count_samples(self) -> int:
+        """Those in the file: a count kept beside it would miss one that an interrupt follows."""
+        lines = os.pread(self._fd, os.fstat(self._fd).st_size, 0).splitlines()
+        return sum(json.loads(line)["kind"] == Sample.kind for line in lines)
 
     def _append(self, line: str) -> None:
         data = line.encode("ascii")

@@ -1,0 +1,578 @@
+"""Every verb as a user calls it, and what becomes of input that cannot be meant."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from iobench.bench.scratch import PREFIX
+from iobench.cli.main import app
+from iobench.results import read
+from iobench.units import GIB, MIB
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+DOCS = Path(__file__).parents[2] / "docs/cli.md"
+EXAMPLE = Path(__file__).parents[1] / "unit/results/example.jsonl"
+VERBS = ("run", "writers", "doctor", "show", "workloads", "workloads list", "workloads show")
+NOBODY = 65534
+
+
+def check(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
+    """It failed with `code`, no report, and one line on stderr that has all `words`."""
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    lines = [line for line in done.stderr.splitlines() if not _PLAN.match(line)]
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("iobench: ")
+    for word in words:
+        assert word in lines[0]
+
+
+_PLAN = re.compile(r"(workload|scaled|files|writers|target|run) +|\d+ \w+ (save|restore): ")
+"""What a run says before it fails: its plan, and results so far."""
+
+
+@pytest.fixture
+def refused(iobench: Command, tiny_path: Path, target: Path, tmp_path: Path) -> Command:
+    """`iobench run` that must fail without touching target, results or the current directory."""
+
+    def call(code: int, *arguments: str | Path, words: tuple[str, ...] = ()) -> str:
+        options = {"-w": tiny_path, "--target": target, "-o": tmp_path / "run.jsonl"}
+        given = [str(argument) for argument in arguments]
+        defaults = [part for pair in options.items() if pair[0] not in given for part in pair]
+        done = iobench("run", "--size", "full", "--no-ceiling", *defaults, *arguments)
+        check(done, code, *words)
+        assert os.listdir(target) == os.listdir(tmp_path / "here") == []
+        assert not (tmp_path / "run.jsonl").exists()
+        return done.stderr
+
+    return call
+
+
+# What every verb answers.
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_every_verb(iobench: Command, verb: str) -> None:
+    """`--help` is on stdout, names its verb, and ends well."""
+    done = iobench(*verb.split(), "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"iobench {verb}" in done.stdout
+
+
+def test_help_lists_the_verbs(iobench: Command) -> None:
+    """All verbs and all exit codes are in the first help."""
+    done = iobench("--help")
+    assert done.returncode == 0
+    for word in ("run", "writers", "doctor", "show", "workloads", "130 interrupted"):
+        assert word in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize("arguments", [(), ("workloads",)])
+def test_no_arguments_give_help(iobench: Command, arguments: tuple[str, ...]) -> None:
+    """Without a verb the help is printed, and the exit code is that of a usage error."""
+    done = iobench(*arguments)
+    assert done.returncode == 2
+    assert "Commands:" in done.stdout + done.stderr
+
+
+def test_version(iobench: Command) -> None:
+    """`--version` prints name and version."""
+    import iobench as package
+
+    assert iobench("--version").stdout == f"iobench {package.__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["writers"]])
+def test_what_answers_at_once_imports_nothing_heavy(arguments: list[str], tmp_path: Path) -> None:
+    """Help and the list of writers bring in neither torch nor pandas nor numpy's users."""
+    code = (
+        "import sys, contextlib, io\n"
+        f"sys.argv = ['iobench', *{arguments!r}]\n"
+        "from iobench.cli.main import run\n"
+        "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n"
+        "    run()\n"
+        "print(*({'torch', 'pandas', 'boto3', 'plotly', 'optuna'} & {*sys.modules}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stdout.split() == []
+
+
+def test_workloads_list(iobench: Command) -> None:
+    """Every named workload is in the table and in the document, with its bytes."""
+    document = json.loads(iobench("workloads", "list", "--format", "json").stdout)
+    assert document["schema"] == "iobench.workloads/1"
+    named = {one["name"]: one for one in document["workloads"]}
+    assert named["llama7b"]["rank_bytes"] > 70 * GIB
+    table = iobench("workloads", "list").stdout
+    assert [line.split()[0] for line in table.splitlines()[1:]] == list(named)
+
+
+def test_workloads_show(iobench: Command, tiny_path: Path) -> None:
+    """Facts, files and tensors of a rank, as text and as a document that agree."""
+    facts = iobench("workloads", "show", "llama7b").stdout
+    assert "step time  3.87 s on 8 H100" in facts
+    assert "model.safetensors" not in facts
+    files = iobench("workloads", "show", tiny_path, "--rank", "1", "--files").stdout
+    assert "rng_state_1.pth" in files
+    tensors = iobench("workloads", "show", tiny_path, "--tensors").stdout
+    assert "model.layers.1.mlp.up_proj.weight" in tensors
+    done = iobench("workloads", "show", tiny_path, "--tensors", "--format", "json")
+    document = json.loads(done.stdout)
+    assert document["schema"] == "iobench.workload/1"
+    assert sum(file["bytes"] for file in document["files"]) == document["rank_bytes"]
+    weights = next(file for file in document["files"] if file["path"] == "model.safetensors")
+    assert len(weights["tensors"]) == weights["tensor_count"] > 10
+    plain = json.loads(iobench("workloads", "show", tiny_path, "--format", "json").stdout)
+    assert plain["files"] is None
+
+
+def test_writers(iobench: Command, target: Path) -> None:
+    """Every writer with its options and whether it works there, as text and as a document."""
+    document = json.loads(iobench("writers", "--target", target, "--format", "json").stdout)
+    listed = {one["name"]: one for one in document["writers"]}
+    assert {"null", "buffered", "uncached", "odirect"} <= set(listed)
+    assert listed["buffered"]["available"]
+    options = {option["name"]: option for option in listed["odirect"]["options"]}
+    assert options["block_size"]["unit"] == "bytes"
+    assert options["threads"]["low"] == 1
+    table = iobench("writers", "--target", target).stdout
+    assert re.search(r"^buffered +yes ", table, re.MULTILINE)
+    assert os.listdir(target) == []
+
+
+def test_show_of_the_example(iobench: Command) -> None:
+    """A record of schema 1 prints its table."""
+    done = iobench("show", EXAMPLE)
+    assert done.returncode == 0
+    assert "GiB/s" in done.stdout
+
+
+def test_show_of_a_run_that_was_killed(iobench: Command, tmp_path: Path) -> None:
+    """Without an end record what there is is shown, with a warning."""
+    path = tmp_path / "killed.jsonl"
+    path.write_text("".join(EXAMPLE.read_text().splitlines(keepends=True)[:-1]))
+    done = iobench("show", path)
+    assert done.returncode == 0
+    assert "GiB/s" in done.stdout
+    assert "has no end" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("workloads", "list"),
+        ("workloads", "show", "llama7b", "--tensors"),
+        ("writers",),
+        ("show", EXAMPLE, "--format", "json"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_pipe_that_nobody_reads(tmp_path: Path, arguments: tuple[str | Path, ...]) -> None:
+    """`| head -0` ends it without a word, however much there was to print."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "iobench", *arguments],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def in_terminal(arguments: list[str | Path], cwd: Path, **environment: str) -> str:
+    """What the command prints when stdout and stderr are a terminal."""
+    leader, terminal = os.openpty()
+    output: list[bytes] = []
+    plain = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
+
+    def collect() -> None:
+        with contextlib.suppress(OSError):  # EIO: the other side is closed
+            while part := os.read(leader, 65536):
+                output.append(part)
+
+    reader = threading.Thread(target=collect)
+    reader.start()
+    try:
+        subprocess.run(
+            [sys.executable, "-m", "iobench", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=terminal,
+            stderr=terminal,
+            cwd=cwd,
+            env={**plain, "TERM": "xterm", "COLUMNS": "100", **environment},
+            check=True,
+            timeout=60,
+        )
+    finally:
+        os.close(terminal)
+        reader.join()
+        os.close(leader)
+    return b"".join(output).decode()
+
+
+def test_colours_only_where_they_are_wanted(tmp_path: Path) -> None:
+    """A terminal gets colours, with NO_COLOR it gets none, a pipe never does."""
+    arguments: list[str | Path] = ["show", EXAMPLE]
+    colour = re.compile(r"\x1b\[[0-9;]*3[0-7]m")
+    assert colour.search(in_terminal(arguments, tmp_path))
+    assert not colour.search(in_terminal(arguments, tmp_path, NO_COLOR="1"))
+
+
+def test_a_run_in_a_terminal(tiny_path: Path, target: Path, tmp_path: Path) -> None:
+    """A terminal sees a bar in place of lines, the report, and its cursor again."""
+    text = in_terminal(
+        [
+            *("run", "-w", tiny_path, "--target", target, "--no-ceiling", "--repeat", "1"),
+            *("--writer", "buffered", "--size", "full", "-o", tmp_path / "run.jsonl"),
+        ],
+        tmp_path,
+    )
+    assert "1 buffered save: " not in text
+    assert 0 < text.index("\x1b[?25l") < text.index("\x1b[?25h") < text.index("tiny, rank 0: ")
+    assert "buffered save: open " in text
+    assert read(tmp_path / "run.jsonl").incomplete is None
+
+
+# Input that cannot be meant.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--writer", "odirec"), ("unknown writer 'odirec'", "did you mean 'odirect'")),
+        (("--writer", "buffered,treads=2"), ("unknown option", "did you mean 'threads'")),
+        (("--writer", "buffered,threads=0"), ("threads=0", "from 1 to 256")),
+        (("--writer", "buffered,threads=x"), ("threads=x", "a number")),
+        (("--writer", "buffered,block_size=5000"), ("a multiple of 4KiB",)),
+        (("--writer", "threads=2"), ("has no writer before it",)),
+        (("--writer", "buffered,,odirect"), ("an empty name",)),
+        (("--writer", ""), ("an empty name",)),
+        (("-w", "llama7c"), ("unknown workload 'llama7c'", "did you mean 'llama7b'")),
+        (("-w", "missing.yaml"), ("missing.yaml", "No such file")),
+        (("--rank", "2"), ("no rank 2", "0 to 1")),
+        (("--rank", "-1"), ("--rank",)),
+        (("--size", "lots"), ("'lots' is not a size",)),
+        (("--size", "-4GiB"), ("not a size",)),
+        (("--size", "4iB"), ("not a size",)),
+        (("--size", "1k"), ("the smallest is",)),
+        (("--pool", "none"), ("not a size",)),
+        (("--repeat", "0"), ("--repeat", "greater than or equal to 1")),
+        (("--repeat", "many"), ("--repeat",)),
+        (("--format", "xml"), ("--format", "'table', 'json', 'csv', 'md'")),
+        (("--reapet", "3"), ("No such option: --reapet", "--repeat")),
+        (("--target", "missing"), ("missing", "no such directory")),
+    ],
+    ids=lambda value: " ".join(value)[:30] if isinstance(value, tuple) else None,
+)
+def test_bad_arguments(
+    refused: Command, arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    """One line that says what is wrong and what is allowed, exit 2, nothing left behind."""
+    refused(2, *arguments, words=words)
+
+
+def test_a_rank_that_writes_nothing(refused: Command) -> None:
+    """Ranks of a Megatron job that have no files are named as such."""
+    arguments = ("-w", "synthetic-1t", "--rank", "3071")
+    refused(2, *arguments, words=("rank 3071 writes no files",))
+
+
+@pytest.mark.parametrize("verb", ["rnu", "workload"])
+def test_an_unknown_verb(iobench: Command, verb: str) -> None:
+    """One line that names it and the help."""
+    check(iobench(verb), 2, f"No such command '{verb}'", "--help")
+
+
+def test_arguments_that_are_missing(iobench: Command) -> None:
+    """What must be given is named."""
+    check(iobench("run"), 2, "Missing option '--workload'")
+    check(iobench("show"), 2, "Missing argument")
+    check(iobench("workloads", "show"), 2, "Missing argument")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("family: llama", "family: lama"), ("'model.family' is 'lama'", "must be one of")),
+        (("num_layers: 2", "num_layers: 0"), ("num_layers", "greater than or equal to 1")),
+        (("hidden_size: 128", "hidden_size: wide"), ("hidden_size", "'wide'", "integer")),
+        (("  id: hf-trainer", "  id: hf-training"), ("'layout.id'", "hf-trainer")),
+        (("world_size: 2", "world_sizes: 2"), ("world_sizes", "no such field", "world_size")),
+        (("schema: iobench.workload/1\n", ""), ("'schema' is missing",)),
+        (("model:", "model: ["), ("line", "is not YAML")),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else None,
+)
+def test_a_broken_workload_file(
+    refused: Command,
+    tiny_path: Path,
+    tmp_path: Path,
+    change: tuple[str, str],
+    words: tuple[str, ...],
+) -> None:
+    """File, field, value and what is allowed are in one line."""
+    path = tmp_path / "broken.yaml"
+    text = tiny_path.read_text()
+    assert change[0] in text
+    path.write_text(text.replace(*change))
+    refused(2, "-w", str(path), words=("broken.yaml", *words))
+
+
+def test_a_workload_file_of_noise(refused: Command, tmp_path: Path) -> None:
+    """A file that is no text is told as such."""
+    path = tmp_path / "noise.yaml"
+    path.write_bytes(os.urandom(1000) + b"\xff")
+    refused(2, "-w", str(path), words=("noise.yaml",))
+
+
+def test_an_output_file_that_exists(
+    iobench: Command, tiny_path: Path, target: Path, tmp_path: Path
+) -> None:
+    """A record is never overwritten: the run does not begin."""
+    path = tmp_path / "mine.jsonl"
+    path.write_text("mine")
+    done = iobench(
+        *("run", "-w", tiny_path, "--target", target, "--no-ceiling", "--writer", "buffered"),
+        *("--size", "full", "-o", path),
+    )
+    check(done, 1, "mine.jsonl exists and is not overwritten")
+    assert path.read_text() == "mine"
+    assert os.listdir(target) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, ("no such file",)),
+        (b"", ("is empty",)),
+        (b"\x00\xff\x80" * 100, ("line 1",)),
+        (b'{"some": "json"}\n', ("line 1",)),
+        (b"a,b\n1,2\n", ("line 1", "not JSON")),
+        (EXAMPLE.read_bytes()[:-100], ("cut short", "sed -i")),
+        (EXAMPLE.read_bytes().replace(b"iobench.result/1", b"iobench.result/9"), ("line 1",)),
+        (b"".join(EXAMPLE.read_bytes().splitlines(keepends=True)[1:]), ("line 1", "header")),
+    ],
+    ids=["missing", "empty", "noise", "foreign", "csv", "truncated", "newer", "headless"],
+)
+def test_damaged_result_files(
+    iobench: Command, tmp_path: Path, content: bytes | None, words: tuple[str, ...]
+) -> None:
+    """A file that cannot be shown is refused in one line that says where and why."""
+    path = tmp_path / "results.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    check(iobench("show", path), 1, "results.jsonl", *words)
+
+
+def test_a_directory_as_result_file(iobench: Command, tmp_path: Path) -> None:
+    """A directory is no result file."""
+    check(iobench("show", tmp_path), 1, "cannot be read")
+
+
+# Targets that cannot be used.
+
+
+@contextlib.contextmanager
+def mounted(place: Path, *words: str) -> Iterator[Path]:
+    """Mounts with the given words of mount(8), or skips."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    place.mkdir()
+    done = subprocess.run(["mount", *words, place], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"mount is not allowed here: {done.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("mode", "words"), [(0o755, "be written"), (0o700, "be reached")])
+def test_a_directory_of_somebody_else(tiny_path: Path, mode: int, words: str) -> None:
+    """A user who may not write there, or not look there, is told so, and nothing is tried."""
+    if os.geteuid() != 0:
+        pytest.skip("becoming another user needs root")
+    # In a child that gives its rights up inside: the interpreter may lie where only root can read.
+    code = (
+        "import os, sys\n"
+        "import iobench.cli.main, iobench.bench.runner, iobench.writers.buffered\n"
+        "from iobench import workloads\n"
+        f"loaded = workloads.load({str(tiny_path)!r})\n"
+        "workloads.load = lambda name: loaded\n"
+        f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})\n"
+        "sys.argv = ['iobench', 'run', '-w', 'tiny', '--size', 'full', '--target', sys.argv[1],\n"
+        "            '--writer', 'buffered']\n"
+        "iobench.cli.main.run()\n"
+    )
+    with tempfile.TemporaryDirectory() as above:
+        place = Path(above, "roots")
+        place.mkdir(mode=0o755)
+        Path(above).chmod(mode)
+        command = [sys.executable, "-c", code, str(place)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd="/")
+        check(done, 2, "roots", f"cannot {words}")
+        assert os.listdir(place) == []
+
+
+@pytest.mark.root
+def test_a_read_only_file_system(refused: Command, tmp_path: Path) -> None:
+    """A read-only mount is refused as any directory that cannot be written."""
+    with mounted(tmp_path / "ro", "-t", "tmpfs", "-o", "ro,size=16m", "tmpfs") as place:
+        refused(2, "--target", place, words=("cannot be written",))
+
+
+@pytest.mark.root
+def test_a_directory_that_is_too_small(refused: Command, tmp_path: Path) -> None:
+    """A file system with no room for the checkpoint is refused before a byte is written."""
+    with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=300m", "tmpfs") as place:
+        arguments = ("-w", "llama7b", "--size", "200MiB", "--writer", "buffered")
+        refused(2, "--target", place, *arguments, words=("does not fit", "smaller --size"))
+        assert os.listdir(place) == []
+
+
+@pytest.mark.root
+def test_no_room_at_all(iobench: Command, tiny_path: Path, tmp_path: Path) -> None:
+    """Without a size, too, a full file system is refused."""
+    with mounted(tmp_path / "full", "-t", "tmpfs", "-o", "size=8m", "tmpfs") as place:
+        done = iobench("run", "-w", tiny_path, "--target", place, "--writer", "buffered")
+        check(done, 2, "no space is left")
+        assert os.listdir(place) == []
+
+
+@pytest.mark.root
+def test_a_file_system_without_direct_io(refused: Command, tmp_path: Path) -> None:
+    """Where O_DIRECT is refused the run ends with exit 3, the reason and what to take instead."""
+    with mounted(tmp_path / "ramfs", "-t", "ramfs", "ramfs") as place:
+        words = ("refuses O_DIRECT", "Use --writer uncached or buffered")
+        refused(3, "--target", place, "--writer", "buffered,odirect", words=words)
+        assert os.listdir(place) == []
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("writer", ["buffered", "uncached", "odirect"])
+def test_a_disk_that_fills_up_in_mid_run(
+    tiny_path: Path, new_filesystem: Callable[..., Path], tmp_path: Path, writer: str
+) -> None:
+    """Another file takes the space after the plan was checked: a clean error, all removed."""
+    place = new_filesystem("ext4", 400 * MIB)
+    record = tmp_path / "run.jsonl"
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "iobench", "run", "-w", tiny_path, "--target", place),
+            *("--writer", writer, "--no-ceiling", "--repeat", "1000", "--size", "full"),
+            *("-o", record),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    with process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "restore: " in line:
+                break
+        _fill(place / "other", process)
+        stdout, stderr = process.communicate(timeout=60)
+    lines = [line for line in stderr.splitlines() if not _PLAN.match(line)]
+    assert (process.returncode, stdout) == (1, ""), stderr
+    assert len(lines) == 1, stderr
+    assert lines[0].startswith("iobench: ")
+    assert "No space left on device" in lines[0]
+    assert not [path for path in place.iterdir() if path.name.startswith(PREFIX)]
+    end = read(record).end
+    assert end is not None
+    assert end.status == "failed"
+    assert "No space left on device" in str(end.error)
+
+
+def _fill(path: Path, process: subprocess.Popen[str]) -> None:
+    """Take all the space there is, and what checkpoints give back, until the run has ended."""
+    deadline = time.monotonic() + 60
+    with path.open("wb", buffering=0) as file:
+        while process.poll() is None and time.monotonic() < deadline:
+            for size in (MIB, 4096):
+                with contextlib.suppress(OSError):
+                    while True:
+                        file.write(bytes(size))
+            time.sleep(0.001)
+
+
+# docs/cli.md.
+
+
+def _described(command: Any, path: str) -> Iterator[tuple[str, str]]:
+    """(`iobench run`, its section of the reference) of each command below `command`."""
+    yield path, _section(command, path)
+    for name, below in getattr(command, "commands", {}).items():
+        yield from _described(below, f"{path} {name}")
+
+
+def _section(command: Any, path: str) -> str:
+    about = " ".join(command.help.split("\n\n")[0].split())
+    rows = [
+        f"| {_names(parameter)} | {_default(parameter)} | {parameter.help} |"
+        for parameter in command.params
+    ]
+    table = ["", "| option | default | meaning |", "|---|---|---|", *rows] if rows else []
+    return "\n".join([f"## `{path}`", "", about, *table])
+
+
+def _names(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return f"`{parameter.name.upper()}`"
+    return ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+
+
+def _default(parameter: Any) -> str:
+    if parameter.required:
+        return "required"
+    if isinstance(parameter.show_default, str):
+        word = parameter.show_default
+        return f"`{word}`" if "<" in word else word
+    if parameter.default is None:
+        return ""
+    if isinstance(parameter.default, bool):
+        names = parameter.opts if parameter.default else parameter.secondary_opts
+        return f"`{names[0]}`" if names else ""
+    return f"`{parameter.default}`"
+
+
+def test_the_reference_is_the_help() -> None:
+    """docs/cli.md has every verb with every option, default and sentence of the help, no more."""
+    text = DOCS.read_text()
+    sections = dict(_described(get_command(app), "iobench"))
+    for path, section in sections.items():
+        assert section in text, f"docs/cli.md should have, for {path}:\n\n{section}\n"
+    assert re.findall(r"^## `(iobench.*)`$", text, re.MULTILINE) == list(sections)
+    rows = sum(section.count("\n| `") for section in sections.values())
+    assert (
+        len(re.findall(r"^\| `-", text, re.MULTILINE))
+        + text.count("\n| `PATH`")
+        + text.count("\n| `WORKLOAD`")
+        == rows
+    )

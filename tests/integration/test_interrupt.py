@@ -1,0 +1,237 @@
+"""A run that is interrupted or killed, at any moment, and what is there afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from iobench.bench.fio import FILE_NAME
+from iobench.bench.scratch import PREFIX
+from iobench.checkpoint.staged import STAGING_SUFFIX
+from iobench.environment import fio_version
+from iobench.results import read
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+Run = subprocess.Popen[str]
+
+_PLAN = re.compile(r"(workload|scaled|files|writers|target|run) +|\d+ .* (save|restore): ")
+_PATIENCE_S = 60
+
+needs_fio = pytest.mark.skipif(fio_version() is None, reason="fio is not installed")
+
+
+def wait_for(condition: Callable[[], bool], process: Run) -> None:
+    """Poll until `condition` holds; fails when the process ends before."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.001)
+
+
+def there(target: Path, pattern: str) -> bool:
+    return any(target.glob(f"{PREFIX}*/{pattern}"))
+
+
+def at_start(target: Path) -> bool:
+    """The scratch directory was made."""
+    return any(target.glob(f"{PREFIX}*"))
+
+
+def in_save(target: Path) -> bool:
+    """A checkpoint is being written, aside."""
+    return there(target, f".*{STAGING_SUFFIX}/*")
+
+
+def in_restore(target: Path) -> bool:
+    """A checkpoint is published, and not removed yet."""
+    return there(target, "step-*/manifest.json")
+
+
+def in_fio(target: Path) -> bool:
+    """fio has begun with its file."""
+    return there(target, FILE_NAME)
+
+
+def processes_in(directory: Path) -> list[str]:
+    """The names of the processes whose current directory is, or was, below `directory`."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            if os.readlink(process / "cwd").startswith(str(directory)):
+                found.append((process / "comm").read_text().strip())
+    return found
+
+
+@pytest.fixture
+def start(target: Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """Starts a long run of 100 MiB; its record is run.jsonl."""
+    started: list[Run] = []
+
+    def begin(*arguments: str, size: tuple[str, ...] = ("--size", "100MiB")) -> Run:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-W", "error::ResourceWarning", "-m", "iobench", "run"),
+                *("-w", "llama7b", *size, "--target", target, "--pool", "16MiB"),
+                *("--repeat", "1000", "-o", tmp_path / "run.jsonl", *arguments),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def check_interrupted(process: Run, target: Path, record: Path) -> None:
+    """Exit 130, one line, an empty target, no process left, and a record that says so."""
+    stdout, stderr = process.communicate(timeout=_PATIENCE_S)
+    assert (process.returncode, stdout) == (130, ""), stderr
+    lines = [line for line in stderr.splitlines() if not _PLAN.match(line)]
+    assert lines == ["iobench: interrupted; temporary files are removed"]
+    assert os.listdir(target) == []
+    assert processes_in(target) == []
+    end = read(record).end
+    assert end is not None
+    assert end.status == "interrupted"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", [in_save, in_restore, pytest.param(in_fio, marks=needs_fio)])
+def test_one_signal_is_enough(
+    start: Callable[..., Run],
+    target: Path,
+    tmp_path: Path,
+    moment: Callable[[Path], bool],
+    number: int,
+) -> None:
+    """One Ctrl-C or SIGTERM, whatever is going on, ends the run and removes everything."""
+    ceiling = "--ceiling" if moment is in_fio else "--no-ceiling"
+    process = start("--writer", "odirect", ceiling)
+    wait_for(lambda: moment(target), process)
+    process.send_signal(number)
+    check_interrupted(process, target, tmp_path / "run.jsonl")
+
+
+@pytest.mark.parametrize("writer", ["buffered", "uncached,threads=4", "odirect,threads=4"])
+def test_every_writer_can_be_interrupted(
+    start: Callable[..., Run], target: Path, tmp_path: Path, writer: str
+) -> None:
+    """Threads that write in the background end with the run."""
+    process = start("--writer", writer, "--no-ceiling")
+    wait_for(lambda: in_save(target), process)
+    process.send_signal(signal.SIGINT)
+    check_interrupted(process, target, tmp_path / "run.jsonl")
+
+
+@pytest.mark.parametrize("moment", [at_start, in_save, pytest.param(in_fio, marks=needs_fio)])
+def test_impatience_does_no_harm(
+    start: Callable[..., Run], target: Path, tmp_path: Path, moment: Callable[[Path], bool]
+) -> None:
+    """Signal upon signal while it cleans up changes nothing of how it ends."""
+    process = start("--writer", "buffered,odirect")
+    wait_for(lambda: moment(target) and (tmp_path / "run.jsonl").stat().st_size > 0, process)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    sent = 0
+    while process.poll() is None and sent < 1000:
+        process.send_signal(numbers[sent % len(numbers)])
+        sent += 1
+        time.sleep(0.002)
+    check_interrupted(process, target, tmp_path / "run.jsonl")
+
+
+def test_an_interrupt_while_it_plans(
+    start: Callable[..., Run], target: Path, tmp_path: Path
+) -> None:
+    """During the probes that find a size, before there is a record, nothing is left either."""
+    process = start("--writer", "buffered,odirect", size=())
+    wait_for(lambda: there(target, "*probe*"), process)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=_PATIENCE_S)
+    assert process.returncode == 130
+    assert stderr == "iobench: interrupted; temporary files are removed\n"
+    assert os.listdir(target) == []
+    assert not (tmp_path / "run.jsonl").exists()
+
+
+def test_a_lost_terminal(start: Callable[..., Run], target: Path, tmp_path: Path) -> None:
+    """SIGHUP, as when a connection breaks, cleans up as Ctrl-C does."""
+    process = start("--writer", "buffered", "--no-ceiling")
+    wait_for(lambda: in_restore(target), process)
+    process.send_signal(signal.SIGHUP)
+    check_interrupted(process, target, tmp_path / "run.jsonl")
+
+
+def test_nohup_is_honoured(iobench: Command, tiny_path: Path, target: Path, tmp_path: Path) -> None:
+    """A run that is told to ignore SIGHUP goes on when it comes."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # children inherit what is ignored
+    try:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "iobench", "run", "-w", tiny_path, "--target", target),
+                *("--writer", "buffered", "--no-ceiling", "--repeat", "3", "--size", "full"),
+                *("-o", tmp_path / "run.jsonl"),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    wait_for(lambda: at_start(target), process)
+    process.send_signal(signal.SIGHUP)
+    _, stderr = process.communicate(timeout=_PATIENCE_S)
+    assert process.returncode == 0, stderr
+    assert read(tmp_path / "run.jsonl").incomplete is None
+
+
+def test_a_killed_runs_files_go_with_the_next_run(
+    start: Callable[..., Run], iobench: Command, tiny_path: Path, target: Path, tmp_path: Path
+) -> None:
+    """kill -9 leaves a directory and a record without end; the next run clears the one away."""
+    process = start("--writer", "buffered", "--no-ceiling")
+    wait_for(lambda: in_restore(target), process)
+    process.kill()
+    process.communicate()
+    (left,) = target.iterdir()
+    assert left.name.startswith(PREFIX)
+    shown = iobench("show", tmp_path / "run.jsonl")
+    assert shown.returncode == 0
+    assert "the run was killed or still goes on" in shown.stderr
+    done = iobench(
+        *("run", "-w", tiny_path, "--target", target, "--writer", "buffered", "--size", "full"),
+        *("--no-ceiling", "--repeat", "1", "-o", tmp_path / "next.jsonl"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert os.listdir(target) == []
+
+
+def test_two_runs_at_once(
+    start: Callable[..., Run], iobench: Command, tiny_path: Path, target: Path, tmp_path: Path
+) -> None:
+    """A run does not take a live run's files for a killed one's."""
+    process = start("--writer", "buffered", "--no-ceiling")
+    wait_for(lambda: in_restore(target), process)
+    done = iobench(
+        *("run", "-w", tiny_path, "--target", target, "--writer", "buffered", "--size", "full"),
+        *("--no-ceiling", "--repeat", "1", "-o", tmp_path / "other.jsonl"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(os.listdir(target)) == 1
+    process.send_signal(signal.SIGINT)
+    check_interrupted(process, target, tmp_path / "run.jsonl")

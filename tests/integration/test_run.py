@@ -1,0 +1,314 @@
+"""`iobench run` as a user calls it, on a real file system, with a real fio where there is one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iobench import results
+from iobench.environment import fio_version, probe_directory
+from iobench.results import read
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+WRITERS = "buffered,uncached,odirect,null"
+SUMMARY_KEYS = {
+    *("writer", "options", "operation", "samples", "bytes", "median_bytes_per_s"),
+    *("ci95_bytes_per_s", "of_ceiling", "cpu_s_per_gib", "first_done_s", "last_done_s"),
+    *("phases_s", "paths", "fallbacks", "verdict", "reasons"),
+}
+CEILING_KEYS = {"save_bytes_per_s", "restore_bytes_per_s", "save_job", "restore_job", "reason"}
+WORKLOAD_KEYS = {"name", "rank", "bytes", "full_bytes", "files", "scaled", "scale"}
+
+needs_fio = pytest.mark.skipif(fio_version() is None, reason="fio is not installed")
+
+
+@pytest.fixture
+def direct(target: Path) -> None:
+    """Skips where the file system of the tests has no direct I/O."""
+    if not next(probe.ok for probe in probe_directory(target) if probe.name == "O_DIRECT"):
+        pytest.skip("no direct I/O on the file system of the tests")
+
+
+@pytest.fixture
+def run(iobench: Command, tiny_path: Path, target: Path, tmp_path: Path) -> Command:
+    """`iobench run` of the tiny workload, twice, its record in run.jsonl; leaves nothing else."""
+
+    def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        done = iobench(
+            *("run", "--workload", tiny_path, "--target", target, "--pool", "16MiB"),
+            *("--repeat", "2", "-o", tmp_path / "run.jsonl", *arguments),
+            **environment,
+        )
+        assert os.listdir(target) == []
+        return done
+
+    return call
+
+
+def document_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """The one JSON document on stdout."""
+    assert done.returncode == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def by_label(document: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(one["writer"], one["operation"]): one for one in document["summaries"]}
+
+
+@needs_fio
+def test_every_writer_beside_fio(run: Command, direct: None, tmp_path: Path) -> None:
+    """One JSON document of the promised shape, valid figures, and a record that loads."""
+    document = document_of(run("--writer", WRITERS, "--size", "4MiB", "--format", "json"))
+
+    assert set(document) == {"schema", "environment", "workload", "ceiling", "summaries"}
+    assert document["schema"] == "iobench.report/1"
+    assert set(document["environment"]) == {"machine", "storage"}
+    workload = document["workload"]
+    assert set(workload) == WORKLOAD_KEYS
+    assert (workload["name"], workload["rank"], workload["scaled"]) == ("tiny", 0, True)
+    assert 0 < workload["bytes"] <= 4 * 2**20 < workload["full_bytes"]
+    ceiling = document["ceiling"]
+    assert set(ceiling) == CEILING_KEYS
+    assert ceiling["reason"] is None
+    assert min(ceiling["save_bytes_per_s"], ceiling["restore_bytes_per_s"]) > 0
+    assert {ceiling["save_job"]["ioengine"], ceiling["restore_job"]["ioengine"]} <= {
+        "io_uring",
+        "libaio",
+        "psync",
+    }
+
+    summaries = by_label(document)
+    storing = ("buffered", "uncached", "odirect")
+    assert set(summaries) == {
+        ("null", "save"),
+        *((writer, operation) for writer in storing for operation in ("save", "restore")),
+    }
+    for (writer, operation), summary in summaries.items():
+        assert set(summary) == SUMMARY_KEYS
+        assert (summary["samples"], summary["bytes"]) == (2, workload["bytes"])
+        low, high = summary["ci95_bytes_per_s"]
+        assert 0 < low <= summary["median_bytes_per_s"] <= high
+        limit = ceiling[f"{operation}_bytes_per_s"]
+        assert summary["of_ceiling"] == pytest.approx(summary["median_bytes_per_s"] / limit)
+        assert summary["cpu_s_per_gib"] > 0
+        assert summary["first_done_s"] == summary["last_done_s"] > 0
+        assert sum(summary["paths"].values()) > 0
+        expected = "INVALID" if writer == "null" else "VALID (scaled)"
+        assert summary["verdict"] == expected, summary["reasons"]
+        if writer != "null":
+            assert f"scaled: {workload['scale']}" in summary["reasons"]
+    assert set(summaries["odirect", "save"]["paths"]) >= {"direct"}
+    assert set(summaries["buffered", "save"]["paths"]) == {"buffered"}
+    assert {"write", "sync", "commit"} <= set(summaries["odirect", "save"]["phases_s"])
+    assert "read" in summaries["odirect", "restore"]["phases_s"]
+
+    assert len(results.load(tmp_path / "run.jsonl")) == 2 * 7
+    record = read(tmp_path / "run.jsonl")
+    assert len(record.ceiling) == 2 * 2 * 4
+    assert record.end is not None
+    assert (record.end.status, record.end.samples) == ("complete", 14)
+    assert record.incomplete is None
+
+
+def test_full_size_is_valid(run: Command, direct: None) -> None:
+    """The whole workload is VALID without more words, through every storing writer."""
+    arguments = ("--size", "full", "--no-ceiling", "--repeat", "1", "--format", "json")
+    document = document_of(run("--writer", "buffered,uncached,odirect", *arguments))
+    assert document["workload"]["bytes"] == document["workload"]["full_bytes"]
+    assert {summary["verdict"] for summary in document["summaries"]} == {"VALID"}
+    assert all(summary["ci95_bytes_per_s"] is None for summary in document["summaries"])
+
+
+def test_show_gives_the_same_table(run: Command, iobench: Command, tmp_path: Path) -> None:
+    """`show` prints from the record what the run printed, in every format."""
+    done = run("--writer", "buffered", "--size", "full", "--no-ceiling")
+    assert done.returncode == 0, done.stderr
+    assert "buffered  restore" in done.stdout
+    shown = iobench("show", tmp_path / "run.jsonl")
+    assert (shown.returncode, shown.stdout, shown.stderr) == (0, done.stdout, "")
+    for style in ("json", "csv", "md"):
+        again = iobench("show", tmp_path / "run.jsonl", "--format", style)
+        assert (again.returncode, again.stderr) == (0, "")
+        assert "buffered" in again.stdout
+
+
+def test_two_settings_of_one_writer(run: Command, direct: None) -> None:
+    """The same writer at two settings makes two rows, told apart by what differs."""
+    settings = "odirect,block_size=1MiB,threads=3,odirect,block_size=2MiB,threads=5"
+    done = run("--writer", settings, "--size", "full", "--no-ceiling")
+    assert done.returncode == 0, done.stderr
+    for row in ("odirect block_size=1MiB threads=3", "odirect block_size=2MiB threads=5"):
+        assert len(re.findall(rf"^{row} +(?:save|restore) ", done.stdout, re.MULTILINE)) == 2
+    assert f"writers   {settings}".replace(",odirect,", ", odirect,") in done.stderr
+
+
+def test_without_a_ceiling(run: Command) -> None:
+    """`--no-ceiling` runs no fio, and says that there is no ceiling."""
+    arguments = ("--writer", "buffered", "--no-ceiling", "--repeat", "1", "--format", "json")
+    document = document_of(run("--size", "full", *arguments))
+    assert document["ceiling"] == {**dict.fromkeys(CEILING_KEYS), "reason": "no fio job ran"}
+    assert {summary["of_ceiling"] for summary in document["summaries"]} == {None}
+
+
+def test_fio_is_missing(run: Command, tmp_path: Path) -> None:
+    """Without fio on PATH the run goes on, the ceiling not measured, the remedy on stderr."""
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    done = run("--writer", "buffered", "--size", "full", "--repeat", "1", PATH=str(empty))
+    assert done.returncode == 0, done.stderr
+    assert "ceiling: not measured" in done.stdout
+    assert "fio is not installed: apt-get install fio" in done.stderr
+
+
+@needs_fio
+def test_a_fio_that_fails(run: Command, tmp_path: Path) -> None:
+    """A broken fio costs the ceiling and nothing else; its words are in the report."""
+    program = tmp_path / "bin/fio"
+    program.parent.mkdir()
+    program.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo fio-3.33 && exit\necho no disk; exit 9'
+    )
+    program.chmod(0o755)
+    arguments = ("--writer", "buffered", "--size", "full", "--repeat", "1")
+    done = run(*arguments, PATH=f"{program.parent}:/usr/bin:/bin")
+    assert done.returncode == 0, done.stderr
+    assert "ceiling: not measured" in done.stdout
+    assert "no disk" in done.stdout
+
+
+def test_stdout_and_stderr(run: Command) -> None:
+    """Plan and progress are plain lines on stderr; stdout has the report and no escape codes."""
+    done = run("--writer", "null", "--size", "full", "--no-ceiling")
+    words = [line.split()[0] for line in done.stderr.splitlines()]
+    assert words == ["workload", "files", "writers", "target", "run", "1", "2", "record:"]
+    assert done.stdout.startswith("tiny, rank 0: ")
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_another_rank(run: Command) -> None:
+    """Rank 1 of the HF Trainer writes its rng state alone; it is replayed like any other."""
+    arguments = ("--writer", "buffered", "--size", "full", "--no-ceiling", "--format", "json")
+    document = document_of(run("--rank", "1", *arguments))
+    assert (document["workload"]["rank"], document["workload"]["files"]) == (1, 1)
+    assert {summary["verdict"] for summary in document["summaries"]} == {"VALID"}
+
+
+def test_a_seed_gives_one_order(run: Command, tmp_path: Path) -> None:
+    """The same seed interleaves the contenders in the same order, run after run."""
+    orders = []
+    for _ in range(2):
+        settings = "null,null,threads=2,null,threads=3"
+        done = run("--writer", settings, "--size", "full", "--no-ceiling", "--seed", "7")
+        assert done.returncode == 0, done.stderr
+        orders.append(
+            [sample.options["threads"] for sample in read(tmp_path / "run.jsonl").samples]
+        )
+        (tmp_path / "run.jsonl").unlink()
+    assert orders[0] == orders[1]
+
+
+def test_a_file_system_that_is_named_by_default(
+    iobench: Command, tiny_path: Path, target: Path
+) -> None:
+    """Without --target and -o the directory one is in is measured, the record below results/."""
+    done = iobench(
+        *("run", "-w", tiny_path, "--writer", "buffered", "--no-ceiling", "--repeat", "1"),
+        *("--size", "full"),
+        cwd=target,
+    )
+    assert done.returncode == 0, done.stderr
+    (record,) = (target / "results").iterdir()
+    assert done.stderr.endswith(f"record: results/{record.name}\n")
+    assert os.listdir(target) == ["results"]
+    assert read(record).incomplete is None
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "{id: hf-export, max_shard_size: 1MB}",
+        "{id: deepspeed-zero1, world_size: 2, precision: bf16}",
+        "{id: deepspeed-zero3, world_size: 2, precision: bf16}",
+        "{id: fsdp-dcp, world_size: 2}",
+    ],
+)
+def test_every_kind_of_layout(
+    run: Command, tiny_path: Path, tmp_path: Path, layout: str, direct: None
+) -> None:
+    """Sharded, nested and DCP files of other layouts are saved, restored and verified as well."""
+    text = tiny_path.read_text()
+    path = tmp_path / "other.yaml"
+    path.write_text(f"{text[: text.index('layout:')]}layout: {layout}\n")
+    arguments = ("--repeat", "1", "--size", "full", "--no-ceiling", "--format", "json")
+    document = document_of(run("-w", str(path), "--writer", "odirect", *arguments))
+    assert {summary["verdict"] for summary in document["summaries"]} == {"VALID"}
+    for sample in read(tmp_path / "run.jsonl").samples[1:]:
+        assert sample.verified is not None
+        assert sample.verified.tensors > 8
+
+
+def test_without_crc(run: Command, tmp_path: Path) -> None:
+    """`--no-crc` is in the record's plan, and the files are as large and as right as with it."""
+    arguments = ("--writer", "buffered", "--size", "full", "--no-ceiling", "--format", "json")
+    document = document_of(run("--no-crc", *arguments))
+    assert {summary["verdict"] for summary in document["summaries"]} == {"VALID"}
+    assert read(tmp_path / "run.jsonl").run.plan["crc32"] is False
+
+
+@needs_fio
+def test_a_dry_run(run: Command, iobench: Command, tiny_path: Path, tmp_path: Path) -> None:
+    """The plan, bytes and time are printed, and neither record nor results directory is made."""
+    done = run("--writer", "null,buffered", "--size", "full", "--dry-run")
+    assert (done.returncode, done.stdout) == (0, "")
+    words = [line.split()[0] for line in done.stderr.splitlines()]
+    assert words == ["workload", "files", "writers", "target", "run", "expected"]
+    assert not (tmp_path / "run.jsonl").exists()
+    assert iobench("run", "-w", tiny_path, "--writer", "null", "--dry-run").returncode == 0
+    assert os.listdir(tmp_path / "here") == []
+
+
+def test_restored_bytes_that_differ(
+    iobench: Command, tiny_path: Path, target: Path, tmp_path: Path
+) -> None:
+    """A third party's writer that reads wrong is INVALID in the table and ends with exit 4."""
+    package = tmp_path / "site"
+    (package / "wrong-1.dist-info").mkdir(parents=True)
+    (package / "wrong-1.dist-info/METADATA").write_text("Name: wrong\nVersion: 1\n")
+    (package / "wrong-1.dist-info/entry_points.txt").write_text(
+        "[iobench.writers]\nwrong = wrong:WrongWriter\n"
+    )
+    (package / "wrong.py").write_text(_WRONG)
+    done = iobench(
+        *("run", "-w", tiny_path, "--target", target, "--no-ceiling", "--repeat", "1"),
+        *("--writer", "wrong", "--size", "full", "-o", tmp_path / "run.jsonl"),
+        PYTHONPATH=str(package),
+    )
+    assert done.returncode == 4, done.stderr
+    assert done.stdout.count("INVALID") == 2
+    assert "wrong bytes: tensors differ from what was saved" in done.stdout
+    assert done.stderr.splitlines()[-1].startswith("iobench: 8 tensors came back other")
+    assert os.listdir(target) == []
+
+
+_WRONG = """
+from iobench.writers.buffered import BufferedWriter
+
+class WrongWriter(BufferedWriter):
+    name = "wrong"
+    summary = "turns a byte of every file over"
+
+    def read(self, image, target, **options):
+        done = super().read(image, target, **options)
+        longest = max(image.segments, key=lambda segment: segment.length)
+        longest.memory[0] ^= 1
+        return done
+"""

@@ -1,0 +1,49 @@
+"""A workload of a few hundred KiB, and a device that nobody uses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from iobench import workloads
+from iobench.environment import DeviceCounters
+from iobench.workloads import Workload
+
+_TINY = """\
+schema: iobench.workload/1
+description: "two layers"
+model:
+  name: tiny
+  family: llama
+  arch: {vocab_size: 128, hidden_size: 64, num_layers: 2, num_heads: 4, ffn_hidden_size: 96}
+layout: {id: hf-trainer, world_size: 2}
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Workload:
+    """Two layers of a llama under the HF Trainer: raw, safetensors and torch files."""
+    path = tmp_path_factory.mktemp("workload") / "tiny.yaml"
+    path.write_text(_TINY)
+    return workloads.load(path)
+
+
+class IdleMonitor:
+    """Stands for a DeviceMonitor without a device."""
+
+    def read(self) -> DeviceCounters | None:
+        return None
+
+
+@pytest.fixture
+def idle() -> IdleMonitor:
+    """A monitor of no device."""
+    return IdleMonitor()
+
+
+@pytest.fixture(autouse=True)
+def _no_dropping(monkeypatch: pytest.MonkeyPatch, tmp_path_factory) -> None:
+    """The page cache of the whole machine is not the tests' to drop."""
+    nowhere: Path = tmp_path_factory.mktemp("proc") / "drop_caches"
+    monkeypatch.setattr("iobench.bench.cold._DROP_CACHES", str(nowhere))

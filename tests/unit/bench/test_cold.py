@@ -1,0 +1,98 @@
+"""Files out of the page cache, and the proof."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from iobench import linux
+from iobench.bench.cold import make_cold
+from iobench.bench.verdict import RESIDENT_LIMIT
+from iobench.environment import probe_directory
+from iobench.units import KIB
+
+SIZE = 256 * KIB
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A file in the page cache, of a file system that lets go of what is there."""
+    if not next(probe.ok for probe in probe_directory(tmp_path) if probe.name == "eviction"):
+        pytest.skip("the file system of the tests evicts nothing (tmpfs)")
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(SIZE))
+    return path
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """All pages of `path` held in memory by mlock."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mlock.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    with path.open("r+b") as opened, mmap.mmap(opened.fileno(), SIZE) as mapping:
+        memory = ctypes.c_char.from_buffer(mapping)
+        try:
+            if libc.mlock(ctypes.addressof(memory), SIZE):
+                pytest.skip(f"mlock is refused: {os.strerror(ctypes.get_errno())}")
+            yield
+        finally:
+            del memory
+
+
+def test_what_was_written_is_evicted_and_counted(file: Path) -> None:
+    """A file just written, dirty still, is synced, evicted and proved to be out."""
+    with file.open("rb") as opened:
+        assert linux.resident_bytes(opened.fileno())[0] == SIZE
+    cold = make_cold([file])
+    assert (cold.resident_bytes, cold.resident_fraction, cold.dropped_caches) == (0, 0.0, False)
+    assert cold.method in ("cachestat", "mincore")
+
+
+def test_a_file_held_in_memory_is_not_cold(file: Path) -> None:
+    """What mlock keeps resident is counted, among files that could be evicted."""
+    other = file.with_name("other")
+    other.write_bytes(os.urandom(3 * SIZE))
+    with locked(file):
+        cold = make_cold([file, other])
+    assert cold.resident_bytes == SIZE
+    assert cold.resident_fraction == 0.25 > RESIDENT_LIMIT
+    assert not cold.dropped_caches
+
+
+def test_the_whole_cache_is_dropped_only_where_it_is_permitted(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a drop_caches that may be written, it is, and what is left is counted anew."""
+    control = tmp_path / "drop_caches"
+    control.touch()
+    monkeypatch.setattr("iobench.bench.cold._DROP_CACHES", str(control))
+    make_cold([file])
+    assert control.read_text() == ""  # there was no need
+    with locked(file):
+        cold = make_cold([file])
+    assert control.read_text() == "1"
+    assert (cold.dropped_caches, cold.resident_bytes) == (True, SIZE)
+
+
+def test_a_refused_drop_is_told(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drop_caches that looks writable and refuses counts as not dropped."""
+    monkeypatch.setattr("iobench.bench.cold._DROP_CACHES", "/dev/full")
+    with locked(file):
+        assert not make_cold([file]).dropped_caches
+
+
+def test_nothing_at_all_is_cold() -> None:
+    """No files, and empty ones, have nothing that could be resident."""
+    assert make_cold([]).resident_fraction == 0.0
+
+
+def test_an_empty_file(tmp_path: Path) -> None:
+    """A file of no bytes divides nothing by zero."""
+    (tmp_path / "empty").touch()
+    assert make_cold([tmp_path / "empty"]).resident_fraction == 0.0

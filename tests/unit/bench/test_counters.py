@@ -1,0 +1,111 @@
+"""Counters around a timed operation, on a clock and a device made for it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from iobench.bench import counters
+from iobench.bench.counters import Counters
+from iobench.environment import DeviceCounters
+
+
+def device(read: int, write: int) -> DeviceCounters:
+    return DeviceCounters(
+        reads=0,
+        read_bytes=read,
+        writes=0,
+        write_bytes=write,
+        discard_bytes=0,
+        flushes=0,
+        busy_s=0.0,
+    )
+
+
+def monitor(*readings: DeviceCounters | None) -> Any:
+    """A monitor that gives these readings one after the other."""
+    return SimpleNamespace(read=iter(readings).__next__)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Wall clock, CPU clocks and the process's counters, set by hand."""
+    state = SimpleNamespace(wall=10.0, cpu=1.0, system=100.0, process=(5, 7))
+    time = SimpleNamespace(perf_counter=lambda: state.wall, process_time=lambda: state.cpu)
+    monkeypatch.setattr(counters, "time", time)
+    monkeypatch.setattr(counters, "_system_cpu_s", lambda: state.system)
+    monkeypatch.setattr(counters, "_process_io", lambda: state.process)
+    return state
+
+
+def test_everything_is_a_difference(clock: SimpleNamespace) -> None:
+    """Seconds, CPU seconds and bytes are what moved between start and stop."""
+    counting = Counters(monitor(device(1000, 2000), device(1100, 2500)))
+    clock.wall, clock.cpu, clock.system, clock.process = 12.5, 1.75, 103.0, (15, 27)
+    assert counting.elapsed_s() == 2.5
+    counted = counting.stop()
+    assert (counted.elapsed_s, counted.cpu_s, counted.system_cpu_s) == (2.5, 0.75, 3.0)
+    moved = counted.device
+    assert (moved.read_bytes, moved.write_bytes) == (100, 500)
+    assert (moved.process_read_bytes, moved.process_write_bytes) == (10, 20)
+
+
+def test_the_clock_is_read_first(clock: SimpleNamespace) -> None:
+    """Time that reading the other counters takes is not in the elapsed time."""
+
+    def slow() -> DeviceCounters:
+        clock.wall += 50
+        return device(0, 0)
+
+    counting = Counters(SimpleNamespace(read=slow))  # type: ignore[arg-type]
+    clock.wall += 1
+    assert counting.stop().elapsed_s == 1
+
+
+@pytest.mark.parametrize(
+    "readings", [(None, None), (device(0, 0), None), (None, device(9, 9))], ids=repr
+)
+def test_a_device_that_cannot_be_read(
+    clock: SimpleNamespace, readings: tuple[DeviceCounters | None, ...]
+) -> None:
+    """Where a reading is missing there is no count, never a zero."""
+    moved = Counters(monitor(*readings)).stop().device
+    assert moved.read_bytes is None
+    assert moved.write_bytes is None
+
+
+def test_a_kernel_without_process_counters(
+    clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without /proc/self/io the process's bytes are not known."""
+    clock.process = None
+    moved = Counters(monitor(device(0, 0), device(0, 4096))).stop().device
+    assert (moved.process_read_bytes, moved.process_write_bytes) == (None, None)
+    assert moved.write_bytes == 4096
+
+
+def test_the_kernels_files_are_understood(tmp_path: Path) -> None:
+    """/proc/self/io counts what this process writes; /proc/stat's busy time only grows."""
+    before, busy = counters._process_io(), counters._system_cpu_s()
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(8192))
+    after = counters._process_io()
+    assert counters._system_cpu_s() >= busy > 0
+    if before is None or after is None:
+        pytest.skip("this kernel does not count a process's I/O")
+    assert after[1] >= before[1]
+
+
+@pytest.mark.parametrize("content", ["", "read_bytes: x\nwrite_bytes: 1\n", "read_bytes: 1\n"])
+def test_a_file_that_says_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    """A /proc/self/io without the two figures is as good as none."""
+    path = tmp_path / "io"
+    path.write_text(content)
+    monkeypatch.setattr(counters, "open", lambda _name: path.open(), raising=False)
+    assert counters._process_io() is None

@@ -1,0 +1,75 @@
+"""Interrupts held back."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from iobench.bench.interrupts import uninterrupted
+
+
+def test_an_interrupt_waits_for_the_end() -> None:
+    """Ctrl-C inside acts when the block is done, once."""
+    done = []
+
+    def work() -> None:
+        with uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            done.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == [True]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_that_another_thread_takes_waits_too() -> None:
+    """A signal that the kernel gives to another thread does not get past."""
+    done = []
+
+    def work() -> None:
+        with uninterrupted():
+            thread = threading.Thread(target=signal.raise_signal, args=(signal.SIGINT,))
+            thread.start()
+            thread.join()
+            done.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == [True]
+
+
+def test_what_was_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal that nohup or a background job ignores is left alone."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with uninterrupted():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_in_another_thread_nothing_is_touched() -> None:
+    """Only the main thread may set handlers, and only it is ever interrupted."""
+    seen = []
+
+    def work() -> None:
+        with uninterrupted():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [signal.default_int_handler]
+
+
+def test_an_error_inside_comes_out() -> None:
+    """What the block raises is not swallowed, and the handlers are back."""
+    with pytest.raises(ValueError, match="inside"), uninterrupted():
+        raise ValueError("inside")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

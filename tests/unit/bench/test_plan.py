@@ -1,0 +1,268 @@
+"""What a plan promises, and what it refuses before anything is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from iobench.bench import plan as module
+from iobench.bench import planning
+from iobench.bench.fio import JOBS
+from iobench.bench.plan import DEFAULT_SECONDS, Plan, Rates, free_bytes
+from iobench.bench.planning import expected_line, make_plan, plan_lines
+from iobench.errors import (
+    OptionError,
+    TargetError,
+    UnavailableError,
+    UnknownNameError,
+    UsageError,
+)
+from iobench.units import GIB, MIB
+from iobench.workloads import Workload
+from iobench.writers.availability import Availability
+from iobench.writers.null import NullWriter
+from iobench.writers.registry import make, parse_specs
+
+RATES = Rates(save=(1.0 * GIB, 2.0 * GIB), restore=(4.0 * GIB, 2.0 * GIB))
+
+
+@pytest.fixture(autouse=True)
+def fio(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "fio_version", lambda: "3.33")
+
+
+@pytest.fixture
+def plan(tiny: Workload, tmp_path: Path) -> Plan:
+    return Plan(
+        workload=tiny,
+        full_bytes=tiny.size_bytes(),
+        rank=0,
+        writers=tuple(parse_specs("buffered,null,uncached")),
+        target=tmp_path,
+        repeat=3,
+        pool_bytes=16 * MIB,
+        ceiling=True,
+        crc=True,
+        seed=1,
+    )
+
+
+def space(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    """Every file system has `free` bytes left."""
+    answer = SimpleNamespace(f_bavail=free // 4096, f_frsize=4096, f_bfree=0, f_blocks=10**9)
+    monkeypatch.setattr(os, "statvfs", lambda _path: answer)
+
+
+def make_tiny_plan(target: Path, **asked: Any) -> Plan:
+    return make_plan(**{"workload": "llama7b", "writers": "null", "target": target} | asked)
+
+
+def test_written_bytes(plan: Plan) -> None:
+    """Each storing writer and each fio job writes the checkpoint once per repetition."""
+    assert plan.written_bytes == 3 * plan.size_bytes * (2 + len(JOBS))
+    without = dataclasses.replace(plan, ceiling=False)
+    assert without.written_bytes == 3 * plan.size_bytes * 2
+
+
+def test_without_fio_there_is_no_ceiling(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing fio takes its bytes out of the plan, and the plan says how to get it."""
+    monkeypatch.setattr(module, "fio_version", lambda: None)
+    assert not plan.measures_ceiling
+    assert plan.written_bytes == 3 * plan.size_bytes * 2
+    assert plan.to_dict()["ceiling_jobs"] == []
+    assert "apt-get install fio" in "\n".join(plan_lines(plan))
+
+
+def test_the_record_of_a_plan(plan: Plan) -> None:
+    """Every file, writer and job is in it, as plain values."""
+    record = plan.to_dict()
+    assert [file["path"] for file in record["files"]] == [f.path for f in plan.workload.files()]
+    assert sum(file["bytes"] for file in record["files"]) == record["size_bytes"]
+    assert [writer["name"] for writer in record["writers"]] == ["buffered", "null", "uncached"]
+    assert record["ceiling_jobs"] == [job.name for job in JOBS]
+    assert (record["scale"], record["target"]) == (None, str(plan.target.resolve()))
+
+
+def test_free_space_keeps_a_margin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A twentieth and 256 MiB stay free; with less than that nothing may be used."""
+    space(monkeypatch, 100 * GIB)
+    assert free_bytes(tmp_path) == 95 * GIB - 256 * MIB
+    space(monkeypatch, 200 * MIB)
+    assert free_bytes(tmp_path) == 0
+
+
+def test_a_target_that_is_too_small(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One byte less than needed is refused, with the sizes and a remedy; enough is not."""
+    spare = 256 * MIB
+    enough = int((plan.size_bytes + spare) / 0.95) + 8192
+    space(monkeypatch, enough)
+    plan.check()
+    space(monkeypatch, enough - 16384)
+    with pytest.raises(TargetError, match=r"does not fit.*choose a smaller --size"):
+        plan.check()
+
+
+def test_null_needs_no_space(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that stores nothing goes on a full disk, and is probed and scaled there too."""
+    space(monkeypatch, 0)
+    monkeypatch.setattr(module, "_PROBE_BYTES", MIB)
+    without = dataclasses.replace(plan, writers=(make("null"),))
+    without.check()
+    assert expected_line(without).startswith("expected  about ")
+    monkeypatch.setattr(planning, "measure_rates", lambda *_: RATES)
+    assert make_tiny_plan(plan.target).size_bytes > 0
+
+
+def test_more_memory_than_there_is(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool that does not fit in memory is refused; one larger than the checkpoint is not."""
+    monkeypatch.setattr(module, "available_bytes", lambda: plan.size_bytes - 1)
+    with pytest.raises(UsageError, match=r"--pool 16.00 MiB of memory.*choose a smaller one"):
+        plan.check()
+    monkeypatch.setattr(module, "available_bytes", lambda: plan.size_bytes)
+    plan.check()
+    monkeypatch.setattr(module, "available_bytes", lambda: None)
+    plan.check()
+
+
+def test_a_missing_directory(tmp_path: Path) -> None:
+    """It is refused and not made."""
+    with pytest.raises(TargetError, match="no such directory; make it first"):
+        make_tiny_plan(tmp_path / "missing", size="64MiB")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_as_directory(tmp_path: Path) -> None:
+    """A file is no target."""
+    (tmp_path / "file").touch()
+    with pytest.raises(TargetError, match="no such directory"):
+        make_tiny_plan(tmp_path / "file", size="64MiB")
+
+
+def test_a_directory_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused before anything is tried."""
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(TargetError, match="cannot be written"):
+        make_tiny_plan(tmp_path, size="64MiB")
+
+
+def test_a_writer_that_does_not_work_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused with its reason and remedy, never replaced by another."""
+    answer = Availability(ok=False, reason="Not today.", remedy="Come back tomorrow.")
+    monkeypatch.setattr(NullWriter, "available", lambda *_: answer)
+    with pytest.raises(UnavailableError, match=r"null.*Not today\. Come back tomorrow\."):
+        make_tiny_plan(tmp_path, size="64MiB")
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "message"),
+    [
+        ({"workload": "llama7c"}, UnknownNameError, "did you mean 'llama7b'"),
+        ({"writers": "nul"}, UnknownNameError, "did you mean 'null'"),
+        ({"writers": "null,treads=2"}, UnknownNameError, "did you mean 'threads'"),
+        ({"writers": "null,threads=0"}, OptionError, "from 1 to 256"),
+        ({"writers": "null,null"}, UsageError, "twice"),
+        ({"writers": ""}, UsageError, "empty name"),
+        ({"size": "much"}, OptionError, "not a size"),
+        ({"size": "1k"}, UsageError, "the smallest is"),
+        ({"size": "0"}, UsageError, "the smallest is"),
+        ({"pool": "-1"}, OptionError, "not a size"),
+        ({"rank": 8}, UsageError, "it has 0 to 7"),
+        ({"workload": "synthetic-1t", "rank": 3071}, UsageError, "rank 3071 writes no files"),
+    ],
+)
+def test_what_cannot_be_meant(
+    tmp_path: Path, asked: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    """Names, values, sizes and ranks that cannot be are refused, each saying what can."""
+    with pytest.raises(error, match=message):
+        make_tiny_plan(tmp_path, **{"size": "64MiB"} | asked)
+
+
+def test_a_chosen_size(tmp_path: Path) -> None:
+    """Layers are dropped down to the size asked, and the plan tells which."""
+    plan = make_tiny_plan(tmp_path, size="64MiB")
+    assert 32 * MIB < plan.size_bytes <= 64 * MIB
+    assert plan.full_bytes > 70 * GIB
+    text = "\n".join(plan_lines(plan))
+    assert "scaled" in text
+    assert "--size full" in text
+
+
+def test_full_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`full` is the whole workload, whatever its size, where it fits."""
+    space(monkeypatch, 1000 * GIB)
+    monkeypatch.setattr(module, "available_bytes", lambda: GIB)
+    plan = make_tiny_plan(tmp_path, size="full", writers="buffered")
+    assert plan.workload.scale is None
+    assert plan.size_bytes == plan.full_bytes > 70 * GIB
+
+
+def test_the_default_size_takes_two_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a size the workload is scaled to what the probed rates move in the time."""
+    space(monkeypatch, 1000 * GIB)
+    monkeypatch.setattr(planning, "measure_rates", lambda *_: RATES)
+    plan = make_tiny_plan(tmp_path, repeat=5)
+    affordable = DEFAULT_SECONDS / RATES.run_s_per_byte(repeat=5, ceiling=True)
+    assert 0.5 * affordable < plan.size_bytes <= affordable  # in steps of a layer
+
+
+def test_the_default_size_fits_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a small disk the free space decides."""
+    space(monkeypatch, 3 * GIB)
+    monkeypatch.setattr(planning, "measure_rates", lambda *_: RATES)
+    plan = make_tiny_plan(tmp_path, writers="buffered", repeat=1)
+    assert plan.size_bytes <= free_bytes(tmp_path) < 3 * GIB
+
+
+def test_the_default_size_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No space at all is refused before anything is probed."""
+    space(monkeypatch, 100 * MIB)
+    with pytest.raises(TargetError, match="no space is left"):
+        make_tiny_plan(tmp_path, writers="buffered")
+
+
+def test_seconds_per_byte() -> None:
+    """Every writer saves and restores once per repetition, every job as fast as the fastest."""
+    without = RATES.run_s_per_byte(repeat=1, ceiling=False) * GIB
+    assert without == pytest.approx(1 + 0.5 + 0.25 + 0.5 + 2 * 0.8)
+    jobs = RATES.run_s_per_byte(repeat=1, ceiling=True) * GIB - without
+    assert jobs == pytest.approx(len(JOBS) * (0.5 + 0.25))
+    assert RATES.run_s_per_byte(repeat=4, ceiling=False) * GIB == pytest.approx(4 * without)
+
+
+def test_rests_are_expected_too() -> None:
+    """The rest before each sample counts, which is most of the time of a small run."""
+    tiny = RATES.run_s(0, repeat=3, ceiling=True)
+    assert tiny == pytest.approx(3 * (4 + 2 * len(JOBS)) * 0.15)
+    large = RATES.run_s(GIB, repeat=3, ceiling=True) - tiny
+    assert large == pytest.approx(RATES.run_s_per_byte(repeat=3, ceiling=True) * GIB)
+
+
+def test_probing_leaves_nothing(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The expected time comes from short probes of each writer that are removed again."""
+    monkeypatch.setattr(module, "_PROBE_BYTES", MIB)
+    assert expected_line(plan).startswith("expected  about ")
+    assert list(plan.target.iterdir()) == []
+
+
+def test_changed_options_are_shown(plan: Plan) -> None:
+    """Only what differs from a writer's defaults stands in the plan."""
+    writers = tuple(parse_specs("buffered,buffered,block_size=1MiB,threads=2"))
+    text = "\n".join(plan_lines(dataclasses.replace(plan, writers=writers)))
+    assert "buffered, buffered,block_size=1MiB,threads=2" in text
+
+
+def test_a_seed_of_its_own(tmp_path: Path) -> None:
+    """Without a seed each plan has another one; a given one is kept."""
+    seeds = {make_tiny_plan(tmp_path, size="64MiB").seed for _ in range(3)}
+    assert len(seeds) == 3
+    assert make_tiny_plan(tmp_path, size="64MiB", seed=7).seed == 7

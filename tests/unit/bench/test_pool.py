@@ -1,0 +1,130 @@
+"""The pool's windows and its bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iobench import linux
+from iobench.bench.pool import RandomPool, Window, Windows
+from iobench.units import KIB, MIB
+
+POOL = RandomPool(64 * KIB, 300 * KIB, seed=1)
+SIZES = st.lists(st.integers(1, 70 * KIB), min_size=1, max_size=60)
+
+
+def place(window: Window, pool: RandomPool = POOL) -> int:
+    """Where in the pool a window begins, in bytes."""
+    return int(window.memory.ctypes.data - pool.memory.ctypes.data)
+
+
+@given(SIZES)
+def test_windows_of_one_lap_do_not_overlap(sizes: list[int]) -> None:
+    """Each window of a lap begins behind the one before, and all end before they meet the first."""
+    windows = Windows(POOL)
+    last_lap, first, end = -1, 0, 0
+    for size in sizes:
+        window = windows.take(size)
+        begin = place(window)
+        assert len(window.memory) == size
+        assert window.lap in (last_lap, last_lap + 1)
+        if window.lap != last_lap:
+            last_lap, first, end = window.lap, begin, begin
+        assert begin >= end
+        end = begin + size
+        assert end - first <= max(POOL.size_bytes, size)
+
+
+@given(SIZES)
+def test_windows_are_aligned_as_tensors_are(sizes: list[int]) -> None:
+    """Every address is a multiple of 64 and none of 512, which direct I/O would take as it is."""
+    windows = Windows(POOL)
+    for size in sizes:
+        address = windows.take(size).memory.ctypes.data
+        assert address % 64 == 0
+        assert address % 512 != 0
+
+
+def test_laps_are_shifted() -> None:
+    """No two of 224 laps give their windows the same distance from a page; none is direct."""
+    windows = Windows(POOL)
+    found = set()
+    for lap in range(224):
+        taken = [windows.take(24 * KIB) for _ in range(2)]
+        assert {window.lap for window in taken} == {lap}
+        assert len({place(window) % linux.PAGE for window in taken}) == 1
+        assert all(place(window) % 16 == 0 and place(window) % 512 for window in taken)
+        found.add(place(taken[0]) % linux.PAGE)
+    assert len(found) == 224
+
+
+def test_the_same_windows_again() -> None:
+    """A restore takes the windows that its save took."""
+    sizes = [100, 0, 5000, 40 * KIB, 90 * KIB, 7, 64 * KIB]
+    one, two = Windows(POOL), Windows(POOL)
+    for size in sizes:
+        a, b = one.take(size), two.take(size)
+        assert (place(a), a.lap) == (place(b), b.lap)
+
+
+def test_one_lap_is_enough_when_the_pool_is_as_large_as_needed() -> None:
+    """`needed_bytes` is enough for all windows in one lap, whatever their sizes."""
+    sizes = [0, 1, 63, 64, 65, 511, 512, 513, 4096, 100_000] * 3
+    pool = RandomPool(Windows.needed_bytes(sizes), max(sizes), seed=1)
+    windows = Windows(pool)
+    assert {windows.take(size).lap for size in sizes} == {0}
+    assert len(pool.memory) == pool.size_bytes
+
+
+def test_a_window_longer_than_the_pool() -> None:
+    """It repeats the pool's bytes, and takes no more memory than the pool has."""
+    pool = RandomPool(64 * KIB, 10 * MIB, seed=1)
+    pool.refill()
+    window = Windows(pool).take(10 * MIB)
+    size = pool.size_bytes
+    assert len(window.memory) == 10 * MIB
+    assert np.array_equal(window.memory[:size], window.memory[size : 2 * size])
+    window.memory[5] ^= 0xFF
+    assert window.memory[5] == window.memory[5 + size] == window.memory[5 + 9 * size]
+
+
+def test_memory_is_bounded_by_the_pool() -> None:
+    """A window of a GiB, touched at both ends, makes a pool of a few pages no larger."""
+    pool = RandomPool(64 * KIB, 2**30, seed=1)
+    memory = Windows(pool).take(2**30).memory
+    memory[0], memory[-1] = 1, 2
+    assert pool.size_bytes == 64 * KIB
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_refill_gives_other_bytes(threads: int) -> None:
+    """Every filling is random from end to end and none like the one before."""
+    pool = RandomPool(5 * MIB, 0, seed=1)
+    fillings = []
+    for _ in range(2):
+        pool.refill(threads)
+        fillings.append(pool.memory.view(np.uint64).copy())
+    words = np.concatenate(fillings)
+    words.sort()
+    assert (words[1:] != words[:-1]).all()
+
+
+def test_a_seed_repeats_its_bytes() -> None:
+    """The same seed gives the same fillings, another seed others."""
+    one, two, other = (RandomPool(64 * KIB, 0, seed=seed) for seed in (1, 1, 2))
+    for pool in (one, two, other):
+        pool.refill()
+    assert np.array_equal(one.memory, two.memory)
+    assert not np.array_equal(one.memory, other.memory)
+
+
+def test_scrub_changes_every_byte() -> None:
+    """Not one byte keeps its value, the second time neither."""
+    pool = RandomPool(64 * KIB, 0, seed=1)
+    pool.refill()
+    for _ in range(3):
+        before = pool.memory.copy()
+        pool.scrub()
+        assert (pool.memory != before).all()

@@ -1,0 +1,265 @@
+"""Files saved, restored and verified, each tensor of each format."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from iobench.bench.replay import Replay
+from iobench.errors import DataMismatchError
+from iobench.formats import safetensors, torch_file
+from iobench.units import KIB, MIB
+from iobench.workloads import FileSpec, TensorSpec, Workload
+from iobench.writers.buffered import BufferedWriter
+from iobench.writers.image import FileImage
+from iobench.writers.registry import make
+from iobench.writers.transfer import Meter, Transfer
+
+FORMATS = ("safetensors", "torch", "raw", "dcp")
+SMALL_POOL = 64 * KIB
+SIZES = (300, 5, 0, 16_000, 30_000, 1, 100_000, 0, 16_000, 9_000)
+"""Elements of float32: five laps of the small pool, one tensor longer than it, two of no bytes."""
+NON_EMPTY = [index for index, elements in enumerate(SIZES) if elements]
+
+
+def spec(file_format: str, sizes: Iterable[int] = SIZES) -> FileSpec:
+    """One file of `sizes` elements each; a DCP file has headers between them."""
+    tensors = tuple(
+        TensorSpec(name=f"state/{index}/t", dtype="float32", shape=(elements,))
+        for index, elements in enumerate(sizes)
+    )
+    size = sum(tensor.size_bytes for tensor in tensors) + (1234 if file_format == "dcp" else 0)
+    return FileSpec(
+        path=f"global/file.{file_format}",
+        format=file_format,  # type: ignore[arg-type]
+        tensors=tensors,
+        size_bytes=size,
+        exact=file_format in ("raw", "dcp"),
+    )
+
+
+def replay(file_format: str, pool_bytes: int = MIB, seed: int = 1) -> Replay:
+    return Replay([spec(file_format)], pool_bytes=pool_bytes, seed=seed, crc=True)
+
+
+def saved(made: Replay, directory: Path) -> list[Transfer]:
+    made.prepare()
+    transfers = made.save(make("buffered"), directory)
+    made.scrub()
+    return transfers
+
+
+def mismatches(made: Replay, directory: Path, writer: BufferedWriter | None = None) -> int:
+    """Tensors that a restore by `writer` brings back wrong."""
+    writer = writer or BufferedWriter()
+    made.scrub()
+    made.restore(writer, directory)
+    found = made.verify(writer, directory)
+    assert found.tensors == len(made.files[0].tensors)
+    assert found.bytes == made.files[0].payload_bytes
+    return found.mismatches
+
+
+def places(made: Replay, directory: Path) -> dict[str, tuple[int, int]]:
+    """Name -> [begin, end) in the file, as the formats' own readers find them."""
+    file = made.files[0]
+    if file.format == "safetensors":
+        _, image = safetensors.prepare(file.path, directory)
+        found = image.segments[1:]
+    elif file.format == "torch":
+        _, image = torch_file.prepare(file.path, directory)
+        found = image.segments[1::2]
+    else:
+        found = FileImage.of("x", [bytes(t.size_bytes) for t in file.tensors]).segments
+    present = [tensor.name for tensor in file.tensors if tensor.size_bytes]
+    return {
+        name: (segment.offset, segment.offset + segment.length)
+        for name, segment in zip(present, found, strict=True)
+    }
+
+
+def flip(path: Path, offset: int) -> None:
+    """Turn one byte of a file over."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 0x10]))
+
+
+@pytest.mark.parametrize("pool_bytes", [MIB, SMALL_POOL])
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_round_trip(tmp_path: Path, file_format: str, pool_bytes: int) -> None:
+    """What is restored is what was saved, the pool being larger or smaller than the file."""
+    made = replay(file_format, pool_bytes)
+    saved(made, tmp_path)
+    assert mismatches(made, tmp_path) == 0
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_the_files_are_real(tmp_path: Path, file_format: str) -> None:
+    """All tensors are in the file under their names and with their sizes, empty ones included."""
+    made = replay(file_format)
+    saved(made, tmp_path)
+    assert len(places(made, tmp_path)) == len(NON_EMPTY) + (file_format == "dcp")
+
+
+@pytest.mark.parametrize("pool_bytes", [MIB, SMALL_POOL])
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_one_byte_flipped_is_found(tmp_path: Path, file_format: str, pool_bytes: int) -> None:
+    """A single wrong byte is found in every tensor, whatever lap of the pool it was in."""
+    made = replay(file_format, pool_bytes)
+    saved(made, tmp_path)
+    path = tmp_path / made.files[0].path
+    for name, (begin, end) in places(made, tmp_path).items():
+        for offset in {begin, (begin + end) // 2, end - 1}:
+            flip(path, offset)
+            assert mismatches(made, tmp_path) == 1, f"byte {offset} of {name}"
+            flip(path, offset)
+    assert mismatches(made, tmp_path) == 0
+
+
+def test_a_byte_in_every_part_of_a_tensor_longer_than_the_pool(tmp_path: Path) -> None:
+    """A tensor of several pools is read back in parts, and each part is compared."""
+    made = replay("raw", SMALL_POOL)
+    saved(made, tmp_path)
+    begin, end = places(made, tmp_path)["state/6/t"]
+    for offset in range(begin, end, SMALL_POOL // 2):
+        flip(tmp_path / made.files[0].path, offset)
+        assert mismatches(made, tmp_path) == 1
+        flip(tmp_path / made.files[0].path, offset)
+
+
+class _NoReads(BufferedWriter):
+    """Says that it has read, and has not."""
+
+    def read(
+        self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
+    ) -> Transfer:
+        stop = image.size_bytes if stop is None else stop
+        return Meter().transfer(self.name, "read", stop - start, durable=True)
+
+
+class _WholeReadsOnly(BufferedWriter):
+    """Reads whole files, and of a range nothing."""
+
+    def read(
+        self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
+    ) -> Transfer:
+        if start or stop is not None:
+            return Meter().transfer(self.name, "read", 0, durable=True)
+        return super().read(image, target)
+
+
+@pytest.mark.parametrize("pool_bytes", [MIB, SMALL_POOL])
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_a_restore_that_does_nothing(tmp_path: Path, file_format: str, pool_bytes: int) -> None:
+    """The saved bytes do not stay in memory, so a read that does nothing is found out."""
+    made = replay(file_format, pool_bytes)
+    saved(made, tmp_path)
+    wrong = mismatches(made, tmp_path, _NoReads())
+    assert wrong == len(NON_EMPTY) + (file_format == "dcp")
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_a_second_read_that_does_nothing(tmp_path: Path, file_format: str) -> None:
+    """What an earlier lap's tensor shares with the last one's memory is no proof of it."""
+    made = replay(file_format, SMALL_POOL)
+    saved(made, tmp_path)
+    last_lap = 2  # tensors of the last lap: those that the pool still holds together
+    assert mismatches(made, tmp_path, _WholeReadsOnly()) >= len(NON_EMPTY) - last_lap
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_two_checkpoints_differ(tmp_path: Path, file_format: str) -> None:
+    """Each checkpoint has bytes of its own in every tensor."""
+    made = replay(file_format)
+    for name in ("one", "two"):
+        saved(made, tmp_path / name)
+    one, two = ((tmp_path / name / made.files[0].path).read_bytes() for name in ("one", "two"))
+    assert len(one) == len(two)
+    for begin, end in places(made, tmp_path / "one").values():
+        assert one[begin:end] != two[begin:end]
+
+
+def test_a_seed_repeats_its_checkpoints(tmp_path: Path) -> None:
+    """The same seed gives the same file, another seed another."""
+    files = []
+    for number, seed in enumerate((1, 1, 2)):
+        made = replay("safetensors", seed=seed)
+        saved(made, tmp_path / str(number))
+        files.append((tmp_path / str(number) / made.files[0].path).read_bytes())
+    assert files[0] == files[1] != files[2]
+
+
+@pytest.mark.parametrize("crc", [True, False])
+def test_size_bytes_is_what_is_written(tmp_path: Path, tiny: Workload, crc: bool) -> None:
+    """The size found beforehand, the transfers' and the files' on disk are one."""
+    made = Replay(tiny.files(), pool_bytes=MIB, seed=1, crc=crc)
+    expected = made.size_bytes()
+    transfers = saved(made, tmp_path)
+    assert sum(transfer.bytes for transfer in transfers) == expected
+    on_disk = [path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(on_disk) == len(made.files)
+    assert sum(on_disk) == expected
+
+
+def test_all_files_of_a_workload(tmp_path: Path, tiny: Workload) -> None:
+    """A whole rank's files of three formats come back right through the smallest pool."""
+    made = Replay(tiny.files(), pool_bytes=4 * KIB, seed=1, crc=True)
+    saved(made, tmp_path)
+    writer = BufferedWriter()
+    made.restore(writer, tmp_path)
+    verified = made.verify(writer, tmp_path)
+    assert verified.mismatches == 0
+    assert verified.tensors == sum(len(file.tensors) for file in tiny.files())
+    assert verified.bytes == sum(file.payload_bytes for file in tiny.files())
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_nothing_but_empty_tensors(tmp_path: Path, file_format: str) -> None:
+    """A rank whose parts are all empty writes files that come back, as at the end of a mesh."""
+    empty = spec(file_format, sizes=(0, 0))
+    made = Replay([empty], pool_bytes=MIB, seed=1, crc=True)
+    saved(made, tmp_path)
+    assert mismatches(made, tmp_path) == (0)
+
+
+def test_another_file_in_its_place(tmp_path: Path) -> None:
+    """A file of other tensors is refused, whatever its bytes are."""
+    made = replay("safetensors")
+    saved(made, tmp_path)
+    other = Replay([spec("safetensors", (7, 8))], pool_bytes=MIB, seed=1, crc=True)
+    with pytest.raises(DataMismatchError, match="other tensors"):
+        other.restore(BufferedWriter(), tmp_path)
+
+
+def test_the_pool_is_no_larger_than_needed() -> None:
+    """A checkpoint smaller than the pool takes only the memory that it needs."""
+    made = replay("raw", pool_bytes=1024 * MIB)
+    assert made._pool.size_bytes < 2 * made.files[0].size_bytes
+
+
+def test_notes_tell_what_is_not_as_in_life() -> None:
+    """DCP as raw bytes, and a tensor that repeats the pool, are told; else there is no note."""
+    assert replay("raw").notes == ()
+    (dcp,) = replay("dcp").notes
+    assert "DCP" in dcp
+    (repeats,) = replay("raw", SMALL_POOL).notes
+    assert "larger --pool" in repeats
+
+
+def test_files_are_given_in_payload_order() -> None:
+    """Tensors are taken in the order of their bytes in the file, so that restores match."""
+    mixed = dataclasses.replace(
+        spec("safetensors"),
+        tensors=(
+            TensorSpec(name="a", dtype="uint8", shape=(3,)),
+            TensorSpec(name="b", dtype="float32", shape=(3,)),
+        ),
+    )
+    made = Replay([mixed], pool_bytes=MIB, seed=1, crc=True)
+    assert [tensor.name for tensor in made.files[0].tensors] == ["b", "a"]

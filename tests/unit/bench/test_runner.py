@@ -1,0 +1,363 @@
+"""The order of a run, what it does about failures, and that it leaves nothing."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iobench.bench import fio, runner
+from iobench.bench import plan as plan_module
+from iobench.bench.fio import JOBS, FioJob, FioSample
+from iobench.bench.plan import Plan
+from iobench.bench.runner import Runner
+from iobench.errors import CeilingError, TransferError
+from iobench.results import (
+    CeilingSample,
+    Cold,
+    End,
+    ResultFile,
+    ResultWriter,
+    Run,
+    Sample,
+    Verified,
+    read,
+)
+from iobench.units import MIB
+from iobench.workloads import Workload
+from iobench.writers.base import Writer
+from iobench.writers.buffered import BufferedWriter
+from iobench.writers.image import FileImage
+from iobench.writers.registry import make
+from iobench.writers.transfer import Transfer
+
+Contender = tuple[str, str]
+
+
+class Log:
+    """A Progress that remembers."""
+
+    def __init__(self) -> None:
+        self.announced = 0
+        self.steps: list[str] = []
+        self.records: list[Sample | CeilingSample] = []
+
+    def begin(self, steps: int) -> None:
+        self.announced = steps
+
+    def step(self, what: str) -> None:
+        self.steps.append(what)
+
+    def result(self, record: Sample | CeilingSample) -> None:
+        self.records.append(record)
+
+
+class FakeFio:
+    """Stands for `fio.run_job`: a file comes and stays, as with fio; `fails` may raise."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self.arguments: list[dict[str, Any]] = []
+        self.fails: Callable[[FioJob, str], None] = lambda *_: None
+
+    def __call__(
+        self, job: FioJob, operation: str, directory: Path, size_bytes: int, **options: Any
+    ) -> FioSample:
+        self.calls.append((job.name, operation))
+        self.arguments.append({"size_bytes": size_bytes, **options})
+        (directory / fio.FILE_NAME).touch()
+        self.fails(job, operation)
+        return FioSample(
+            job=job,
+            operation=operation,  # type: ignore[arg-type]
+            bytes=size_bytes,
+            elapsed_s=1.0,
+            cpu_s=0.1,
+        )
+
+
+@pytest.fixture
+def fake_fio(monkeypatch: pytest.MonkeyPatch) -> FakeFio:
+    """fio, syncs, the wait for a quiet device and the look at the machine, without any delay."""
+    made = FakeFio()
+    monkeypatch.setattr(fio, "run_job", made)
+    monkeypatch.setattr(plan_module, "fio_version", lambda: "3.33")
+    monkeypatch.setattr(runner, "settle", lambda *_: None)
+    monkeypatch.setattr(os, "fsync", lambda _fd: None)
+    described: dict[str, Any] = {"machine": {}, "storage": {}}
+    monkeypatch.setattr(runner, "describe_environment", lambda _target: described)
+    # The tests' file system may be one that evicts nothing, and that is not the question here.
+    cold = Cold(resident_bytes=0, resident_fraction=0.0, method="none", dropped_caches=False)
+    monkeypatch.setattr("iobench.bench.trial.make_cold", lambda _files: cold)
+    return made
+
+
+@pytest.fixture
+def execute(fake_fio: FakeFio, tiny: Workload, tmp_path: Path) -> Callable[..., ResultFile]:
+    """Carries a plan out in an empty target and gives its result file, however it ended."""
+
+    def run(
+        *writers: Writer,
+        repeat: int = 2,
+        seed: int = 1,
+        ceiling: bool = True,
+        log: Log | None = None,
+        error: type[BaseException] | None = None,
+    ) -> ResultFile:
+        target, path = tmp_path / "target", tmp_path / "run.jsonl"
+        target.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+        plan = Plan(
+            workload=tiny,
+            full_bytes=tiny.size_bytes(),
+            rank=0,
+            writers=writers,
+            target=target,
+            repeat=repeat,
+            pool_bytes=16 * MIB,
+            ceiling=ceiling,
+            crc=True,
+            seed=seed,
+        )
+        if error:
+            with pytest.raises(error):
+                _run(plan, path, log or Log())
+        else:
+            _run(plan, path, log or Log())
+        assert os.listdir(target) == []
+        return read(path)
+
+    return run
+
+
+def _run(plan: Plan, path: Path, log: Log) -> None:
+    with ResultWriter(path) as results:
+        Runner(plan=plan, results=results, progress=log).run()
+
+
+def order(result: ResultFile, operation: str = "save") -> list[list[str]]:
+    """Per repetition, the contenders in the order in which they came."""
+    samples = [
+        (one.repetition, one.order, one.writer if isinstance(one, Sample) else one.job["name"])
+        for one in (*result.samples, *result.ceiling)
+        if one.operation == operation
+    ]
+    repetitions = 1 + max(repetition for repetition, _, _ in samples)
+    return [
+        [name for of, _, name in sorted(samples) if of == repetition]
+        for repetition in range(repetitions)
+    ]
+
+
+def test_everyone_once_per_repetition(execute: Callable[..., ResultFile]) -> None:
+    """Each writer and each job saves and restores once in every repetition, `null` only saves."""
+    result = execute(make("buffered"), make("null"), make("uncached"), repeat=3)
+    jobs = [job.name for job in JOBS]
+    for contenders in order(result):
+        assert Counter(contenders) == Counter(["buffered", "null", "uncached", *jobs])
+    for contenders in order(result, "restore"):
+        assert Counter(contenders) == Counter(["buffered", "uncached", *jobs])
+    assert result.end is not None
+    assert (result.end.status, result.end.samples) == ("complete", 3 * 5)
+
+
+def test_the_order_is_random_and_seeded(execute: Callable[..., ResultFile]) -> None:
+    """Repetitions have other orders, the same seed the same ones, another seed others."""
+    writers = (make("null"), make("null", threads=2))
+    one, again, other = (order(execute(*writers, repeat=4, seed=seed)) for seed in (5, 5, 6))
+    assert one == again
+    assert one != other
+    assert len({tuple(contenders) for contenders in one}) > 1
+
+
+def test_a_save_comes_right_before_its_restore(
+    execute: Callable[..., ResultFile], fake_fio: FakeFio
+) -> None:
+    """Every contender restores what it has just saved, at one position of the repetition."""
+    log = Log()
+    execute(make("buffered"), make("uncached"), log=log)
+    for save, restore in zip(log.records[::2], log.records[1::2], strict=True):
+        assert (save.operation, restore.operation) == ("save", "restore")
+        assert (save.repetition, save.order) == (restore.repetition, restore.order)
+    operations = [operation for _, operation in fake_fio.calls]
+    assert operations == ["save", "restore"] * (2 * len(JOBS))
+
+
+def test_progress_is_told_every_step(execute: Callable[..., ResultFile]) -> None:
+    """As many steps are announced as come when every writer stores."""
+    log = Log()
+    result = execute(make("buffered"), log=log)
+    assert len(log.steps) == log.announced
+    assert len(log.records) == len(result.samples) + len(result.ceiling)
+
+
+def test_the_header_tells_what_was_asked(execute: Callable[..., ResultFile]) -> None:
+    """Real bytes, files and plan are in the first record; the seed does not change the hash."""
+    runs: list[Run] = [execute(make("null"), seed=seed).run for seed in (1, 2)]
+    run = runs[0]
+    assert (run.workload.name, run.workload.files, run.workload.scaled) == ("tiny", 8, False)
+    assert run.plan["seed"] == 1
+    assert run.config_hash == runs[1].config_hash
+    assert run.run_id != runs[1].run_id
+
+
+def test_samples_move_the_workloads_bytes(execute: Callable[..., ResultFile]) -> None:
+    """Saves and restores of every writer, and the jobs, move the bytes of the header."""
+    result = execute(make("buffered"), make("uncached"))
+    assert {sample.bytes for sample in result.samples} == {result.run.workload.bytes}
+    assert {sample.bytes for sample in result.ceiling} == {result.run.workload.bytes}
+    assert all(s.verified and not s.verified.mismatches for s in result.samples[1::2])
+
+
+def test_a_failing_job_is_recorded_and_left_out(
+    execute: Callable[..., ResultFile], fake_fio: FakeFio
+) -> None:
+    """Its error is in the record once, it is not tried again, and the others go on."""
+
+    def fails(job: FioJob, operation: str) -> None:
+        if job is JOBS[0] and operation == "save":
+            raise CeilingError("io_uring is forbidden here")
+
+    fake_fio.fails = fails
+    result = execute(make("null"), repeat=3)
+    failed = [sample for sample in result.ceiling if sample.error]
+    assert [(sample.job["name"], sample.error) for sample in failed] == [
+        (JOBS[0].name, "io_uring is forbidden here")
+    ]
+    assert Counter(fake_fio.calls) == {
+        (JOBS[0].name, "save"): 1,
+        **{(job.name, operation): 3 for job in JOBS[1:] for operation in ("save", "restore")},
+    }
+    assert result.end is not None
+    assert result.end.status == "complete"
+
+
+def test_a_job_that_fails_to_restore(execute: Callable[..., ResultFile], fake_fio: FakeFio) -> None:
+    """A save that worked stays in the record; the job is left out from then on."""
+
+    def fails(job: FioJob, operation: str) -> None:
+        if job is JOBS[1] and operation == "restore":
+            raise CeilingError("gone")
+
+    fake_fio.fails = fails
+    result = execute(make("null"), repeat=3)
+    own = [(s.operation, s.error) for s in result.ceiling if s.job["name"] == JOBS[1].name]
+    assert own == [("save", None), ("restore", "gone")]
+
+
+class _Full(BufferedWriter):
+    """A disk that is full from the twelfth file on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files = 0
+
+    def write(self, image: FileImage, *arguments: Any, **options: Any) -> Transfer:
+        self.files += 1
+        if self.files > 11:
+            raise TransferError(28, "No space left on device", image.path)
+        return super().write(image, *arguments, **options)
+
+
+def test_a_writer_that_fails_in_mid_run(execute: Callable[..., ResultFile]) -> None:
+    """The run ends with its error in the End record; samples until then stay, files do not."""
+    result = execute(_Full(), repeat=3, ceiling=False, error=TransferError)
+    assert [sample.operation for sample in result.samples] == ["save", "restore"]
+    assert isinstance(result.end, End)
+    assert result.end.status == "failed"
+    assert "No space left on device" in str(result.end.error)
+
+
+@pytest.mark.parametrize("call", [1, 4])
+def test_an_interrupt_during_fio(
+    execute: Callable[..., ResultFile], fake_fio: FakeFio, call: int
+) -> None:
+    """Ctrl-C while a job runs ends the run as interrupted."""
+
+    def fails(job: FioJob, operation: str) -> None:
+        if len(fake_fio.calls) == call:
+            raise KeyboardInterrupt
+
+    fake_fio.fails = fails
+    result = execute(make("buffered"), error=KeyboardInterrupt)
+    assert result.end is not None
+    assert result.end.status == "interrupted"
+
+
+@pytest.mark.parametrize("operation", ["write", "read"])
+def test_an_interrupt_in_a_writer(
+    execute: Callable[..., ResultFile], monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    """Ctrl-C in the middle of a save or a restore ends the run as interrupted."""
+
+    def interrupted(*_: Any, **__: Any) -> Transfer:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(BufferedWriter, operation, interrupted)
+    result = execute(make("buffered"), ceiling=False, error=KeyboardInterrupt)
+    assert len(result.samples) == (0 if operation == "write" else 1)
+    assert result.end is not None
+    assert result.end.status == "interrupted"
+
+
+def test_an_interrupt_right_after_a_record(
+    execute: Callable[..., ResultFile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C between a line and whatever follows it leaves a record that reads, counted right."""
+    append, lines = ResultWriter._append, []
+
+    def interrupted(self: ResultWriter, line: str) -> None:
+        append(self, line)
+        lines.append(line)
+        if len(lines) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(ResultWriter, "_append", interrupted)
+    result = execute(make("buffered"), ceiling=False, error=KeyboardInterrupt)
+    assert result.end is not None
+    assert (result.end.status, result.end.samples, len(result.samples)) == ("interrupted", 1, 1)
+
+
+class _Wrong(BufferedWriter):
+    """Reads, and turns a byte over."""
+
+    def read(self, image: FileImage, *arguments: Any, **options: Any) -> Transfer:
+        done = super().read(image, *arguments, **options)
+        if image.path == "model.safetensors":
+            image.segments[-1].memory[0] ^= 1
+        return done
+
+
+def test_wrong_bytes_are_recorded_and_the_run_goes_on(execute: Callable[..., ResultFile]) -> None:
+    """A mismatch does not end the run: it is in every sample for the verdict to tell."""
+    result = execute(_Wrong(), ceiling=False)
+    verified: list[Verified | None] = [sample.verified for sample in result.samples]
+    assert [one and one.mismatches for one in verified] == [None, 1, None, 1]
+
+
+@pytest.mark.parametrize(
+    ("writers", "expected"),
+    [
+        (("buffered",), True),
+        (("null",), True),
+        (("buffered,fallocate=false",), False),
+        (("buffered,fallocate=false", "uncached"), True),
+    ],
+)
+def test_fio_reserves_space_as_the_writers_do(
+    execute: Callable[..., ResultFile],
+    fake_fio: FakeFio,
+    writers: tuple[str, ...],
+    expected: bool,
+) -> None:
+    """fio preallocates unless no writer of the run does."""
+    made = []
+    for text in writers:
+        name, _, option = text.partition(",")
+        made.append(make(name, fallocate=False) if option else make(name))
+    execute(*made, repeat=1)
+    assert {arguments["fallocate"] for arguments in fake_fio.arguments} == {expected}

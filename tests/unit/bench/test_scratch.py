@@ -1,0 +1,157 @@
+"""The scratch directory goes, however the block ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iobench.bench import scratch
+from iobench.bench.scratch import PREFIX, scratch_directory
+from iobench.errors import TargetError
+
+
+def fill(directory: Path) -> None:
+    """What a run leaves there: files, and directories with files."""
+    (directory / "step-0/global").mkdir(parents=True)
+    (directory / "step-0/global/file").write_bytes(b"x" * 100)
+    (directory / "file").write_bytes(b"x")
+
+
+def fail_inside(target: Path, error: BaseException) -> None:
+    """A run that has written something when `error` ends it."""
+    with scratch_directory(target) as directory:
+        fill(directory)
+        raise error
+
+
+def left_by_a_killed_run(target: Path, *, lock: bool = True) -> Path:
+    """A directory whose lock nobody holds."""
+    directory = target / f"{PREFIX}dead"
+    directory.mkdir()
+    if lock:
+        fill(directory)
+        (directory / "lock").touch()
+    return directory
+
+
+def test_it_is_removed_at_the_end(tmp_path: Path) -> None:
+    """Inside the block it is there, hidden; afterwards nothing is."""
+    with scratch_directory(tmp_path) as directory:
+        assert directory.parent == tmp_path
+        assert directory.name.startswith(".")
+        fill(directory)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [OSError("no"), KeyboardInterrupt(), SystemExit(1)], ids=repr)
+def test_it_is_removed_on_an_error(tmp_path: Path, error: BaseException) -> None:
+    """The error comes out and nothing is left."""
+    with pytest.raises(type(error)):
+        fail_inside(tmp_path, error)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_interrupt_does_not_stop_the_removal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while files are being removed waits until they are."""
+    rmtree = shutil.rmtree
+
+    def interrupted(path: Any, **options: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        rmtree(path, **options)
+
+    monkeypatch.setattr(scratch.shutil, "rmtree", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fail_inside(tmp_path, KeyboardInterrupt())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_just_before_the_removal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that falls between the end of the block and the removal is made up for."""
+    remove, calls = scratch._remove, []
+
+    def late(directory: Path) -> None:
+        calls.append(directory)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        remove(directory)
+
+    monkeypatch.setattr(scratch, "_remove", late)
+    with pytest.raises(KeyboardInterrupt), scratch_directory(tmp_path) as directory:
+        fill(directory)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
+    """A directory whose lock is free goes before the new one is made."""
+    left_by_a_killed_run(tmp_path)
+    with scratch_directory(tmp_path) as directory:
+        assert list(tmp_path.iterdir()) == [directory]
+
+
+def test_a_run_killed_at_the_end_of_its_removal(tmp_path: Path) -> None:
+    """The lock goes last, so what is left without one is empty, and goes too."""
+    left_by_a_killed_run(tmp_path, lock=False)
+    with scratch_directory(tmp_path) as directory:
+        assert list(tmp_path.iterdir()) == [directory]
+
+
+def test_the_lock_is_removed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While anything else is there the lock is, so a run killed meanwhile is found."""
+    removed = []
+    monkeypatch.setattr(scratch.shutil, "rmtree", lambda path: removed.append(path.name))
+    with scratch_directory(tmp_path) as directory:
+        fill(directory)
+    assert removed[:2] == ["step-0", directory.name]
+    assert sorted(os.listdir(directory)) == ["lock", "step-0"]
+
+
+def test_a_live_runs_directory_stays(tmp_path: Path) -> None:
+    """Two runs in one target do not disturb each other."""
+    with scratch_directory(tmp_path) as first:
+        fill(first)
+        with scratch_directory(tmp_path) as second:
+            assert {first, second} == set(tmp_path.iterdir())
+        assert (first / "step-0/global/file").exists()
+
+
+def test_nothing_else_in_the_target_is_touched(tmp_path: Path) -> None:
+    """The user's files and hidden files stay."""
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / ".iobench-notes").write_text("mine too")
+    with scratch_directory(tmp_path):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".iobench-notes", "mine"]
+
+
+def test_a_missing_target(tmp_path: Path) -> None:
+    """It is refused, and not made."""
+    with (
+        pytest.raises(TargetError, match="no such directory"),
+        scratch_directory(tmp_path / "missing"),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("call", ["mkdir", "rename"])
+def test_a_target_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """A directory that cannot be made or named is a TargetError and leaves nothing."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, call, refuse)
+    with pytest.raises(TargetError, match="Read-only file system"), scratch_directory(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,75 @@
+"""Settling, on a clock of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from iobench.bench import settle as module
+from iobench.bench.settle import settle
+
+
+class Clock:
+    """Time passes only in `sleep`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.sleeps = 0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.sleeps += 1
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(module, "time", made)
+    return made
+
+
+def device(busy_until: float, clock: Clock) -> Any:
+    """A monitor whose counter moves until the clock shows `busy_until`."""
+    read: Callable[[], float] = lambda: min(clock.now, busy_until)  # noqa: E731
+    return SimpleNamespace(read=read)
+
+
+def test_a_quiet_device_is_waited_for_once(tmp_path: Path, clock: Clock) -> None:
+    """One interval without movement is enough."""
+    settle(tmp_path, device(0.0, clock))
+    assert clock.sleeps == 1
+
+
+def test_a_busy_device_is_waited_for(tmp_path: Path, clock: Clock) -> None:
+    """It goes on when the device has rested for an interval, and not before."""
+    settle(tmp_path, device(1.0, clock))
+    assert 1.0 < clock.now <= 1.3
+
+
+def test_patience_ends(tmp_path: Path, clock: Clock) -> None:
+    """A device that never rests, as one that others use, costs three seconds and no more."""
+    settle(tmp_path, device(1e9, clock))
+    assert 3.0 <= clock.now < 3.2
+
+
+def test_no_device_to_ask(tmp_path: Path, clock: Clock) -> None:
+    """Without counters there is one interval of rest."""
+    settle(tmp_path, SimpleNamespace(read=lambda: None))  # type: ignore[arg-type]
+    assert clock.sleeps == 1
+
+
+def test_the_file_system_is_synced_first(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is dirty goes out before the device is watched."""
+    order = []
+    monkeypatch.setattr(module.linux, "sync_file_system", lambda _fd: order.append("sync"))
+    settle(tmp_path, SimpleNamespace(read=lambda: order.append("read")))  # type: ignore[arg-type]
+    assert order == ["sync", "read", "read"]

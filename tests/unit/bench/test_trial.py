@@ -1,0 +1,201 @@
+"""What the clock of a save and of a restore covers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from iobench.bench import counters
+from iobench.bench.replay import Replay
+from iobench.bench.trial import Trial
+from iobench.checkpoint.staged import MANIFEST
+from iobench.errors import TransferError
+from iobench.units import MIB
+from iobench.workloads import Workload
+from iobench.writers import transfer
+from iobench.writers.base import Writer
+from iobench.writers.registry import make
+
+TICK = 2.0**-20
+STORING = ("buffered", "uncached", "odirect")
+
+
+class Recorder:
+    """A clock on which only what makes data durable takes time: one second each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.events: list[tuple[str, str]] = []
+        for name in ("fsync", "fdatasync", "replace", "rename"):
+            monkeypatch.setattr(os, name, self._recorded(name, getattr(os, name)))
+        time = SimpleNamespace(perf_counter=self.read, process_time=self.read)
+        for module in (counters, transfer):
+            monkeypatch.setattr(module, "time", time)
+
+    def read(self) -> float:
+        self.now += TICK
+        return self.now
+
+    def _recorded(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def recorded(first: Any, *rest: Any) -> Any:
+            path = os.readlink(f"/proc/self/fd/{first}") if isinstance(first, int) else str(first)
+            kind = "directory" if os.path.isdir(path) else "file"
+            self.now += 1.0
+            self.events.append((f"{name} {kind}", path))
+            return call(first, *rest)
+
+        return recorded
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    return Recorder(monkeypatch)
+
+
+def trial(writer: Writer, tiny: Workload, directory: Path, idle: Any) -> Trial:
+    return Trial(
+        run_id="0" * 16,
+        repetition=0,
+        order=0,
+        writer=writer,
+        replay=Replay(tiny.files(), pool_bytes=MIB, seed=1, crc=True),
+        directory=directory,
+        monitor=idle,
+    )
+
+
+def require(name: str, directory: Path) -> Writer:
+    writer = make(name)
+    answer = writer.available(directory)
+    if not answer.ok:
+        pytest.skip(f"{name}: {answer.reason}")
+    return writer
+
+
+@pytest.mark.parametrize("name", STORING)
+def test_the_clock_of_a_save_stops_when_all_is_durable(
+    tmp_path: Path, tiny: Workload, idle: Any, clock: Recorder, name: str
+) -> None:
+    """Every sync and rename falls inside the timed section, and none after it."""
+    one = trial(require(name, tmp_path), tiny, tmp_path, idle)
+    clock.events.clear()
+    sample = one.save()
+    assert int(sample.elapsed_s) == len(clock.events)
+    assert sample.elapsed_s - len(clock.events) < 0.5  # ticks of reading the clock
+
+
+@pytest.mark.parametrize("name", STORING)
+def test_the_order_of_a_save(
+    tmp_path: Path, tiny: Workload, idle: Any, clock: Recorder, name: str
+) -> None:
+    """Files are synced and named, then the manifest, then directories; rename, parent sync."""
+    one = trial(require(name, tmp_path), tiny, tmp_path, idle)
+    clock.events.clear()
+    one.save()
+    kinds = [kind for kind, _ in clock.events]
+    paths = [path for _, path in clock.events]
+    manifest = next(i for i, path in enumerate(paths) if path.endswith(MANIFEST))
+    files = len(tiny.files())
+    assert kinds[:manifest].count("fsync file") == kinds[:manifest].count("replace file") == files
+    for index, (kind, path) in enumerate(clock.events[:manifest]):
+        if kind == "replace file":
+            assert ("fsync file", path) in clock.events[:index]
+    commit = kinds[manifest + 1 :]
+    assert commit[-2:] == ["rename directory", "fsync directory"]
+    assert set(commit[:-2]) == {"fsync directory"}
+    assert paths[-1] == str(tmp_path)
+    assert (tmp_path / "step-0-0" / MANIFEST).is_file()
+
+
+def test_the_commit_is_a_phase_of_its_own(
+    tmp_path: Path, tiny: Workload, idle: Any, clock: Recorder
+) -> None:
+    """What the manifest, directory syncs and rename took is told apart from the files' syncs."""
+    sample = trial(make("buffered"), tiny, tmp_path, idle).save()
+    files = len(tiny.files())
+    assert int(sample.phases_s["sync"]) == files
+    assert int(sample.phases_s["sync"]) + int(sample.phases_s["commit"]) == len(clock.events)
+
+
+@pytest.mark.parametrize("name", STORING)
+def test_eviction_and_verification_are_outside_the_clock(
+    tmp_path: Path, tiny: Workload, idle: Any, clock: Recorder, name: str
+) -> None:
+    """The syncs of the eviction before a restore and what verifying takes are not in its time."""
+    one = trial(require(name, tmp_path), tiny, tmp_path, idle)
+    one.save()
+    clock.events.clear()
+    replay = one.replay
+    verify = replay.verify
+
+    def slow(*arguments: Any) -> Any:
+        clock.now += 100
+        return verify(*arguments)
+
+    replay.verify = slow  # type: ignore[method-assign]
+    sample = one.restore()
+    assert sample is not None
+    assert len(clock.events) == len(tiny.files()) + 1  # each file is synced before it is evicted
+    assert 0 < sample.elapsed_s < 1
+    assert sample.cold is not None
+    assert sample.verified is not None
+    assert (sample.cold.resident_bytes, sample.verified.mismatches) == (0, 0)
+
+
+def test_making_bytes_is_outside_the_clock(
+    tmp_path: Path, tiny: Workload, idle: Any, clock: Recorder
+) -> None:
+    """A save's clock starts when its bytes are made."""
+    one = trial(make("buffered"), tiny, tmp_path, idle)
+    prepare = one.replay.prepare
+
+    def slow() -> None:
+        clock.now += 100
+        prepare()
+
+    one.replay.prepare = slow  # type: ignore[method-assign]
+    assert int(one.save().elapsed_s) == len(clock.events)
+
+
+def test_a_writer_that_stores_nothing(tmp_path: Path, tiny: Workload, idle: Any) -> None:
+    """`null` is timed, leaves no file, and has nothing to restore."""
+    one = trial(make("null"), tiny, tmp_path, idle)
+    sample = one.save()
+    assert not sample.stores
+    assert one.restore() is None
+    assert list(tmp_path.iterdir()) == []
+    one.clear()
+
+
+def test_clear_removes_the_checkpoint(tmp_path: Path, tiny: Workload, idle: Any) -> None:
+    """After `clear` nothing is left, and a second one does nothing."""
+    one = trial(make("buffered"), tiny, tmp_path, idle)
+    one.save()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-0-0"]
+    one.clear()
+    one.clear()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("call", [1, 3, 8, 9])
+def test_a_failing_sync_publishes_nothing(
+    tmp_path: Path, tiny: Workload, idle: Any, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    """Whichever file's sync fails, there is an error and no checkpoint, whole or half."""
+    fsync, calls = os.fsync, []
+
+    def failing(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == call:
+            raise OSError(5, "Input/output error")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(TransferError, match="Input/output error"):
+        trial(make("buffered"), tiny, tmp_path, idle).save()
+    assert list(tmp_path.iterdir()) == []
