@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +113,13 @@ class Replay:
         transfers = []
         with self._pool.trimmed():
             for spec in self.files:
+                began = time.perf_counter()
                 restored = self._open(spec, windows, directory)
+                parse_s = time.perf_counter() - began
                 self._restored.append(restored)
-                transfers.append(writer.read(restored.image, directory))
+                transfer = writer.read(restored.image, directory)
+                phases = {"parse": parse_s, **transfer.phases_s}
+                transfers.append(replace(transfer, phases_s=phases))
         return transfers
 
     def verify(self, writer: Writer, directory: Path) -> Verified:

@@ -137,7 +137,7 @@ def exception_publishes_nothing(rig: Rig) -> None:
 
 @check()
 def close_in_finally_publishes_nothing(rig: Rig) -> None:
-    """close() in a `finally`, while an exception is on its way, is no reason to publish."""
+    """close() in a `finally`, while an exception is on its way, publishes nothing and says so."""
 
     def save() -> None:
         stream = rig.open("file")
@@ -147,7 +147,13 @@ def close_in_finally_publishes_nothing(rig: Rig) -> None:
         finally:
             stream.close()
 
-    expect_raises(_TroubleError, save)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        expect_raises(_TroubleError, save)
+    expect(
+        any(issubclass(warning.category, RuntimeWarning) for warning in told),
+        "close() that publishes nothing must warn with a RuntimeWarning",
+    )
     rig.expect_nothing("file")
 
 

@@ -6,6 +6,8 @@ import io
 import sys
 import warnings
 from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -35,7 +37,7 @@ class Stream(io.RawIOBase):
     - `with writer.open(path) as f: torch.save(obj, f)` publishes on a clean exit, durable; an
       exception removes everything written.
     - `f.close()` does the same by hand. While an exception is propagating (a `finally` block, say)
-      it removes instead of publishing: half a file is no file.
+      it removes instead of publishing, and warns: half a file is no file.
     - `torch.save(obj, writer.open(path))` works too: `flush`, which torch calls last, makes the
       bytes durable, raising what went wrong, and dropping the flushed object publishes them.
 
@@ -49,6 +51,7 @@ class Stream(io.RawIOBase):
         self._opened_under = sys.exception()
         self._failure: BaseException | None = None
         self._flushed = self._done = False
+        self._inside_s = meter.elapsed_s()
         self.transfer: Transfer | None = None
         """What happened; None until the file is published."""
 
@@ -89,10 +92,11 @@ class Stream(io.RawIOBase):
         self._check_usable()
         self._flushed = False
         view = np.frombuffer(data, dtype=np.uint8)
-        try:
-            self._append(view)
-        except BaseException as error:
-            raise self._failed(error, "writing") from error
+        with self._inside():
+            try:
+                self._append(view)
+            except BaseException as error:
+                raise self._failed(error, "writing") from error
         return len(view)
 
     def flush(self) -> None:
@@ -102,34 +106,54 @@ class Stream(io.RawIOBase):
         self._check_usable()
         if self._in_trouble():
             return
-        try:
-            size = self._drain()
-            self._file.set_size(size)
-            if self._durable:
-                self._file.sync()
-        except BaseException as error:
-            raise self._failed(error, "syncing") from error
+        with self._inside():
+            try:
+                size = self._drain()
+                self._file.set_size(size)
+                if self._durable:
+                    self._file.sync()
+            except BaseException as error:
+                raise self._failed(error, "syncing") from error
         self._flushed = True
 
     def close(self) -> None:
-        """Publish the file, durable. Raises TransferError, the file being gone then."""
+        """Publish the file, durable. Raises TransferError, the file being gone then.
+
+        While an exception is propagating, or was caught and is being handled, the file is removed
+        in place of that, with a RuntimeWarning.
+        """
         if self.closed:
             return
-        if self._failure is not None or self._in_trouble():
-            self.abort()
+        if self._in_trouble():
+            self._discard()
             return
         try:
+            self._check_usable()
             if not self._flushed:
                 self.flush()
             size = self._position
-            self._file.publish(sync_names=self._durable)
+            with self._inside():
+                self._file.publish(sync_names=self._durable)
         except BaseException:
             self.abort()
             raise
         self._done = True
+        serialize_s = self._meter.elapsed_s() - self._inside_s
         self._release()
+        self._meter.seconds["serialize"] = serialize_s
         self.transfer = self._meter.transfer(self._writer, "write", size, durable=self._durable)
         super().close()
+
+    def _discard(self) -> None:
+        path, trouble = self._file.path, type(sys.exception()).__name__
+        known = self._failure is not None
+        self.abort()
+        if not known:
+            warnings.warn(
+                f"{path}: closed while {trouble} is being raised or handled; nothing was published",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def abort(self) -> None:
         """Remove what was written; what the name held before stays."""
@@ -178,6 +202,15 @@ class Stream(io.RawIOBase):
         )
 
     # Inside.
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """Time spent in the stream; the rest of its life is the serializer's."""
+        begin = self._meter.elapsed_s()
+        try:
+            yield
+        finally:
+            self._inside_s += self._meter.elapsed_s() - begin
 
     def _in_trouble(self) -> bool:
         """Whether an exception is propagating that was not when the stream was opened."""

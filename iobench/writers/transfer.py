@@ -33,7 +33,8 @@ class Transfer:
     """One or several files moved by one writer.
 
     `phases_s` are seconds of wall clock: what workers do side by side (gather, write, read,
-    scatter) is averaged over them, so that the phases add up to about `elapsed_s`.
+    scatter) is averaged over them, so that the phases add up to about `elapsed_s`. The `write` of
+    a direct stream is the exception: it runs beside `serialize`, `gather` and `wait`.
     `durable` says whether the bytes are on storage, under their final name, on return.
     """
 
@@ -125,6 +126,10 @@ class Meter:
             self.retries += meter.retries
             self.fallbacks.update(meter.fallbacks)
 
+    def elapsed_s(self) -> float:
+        """Seconds since the meter was made."""
+        return time.perf_counter() - self.started_s
+
     def transfer(
         self, writer: str, operation: Literal["write", "read"], size_bytes: int, *, durable: bool
     ) -> Transfer:
@@ -134,7 +139,7 @@ class Meter:
             operation=operation,
             files=1,
             bytes=size_bytes,
-            elapsed_s=time.perf_counter() - self.started_s,
+            elapsed_s=self.elapsed_s(),
             durable=durable,
             phases_s=dict(self.seconds),
             paths=dict(self.paths),

@@ -211,8 +211,14 @@ def test_the_default_size_takes_two_minutes(
     space(monkeypatch, 1000 * GIB)
     monkeypatch.setattr(planning, "measure_rates", lambda *_: RATES)
     plan = make_tiny_plan(tmp_path, repeat=5)
-    affordable = DEFAULT_SECONDS / RATES.run_s_per_byte(repeat=5, ceiling=True)
-    assert 0.5 * affordable < plan.size_bytes <= affordable  # in steps of a layer
+    expected_s = RATES.run_s(plan.size_bytes, repeat=5, ceiling=True)
+    assert 0.6 * DEFAULT_SECONDS < expected_s <= DEFAULT_SECONDS  # in steps of a layer
+
+
+def test_rests_take_at_most_half_of_the_time() -> None:
+    """Many repetitions of a small checkpoint still move some bytes."""
+    size = RATES.affordable_bytes(1.0, repeat=100, ceiling=True)
+    assert size == int(0.5 / RATES.run_s_per_byte(repeat=100, ceiling=True))
 
 
 def test_the_default_size_fits_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +248,7 @@ def test_seconds_per_byte() -> None:
 def test_rests_are_expected_too() -> None:
     """The rest before each sample counts, which is most of the time of a small run."""
     tiny = RATES.run_s(0, repeat=3, ceiling=True)
-    assert tiny == pytest.approx(3 * (4 + 2 * len(JOBS)) * 0.15)
+    assert tiny == pytest.approx(3 * (4 + 2 * len(JOBS)) * 0.4)
     large = RATES.run_s(GIB, repeat=3, ceiling=True) - tiny
     assert large == pytest.approx(RATES.run_s_per_byte(repeat=3, ceiling=True) * GIB)
 

@@ -129,8 +129,10 @@ def test_after_a_failure_nothing_is_published(act: Callable, fails: str) -> None
         stream.write(b"y")
     with pytest.raises(TransferError, match="failed before"):
         stream.flush()
-    stream.close()
+    with pytest.raises(TransferError, match="failed before"):
+        stream.close()
     assert file.steps == ["release", "abandon"]
+    assert stream.closed
 
 
 @pytest.mark.parametrize("fails", ["set_size 0", "sync", "publish"])
