@@ -91,7 +91,7 @@ class Runner:
         return Run(
             run_id=new_run_id(),
             started_at=utc_now(),
-            command=tuple(sys.argv),
+            command=("iobench", *sys.argv[1:]),
             config_hash=config_hash({k: v for k, v in asked.items() if k != "seed"}),
             environment=Environment(machine=described["machine"], storage=described["storage"]),
             workload=WorkloadFacts(
