@@ -136,8 +136,10 @@ class Flight:
             while self._operations:
                 tag, _ = self._ring.wait()
                 self._drop(tag)
-        except BaseException:
+        except BaseException as broken:
             _lost.append(self._operations)
-            raise
+            if error is None:
+                raise
+            error.add_note(f"the ring then failed to end: {broken!r}")
         finally:
             self._ring.close()

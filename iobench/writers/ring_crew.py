@@ -26,15 +26,14 @@ class RingCrew(Crew):
     ) -> None:
         super().__init__(fd, pool=pool, threads=1, in_flight=iodepth)
         self._make_flight = make_flight
-        self._kept: Bytes | None = None  # the caller's own, to be written but not to be given away
+        self._kept: Bytes | None = None  # stays its caller's: to be written, not to be given away
+        self._flying = 0
+        self._dropped: list[Bytes] = []
 
     def put(self, data: Bytes, offset: int, meter: Meter) -> None:  # noqa: ARG002
         self._kept = data
-        try:
-            self.submit(data, offset)
-            self.settle()
-        finally:
-            self._kept = None
+        self.submit(data, offset)
+        self.settle()
 
     def _work(self, meter: Meter) -> None:
         try:
@@ -45,6 +44,11 @@ class RingCrew(Crew):
                 return
         except BaseException as error:  # noqa: BLE001 -- raised by submit and settle
             self._failure = error
+        # Only now, so that nobody takes what was dropped for written.
+        for block in self._dropped:
+            self._let_go(block)
+        for _ in range(self._flying):  # a broken ring: what it may still use is never given away
+            self._permits.release()
         while (item := self._queue.get()) is not None:
             self._let_go(item[0])
 
@@ -58,7 +62,15 @@ class RingCrew(Crew):
         return self._queue.get()
 
     def _launch(self, flight: Flight, block: Bytes, offset: int) -> None:
-        flight.start(block, offset, len(block), lambda _whole: self._let_go(block))
+        def landed(whole: bool) -> None:
+            self._flying -= 1
+            if whole:
+                self._let_go(block)
+            else:
+                self._dropped.append(block)
+
+        self._flying += 1
+        flight.start(block, offset, len(block), landed)
 
     def _let_go(self, block: Bytes) -> None:
         if block is self._kept:
