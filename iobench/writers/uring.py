@@ -17,9 +17,11 @@ from iobench.writers.ring import open_ring
 from iobench.writers.ring_crew import RingCrew
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter
-from iobench.writers.workers import Blocks, run_workers
+from iobench.writers.workers import BlockPool, Blocks, run_workers
 
 __all__ = ["UringOptions", "UringWriter"]
+
+_TOGETHER = 128 * MIB  # of staging blocks made at once, so that they lie in huge pages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,15 +29,15 @@ class UringOptions(WriterOptions):
     """Options of `uring`."""
 
     iodepth: int = option(
-        8, low=1, high=1024, search=(2, 4, 8, 16, 32), help="blocks in flight on each ring"
+        32, low=1, high=1024, search=(4, 8, 16, 32, 64), help="blocks in flight on each ring"
     )
     block_size: int = option(
-        4 * MIB,
+        MIB,
         unit="bytes",
         low=4 * KIB,
         high=GIB,
         multiple_of=4 * KIB,
-        search=(MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB),
+        search=(512 * KIB, MIB, 2 * MIB, 4 * MIB, 16 * MIB),
         help="bytes of one write or read",
     )
     rings: int = option(1, low=1, high=64, search=(1, 2), help="threads, each with a ring")
@@ -59,6 +61,8 @@ class UringWriter(DirectWriter):
     def __init__(self, options: WriterOptions | None = None, **values: object) -> None:
         super().__init__(options, **values)
         self._flags = os.O_DIRECT if self.options.direct else 0
+        together = min(self.options.iodepth + 1, max(1, _TOGETHER // self._block_size))
+        self._pool = BlockPool(self._block_size, together=together)
 
     @property
     def _reserves(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _thread
+import mmap
 import threading
 from itertools import islice
 
@@ -174,3 +176,46 @@ def test_a_block_comes_back_after_an_error() -> None:
 
 def _helpers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "iobench-worker"]
+
+
+@pytest.mark.parametrize("size", [4096, 12288, 1 << 20, (1 << 20) + 4096, 3 << 20])
+@pytest.mark.parametrize("together", [1, 3, 64])
+def test_blocks_made_together(size: int, together: int) -> None:
+    """However many are made at once, blocks are page-aligned, writable and apart from others."""
+    pool = BlockPool(size, together=together)
+    blocks = [pool.take() for _ in range(together + 1)]
+    for number, block in enumerate(blocks):
+        assert len(block) == size
+        assert block.ctypes.data % mmap.PAGESIZE == 0
+        block[[0, -1]] = number
+    for number, block in enumerate(blocks):
+        assert block[0] == block[-1] == number
+
+
+def test_workers_apart() -> None:
+    """With `apart` all the work is done in other threads than the caller's."""
+    seen: set[int] = set()
+
+    def work(blocks: Blocks, meter: Meter) -> None:
+        seen.add(threading.get_ident())
+        for _ in blocks:
+            meter.retries += 1
+
+    meter = Meter()
+    run_workers(2, Blocks(0, 1000, 10), work, meter, apart=True)
+    assert threading.get_ident() not in seen
+    assert meter.retries == 100
+
+
+def test_an_interrupt_of_workers_apart() -> None:
+    """Ctrl-C in the caller cancels the blocks and goes on when every worker has ended."""
+    ended: list[int] = []
+    begun = threading.Barrier(2, action=_thread.interrupt_main)
+
+    def work(blocks: Blocks, meter: Meter) -> None:
+        begun.wait()
+        ended.append(sum(1 for _ in blocks))
+
+    with pytest.raises(KeyboardInterrupt):
+        run_workers(2, Blocks(0, 1 << 40, 1), work, Meter(), apart=True)
+    assert len(ended) == 2
