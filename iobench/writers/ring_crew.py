@@ -44,6 +44,8 @@ class RingCrew(Crew):
                 return
         except BaseException as error:  # noqa: BLE001 -- raised by submit and settle
             self._failure = error
+        finally:
+            meter.seconds.clear()  # beside the stream, whose own waiting is what took time
         # Only now, so that nobody takes what was dropped for written.
         for block in self._dropped:
             self._let_go(block)
