@@ -32,7 +32,7 @@ from iobench.writers.image import FileImage
 from iobench.writers.registry import make, parse_specs
 
 TENSORS = 64
-WRITERS = ["odirect", "odirect,threads=3", "uncached", "uncached,threads=2", "buffered"]
+WRITERS = ["odirect", "odirect,threads=3", "uring", "uncached", "uncached,threads=2", "buffered"]
 STREAM = "odirect"
 
 
@@ -256,6 +256,8 @@ def main() -> None:
     bench.compare(f"restore {ours}", f"restore {jobs}", 1.0)
     bench.compare(f"restore {ours}", r"restore torch\.load", 2.5)
     bench.compare(r"restore torch_file\.load.*", r"restore torch\.load", 2.5)
+    bench.compare("save uring", f"save {jobs}", 1.0)
+    bench.compare("restore uring", f"restore {jobs}", 1.0)
     bench.compare("null writer", "memcpy", 0.8)
 
 

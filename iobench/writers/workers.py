@@ -41,9 +41,16 @@ class Blocks:
 
 
 def run_workers(
-    threads: int, blocks: Blocks, work: Callable[[Blocks, Meter], None], meter: Meter
+    threads: int,
+    blocks: Blocks,
+    work: Callable[[Blocks, Meter], None],
+    meter: Meter,
+    *,
+    apart: bool = False,
 ) -> None:
     """Run `work(blocks, own_meter)` in `threads` workers, this thread being one of them.
+
+    With `apart` this thread only waits, so that no signal handler ever runs inside `work`.
 
     Returns when all have ended. The first failure, KeyboardInterrupt in this thread included,
     cancels the rest and is raised when they have ended; further failures are added as its notes.
@@ -59,12 +66,17 @@ def run_workers(
             blocks.cancel()
 
     helpers = [
-        threading.Thread(target=run, args=(own,), name="iobench-worker") for own in meters[1:]
+        threading.Thread(target=run, args=(own,), name="iobench-worker")
+        for own in (meters if apart else meters[1:])
     ]
     try:
         for helper in helpers:
             helper.start()
-        run(meters[0])
+        if apart:
+            for helper in helpers:
+                helper.join()
+        else:
+            run(meters[0])
     finally:
         blocks.cancel()
         for helper in helpers:

@@ -25,7 +25,7 @@ def tmpfs(new_filesystem) -> Path:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("name", ["buffered", "uncached", "odirect"])
+@pytest.mark.parametrize("name", ["buffered", "uncached", "odirect", "uring"])
 @pytest.mark.parametrize("item", writer_checks(large=True), ids=str)
 def test_large(item: Check, name: str, tmpfs: Path) -> None:
     """Each large claim holds for each writer that stores."""

@@ -28,9 +28,23 @@ _SETTINGS = {
         {"block_size": "64KiB", "threads": 3},
         {"block_size": "1MiB", "fallocate": False},
     ),
+    "uring": (
+        {},
+        {"block_size": "4KiB", "iodepth": 1},
+        {"block_size": "64KiB", "iodepth": 3, "rings": 2},
+        {"block_size": "64KiB", "rings": 3, "direct": False},
+        {"block_size": "1MiB", "fallocate": False},
+    ),
     "null": ({}, {"block_size": "4KiB", "threads": 3}),
 }
 _ELSEWHERE = ({"block_size": "64KiB", "threads": 3}, {"block_size": "1MiB", "fallocate": False})
+_MOUNTED = dict.fromkeys(("buffered", "uncached", "odirect"), _ELSEWHERE) | {
+    "uring": (
+        {"block_size": "64KiB", "iodepth": 4, "rings": 2},
+        {"block_size": "1MiB", "fallocate": False},
+        {"block_size": "64KiB", "direct": False},
+    )
+}
 
 
 def _cases(settings: dict[str, tuple[dict[str, object], ...]]) -> list[object]:
@@ -59,10 +73,7 @@ def test_here(item: Check, name: str, options: dict[str, object], tmp_path: Path
     item(make, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("item", "name", "options"),
-    _cases(dict.fromkeys(("buffered", "uncached", "odirect"), _ELSEWHERE)),
-)
+@pytest.mark.parametrize(("item", "name", "options"), _cases(_MOUNTED))
 def test_mounted(item: Check, name: str, options: dict[str, object], mounted: Path) -> None:
     """Each claim holds on tmpfs, ext4 and xfs."""
     make = functools.partial(registry.make, name, **options)

@@ -12,7 +12,13 @@ from iobench.testing import Footprint
 from iobench.writers import registry
 from iobench.writers.base import Writer
 
-_WRITERS = ("buffered", "uncached", "odirect")
+_SMALL = {"block_size": "64KiB", "threads": "2"}
+_WRITERS = {
+    "buffered": _SMALL,
+    "uncached": _SMALL,
+    "odirect": _SMALL,
+    "uring": {"block_size": "64KiB", "rings": "2", "iodepth": "4"},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -28,11 +34,17 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
+def spec(name: str) -> str:
+    """The writer with small blocks and two workers, as `--writer` takes it."""
+    return ",".join([name, *(f"{key}={value}" for key, value in _WRITERS[name].items())])
+
+
+@pytest.fixture
 def make(name: str) -> Callable[..., Writer]:
-    """Makes the writer with small blocks and two workers; skips where it cannot work."""
+    """Makes that writer, perhaps with other options too; skips where it cannot work."""
 
     def made(directory: Path, **options: object) -> Writer:
-        writer = registry.make(name, **{"block_size": "64KiB", "threads": 2, **options})
+        writer = registry.make(name, **{**_WRITERS[name], **options})
         answer = writer.available(directory)
         if not answer.ok:
             pytest.skip(f"{answer.reason} {answer.remedy}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import threading
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from iobench.errors import TransferError
 from iobench.testing import content
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
+from iobench.writers.ring import PyuringRing
 
 _BLOCKS = 32  # more than a buffered stream puts together
 _DATA = content(_BLOCKS * 65536 - 100)
@@ -26,6 +28,10 @@ class _Nth:
         self._real, self._nth, self._error = real, nth, error
         self._count, self._lock = 0, threading.Lock()
 
+    def __get__(self, ring: object, kind: type) -> Callable[..., object]:
+        """As a method of a ring."""
+        return functools.partial(self, ring)
+
     def __call__(self, *arguments: object) -> object:
         if len(arguments) > 1 and isinstance(arguments[1], list) and len(arguments[1][0]) == 1:
             return self._real(*arguments)  # a probe of what the kernel takes
@@ -34,6 +40,18 @@ class _Nth:
         if number == self._nth:
             raise self._error
         return self._real(*arguments)
+
+
+_CALLS = (
+    *((os, call) for call in ("pwrite", "pwritev")),
+    (PyuringRing, "write"),
+)
+
+
+def _fail_writes(patch: pytest.MonkeyPatch, nth: int, error: BaseException) -> None:
+    """Whichever call the writer moves blocks by, its `nth` raises."""
+    for owner, call in _CALLS:
+        patch.setattr(owner, call, _Nth(getattr(owner, call), nth, error))
 
 
 def _save(writer: Writer, directory: Path, how: str) -> None:
@@ -54,8 +72,7 @@ def test_a_failing_block(
     (tmp_path / "model").write_bytes(b"the last good one")
     cause = OSError(errno.EIO, "I/O error")
     with pytest.MonkeyPatch.context() as patch:
-        for call in ("pwrite", "pwritev"):
-            patch.setattr(os, call, _Nth(getattr(os, call), nth, cause))
+        _fail_writes(patch, nth, cause)
         with pytest.raises(TransferError) as caught:
             _save(writer, tmp_path, how)
     assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(tmp_path / "model"))
@@ -102,8 +119,7 @@ def test_other_failures_go_through(
     """What is no I/O error, Ctrl-C above all, arrives as it is and leaves nothing either."""
     writer = make(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
-        for call in ("pwrite", "pwritev"):
-            patch.setattr(os, call, _Nth(getattr(os, call), nth, kind()))
+        _fail_writes(patch, nth, kind())
         with pytest.raises(kind):
             _save(writer, tmp_path, how)
     assert names(tmp_path) == set()
@@ -120,6 +136,7 @@ def test_a_failing_read(make: Callable[..., Writer], names, tmp_path: Path, nth:
     cause = OSError(errno.EIO, "I/O error")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "preadv", _Nth(os.preadv, nth, cause))
+        patch.setattr(PyuringRing, "read", _Nth(PyuringRing.read, nth, cause))
         with pytest.raises(TransferError) as caught:
             writer.read(back, tmp_path)
     assert caught.value.errno == errno.EIO

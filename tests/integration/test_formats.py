@@ -57,7 +57,7 @@ class _Trainer:
         self.step = state["step"]
 
 
-@pytest.fixture(params=["odirect", "uncached", "buffered"])
+@pytest.fixture(params=["odirect", "uring", "uncached", "buffered"])
 def writer(request: pytest.FixtureRequest, tmp_path: Path) -> Writer:
     made = registry.make(request.param, block_size="16KiB")
     answer = made.available(tmp_path)

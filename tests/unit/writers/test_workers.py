@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 from itertools import islice
 
@@ -174,3 +175,32 @@ def test_a_block_comes_back_after_an_error() -> None:
 
 def _helpers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "iobench-worker"]
+
+
+def test_workers_apart() -> None:
+    """With `apart` all the work is done in other threads than the caller's."""
+    seen: set[int] = set()
+
+    def work(blocks: Blocks, meter: Meter) -> None:
+        seen.add(threading.get_ident())
+        for _ in blocks:
+            meter.retries += 1
+
+    meter = Meter()
+    run_workers(2, Blocks(0, 1000, 10), work, meter, apart=True)
+    assert threading.get_ident() not in seen
+    assert meter.retries == 100
+
+
+def test_an_interrupt_of_workers_apart() -> None:
+    """Ctrl-C in the caller cancels the blocks and goes on when every worker has ended."""
+    ended: list[int] = []
+    begun = threading.Barrier(2, action=_thread.interrupt_main)
+
+    def work(blocks: Blocks, meter: Meter) -> None:
+        begun.wait()
+        ended.append(sum(1 for _ in blocks))
+
+    with pytest.raises(KeyboardInterrupt):
+        run_workers(2, Blocks(0, 1 << 40, 1), work, Meter(), apart=True)
+    assert len(ended) == 2

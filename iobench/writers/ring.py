@@ -1,0 +1,157 @@
+"""Ring: the little of io_uring that a transfer needs, over pyuring.
+
+pyuring 0.3.0, as read in its C source and tried:
+- Every call leaves the GIL. `write_async_ptr` and `read_async_ptr` queue *and* submit.
+- When they raise, the operation stays queued in memory that the kernel looks at with the next
+  submission; it has not gone away.
+- A wait never submits, and ends with EINTR when a signal arrives.
+- The errno of a ring that cannot be set up is lost, so the kernel is asked once more, by us.
+- Registered buffers and files can only be used one operation at a time, waiting for each; so they
+  are not used here.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import time
+from typing import Any, Protocol
+
+from iobench.environment.uring import describe_io_uring
+from iobench.errors import UnavailableError
+
+__all__ = ["PyuringRing", "Ring", "open_ring", "setup_flags"]
+
+_TRANSIENT = {errno.EAGAIN, errno.EBUSY, errno.EINTR}
+_PAUSE_S = 0.005
+_PAUSES = 1000  # 5 s without a single operation taken or ended: give up
+
+_COOP_TASKRUN, _SINGLE_ISSUER, _DEFER_TASKRUN = 1 << 8, 1 << 12, 1 << 13  # linux/io_uring.h
+_WISHES = (
+    _SINGLE_ISSUER | _COOP_TASKRUN | _DEFER_TASKRUN,  # Linux >= 6.1
+    _SINGLE_ISSUER | _COOP_TASKRUN,  # >= 6.0
+    _COOP_TASKRUN,  # >= 5.19
+    0,
+)
+
+
+class Ring(Protocol):
+    """A queue of operations that the kernel works on. Belongs to the thread that opened it."""
+
+    def write(self, fd: int, address: int, length: int, offset: int, tag: int) -> None:
+        """Have `length` bytes at `address` written. An error means it never will be."""
+
+    def read(self, fd: int, address: int, length: int, offset: int, tag: int) -> None:
+        """Have `length` bytes read to `address`. An error means that they never will be."""
+
+    def wait(self) -> tuple[int, int]:
+        """The tag of an operation that has ended, and its count of bytes or negative errno."""
+
+    def close(self) -> None:
+        """Give the ring back. Operations that have not ended may still use their memory."""
+
+
+class PyuringRing:
+    """A ring for at most `depth` operations at once."""
+
+    def __init__(self, depth: int) -> None:
+        self._ring = _set_up(depth, setup_flags())
+        self._stuck = False  # whether something may be queued that the kernel has not taken
+
+    def write(self, fd: int, address: int, length: int, offset: int, tag: int) -> None:
+        self._queue(self._ring.write_async_ptr, fd, address, length, offset, tag)
+
+    def read(self, fd: int, address: int, length: int, offset: int, tag: int) -> None:
+        self._queue(self._ring.read_async_ptr, fd, address, length, offset, tag)
+
+    def wait(self) -> tuple[int, int]:
+        for _ in range(_PAUSES):
+            self._push()
+            found = self._next()
+            if found is not None:
+                return found
+            time.sleep(_PAUSE_S)
+        raise OSError(errno.EAGAIN, "the kernel takes no io_uring operation")
+
+    def close(self) -> None:
+        self._ring.close()
+
+    def _queue(self, call: Any, *arguments: int) -> None:
+        try:
+            call(*arguments)
+        except OSError as error:
+            if error.errno not in _TRANSIENT:
+                raise
+            self._stuck = True
+
+    def _push(self) -> None:
+        """Have the kernel take what is queued, if it now does."""
+        while self._stuck:
+            try:
+                self._stuck = self._ring.submit() > 0
+            except OSError as error:
+                if error.errno not in _TRANSIENT:
+                    raise
+                return
+
+    def _next(self) -> tuple[int, int] | None:
+        """The next that has ended; None when that cannot be waited for just now."""
+        try:
+            found: tuple[int, int] | None
+            found = self._ring.peek_completion() if self._stuck else self._ring.wait_completion()
+        except OSError as error:
+            if error.errno not in _TRANSIENT:
+                raise
+            return None
+        return found
+
+
+def open_ring(depth: int) -> Ring:
+    """A ring for `depth` operations at once. Raises UnavailableError with reason and remedy."""
+    return PyuringRing(depth)
+
+
+@functools.cache
+def setup_flags() -> int:
+    """The most of SINGLE_ISSUER, COOP_TASKRUN and DEFER_TASKRUN that kernel and binding take.
+
+    With them a completion interrupts nobody: the kernel does its part when the ring's thread waits.
+    Raises UnavailableError.
+    """
+    pyuring = _pyuring()
+    for flags in _WISHES[:-1]:
+        try:
+            ring = pyuring.UringCtx(entries=1, setup_flags=flags)
+        except OSError:  # an old kernel, or none of io_uring; the last wish tells
+            continue
+        ring.close()
+        return flags
+    return _WISHES[-1]
+
+
+def _set_up(depth: int, flags: int) -> Any:
+    try:
+        return _pyuring().UringCtx(entries=depth, setup_flags=flags)
+    except OSError as error:
+        known = describe_io_uring()
+        if known["works"]:  # a small one does
+            raise UnavailableError(
+                "uring",
+                f"the kernel refuses a ring of {depth} operations.",
+                "Lower iodepth, or raise the limits of memory and open files.",
+            ) from error
+        raise UnavailableError(
+            "uring", f"io_uring is {known['reason']}.", known["remedy"]
+        ) from error
+
+
+def _pyuring() -> Any:
+    try:
+        import pyuring
+    except (ImportError, OSError) as error:
+        raise UnavailableError(
+            "uring",
+            f"pyuring cannot be loaded ({error}).",
+            "Its wheels are for x86-64 and CPython up to 3.13: pip install pyuring==0.3.0",
+        ) from error
+    return pyuring

@@ -1,0 +1,170 @@
+"""Completions that are short or failed, and a Ctrl-C in the thread that waits for rings."""
+
+from __future__ import annotations
+
+import _thread
+import errno
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from iobench.errors import TransferError
+from iobench.testing import content
+from iobench.writers import uring as module
+from iobench.writers.base import Writer
+from iobench.writers.image import FileImage
+from iobench.writers.ring import PyuringRing
+from iobench.writers.uring import UringWriter
+
+_BLOCKS = 32
+_DATA = content(_BLOCKS * 65536 - 100)
+
+
+class _Meddler(PyuringRing):
+    """A real ring, the results of which are changed by `meddle` before they are told."""
+
+    meddle: Callable[[int], int]
+
+    def wait(self) -> tuple[int, int]:
+        tag, count = super().wait()
+        return tag, type(self).meddle(count)
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> UringWriter:
+    """Small blocks, two rings; skips where io_uring cannot be had."""
+    writer = UringWriter(block_size="64KiB", rings=2, iodepth=4)
+    answer = writer.available(tmp_path)
+    if not answer.ok:
+        pytest.skip(f"{answer.reason} {answer.remedy}")
+    return writer
+
+
+@pytest.fixture
+def meddle(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[int], int]], None]]:
+    """Has every completion's result go through a function."""
+
+    def begin(function: Callable[[int], int]) -> None:
+        monkeypatch.setattr(_Meddler, "meddle", staticmethod(function), raising=False)
+        monkeypatch.setattr(module, "open_ring", _Meddler)
+
+    return begin
+
+
+class _Nth:
+    """Changes the `nth` result, counted from 0 over all rings."""
+
+    def __init__(self, nth: int, result: int) -> None:
+        self._left, self._result, self._lock = nth, result, threading.Lock()
+
+    def __call__(self, count: int) -> int:
+        with self._lock:
+            self._left -= 1
+            return self._result if self._left == -1 else count
+
+
+def _save(writer: Writer, directory: Path, how: str) -> None:
+    if how == "write":
+        writer.write(FileImage.of("model", [_DATA]), directory)
+        return
+    with writer.open(directory / "model") as stream:
+        stream.write(_DATA)
+
+
+@pytest.mark.parametrize("how", ["write", "stream"])
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("nth", [0, 15, _BLOCKS - 1])
+def test_a_failed_write(
+    writer: UringWriter, names, meddle, tmp_path: Path, how: str, number: int, nth: int
+) -> None:
+    """The caller gets the completion's errno, nothing is published, and it works again."""
+    (tmp_path / "model").write_bytes(b"the last good one")
+    meddle(_Nth(nth, -number))
+    with pytest.raises(TransferError) as caught:
+        _save(writer, tmp_path, how)
+    assert (caught.value.errno, caught.value.filename) == (number, str(tmp_path / "model"))
+    assert names(tmp_path) == {"model"}
+    assert (tmp_path / "model").read_bytes() == b"the last good one"
+    _save(writer, tmp_path, how)
+    assert (tmp_path / "model").read_bytes() == _DATA.tobytes()
+
+
+@pytest.mark.parametrize("how", ["write", "stream"])
+def test_short_and_put_off(writer: UringWriter, meddle, tmp_path: Path, how: str) -> None:
+    """Short counts are continued; EAGAIN, EINTR and ECANCELED are tried again and told."""
+    turns = iter([4096, -errno.EAGAIN, 61440, -errno.EINTR, -errno.ECANCELED, 512 * 13])
+    lock = threading.Lock()
+
+    def changed(count: int) -> int:
+        with lock:
+            return min(count, next(turns, count))
+
+    meddle(changed)
+    _save(writer, tmp_path, how)
+    assert (tmp_path / "model").read_bytes() == _DATA.tobytes()
+    assert next(turns, None) is None
+
+
+@pytest.mark.parametrize("nth", [0, 15, _BLOCKS - 1])
+def test_a_failed_read(writer: UringWriter, meddle, tmp_path: Path, nth: int) -> None:
+    """A restore that fails says so, with the errno, and the file can still be read."""
+    writer.write(FileImage.of("model", [_DATA]), tmp_path)
+    back = FileImage.of("model", [bytearray(len(_DATA))])
+    meddle(_Nth(nth, -errno.EIO))
+    with pytest.raises(TransferError) as caught:
+        writer.read(back, tmp_path)
+    assert caught.value.errno == errno.EIO
+    writer.read(back, tmp_path)
+    assert back.views(0, len(_DATA))[0].tobytes() == _DATA.tobytes()
+
+
+def test_retries_are_told(writer: UringWriter, meddle, tmp_path: Path) -> None:
+    """A Transfer counts what was tried again."""
+    meddle(_Nth(3, -errno.EAGAIN))
+    moved = writer.write(FileImage.of("model", [_DATA]), tmp_path)
+    assert moved.retries == 1
+    assert moved.paths["io_uring direct"].operations == _BLOCKS + 1
+
+
+@pytest.mark.parametrize("operation", ["write", "read"])
+def test_an_interrupt(
+    writer: UringWriter, names, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, operation: str
+) -> None:
+    """Ctrl-C in mid-transfer arrives as it is, after the kernel has let go of all memory."""
+    writer.write(FileImage.of("old", [_DATA]), tmp_path)
+    back = FileImage.of("old", [bytearray(len(_DATA))])
+    begun = threading.Event()
+
+    class Interrupting(PyuringRing):
+        """Rings of which the first completion comes with a Ctrl-C in the main thread."""
+
+        open_now = 0
+
+        def __init__(self, depth: int) -> None:
+            super().__init__(depth)
+            Interrupting.open_now += 1
+
+        def wait(self) -> tuple[int, int]:
+            if not begun.is_set():
+                begun.set()
+                _thread.interrupt_main()
+            return super().wait()
+
+        def close(self) -> None:
+            super().close()
+            Interrupting.open_now -= 1
+
+    monkeypatch.setattr(module, "open_ring", Interrupting)
+    move = {
+        "write": lambda: writer.write(FileImage.of("model", [_DATA]), tmp_path),
+        "read": lambda: writer.read(back, tmp_path),
+    }[operation]
+    with pytest.raises(KeyboardInterrupt):
+        move()
+    assert begun.is_set()
+    assert Interrupting.open_now == 0
+    assert names(tmp_path) == {"old"}
+    writer.read(back, tmp_path)
+    assert back.views(0, len(_DATA))[0].tobytes() == _DATA.tobytes()
