@@ -1,32 +1,33 @@
-"""Crew: threads that write full blocks of one file past the page cache, in the background."""
+"""Crew: writes full blocks of one file in the background, for streams."""
 
 from __future__ import annotations
 
 import queue
 import threading
+from abc import ABC, abstractmethod
 
 from iobench.writers.direct_io import pwrite_direct
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Meter
 from iobench.writers.workers import BlockPool
 
-__all__ = ["Crew"]
+__all__ = ["Crew", "ThreadCrew"]
 
 
-class Crew:
-    """At most `threads + 1` blocks are in flight; `submit` waits for the oldest beyond that.
+class Crew(ABC):
+    """At most `in_flight` blocks are in flight; `submit` waits for one of them beyond that.
 
     The threads start with the first block and know the crew, not who uses it: an abandoned stream
     is collected although its crew still waits for work.
     """
 
-    def __init__(self, fd: int, *, pool: BlockPool, threads: int, alignment: int) -> None:
-        self._fd, self._pool, self._alignment = fd, pool, alignment
+    def __init__(self, fd: int, *, pool: BlockPool, threads: int, in_flight: int) -> None:
+        self._fd, self._pool = fd, pool
         self._meters = [Meter() for _ in range(threads)]
         self._threads: list[threading.Thread] = []
         self._queue: queue.SimpleQueue[tuple[Bytes, int] | None] = queue.SimpleQueue()
-        self._in_flight_limit = threads + 1
-        self._permits = threading.Semaphore(self._in_flight_limit)
+        self._in_flight_limit = in_flight
+        self._permits = threading.Semaphore(in_flight)
         self._failure: BaseException | None = None
 
     def submit(self, block: Bytes, offset: int) -> None:
@@ -41,6 +42,10 @@ class Crew:
             self._permits.release()
             raise self._failure
         self._queue.put((block, offset))
+
+    @abstractmethod
+    def put(self, data: Bytes, offset: int, meter: Meter) -> None:
+        """Write `data`, a multiple of the alignment that stays the caller's, before returning."""
 
     def settle(self) -> None:
         """Wait until no block is in flight. Raises what a block's write raised."""
@@ -59,6 +64,10 @@ class Crew:
         if self._threads:
             meter.absorb(self._meters)
 
+    @abstractmethod
+    def _work(self, meter: Meter) -> None:
+        """What each thread does: write what is queued until None is; raises nothing."""
+
     def _start(self) -> None:
         for meter in self._meters:
             thread = threading.Thread(
@@ -67,16 +76,30 @@ class Crew:
             thread.start()
             self._threads.append(thread)
 
+    def _let_go(self, block: Bytes) -> None:
+        self._pool.give(block)
+        self._permits.release()
+
+
+class ThreadCrew(Crew):
+    """Each thread writes one block at a time, past the page cache, and one more block waits."""
+
+    def __init__(self, fd: int, *, pool: BlockPool, threads: int, alignment: int) -> None:
+        super().__init__(fd, pool=pool, threads=threads, in_flight=threads + 1)
+        self._alignment = alignment
+
+    def put(self, data: Bytes, offset: int, meter: Meter) -> None:
+        calls = pwrite_direct(self._fd, data, offset, self._alignment)
+        meter.count("direct", len(data), calls)
+
     def _work(self, meter: Meter) -> None:
         while (item := self._queue.get()) is not None:
             block, offset = item
             try:
                 if self._failure is None:
                     with meter.phase("write"):
-                        calls = pwrite_direct(self._fd, block, offset, self._alignment)
-                    meter.count("direct", len(block), calls)
+                        self.put(block, offset, meter)
             except BaseException as error:  # noqa: BLE001 -- raised by submit and settle
                 self._failure = error
             finally:
-                self._pool.give(block)
-                self._permits.release()
+                self._let_go(block)

@@ -1,4 +1,4 @@
-"""DirectStream: what is written fills aligned blocks, which a crew writes past the page cache."""
+"""DirectStream: what is written fills aligned blocks, which a crew writes in the background."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 from iobench.errors import TransferError
 from iobench.units import GIB
 from iobench.writers.crew import Crew
-from iobench.writers.direct_io import pwrite_direct
 from iobench.writers.files import NewFile
 from iobench.writers.image import Bytes
 from iobench.writers.stream import Stream
@@ -24,7 +23,7 @@ _RESERVE_ROOM = 4 * _RESERVE_STEP  # with less free, space is not reserved ahead
 
 
 class DirectStream(Stream):
-    """Memory is bounded by (threads + 2) blocks."""
+    """Memory is bounded by what the crew holds in flight and one block."""
 
     def __init__(
         self,
@@ -32,15 +31,15 @@ class DirectStream(Stream):
         writer: str,
         meter: Meter,
         *,
+        crew: Crew,
         pool: BlockPool,
-        threads: int,
         alignment: int,
         reserve_ahead: bool,
     ) -> None:
         super().__init__(file, writer, meter)
         self._new_file, self._pool, self._alignment = file, pool, alignment
         self._reserve_ahead, self._reserved_to = reserve_ahead, 0
-        self._crew = Crew(file.fd, pool=pool, threads=threads, alignment=alignment)
+        self._crew = crew
         self._block: Bytes = pool.take()
         self._filled = 0
         self._offset = 0
@@ -98,10 +97,7 @@ class DirectStream(Stream):
         if self._filled:
             padded = -(-self._filled // self._alignment) * self._alignment
             with self._meter.phase("write"):
-                calls = pwrite_direct(
-                    self._new_file.fd, self._block[:padded], self._offset, self._alignment
-                )
-            self._meter.count("direct", padded, calls)
+                self._crew.put(self._block[:padded], self._offset, self._meter)
         return self._position
 
     def _release(self) -> None:

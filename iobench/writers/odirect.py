@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-from iobench import linux
-from iobench.errors import TransferError, UnavailableError
 from iobench.units import GIB, KIB, MIB
-from iobench.writers.availability import Availability
+from iobench.writers.crew import ThreadCrew
+from iobench.writers.direct import DirectWriter, as_it_lies, round_up
 from iobench.writers.direct_io import pread_direct, pwrite_direct
 from iobench.writers.direct_stream import DirectStream
-from iobench.writers.files import NewFile, try_directory
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.files import NewFile
+from iobench.writers.image import FileImage
 from iobench.writers.options import WriterOptions, option
-from iobench.writers.posix import PosixWriter
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter
-from iobench.writers.workers import BlockPool, Blocks, run_workers
+from iobench.writers.workers import Blocks, run_workers
 
 __all__ = ["ODirectOptions", "ODirectWriter"]
-
-_REFUSED = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY}
-_REMEDY = "Use --writer uncached or buffered, or a target on a file system with direct I/O."
-_UNKNOWN = linux.DioAlignment(memory=linux.PAGE, offset=linux.PAGE)
-"""Assumed where statx does not tell: what every file system with direct I/O takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +39,7 @@ class ODirectOptions(WriterOptions):
     fallocate: bool = option(True, search=(True, False), help="reserve the space before writing")
 
 
-class ODirectWriter(PosixWriter):
+class ODirectWriter(DirectWriter):
     """Each worker takes the next block of the image, gathers it and writes it, O_DIRECT.
 
     With two workers or more the copy of one block runs beside the write of another. A block whose
@@ -61,63 +51,10 @@ class ODirectWriter(PosixWriter):
     summary = "past the page cache (O_DIRECT), staged in aligned blocks by several threads"
     Options = ODirectOptions
     options: ODirectOptions
-    _flags = os.O_DIRECT
-
-    def __init__(self, options: WriterOptions | None = None, **values: object) -> None:
-        super().__init__(options, **values)
-        self._pool = BlockPool(self.options.block_size)
 
     @property
     def _reserves(self) -> bool:
         return self.options.fallocate
-
-    def available(self, target: str | Path = ".") -> Availability:
-        answer = try_directory(target)
-        if not answer.ok:
-            return answer
-        try:
-            with self._create(os.path.join(target, "probe"), Meter()) as file:
-                alignment = self._alignment(file.fd)
-                with self._pool.block() as block:
-                    os.pwrite(file.fd, block[: alignment.offset].data, 0)
-        except UnavailableError as error:
-            return Availability(ok=False, reason=error.reason, remedy=error.remedy)
-        except OSError as error:
-            reason = f"a direct write in {target} failed ({error.strerror or error})."
-            return Availability(ok=False, reason=reason, remedy=_REMEDY)
-        return Availability(ok=True)
-
-    def _create(self, path: str | Path, meter: Meter) -> NewFile:
-        try:
-            return super()._create(path, meter)
-        except OSError as error:
-            raise self._refused(error, os.path.dirname(path)) from error
-
-    def _open_source(self, path: str, size_bytes: int) -> int:
-        try:
-            return super()._open_source(path, size_bytes)
-        except OSError as error:
-            raise self._refused(error, os.path.dirname(path)) from error
-
-    def _refused(self, error: OSError, where: str) -> Exception:
-        if error.errno not in _REFUSED or isinstance(error, TransferError):
-            return error
-        return UnavailableError(
-            self.name, f"the file system of {where or '.'} refuses O_DIRECT.", _REMEDY
-        )
-
-    def _alignment(self, fd: int) -> linux.DioAlignment:
-        alignment = linux.dio_alignment(fd) or _UNKNOWN
-        if not alignment.offset or not alignment.memory:
-            raise UnavailableError(self.name, "this file admits no direct I/O (statx).", _REMEDY)
-        if self.options.block_size % alignment.offset or alignment.memory > linux.PAGE:
-            raise UnavailableError(
-                self.name,
-                f"direct I/O wants multiples of {alignment.offset} bytes here, "
-                f"block_size is {self.options.block_size}.",
-                f"Set block_size to a multiple of {alignment.offset}.",
-            )
-        return alignment
 
     def _send(self, file: NewFile, image: FileImage, meter: Meter) -> None:
         alignment = self._alignment(file.fd)
@@ -125,11 +62,11 @@ class ODirectWriter(PosixWriter):
         def work(blocks: Blocks, own: Meter) -> None:
             with self._pool.block() as staging:
                 for start, stop in blocks:
-                    data = _as_it_lies(image, start, stop, alignment)
+                    data = as_it_lies(image, start, stop, alignment)
                     if data is None:
                         with own.phase("gather"):
                             image.gather(start, stop, staging)
-                        data = staging[: _round_up(stop - start, alignment.offset)]
+                        data = staging[: round_up(stop - start, alignment.offset)]
                     with own.phase("write"):
                         calls = pwrite_direct(file.fd, data, start, alignment.offset)
                     own.count("direct", len(data), calls)
@@ -143,8 +80,8 @@ class ODirectWriter(PosixWriter):
             with self._pool.block() as staging:
                 for begin, end in blocks:
                     wanted = max(begin, start)
-                    data = _as_it_lies(image, wanted, end, alignment) if wanted == begin else None
-                    block = staging[: _round_up(end - begin, alignment.offset)]
+                    data = as_it_lies(image, wanted, end, alignment) if wanted == begin else None
+                    block = staging[: round_up(end - begin, alignment.offset)]
                     target = block if data is None else data
                     with own.phase("read"):
                         calls = pread_direct(fd, target, begin, end - begin, alignment.offset)
@@ -163,28 +100,16 @@ class ODirectWriter(PosixWriter):
         run_workers(threads, Blocks(start, stop, size), work, meter)
 
     def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:
+        alignment = self._alignment(file.fd).offset
+        crew = ThreadCrew(
+            file.fd, pool=self._pool, threads=self.options.threads, alignment=alignment
+        )
         return DirectStream(
             file,
             self.name,
             meter,
+            crew=crew,
             pool=self._pool,
-            threads=self.options.threads,
-            alignment=self._alignment(file.fd).offset,
+            alignment=alignment,
             reserve_ahead=self.options.fallocate and not size,
         )
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
-
-
-def _as_it_lies(
-    image: FileImage, start: int, stop: int, alignment: linux.DioAlignment
-) -> Bytes | None:
-    """The bytes [start, stop) as one view that direct I/O takes as it is, or None."""
-    if (stop - start) % alignment.offset or start % alignment.offset:
-        return None
-    views = image.views(start, stop)
-    if len(views) != 1 or views[0].ctypes.data % alignment.memory:
-        return None
-    return views[0]

@@ -28,9 +28,28 @@ _SETTINGS = {
         {"block_size": "64KiB", "threads": 3},
         {"block_size": "1MiB", "fallocate": False},
     ),
+    "hybrid": (
+        {},
+        {"block_size": "4KiB", "threads": 1},
+        {"block_size": "64KiB", "threads": 3, "small_size": "8KiB"},
+        {"block_size": "64KiB", "small_size": "4KiB", "paths": "uncached", "fallocate": False},
+        {"block_size": "64KiB", "small_size": "16KiB", "paths": "direct", "read_soon": True},
+    ),
+    "aiofiles": (
+        {},
+        {"block_size": "64KiB", "iodepth": 3},
+        {"block_size": "1MiB", "fallocate": True},
+    ),
     "null": ({}, {"block_size": "4KiB", "threads": 3}),
 }
-_ELSEWHERE = ({"block_size": "64KiB", "threads": 3}, {"block_size": "1MiB", "fallocate": False})
+_ELSEWHERE = {
+    **dict.fromkeys(
+        ("buffered", "uncached", "odirect"),
+        ({"block_size": "64KiB", "threads": 3}, {"block_size": "1MiB", "fallocate": False}),
+    ),
+    "hybrid": ({"block_size": "64KiB", "threads": 3, "small_size": "8KiB"},),
+    "aiofiles": ({"block_size": "64KiB", "iodepth": 3},),
+}
 
 
 def _cases(settings: dict[str, tuple[dict[str, object], ...]]) -> list[object]:
@@ -59,10 +78,7 @@ def test_here(item: Check, name: str, options: dict[str, object], tmp_path: Path
     item(make, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("item", "name", "options"),
-    _cases(dict.fromkeys(("buffered", "uncached", "odirect"), _ELSEWHERE)),
-)
+@pytest.mark.parametrize(("item", "name", "options"), _cases(_ELSEWHERE))
 def test_mounted(item: Check, name: str, options: dict[str, object], mounted: Path) -> None:
     """Each claim holds on tmpfs, ext4 and xfs."""
     make = functools.partial(registry.make, name, **options)

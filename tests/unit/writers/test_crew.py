@@ -11,7 +11,7 @@ import pytest
 
 from iobench.testing import Footprint, content
 from iobench.writers import crew as module
-from iobench.writers.crew import Crew
+from iobench.writers.crew import Crew, ThreadCrew
 from iobench.writers.transfer import Meter, PathCount
 from iobench.writers.workers import BlockPool
 
@@ -35,7 +35,7 @@ def _submit(crew: Crew, pool: BlockPool, numbers: range) -> None:
 def test_every_block_is_written_in_its_place(fd: int, pool: BlockPool, threads: int) -> None:
     """Settled, all bytes are where they belong; dismissed, no thread is left and all is counted."""
     with Footprint.unchanged():
-        crew, meter = Crew(fd, pool=pool, threads=threads, alignment=512), Meter()
+        crew, meter = ThreadCrew(fd, pool=pool, threads=threads, alignment=512), Meter()
         _submit(crew, pool, range(20))
         crew.settle()
         wanted = b"".join(content(_BLOCK, number).tobytes() for number in range(20))
@@ -47,7 +47,7 @@ def test_every_block_is_written_in_its_place(fd: int, pool: BlockPool, threads: 
 
 def test_blocks_are_bounded(fd: int, pool: BlockPool) -> None:
     """No more than threads + 1 blocks are ever in flight, and all come back to the pool."""
-    crew = Crew(fd, pool=pool, threads=2, alignment=512)
+    crew = ThreadCrew(fd, pool=pool, threads=2, alignment=512)
     _submit(crew, pool, range(50))
     crew.dismiss(Meter())
     assert 1 <= len(pool._free) <= 4
@@ -57,7 +57,7 @@ def test_blocks_are_bounded(fd: int, pool: BlockPool) -> None:
 def test_an_idle_crew_has_no_threads(fd: int, pool: BlockPool) -> None:
     """Threads start with the first block, so small files cost none."""
     before = threading.active_count()
-    crew = Crew(fd, pool=pool, threads=2, alignment=512)
+    crew = ThreadCrew(fd, pool=pool, threads=2, alignment=512)
     crew.settle()
     assert threading.active_count() == before
     crew.dismiss(Meter())
@@ -81,7 +81,7 @@ def test_a_failure_is_raised_by_settle_and_submit(
 ) -> None:
     """The failure of a block that nobody waited for is raised at the next call, and at each."""
     monkeypatch.setattr(module, "pwrite_direct", _failing(after=0))
-    crew = Crew(fd, pool=pool, threads=2, alignment=512)
+    crew = ThreadCrew(fd, pool=pool, threads=2, alignment=512)
     _submit(crew, pool, range(1))
     for _ in range(2):
         with pytest.raises(OSError, match="I/O error"):
@@ -104,7 +104,7 @@ def test_after_a_failure_nothing_is_written(
         raise OSError(errno.EIO, "I/O error")
 
     monkeypatch.setattr(module, "pwrite_direct", write)
-    crew = Crew(fd, pool=pool, threads=1, alignment=512)
+    crew = ThreadCrew(fd, pool=pool, threads=1, alignment=512)
     _submit(crew, pool, range(2))
     hold.set()
     with pytest.raises(OSError, match="I/O error"):
