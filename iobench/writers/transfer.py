@@ -158,4 +158,5 @@ class Meter:
             paths=dict(self.paths),
             retries=self.retries,
             fallbacks=tuple(self.fallbacks),
+            decisions=dict(self.decisions),
         )
