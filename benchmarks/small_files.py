@@ -86,9 +86,7 @@ def main() -> None:
                 check(images, directory)
                 shutil.rmtree(directory)
             print(f"round {turn + 1} of {arguments.rounds} done", flush=True)
-    rates = {
-        arm: arguments.files / statistics.median(times) for arm, times in seconds.items()
-    }
+    rates = {arm: arguments.files / statistics.median(times) for arm, times in seconds.items()}
     for (name, way), rate in sorted(rates.items(), key=lambda item: -item[1]):
         each = " ".join(f"{one:.2f}" for one in sorted(seconds[name, way]))
         print(f"{name:10} {way:12} {rate:7.0f} files/s   s: {each}")

@@ -32,6 +32,9 @@ _PATHS = {
     "uncached": (Path.UNCACHED, Path.BUFFERED),
 }
 
+_IN_ORDER = (Path.UNCACHED, Path.DIRECT, Path.BUFFERED)
+"""What one reader prefers: the page cache's read-ahead works while the last block is copied."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class HybridOptions(WriterOptions):
@@ -48,6 +51,13 @@ class HybridOptions(WriterOptions):
     )
     threads: int = option(
         4, low=1, high=256, search=(1, 2, 3, 4, 6, 8), help="workers, each with one block in flight"
+    )
+    read_threads: int = option(
+        1,
+        low=1,
+        high=256,
+        search=(1, 2, 4, 8),
+        help="the same for a restore; one reads in order, which lets the kernel read ahead",
     )
     small_size: int = option(
         256 * KIB,
@@ -101,7 +111,7 @@ class HybridWriter(PosixWriter):
             with self._create(os.path.join(target, "probe"), meter) as file:
                 for path in _PATHS[self.options.paths]:
                     policy = PathPolicy((path, Path.BUFFERED), small_size=1)
-                    with self._file(file.fd, file.part, policy, writing=True) as hybrid:
+                    with self._file(file.fd, file.path, policy, writing=True) as hybrid:
                         image = FileImage.of("probe", [page])
                         hybrid.write(image, 0, linux.PAGE, meter, at=0, last=True)
         except OSError as error:
@@ -110,9 +120,12 @@ class HybridWriter(PosixWriter):
         lacks = [f"{one.reason}; {one.used} is used in its place." for one in meter.fallbacks]
         return Availability(ok=True, reason=" ".join(lacks))
 
-    def _policy(self) -> PathPolicy:
+    def _policy(self, *, reading: bool = False) -> PathPolicy:
+        paths = _PATHS[self.options.paths]
+        if reading and self.options.read_threads == 1:  # nothing else reads while it waits
+            paths = tuple(sorted(paths, key=_IN_ORDER.index))
         return PathPolicy(
-            _PATHS[self.options.paths],
+            paths,
             small_size=self._small_size,
             read_soon=self.options.read_soon,
         )
@@ -132,32 +145,37 @@ class HybridWriter(PosixWriter):
         size = image.size_bytes
         if self.options.fallocate and size >= self._small_size:
             file.reserve(0, size)
-        with self._file(file.fd, file.part, self._policy(), writing=True) as hybrid:
+        with self._file(file.fd, file.path, self._policy(), writing=True) as hybrid:
 
             def work(blocks: Blocks, own: Meter) -> None:
                 for start, stop in blocks:
                     hybrid.write(image, start, stop, own, at=start, last=stop == size)
 
-            self._run(0, size, work, meter)
+            self._run(0, size, self.options.threads, work, meter)
 
     def _receive(self, fd: int, image: FileImage, start: int, stop: int, meter: Meter) -> None:
-        with self._file(fd, f"/proc/self/fd/{fd}", self._policy(), writing=False) as hybrid:
+        with self._file(fd, image.path, self._policy(reading=True), writing=False) as hybrid:
 
             def work(blocks: Blocks, own: Meter) -> None:
                 for begin, end in blocks:
                     hybrid.read(image, begin, max(begin, start), end, own)
 
-            self._run(start - start % linux.PAGE, stop, work, meter)
+            self._run(start - start % linux.PAGE, stop, self.options.read_threads, work, meter)
 
     def _run(
-        self, start: int, stop: int, work: Callable[[Blocks, Meter], None], meter: Meter
+        self,
+        start: int,
+        stop: int,
+        threads: int,
+        work: Callable[[Blocks, Meter], None],
+        meter: Meter,
     ) -> None:
         size = self.options.block_size
         blocks = Blocks(start, stop, size)
         if stop - start <= size:
             work(blocks, meter)
             return
-        run_workers(min(self.options.threads, -(-(stop - start) // size)), blocks, work, meter)
+        run_workers(min(threads, -(-(stop - start) // size)), blocks, work, meter)
 
     def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:
         if self.options.fallocate and size and size >= self._small_size:
@@ -166,7 +184,7 @@ class HybridWriter(PosixWriter):
             file,
             self.name,
             meter,
-            hybrid=self._file(file.fd, file.part, self._policy(), writing=True),
+            hybrid=self._file(file.fd, file.path, self._policy(), writing=True),
             pool=self._pool,
             threads=self.options.threads,
             reserve_ahead=self.options.fallocate and not size,

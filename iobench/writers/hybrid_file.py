@@ -44,15 +44,15 @@ class HybridFile:
     write over pages that were written through the cache before waits until they are on storage and
     drops them first.
 
-    `fd` is the way through the page cache and stays the caller's; `path` opens the way past
-    it, when the first operation wants that. A path that is refused is given up for the whole
-    file and recorded as a fallback.
+    `fd` is the way through the page cache and stays the caller's; it is opened once more for the
+    way past it, when the first operation wants that. A path that is refused is given up for the
+    whole file and recorded as a fallback.
     """
 
     def __init__(
         self,
         fd: int,
-        path: str,
+        name: str,
         *,
         writing: bool,
         policy: PathPolicy,
@@ -60,7 +60,8 @@ class HybridFile:
         pool: BlockPool,
         small_size: int,
     ) -> None:
-        self._fd, self._path = fd, path
+        self._fd, self._name = fd, name
+        self._again = f"/proc/self/fd/{fd}"  # the same file, whatever happens to its name
         self._direct_flags = os.O_WRONLY if writing else os.O_RDONLY
         self._policy, self._pressure, self._pool = policy, pressure, pool
         self._small_size = small_size
@@ -237,7 +238,7 @@ class HybridFile:
                 refused.append((decision.path, str(error)))
                 if not self._policy.drop(decision.path):
                     raise TransferError(
-                        f"{self._path}: {error}, and no other path is left"
+                        f"{self._name}: {error}, and no other path is left"
                     ) from error
                 continue
             break
@@ -257,7 +258,7 @@ class HybridFile:
 
     def _opened_direct(self) -> tuple[int, linux.DioAlignment]:
         with _refusals("opening with O_DIRECT"):
-            fd = os.open(self._path, self._direct_flags | os.O_DIRECT | os.O_CLOEXEC)
+            fd = os.open(self._again, self._direct_flags | os.O_DIRECT | os.O_CLOEXEC)
         try:
             return fd, direct_alignment("direct", fd, self._pool.block_size)
         except UnavailableError as error:

@@ -60,11 +60,20 @@ class _Rate:
     def __init__(self) -> None:
         self.bytes_per_s: float | None = None
         self.best: float = 0.0
+        self.operations = 0
 
     def add(self, rate: float) -> None:
+        self.operations += 1
         old = rate if self.bytes_per_s is None else self.bytes_per_s
         self.bytes_per_s = old + self._WEIGHT * (rate - old)
         self.best = max(self.best, self.bytes_per_s)
+
+    def slow(self, part: float) -> bool:
+        """Whether it fell below `part` of its best. It is then taken for what this path does."""
+        if self.bytes_per_s is None or self.bytes_per_s >= part * self.best:
+            return False
+        self.best = self.bytes_per_s
+        return True
 
 
 class PathPolicy:
@@ -87,13 +96,16 @@ class PathPolicy:
     WINS = 3
     SLOW = 0.5
     """A path is slow that has fallen below this part of its own best rate."""
+    SETTLED = 16
+    """Operations before a path's rate is believed that far."""
 
     def __init__(
         self, paths: Sequence[Path] = tuple(Path), *, small_size: int, read_soon: bool = False
     ) -> None:
-        """Operations below `small_size` bytes are small. `paths` are not empty."""
+        """Operations below `small_size` bytes are small. `paths`, not empty, are in the order in
+        which large operations prefer them."""
         assert paths
-        self._paths = [path for path in Path if path in paths]
+        self._paths = list(paths)
         self._small_size, self._read_soon = small_size, read_soon
         self._lock = threading.Lock()
         self._rates = {path: _Rate() for path in Path}
@@ -115,9 +127,8 @@ class PathPolicy:
             own = self._large[0]
             if path == own:
                 rate = self._rates[own]
-                if rate.bytes_per_s is not None and rate.bytes_per_s < self.SLOW * rate.best:
-                    rate.best = rate.bytes_per_s  # what it does now: one trial for one fall
-                    self._due = True
+                if rate.operations >= self.SETTLED and rate.slow(self.SLOW):
+                    self._due = True  # one trial for one fall
             else:
                 self._judge(size_bytes / seconds)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -77,20 +76,19 @@ class PosixWriter(Writer):
         durable: bool = True,
         sync_directory: bool = True,
     ) -> Transfer:
-        meter = Meter()
-        size = files = 0
+        meter, listed = Meter(), list(images)
         names: dict[str, None] = {}
-        left = iter(images)
-        while together := list(itertools.islice(left, _TOGETHER)):
-            size += sum(image.size_bytes for image in together)
-            files += len(together)
-            names.update(dict.fromkeys(self._write_together(together, target, durable, meter)))
+        for start in range(0, len(listed), _TOGETHER):
+            together = listed[start : start + _TOGETHER]
+            gained = self._write_together(together, target, durable, meter)
+            names.update(dict.fromkeys(gained))
         if durable and sync_directory:
             with meter.phase("commit"):
                 for directory in names:
                     with transfer_errors("publishing in", directory):
                         sync_names(directory)
-        return meter.transfer(self.name, "write", size, durable=durable, files=files)
+        size = sum(image.size_bytes for image in listed)
+        return meter.transfer(self.name, "write", size, durable=durable, files=len(listed))
 
     def _write_together(
         self, images: Sequence[FileImage], target: str | Path, durable: bool, meter: Meter

@@ -31,7 +31,7 @@ _SETTINGS = {
     "hybrid": (
         {},
         {"block_size": "4KiB", "threads": 1},
-        {"block_size": "64KiB", "threads": 3, "small_size": "8KiB"},
+        {"block_size": "64KiB", "threads": 3, "read_threads": 3, "small_size": "8KiB"},
         {"block_size": "64KiB", "small_size": "4KiB", "paths": "uncached", "fallocate": False},
         {"block_size": "64KiB", "small_size": "16KiB", "paths": "direct", "read_soon": True},
     ),
@@ -47,7 +47,10 @@ _ELSEWHERE = {
         ("buffered", "uncached", "odirect"),
         ({"block_size": "64KiB", "threads": 3}, {"block_size": "1MiB", "fallocate": False}),
     ),
-    "hybrid": ({"block_size": "64KiB", "threads": 3, "small_size": "8KiB"},),
+    "hybrid": (
+        {"block_size": "64KiB", "threads": 3, "small_size": "8KiB"},
+        {"block_size": "64KiB", "read_threads": 3, "paths": "direct"},
+    ),
     "aiofiles": ({"block_size": "64KiB", "iodepth": 3},),
 }
 

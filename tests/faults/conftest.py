@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,14 @@ from iobench.testing import Footprint
 from iobench.writers import registry
 from iobench.writers.base import Writer
 
-_WRITERS = ("buffered", "uncached", "odirect")
+_WRITERS = {
+    "buffered": {"threads": 2},
+    "uncached": {"threads": 2},
+    "odirect": {"threads": 2},
+    "hybrid": {"threads": 2, "small_size": "16KiB"},
+    "aiofiles": {"iodepth": 2, "fallocate": True},
+}
+"""The settings with which small blocks are moved by two workers."""
 
 
 @pytest.fixture(autouse=True)
@@ -28,11 +36,17 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
+def settings(name: str) -> str:
+    """The same for a child process: the options as JSON."""
+    return json.dumps({"block_size": "64KiB", **_WRITERS[name]})
+
+
+@pytest.fixture
 def make(name: str) -> Callable[..., Writer]:
     """Makes the writer with small blocks and two workers; skips where it cannot work."""
 
     def made(directory: Path, **options: object) -> Writer:
-        writer = registry.make(name, **{"block_size": "64KiB", "threads": 2, **options})
+        writer = registry.make(name, **{"block_size": "64KiB", **_WRITERS[name], **options})
         answer = writer.available(directory)
         if not answer.ok:
             pytest.skip(f"{answer.reason} {answer.remedy}")

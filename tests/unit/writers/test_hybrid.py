@@ -90,9 +90,7 @@ _FEW = settings(
 @pytest.mark.usefixtures("_any_way")
 @_FEW
 @given(size=st.integers(0, 6 * _BLOCK), streamed=st.booleans())
-def test_no_page_by_two_paths(
-    tmp_path: Path, paths: _Paths, size: int, streamed: bool
-) -> None:
+def test_no_page_by_two_paths(tmp_path: Path, paths: _Paths, size: int, streamed: bool) -> None:
     """Whatever the policy chooses, no page is touched by a cached and a direct write."""
     paths.seen.clear()
     data = content(size)
@@ -133,7 +131,7 @@ def test_pages_written_twice_leave_the_cache_between(
 def test_a_tail_costs_no_direct_write(tmp_path: Path, paths: _Paths) -> None:
     """Whole pages of a large file go past the page cache, the rest of its last page through it."""
     data = content(2 * _BLOCK + _SMALL + 100)
-    moved = _writer(threads=1).write(FileImage.of("file", [data]), tmp_path)
+    moved = _writer(threads=1, paths="direct").write(FileImage.of("file", [data]), tmp_path)
     end = len(data) - len(data) % _PAGE
     assert paths.seen == [
         ("direct", 0, _BLOCK),
@@ -164,7 +162,7 @@ def test_a_small_file_opens_nothing_direct(
 def test_a_large_file_leaves_no_cache(tmp_path: Path) -> None:
     """After a write and a read of whole blocks nothing of the file is in the page cache."""
     _require_direct(tmp_path)
-    data, writer = content(8 * _BLOCK), _writer()
+    data, writer = content(8 * _BLOCK), _writer(paths="direct")
     writer.write(FileImage.of("file", [data]), tmp_path)
     back = np.zeros_like(data)
     writer.read(FileImage.of("file", [back]), tmp_path)
@@ -192,7 +190,9 @@ def test_aligned_memory_is_not_staged(tmp_path: Path) -> None:
     _require_direct(tmp_path)
     room = np.empty(3 * _BLOCK + _PAGE, dtype=np.uint8)
     begin = -room.ctypes.data % _PAGE
-    moved = _writer().write(FileImage.of("file", [room[begin : begin + 2 * _BLOCK]]), tmp_path)
+    moved = _writer(paths="direct").write(
+        FileImage.of("file", [room[begin : begin + 2 * _BLOCK]]), tmp_path
+    )
     assert moved.decisions == {"direct: large": 2}
     assert "gather" not in moved.phases_s
 

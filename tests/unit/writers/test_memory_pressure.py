@@ -75,9 +75,7 @@ def test_nothing_to_read_is_no_pressure(tmp_path: Path) -> None:
 def test_reads_at_most_every_interval(tmp_path: Path) -> None:
     """Within the interval the last reading is given, afterwards a new one."""
     now = [100.0]
-    pressure = MemoryPressure(
-        proc=_proc(tmp_path, 10 * MIB), interval_s=0.25, clock=lambda: now[0]
-    )
+    pressure = MemoryPressure(proc=_proc(tmp_path, 10 * MIB), interval_s=0.25, clock=lambda: now[0])
     assert pressure.now().available_bytes == 10 * GIB
     _proc(tmp_path, 5 * MIB)
     now[0] = 100.2
