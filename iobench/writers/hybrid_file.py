@@ -72,6 +72,7 @@ class HybridFile:
         """None: not tried yet. Empty: taken. Otherwise why it is refused."""
         self._through_cache: list[tuple[int, int]] = []
         self._has_cached_pages: bool | None = None
+        self._looked = False
 
     # Writing.
 
@@ -137,6 +138,15 @@ class HybridFile:
             with meter.phase("write"), _refusals("a direct write"):
                 calls = pwrite_direct(fd, data, offset, self._alignment.offset)
         meter.count(Path.DIRECT, stop - start, calls)
+        if not self._looked:
+            self._look(offset, stop - start, meter)
+
+    def _look(self, offset: int, length: int, meter: Meter) -> None:
+        """Give O_DIRECT up where it is accepted and goes through the page cache all the same."""
+        self._looked = True
+        if self._resident(offset, length) and self._policy.drop(Path.DIRECT):
+            why = "O_DIRECT is accepted, yet goes through the page cache"
+            meter.fell_back(Path.DIRECT, "page cache", why)
 
     def _write_uncached(
         self, image: FileImage, start: int, stop: int, offset: int, meter: Meter
@@ -213,16 +223,15 @@ class HybridFile:
 
     def _in_cache(self, start: int, stop: int) -> bool:
         """Whether all of [start, stop) lies in the page cache. No, where that cannot be asked."""
+        if self._has_cached_pages is None:
+            self._has_cached_pages = self._resident(0, 0) > 0
+        return self._has_cached_pages and self._resident(start, stop - start) >= stop - start
+
+    def _resident(self, start: int, length: int) -> int:
         try:
-            if self._has_cached_pages is None:
-                self._has_cached_pages = linux.cachestat_resident_bytes(self._fd) > 0
-            return (
-                self._has_cached_pages
-                and linux.cachestat_resident_bytes(self._fd, start, stop - start) >= stop - start
-            )
+            return linux.cachestat_resident_bytes(self._fd, start, length)
         except OSError:
-            self._has_cached_pages = False
-            return False
+            return 0
 
     # Both.
 
