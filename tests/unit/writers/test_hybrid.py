@@ -259,6 +259,29 @@ def test_a_direct_write_that_is_refused_is_done_again(
     assert sum(moved.decisions.values()) == 6
 
 
+def test_direct_in_name_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a direct write turns up in the page cache, O_DIRECT is given up and that is told."""
+    monkeypatch.setattr(linux, "cachestat_resident_bytes", lambda *_: _BLOCK)
+    data = content(6 * _BLOCK)
+    moved = _writer(threads=1).write(FileImage.of("file", [data]), tmp_path)
+    assert (tmp_path / "file").read_bytes() == data.tobytes()
+    assert moved.paths["direct"].bytes == _BLOCK
+    assert ("direct", "page cache") in {(one.wanted, one.used) for one in moved.fallbacks}
+
+
+def test_one_reader_reads_in_order(tmp_path: Path) -> None:
+    """One reader takes the way that reads ahead; several take the direct one."""
+    data = content(3 * _BLOCK)
+    _writer().write(FileImage.of("file", [data]), tmp_path)
+    for threads, reason in ((1, "uncached: large"), (3, "direct: large, staged")):
+        with (tmp_path / "file").open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        room = np.zeros(len(data) + 1, dtype=np.uint8)[1:]
+        moved = _writer(read_threads=threads).read(FileImage.of("file", [room]), tmp_path)
+        assert np.array_equal(room, data)
+        assert moved.decisions == {reason: 3}
+
+
 def test_with_no_path_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the last path is refused too, that is an error and nothing is published."""
 
