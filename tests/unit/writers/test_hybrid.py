@@ -306,7 +306,7 @@ def test_with_no_path_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_phases_of_a_stream_are_counted_once(tmp_path: Path) -> None:
     """The crew's clock counts the writing of a block, not that and the block's own again."""
     _require_direct(tmp_path)
-    with _writer(threads=1).open(tmp_path / "file") as stream:
+    with _writer(threads=1, paths="direct").open(tmp_path / "file") as stream:
         stream.write(content(20 * _BLOCK))
     assert stream.transfer is not None
     assert set(stream.transfer.phases_s) >= {"gather", "write", "sync", "commit"}
