@@ -27,12 +27,20 @@ from iobench.bench.scratch import scratch_directory
 from iobench.bench.settle import settle
 from iobench.environment import DeviceMonitor
 from iobench.formats import torch_file
-from iobench.units import MIB, parse_size
+from iobench.units import GIB, MIB, parse_size
 from iobench.writers.image import FileImage
 from iobench.writers.registry import make, parse_specs
 
 TENSORS = 64
-WRITERS = ["odirect", "odirect,threads=3", "uring", "uncached", "uncached,threads=2", "buffered"]
+WRITERS = [
+    "hybrid",
+    "odirect",
+    "odirect,threads=3",
+    "uring",
+    "uncached",
+    "uncached,threads=2",
+    "buffered",
+]
 STREAM = "odirect"
 
 
@@ -53,6 +61,7 @@ class Bench:
             )
         self.into = {name: torch.zeros_like(tensor) for name, tensor in self.state.items()}
         self.rates: dict[str, list[float]] = {}
+        self.cpu_s: dict[str, list[float]] = {}
 
     def path(self, name: str) -> Path:
         return self.directory / name
@@ -86,9 +95,10 @@ class Bench:
             print(f"round {turn + 1} of {rounds} done", flush=True)
 
     def _time(self, name: str, call: Callable[[], float | None]) -> None:
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), time.process_time()
         own = call()
         seconds = time.perf_counter() - began if own is None else own
+        self.cpu_s.setdefault(name, []).append(time.process_time() - cpu)
         self.rates.setdefault(name, []).append(self.size / seconds)
 
     def best(self, pattern: str) -> str:
@@ -101,7 +111,15 @@ class Bench:
         ):
             rates = self.rates[name]
             each = " ".join(f"{rate / MIB:6.0f}" for rate in sorted(rates))
-            print(f"{name:44} {statistics.median(rates) / MIB:6.0f} MiB/s   {each}")
+            cpu = statistics.median(self.cpu_s.get(name, [0.0])) / (self.size / GIB)
+            shown = f"{cpu:5.2f} CPU s/GiB" if cpu and "fio" not in name else " " * 15
+            print(f"{name:44} {statistics.median(rates) / MIB:6.0f} MiB/s {shown}   {each}")
+
+    def compare_cpu(self, what: str, over: str, target: float) -> None:
+        if what in self.cpu_s and over in self.cpu_s:
+            ratio = statistics.median(self.cpu_s[what]) / statistics.median(self.cpu_s[over])
+            verdict = "ok  " if ratio <= target else "MISS"
+            print(f"{verdict} {ratio:5.2f} (<= {target})  CPU of {what} / {over}")
 
     def compare(self, what: str, over: str, target: float) -> None:
         one, other = self.best(what), self.best(over)
@@ -258,6 +276,10 @@ def main() -> None:
     bench.compare(r"restore torch_file\.load.*", r"restore torch\.load", 2.5)
     bench.compare("save uring", f"save {jobs}", 1.0)
     bench.compare("restore uring", f"restore {jobs}", 1.0)
+    for operation in ("save", "restore"):
+        bench.compare(f"{operation} hybrid", f"{operation} {jobs}", 1.0)
+        bench.compare(f"{operation} hybrid", f"{operation} {ours}", 0.97)
+        bench.compare_cpu(f"{operation} hybrid", f"{operation} buffered", 0.2)
     bench.compare("null writer", "memcpy", 0.8)
 
 

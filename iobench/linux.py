@@ -97,12 +97,15 @@ def dio_alignment(fd: int) -> DioAlignment | None:
     return DioAlignment(memory=buffer.stx_dio_mem_align, offset=buffer.stx_dio_offset_align)
 
 
-def cachestat_resident_bytes(fd: int) -> int:
-    """Bytes of the open file `fd` that are in the page cache, by cachestat(2) (Linux >= 6.5)."""
-    everything, result = _CachestatRange(0, 0), _Cachestat()
+def cachestat_resident_bytes(fd: int, offset: int = 0, length: int = 0) -> int:
+    """Bytes of the open file `fd` that are in the page cache, by cachestat(2) (Linux >= 6.5).
+
+    Whole pages of the range are counted; `length` 0 means to the end of the file.
+    """
+    asked, result = _CachestatRange(offset, length), _Cachestat()
     _check(
         _libc.syscall(
-            ctypes.c_long(_SYS_CACHESTAT), fd, ctypes.byref(everything), ctypes.byref(result), 0
+            ctypes.c_long(_SYS_CACHESTAT), fd, ctypes.byref(asked), ctypes.byref(result), 0
         )
     )
     return int(result.nr_cache) * PAGE

@@ -12,7 +12,8 @@ import pytest
 
 from iobench.units import MIB
 
-_MKFS = {"ext4": ("-m", "0"), "xfs": ()}  # no room kept for root, who is us
+_MKFS = {"ext4": ("-m", "0"), "xfs": (), "btrfs": ()}  # no room kept for root, who is us
+_NEEDS = {"fuse": "bindfs", **{kind: f"mkfs.{kind}" for kind in _MKFS}}
 
 MakeFilesystem = Callable[..., Path]
 
@@ -33,18 +34,25 @@ class _Filesystems:
         self._images: Path | None = None
 
     def make(self, kind: str, size_bytes: int = 512 * MIB) -> Path:
-        """A new file system of `kind` (tmpfs, ext4, xfs), mounted; its directory."""
+        """A new file system of `kind`, mounted; its directory.
+
+        tmpfs, ext4, xfs and btrfs; overlay and fuse (bindfs) lie over an ext4 of their own.
+        """
         if os.geteuid() != 0:
             pytest.skip("mounting needs root")
-        if kind != "tmpfs" and not shutil.which(f"mkfs.{kind}"):
-            pytest.skip(f"mkfs.{kind} is not installed")
+        needed = _NEEDS.get(kind)
+        if needed and not shutil.which(needed):
+            pytest.skip(f"{needed} is not installed")
+        below = self.make("ext4", size_bytes) if kind in ("overlay", "fuse") else None
         at = self._base / f"{kind}-{len(self._undo)}"
         at.mkdir()
         try:
             if kind == "tmpfs":
                 self._mount("-t", "tmpfs", "-o", f"size={size_bytes}", "iobench-test", str(at))
-            else:
+            elif below is None:
                 self._mount_image(kind, size_bytes, at)
+            else:
+                self._mount_over(kind, below, at)
         except OSError as error:
             pytest.skip(f"no {kind} can be mounted here: {error}")
         return at
@@ -70,6 +78,17 @@ class _Filesystems:
             self._mount(device, str(at))
         finally:
             _run("losetup", "--detach", device)
+
+    def _mount_over(self, kind: str, below: Path, at: Path) -> None:
+        parts = {name: below / name for name in ("lower", "upper", "work")}
+        for part in parts.values():
+            part.mkdir()
+        if kind == "overlay":
+            options = ",".join(f"{name}dir={part}" for name, part in parts.items())
+            self._mount("-t", "overlay", "-o", options, "iobench-test", str(at))
+        else:
+            _run("bindfs", parts["upper"], at)
+            self._undo.append(["umount", "--lazy", str(at)])
 
     def _mount(self, *arguments: str) -> None:
         _run("mount", *arguments)

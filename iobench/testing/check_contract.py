@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from iobench.errors import OptionError, UnknownNameError
+from iobench.errors import OptionError, TransferError, UnknownNameError
 from iobench.testing.check import check
-from iobench.testing.content import content, empty_like
+from iobench.testing.content import BrokenImage, content, empty_like
 from iobench.testing.expect import expect, expect_raises, expect_same
 from iobench.testing.rig import Rig
 from iobench.writers.transfer import Transfer
@@ -152,3 +152,36 @@ def another_writer_reads_it(rig: Rig) -> None:
     back = empty_like(rig.image("file", data))
     rig.make_writer().read(back, rig.place.target)
     expect_same(back.views(0, len(data))[0], data, "read by another writer")
+
+
+@check(needs_storage=False)
+def many_files_together(rig: Rig) -> None:
+    """write_many stores every file, in new directories too, and tells of all of them at once."""
+    sizes = [0, 1, 4097, rig.block_size + 3, *(100 * number for number in range(300))]
+    datas = {f"many/{number}": content(size, number) for number, size in enumerate(sizes)}
+    images = [rig.image(name, data) for name, data in datas.items()]
+    rig._made.update(datas)
+    moved = rig.writer.write_many(iter(images), rig.place.target)
+    expect((moved.files, moved.bytes) == (len(sizes), sum(sizes)), f"told of {moved}")
+    expect(moved.durable == rig.stores, f"durable: {moved.durable}")
+    for name, data in datas.items():
+        rig.expect_stored(name, data)
+    expect(not rig.writer.write_many([], rig.place.target, durable=False).files, "of no files")
+
+
+@check()
+def one_of_many_fails(rig: Rig) -> None:
+    """When one of many files fails, each name holds a whole file or what it held before."""
+    rig.put("0", b"before")
+    rig.put("2", b"before")
+    good = [content(5000, number) for number in range(4)]
+    images = [rig.image(str(number), data) for number, data in enumerate(good)]
+    images[2] = BrokenImage.at("2", content(5000), 10)
+    rig._made.update("0123")
+    expect_raises(TransferError, rig.writer.write_many, images, rig.place.target)
+    rig.expect_stored("2", b"before")
+    for number in (0, 1, 3):
+        found = rig.place.stored(str(number))
+        before = b"before" if number == 0 else None
+        expect(found in (before, good[number].tobytes()), f"{number}: neither old nor new")
+    rig.expect_no_leftovers()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,7 +12,7 @@ from iobench.writers.availability import Availability
 from iobench.writers.image import FileImage
 from iobench.writers.options import WriterOptions
 from iobench.writers.stream import Stream
-from iobench.writers.transfer import Transfer
+from iobench.writers.transfer import Meter, Transfer
 
 __all__ = ["Availability", "Writer"]
 
@@ -53,6 +54,29 @@ class Writer(ABC):
         once for many files. On failure nothing new is under the name and what was there before
         still is. Raises TransferError; UnavailableError when the path cannot be had there.
         """
+
+    def write_many(
+        self,
+        images: Iterable[FileImage],
+        target: str | Path,
+        *,
+        durable: bool = True,
+        sync_directory: bool = True,
+    ) -> Transfer:
+        """Write files that belong together; on return each is as `write` would have left it.
+
+        A writer may share among them what one by one costs most, the waiting for storage. On
+        failure each name holds the whole new file, or what it held before. Raises what `write`
+        raises. The Transfer tells of all files; its clock ran once over all of them.
+        """
+        meter = Meter()
+        parts = [
+            self.write(image, target, durable=durable, sync_directory=sync_directory)
+            for image in images
+        ]
+        if not parts:
+            return meter.transfer(self.name, "write", 0, durable=durable, files=0)
+        return Transfer.total(parts)
 
     @abstractmethod
     def read(

@@ -18,9 +18,9 @@ from iobench.writers.posix import PosixWriter
 from iobench.writers.transfer import Meter
 from iobench.writers.workers import BlockPool
 
-__all__ = ["DirectWriter", "as_it_lies", "round_up"]
+__all__ = ["REFUSED", "DirectWriter", "as_it_lies", "direct_alignment", "round_up"]
 
-_REFUSED = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY}
+REFUSED = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY}
 _REMEDY = "Use --writer uncached or buffered, or a target on a file system with direct I/O."
 _UNKNOWN = linux.DioAlignment(memory=linux.PAGE, offset=linux.PAGE)
 """Assumed where statx does not tell: what every file system with direct I/O takes."""
@@ -70,7 +70,7 @@ class DirectWriter(PosixWriter):
 
     def _refused(self, error: OSError, where: str) -> Exception:
         direct = self._flags & os.O_DIRECT
-        if not direct or error.errno not in _REFUSED or isinstance(error, TransferError):
+        if not direct or error.errno not in REFUSED or isinstance(error, TransferError):
             return error
         return UnavailableError(
             self.name, f"the file system of {where or '.'} refuses O_DIRECT.", _REMEDY
@@ -80,17 +80,22 @@ class DirectWriter(PosixWriter):
         """What the open file asks of addresses, and of offsets and lengths."""
         if not self._flags & os.O_DIRECT:
             return _NONE
-        alignment = linux.dio_alignment(fd) or _UNKNOWN
-        if not alignment.offset or not alignment.memory:
-            raise UnavailableError(self.name, "this file admits no direct I/O (statx).", _REMEDY)
-        if self._block_size % alignment.offset or alignment.memory > linux.PAGE:
-            raise UnavailableError(
-                self.name,
-                f"direct I/O wants multiples of {alignment.offset} bytes here, "
-                f"block_size is {self._block_size}.",
-                f"Set block_size to a multiple of {alignment.offset}.",
-            )
-        return alignment
+        return direct_alignment(self.name, fd, self._block_size)
+
+
+def direct_alignment(name: str, fd: int, block_size: int) -> linux.DioAlignment:
+    """What O_DIRECT asks of the open file. Raises UnavailableError if that cannot be met."""
+    alignment = linux.dio_alignment(fd) or _UNKNOWN
+    if not alignment.offset or not alignment.memory:
+        raise UnavailableError(name, "this file admits no direct I/O (statx).", _REMEDY)
+    if block_size % alignment.offset or alignment.memory > linux.PAGE:
+        raise UnavailableError(
+            name,
+            f"direct I/O wants multiples of {alignment.offset} bytes here, "
+            f"block_size is {block_size}.",
+            f"Set block_size to a multiple of {alignment.offset}.",
+        )
+    return alignment
 
 
 def round_up(value: int, multiple: int) -> int:

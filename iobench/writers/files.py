@@ -76,6 +76,11 @@ class NewFile:
         self._live = True
         self._reserved = False
 
+    @property
+    def directories(self) -> list[str]:
+        """The directories that gain a name by this file, its own first."""
+        return list(dict.fromkeys([os.path.dirname(self.path), *self._gained]))
+
     def reserve(self, start: int, stop: int) -> None:
         """Reserve blocks for bytes [start, stop). Recorded as a fallback where it cannot be."""
         if stop <= start:
@@ -97,9 +102,9 @@ class NewFile:
         except OSError as error:
             raise TransferError.wrap(error, "setting the size of", self.path) from error
 
-    def sync(self) -> None:
-        """Make the bytes durable (fsync), under the temporary name still."""
-        with self._meter.phase("sync"):
+    def sync(self, meter: Meter | None = None) -> None:
+        """Make the bytes durable (fsync), under the temporary name still. `meter` is timed."""
+        with (meter or self._meter).phase("sync"):
             try:
                 os.fsync(self.fd)
             except OSError as error:
@@ -117,7 +122,7 @@ class NewFile:
                 os.replace(self.part, self.path)
                 self._live = False
                 if sync_names:
-                    for directory in dict.fromkeys([os.path.dirname(self.path), *self._gained]):
+                    for directory in self.directories:
                         sync_directory(directory)
             except OSError as error:
                 self.abandon()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ class Transfer:
     scatter) is averaged over them, so that the phases add up to about `elapsed_s`. The `write` of
     a direct stream is the exception: it runs beside `serialize`, `gather` and `wait`.
     `durable` says whether the bytes are on storage, under their final name, on return.
+    `decisions` counts, for a writer that chooses, operations by path and why: "direct: large".
     """
 
     writer: str
@@ -48,6 +50,7 @@ class Transfer:
     paths: Mapping[str, PathCount]
     retries: int = 0
     fallbacks: tuple[Fallback, ...] = ()
+    decisions: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def rate_bytes_per_s(self) -> float:
@@ -62,11 +65,13 @@ class Transfer:
         phases: dict[str, float] = {}
         paths: dict[str, PathCount] = {}
         fallbacks: dict[Fallback, None] = {}
+        decisions: Counter[str] = Counter()
         for part in parts:
             for phase, seconds in part.phases_s.items():
                 phases[phase] = phases.get(phase, 0.0) + seconds
             _add_paths(paths, part.paths)
             fallbacks.update(dict.fromkeys(part.fallbacks))
+            decisions.update(part.decisions)
         return cls(
             writer=parts[0].writer,
             operation=parts[0].operation,
@@ -78,6 +83,7 @@ class Transfer:
             paths=paths,
             retries=sum(part.retries for part in parts),
             fallbacks=tuple(fallbacks),
+            decisions=dict(decisions),
         )
 
 
@@ -97,6 +103,7 @@ class Meter:
     paths: dict[str, PathCount] = field(default_factory=dict)
     retries: int = 0
     fallbacks: dict[Fallback, None] = field(default_factory=dict)
+    decisions: Counter[str] = field(default_factory=Counter)
     started_s: float = field(default_factory=time.perf_counter)
 
     @contextmanager
@@ -116,6 +123,10 @@ class Meter:
         """Record a fallback; the same one twice counts once."""
         self.fallbacks[Fallback(wanted=wanted, used=used, reason=reason)] = None
 
+    def decided(self, path: str, reason: str) -> None:
+        """One operation was given `path` for `reason`."""
+        self.decisions[f"{path}: {reason}"] += 1
+
     def absorb(self, workers: Iterable[Meter]) -> None:
         """Add what workers side by side counted: their seconds averaged, all else summed."""
         meters = list(workers)
@@ -125,19 +136,26 @@ class Meter:
             _add_paths(self.paths, meter.paths)
             self.retries += meter.retries
             self.fallbacks.update(meter.fallbacks)
+            self.decisions.update(meter.decisions)
 
     def elapsed_s(self) -> float:
         """Seconds since the meter was made."""
         return time.perf_counter() - self.started_s
 
     def transfer(
-        self, writer: str, operation: Literal["write", "read"], size_bytes: int, *, durable: bool
+        self,
+        writer: str,
+        operation: Literal["write", "read"],
+        size_bytes: int,
+        *,
+        durable: bool,
+        files: int = 1,
     ) -> Transfer:
-        """What was counted, as one file's Transfer; the clock ran since the meter was made."""
+        """What was counted, as a Transfer; the clock ran since the meter was made."""
         return Transfer(
             writer=writer,
             operation=operation,
-            files=1,
+            files=files,
             bytes=size_bytes,
             elapsed_s=self.elapsed_s(),
             durable=durable,
@@ -145,4 +163,5 @@ class Meter:
             paths=dict(self.paths),
             retries=self.retries,
             fallbacks=tuple(self.fallbacks),
+            decisions=dict(self.decisions),
         )

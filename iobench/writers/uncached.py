@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import tempfile
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from iobench import linux
 from iobench.errors import UnavailableError
 from iobench.writers.base import Availability
 from iobench.writers.cached import CachedOptions, CachedWriter, Source
+from iobench.writers.dontcache import dontcache_refusal
 from iobench.writers.files import NewFile
 from iobench.writers.image import Bytes
 from iobench.writers.options import option
@@ -22,7 +22,6 @@ from iobench.writers.transfer import Meter
 __all__ = ["UncachedOptions", "UncachedWriter"]
 
 _REMEDY = "Use method=auto, or Linux >= 6.14 on ext4 or xfs."
-_REFUSED = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +56,7 @@ class UncachedWriter(CachedWriter):
         if not answer.ok or self.options.method == "sync_file_range":
             return answer
         with tempfile.TemporaryFile(dir=target) as file:
-            refusal = _refusal(file.fileno())
+            refusal = dontcache_refusal(file.fileno())
         if refusal is None:
             return answer
         if self.options.method == "auto":
@@ -76,7 +75,7 @@ class UncachedWriter(CachedWriter):
     def _takes_dontcache(self, fd: int, meter: Meter) -> bool:
         if self.options.method == "sync_file_range":
             return False
-        refusal = _refusal(fd)
+        refusal = dontcache_refusal(fd)
         if refusal is not None:
             if self.options.method == "dontcache":
                 raise UnavailableError(self.name, f"{refusal}.", _REMEDY)
@@ -97,14 +96,3 @@ class UncachedWriter(CachedWriter):
             own.count("buffered+dontneed", length, calls)
 
         return fill
-
-
-def _refusal(fd: int) -> str | None:
-    """Why the open file refuses RWF_DONTCACHE, found by reading a byte; None if it does not."""
-    try:
-        os.preadv(fd, [bytearray(1)], 0, linux.RWF_DONTCACHE)
-    except OSError as error:
-        if error.errno not in _REFUSED:
-            raise
-        return f"RWF_DONTCACHE is refused ({error.strerror})"
-    return None

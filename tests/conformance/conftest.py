@@ -8,7 +8,7 @@ import pytest
 
 from iobench.units import MIB
 
-_KINDS = ("tmpfs", "ext4", "xfs")
+_KINDS = ("tmpfs", "ext4", "xfs", "btrfs", "overlay", "fuse")
 
 
 @pytest.fixture(params=[pytest.param(kind, marks=pytest.mark.root) for kind in _KINDS])

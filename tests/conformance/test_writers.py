@@ -28,6 +28,18 @@ _SETTINGS = {
         {"block_size": "64KiB", "threads": 3},
         {"block_size": "1MiB", "fallocate": False},
     ),
+    "hybrid": (
+        {},
+        {"block_size": "4KiB", "threads": 1},
+        {"block_size": "64KiB", "threads": 3, "read_threads": 3, "small_size": "8KiB"},
+        {"block_size": "64KiB", "small_size": "4KiB", "paths": "uncached", "fallocate": False},
+        {"block_size": "64KiB", "small_size": "16KiB", "paths": "direct", "read_soon": True},
+    ),
+    "aiofiles": (
+        {},
+        {"block_size": "64KiB", "iodepth": 3},
+        {"block_size": "1MiB", "fallocate": True},
+    ),
     "uring": (
         {},
         {"block_size": "4KiB", "iodepth": 1},
@@ -37,13 +49,21 @@ _SETTINGS = {
     ),
     "null": ({}, {"block_size": "4KiB", "threads": 3}),
 }
-_ELSEWHERE = ({"block_size": "64KiB", "threads": 3}, {"block_size": "1MiB", "fallocate": False})
-_MOUNTED = dict.fromkeys(("buffered", "uncached", "odirect"), _ELSEWHERE) | {
+_ELSEWHERE = {
+    **dict.fromkeys(
+        ("buffered", "uncached", "odirect"),
+        ({"block_size": "64KiB", "threads": 3}, {"block_size": "1MiB", "fallocate": False}),
+    ),
+    "hybrid": (
+        {"block_size": "64KiB", "threads": 3, "small_size": "8KiB"},
+        {"block_size": "64KiB", "read_threads": 3, "paths": "direct"},
+    ),
+    "aiofiles": ({"block_size": "64KiB", "iodepth": 3},),
     "uring": (
         {"block_size": "64KiB", "iodepth": 4, "rings": 2},
         {"block_size": "1MiB", "fallocate": False},
         {"block_size": "64KiB", "direct": False},
-    )
+    ),
 }
 
 
@@ -73,9 +93,9 @@ def test_here(item: Check, name: str, options: dict[str, object], tmp_path: Path
     item(make, tmp_path)
 
 
-@pytest.mark.parametrize(("item", "name", "options"), _cases(_MOUNTED))
+@pytest.mark.parametrize(("item", "name", "options"), _cases(_ELSEWHERE))
 def test_mounted(item: Check, name: str, options: dict[str, object], mounted: Path) -> None:
-    """Each claim holds on tmpfs, ext4 and xfs."""
+    """Each claim holds on every kind of file system that can be had here."""
     make = functools.partial(registry.make, name, **options)
     _require(make, mounted)
     item(make, mounted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,13 +13,15 @@ from iobench.testing import Footprint
 from iobench.writers import registry
 from iobench.writers.base import Writer
 
-_SMALL = {"block_size": "64KiB", "threads": "2"}
 _WRITERS = {
-    "buffered": _SMALL,
-    "uncached": _SMALL,
-    "odirect": _SMALL,
-    "uring": {"block_size": "64KiB", "rings": "2", "iodepth": "4"},
+    "buffered": {"threads": 2},
+    "uncached": {"threads": 2},
+    "odirect": {"threads": 2},
+    "uring": {"rings": 2, "iodepth": 4},
+    "hybrid": {"threads": 2, "small_size": "16KiB"},
+    "aiofiles": {"iodepth": 2, "fallocate": True},
 }
+"""The settings with which small blocks are moved by two workers."""
 
 
 @pytest.fixture(autouse=True)
@@ -34,9 +37,9 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def spec(name: str) -> str:
-    """The writer with small blocks and two workers, as `--writer` takes it."""
-    return ",".join([name, *(f"{key}={value}" for key, value in _WRITERS[name].items())])
+def settings(name: str) -> str:
+    """The same for a child process: the options as JSON."""
+    return json.dumps({"block_size": "64KiB", **_WRITERS[name]})
 
 
 @pytest.fixture
@@ -44,7 +47,7 @@ def make(name: str) -> Callable[..., Writer]:
     """Makes that writer, perhaps with other options too; skips where it cannot work."""
 
     def made(directory: Path, **options: object) -> Writer:
-        writer = registry.make(name, **{**_WRITERS[name], **options})
+        writer = registry.make(name, **{"block_size": "64KiB", **_WRITERS[name], **options})
         answer = writer.available(directory)
         if not answer.ok:
             pytest.skip(f"{answer.reason} {answer.remedy}")

@@ -21,13 +21,14 @@ _WORDS = 1 << 18  # 2 MiB
 _LEFTOVER = re.compile(r"\.model\..*\.iobench-part")
 
 _CHILD = """
+import json
 import sys
 import numpy as np
 from iobench.writers import registry
 from iobench.writers.image import FileImage
 
-spec, first, words, directory = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-(writer,) = registry.parse_specs(spec)
+name, first, words, directory = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+writer = registry.make(name, **json.loads(sys.argv[5]))
 for number in range(first, first + 10_000):
     data = np.full(words, number, dtype=np.uint64)
     print(number, flush=True)
@@ -39,10 +40,12 @@ for number in range(first, first + 10_000):
 """
 
 
-def _kill_while_saving(spec: str, first: int, directory: Path, after_s: float) -> int:
+def _kill_while_saving(
+    name: str, first: int, directory: Path, settings: str, after_s: float
+) -> int:
     """Let a child save checkpoint after checkpoint and kill it; the number it began last."""
     child = subprocess.Popen(
-        [sys.executable, "-c", _CHILD, spec, str(first), str(_WORDS), str(directory)],
+        [sys.executable, "-c", _CHILD, name, str(first), str(_WORDS), str(directory), settings],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -57,13 +60,15 @@ def _kill_while_saving(spec: str, first: int, directory: Path, after_s: float) -
     return begun
 
 
-def test_killed(make: Callable[..., Writer], spec: str, names, tmp_path: Path) -> None:
+def test_killed(
+    make: Callable[..., Writer], name: str, names, settings: str, tmp_path: Path
+) -> None:
     """The name holds the last whole checkpoint or the one before, never a torn one."""
     writer = make(tmp_path)
     moments = random.Random(7)
     first, held = 1, None
     for _ in range(_KILLS):
-        begun = _kill_while_saving(spec, first, tmp_path, moments.uniform(0, 0.03))
+        begun = _kill_while_saving(name, first, tmp_path, settings, moments.uniform(0, 0.03))
         before = begun - 1 if begun > first else held
         others = names(tmp_path) - {"model"}
         assert all(_LEFTOVER.fullmatch(other) for other in others), others

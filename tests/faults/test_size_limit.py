@@ -12,15 +12,15 @@ import pytest
 from iobench.writers.base import Writer
 
 _CHILD = """
-import errno, resource, sys
+import errno, json, resource, sys
 import numpy as np
 from iobench.errors import TransferError
 from iobench.writers import registry
 from iobench.writers.image import FileImage
 
-spec, fallocate, how, directory = sys.argv[1:]
+name, fallocate, how, directory, settings = sys.argv[1:]
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-(writer,) = registry.parse_specs(f"{spec},fallocate={fallocate}")
+writer = registry.make(name, **{**json.loads(settings), "fallocate": fallocate})
 data = np.ones((1 << 20) + 70_000, dtype=np.uint8)
 try:
     if how == "write":
@@ -39,13 +39,30 @@ writer.write(FileImage.of("small", [data[:5000]]), directory)
 @pytest.mark.parametrize("fallocate", ["true", "false"])
 @pytest.mark.parametrize("how", ["write", "stream"])
 def test_size_limit(
-    make: Callable[..., Writer], spec: str, names, tmp_path: Path, fallocate: str, how: str
+    make: Callable[..., Writer],
+    name: str,
+    names,
+    settings: str,
+    tmp_path: Path,
+    fallocate: str,
+    how: str,
 ) -> None:
     """The caller gets EFBIG, the earlier file stays, and a smaller file can be written."""
     make(tmp_path)
     (tmp_path / "model").write_bytes(b"the last good one")
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", _CHILD, spec, fallocate, how, str(tmp_path)],
+        [
+            sys.executable,
+            "-W",
+            "error",
+            "-c",
+            _CHILD,
+            name,
+            fallocate,
+            how,
+            str(tmp_path),
+            settings,
+        ],
         capture_output=True,
         text=True,
         check=False,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from aiofiles.threadpool.binary import AsyncFileIO
 
 from iobench.errors import TransferError
 from iobench.testing import content
@@ -42,16 +43,18 @@ class _Nth:
         return self._real(*arguments)
 
 
-_CALLS = (
-    *((os, call) for call in ("pwrite", "pwritev")),
-    (PyuringRing, "write"),
-)
-
-
-def _fail_writes(patch: pytest.MonkeyPatch, nth: int, error: BaseException) -> None:
-    """Whichever call the writer moves blocks by, its `nth` raises."""
-    for owner, call in _CALLS:
-        patch.setattr(owner, call, _Nth(getattr(owner, call), nth, error))
+def _break(
+    patch: pytest.MonkeyPatch, name: str, doing: str, nth: int, error: BaseException
+) -> None:
+    """Let the `nth` call that moves bytes fail, whichever the writer makes."""
+    if name == "aiofiles":
+        method = {"write": "write", "read": "readinto"}[doing]
+        broken = _Nth(getattr(AsyncFileIO, method), nth, error)
+        patch.setattr(AsyncFileIO, method, lambda handle, data: broken(handle, data))
+        return
+    patch.setattr(PyuringRing, doing, _Nth(getattr(PyuringRing, doing), nth, error))
+    for call in {"write": ("pwrite", "pwritev"), "read": ("preadv",)}[doing]:
+        patch.setattr(os, call, _Nth(getattr(os, call), nth, error))
 
 
 def _save(writer: Writer, directory: Path, how: str) -> None:
@@ -72,7 +75,7 @@ def test_a_failing_block(
     (tmp_path / "model").write_bytes(b"the last good one")
     cause = OSError(errno.EIO, "I/O error")
     with pytest.MonkeyPatch.context() as patch:
-        _fail_writes(patch, nth, cause)
+        _break(patch, writer.name, "write", nth, cause)
         with pytest.raises(TransferError) as caught:
             _save(writer, tmp_path, how)
     assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(tmp_path / "model"))
@@ -119,7 +122,7 @@ def test_other_failures_go_through(
     """What is no I/O error, Ctrl-C above all, arrives as it is and leaves nothing either."""
     writer = make(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
-        _fail_writes(patch, nth, kind())
+        _break(patch, writer.name, "write", nth, kind())
         with pytest.raises(kind):
             _save(writer, tmp_path, how)
     assert names(tmp_path) == set()
@@ -135,8 +138,7 @@ def test_a_failing_read(make: Callable[..., Writer], names, tmp_path: Path, nth:
     back = FileImage.of("model", [bytearray(len(_DATA))])
     cause = OSError(errno.EIO, "I/O error")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "preadv", _Nth(os.preadv, nth, cause))
-        patch.setattr(PyuringRing, "read", _Nth(PyuringRing.read, nth, cause))
+        _break(patch, writer.name, "read", nth, cause)
         with pytest.raises(TransferError) as caught:
             writer.read(back, tmp_path)
     assert caught.value.errno == errno.EIO

@@ -1,0 +1,197 @@
+"""What each kind of storage does: every kind that can be mounted here, tried, as a Markdown table.
+
+    sudo python benchmarks/storage_table.py [--only REGEX] > table.md
+
+File systems of 512 MiB on loop devices over a tmpfs, so nothing here is a speed. Needs root.
+A kind that cannot be had is listed with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from iobench import linux
+from iobench.bench.cold import make_cold
+from iobench.environment.probes import Probe, probe_directory
+from iobench.errors import IobenchError
+from iobench.units import MIB
+from iobench.writers import registry
+from iobench.writers.base import Writer
+from iobench.writers.image import FileImage
+
+PROBES = ("O_DIRECT", "RWF_DONTCACHE", "fallocate", "cachestat", "eviction", "O_TMPFILE")
+SIZE = 512 * MIB
+
+Mount = Callable[[Path, contextlib.ExitStack], Path]
+
+
+def run(*command: str | Path) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def attach(undo: contextlib.ExitStack, at: Path, *arguments: str | Path) -> Path:
+    at.mkdir()
+    run("mount", *arguments, at)
+    undo.callback(run, "umount", "--lazy", at)
+    return at
+
+
+def on_image(kind: str, *mkfs: str, options: str = "rw") -> Mount:
+    def mount(base: Path, undo: contextlib.ExitStack) -> Path:
+        if not shutil.which(f"mkfs.{kind}"):
+            raise OSError(f"mkfs.{kind} is not installed")
+        image = base / "image"
+        image.touch()
+        os.truncate(image, SIZE)
+        run(f"mkfs.{kind}", "-q", *mkfs, image)
+        device = run("losetup", "--find", "--show", image)
+        try:
+            return attach(undo, base / "at", "-o", options, device)
+        finally:
+            run("losetup", "--detach", device)  # once it is unmounted
+
+    return mount
+
+
+def tmpfs(base: Path, undo: contextlib.ExitStack) -> Path:
+    return attach(undo, base / "at", "-t", "tmpfs", "-o", f"size={SIZE}", "table")
+
+
+def overlay(base: Path, undo: contextlib.ExitStack) -> Path:
+    root = on_image("ext4")(base, undo)
+    parts = {name: root / name for name in ("lower", "upper", "work")}
+    for part in parts.values():
+        part.mkdir()
+    options = ",".join(f"{name}dir={part}" for name, part in parts.items())
+    return attach(undo, base / "over", "-t", "overlay", "-o", options, "table")
+
+
+def bindfs(base: Path, undo: contextlib.ExitStack) -> Path:
+    if not shutil.which("bindfs"):
+        raise OSError("bindfs is not installed")
+    root, at = on_image("ext4")(base, undo), base / "fuse"
+    at.mkdir()
+    run("bindfs", root, at)
+    undo.callback(run, "umount", "--lazy", at)
+    return at
+
+
+KINDS: dict[str, Mount] = {
+    "ext4": on_image("ext4"),
+    "ext4, data=journal": on_image("ext4", options="data=journal"),
+    "xfs": on_image("xfs"),
+    "btrfs": on_image("btrfs"),
+    "btrfs, compress": on_image("btrfs", options="compress=zstd"),
+    "tmpfs": tmpfs,
+    "overlay (ext4)": overlay,
+    "FUSE (bindfs)": bindfs,
+}
+
+
+@contextlib.contextmanager
+def mounted(mount: Mount) -> Iterator[Path]:
+    with contextlib.ExitStack() as undo:
+        base = Path(tempfile.mkdtemp(prefix="iobench-table-"))
+        undo.callback(shutil.rmtree, base)
+        room = attach(undo, base / "room", "-t", "tmpfs", "-o", "size=4g", "table")
+        yield mount(room, undo)
+
+
+def alignment(directory: Path) -> str:
+    with tempfile.TemporaryFile(dir=directory) as file:
+        told = linux.dio_alignment(file.fileno())
+    return "not told" if told is None else f"{told.memory} / {told.offset}"
+
+
+def short(probe: Probe) -> str:
+    if probe.ok:
+        kept = re.search(r"; ([\d.]+ \w+) stay cached", probe.detail)
+        return "yes" + (f", {kept[1]} stay cached" if kept else "")
+    word = re.match(r"E[A-Z]+", probe.detail)
+    return f"no: {word[0] if word else probe.detail}"
+
+
+def tried(writer: Writer, directory: Path) -> tuple[str, list[str]]:
+    """What a save and a restore of 24 MiB and some bytes did: the paths, and every fallback."""
+    answer = writer.available(directory)
+    if not answer.ok:
+        return "not available", [answer.reason.replace(str(directory), "here")]
+    data = np.random.default_rng(0).integers(0, 256, 24 * MIB + 77, np.uint8)
+    back = np.zeros_like(data)
+    try:
+        wrote = writer.write(FileImage.of("file", [data]), directory)
+        make_cold([directory / "file"])
+        read = writer.read(FileImage.of("file", [back]), directory)
+    except IobenchError as error:
+        return "fails", [str(error).replace(str(directory), "here")]
+    if not np.array_equal(data, back):
+        return "WRONG BYTES", []
+    fell = dict.fromkeys((*wrote.fallbacks, *read.fallbacks))
+    paths = f"{'+'.join(sorted(wrote.paths))} / {'+'.join(sorted(read.paths))}"
+    return paths, [f"{one.wanted} -> {one.used}: {one.reason}" for one in fell]
+
+
+def print_table(title: str, columns: list[str], rows: dict[str, list[str]]) -> None:
+    print(f"\n{title}\n")
+    print("| " + " | ".join(["", *columns]) + " |")
+    print("|---" * (len(columns) + 1) + "|")
+    for name, cells in rows.items():
+        print("| " + " | ".join([name, *cells]) + " |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="kinds whose name matches this")
+    arguments = parser.parse_args()
+    writers = [name for name in registry.names() if registry.writer_class(name).stores]
+    found: dict[str, list[str]] = {}
+    did: dict[str, list[str]] = {}
+    missing: dict[str, str] = {}
+    notes: list[str] = []
+    for kind, mount in KINDS.items():
+        if not re.search(arguments.only, kind):
+            continue
+        try:
+            with mounted(mount) as directory:
+                probes = {probe.name: probe for probe in probe_directory(directory)}
+                found[kind] = [alignment(directory), *(short(probes[name]) for name in PROBES)]
+                all_did = [tried(registry.make(name), directory) for name in writers]
+                did[kind] = [shown for shown, _ in all_did]
+                notes += [
+                    f"- {kind}, `{name}`: {'; '.join(why)}"
+                    for name, (_, why) in zip(writers, all_did, strict=True)
+                    if why
+                ]
+        except OSError as error:
+            missing[kind] = str(error)
+    tools = {"mkfs.ext4": "-V", "mkfs.xfs": "-V", "mkfs.btrfs": "--version", "bindfs": "--version"}
+    versions = []
+    for tool, option in tools.items():
+        if shutil.which(tool):
+            said = subprocess.run([tool, option], capture_output=True, text=True, check=False)
+            versions.append((said.stdout + said.stderr).strip().splitlines()[0])
+    print(f"Linux {platform.release()}; {'; '.join(versions)}.")
+    print_table("What the kernel says", ["statx memory / offset", *PROBES], found)
+    print_table("What each writer did (save / restore, cold)", writers, did)
+    print("\nFallbacks that the writers recorded:\n")
+    print("\n".join(notes))
+    for kind, why in missing.items():
+        print(f"\nNot had: {kind}: {why}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,316 @@
+"""HybridFile: one open file with a way through the page cache and a way past it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Self
+
+from iobench import linux
+from iobench.errors import IobenchError, TransferError, UnavailableError
+from iobench.writers.direct import REFUSED, as_it_lies, direct_alignment, round_up
+from iobench.writers.direct_io import pread_direct, pwrite_direct
+from iobench.writers.dontcache import dontcache_refusal
+from iobench.writers.image import FileImage
+from iobench.writers.memory_pressure import MemoryPressure
+from iobench.writers.path_policy import Operation, Path, PathPolicy, Position
+from iobench.writers.posix import pread_all, pwrite_all
+from iobench.writers.transfer import Meter
+from iobench.writers.workers import BlockPool
+
+__all__ = ["HybridFile"]
+
+_ON_STORAGE = (
+    linux.SYNC_FILE_RANGE_WAIT_BEFORE
+    | linux.SYNC_FILE_RANGE_WRITE
+    | linux.SYNC_FILE_RANGE_WAIT_AFTER
+)
+
+
+class _RefusedError(Exception):
+    """The file system will not have a path; the message says why."""
+
+
+class HybridFile:
+    """Moves ranges of a file, each by the path that the policy gives it. Thread-safe.
+
+    Ranges that are moved at the same time must not share a page. Then no page is ever touched by a
+    cached and a direct operation at once: ranges are cut at page boundaries, and a direct
+    write over pages that were written through the cache before waits until they are on storage and
+    drops them first.
+
+    `fd` is the way through the page cache and stays the caller's; it is opened once more for the
+    way past it, when the first operation wants that. A path that is refused is given up for the
+    whole file and recorded as a fallback.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        name: str,
+        *,
+        writing: bool,
+        policy: PathPolicy,
+        pressure: MemoryPressure,
+        pool: BlockPool,
+        small_size: int,
+    ) -> None:
+        self._fd, self._name = fd, name
+        self._again = f"/proc/self/fd/{fd}"  # the same file, whatever happens to its name
+        self._direct_flags = os.O_WRONLY if writing else os.O_RDONLY
+        self._policy, self._pressure, self._pool = policy, pressure, pool
+        self._small_size = small_size
+        self._lock = threading.Lock()
+        self._direct_fd: int | None = None
+        self._alignment = linux.DioAlignment(memory=linux.PAGE, offset=linux.PAGE)
+        self._dontcache: str | None = None
+        """None: not tried yet. Empty: taken. Otherwise why it is refused."""
+        self._through_cache: list[tuple[int, int]] = []
+        self._has_cached_pages: bool | None = None
+        self._looked = False
+
+    # Writing.
+
+    def write(
+        self, image: FileImage, start: int, stop: int, meter: Meter, *, at: int, last: bool
+    ) -> None:
+        """Write bytes [start, stop) of `image` at offset `at` of the file, a multiple of pages.
+
+        `last` says that the file ends there for now.
+        """
+        for begin, end, position in self._cut(start, stop, at, last=last):
+            offset = at + begin - start
+            operation = Operation(
+                size_bytes=end - begin,
+                position=position,
+                aligned=self._is_aligned(offset, end - begin),
+                memory_aligned=as_it_lies(image, begin, end, self._alignment) is not None,
+            )
+            move = functools.partial(self._write_by, image, begin, end, offset, meter)
+            self._carry_out(operation, move, meter)
+
+    def _write_by(
+        self, image: FileImage, start: int, stop: int, offset: int, meter: Meter, path: Path
+    ) -> None:
+        if path == Path.DIRECT:
+            self._write_direct(image, start, stop, offset, meter)
+            return
+        with self._lock:
+            self._through_cache.append((offset, offset + stop - start))
+        if path == Path.UNCACHED:
+            self._write_uncached(image, start, stop, offset, meter)
+            return
+        with meter.phase("write"):
+            calls = pwrite_all(self._fd, image.views(start, stop), offset)
+        meter.count(path, stop - start, calls)
+
+    def _cut(
+        self, start: int, stop: int, at: int, *, last: bool
+    ) -> Iterator[tuple[int, int, Position]]:
+        """The operations of one write: all of it, or whole pages and the rest of the last page."""
+        position = Position.MIDDLE if at else Position.FIRST
+        if last:
+            position = Position.TAIL if at else Position.WHOLE
+        rest = (stop - start) % max(linux.PAGE, self._alignment.offset)
+        if not rest or stop - start < self._small_size:
+            yield start, stop, position
+        else:
+            yield start, stop - rest, Position.MIDDLE if at else Position.FIRST
+            yield stop - rest, stop, Position.TAIL
+
+    def _write_direct(
+        self, image: FileImage, start: int, stop: int, offset: int, meter: Meter
+    ) -> None:
+        fd = self._open_direct()
+        self._leave_cache(offset, offset + stop - start)
+        data = as_it_lies(image, start, stop, self._alignment)
+        with contextlib.ExitStack() as held:
+            if data is None:
+                block = held.enter_context(self._pool.block())
+                with meter.phase("gather"):
+                    image.gather(start, stop, block)
+                data = block[: stop - start]
+            with meter.phase("write"), _refusals("a direct write"):
+                calls = pwrite_direct(fd, data, offset, self._alignment.offset)
+        meter.count(Path.DIRECT, stop - start, calls)
+        if not self._looked:
+            self._look(offset, stop - start, meter)
+
+    def _look(self, offset: int, length: int, meter: Meter) -> None:
+        """Give O_DIRECT up where it is accepted and goes through the page cache all the same."""
+        self._looked = True
+        if self._resident(offset, length) and self._policy.drop(Path.DIRECT):
+            why = "O_DIRECT is accepted, yet goes through the page cache"
+            meter.fell_back(Path.DIRECT, "page cache", why)
+
+    def _write_uncached(
+        self, image: FileImage, start: int, stop: int, offset: int, meter: Meter
+    ) -> None:
+        """On return the bytes have reached the device, like those of a direct write."""
+        flags = self._dontcache_flags(meter)
+        length = stop - start
+        with meter.phase("write"):
+            calls = pwrite_all(self._fd, image.views(start, stop), offset, flags)
+            linux.sync_file_range(self._fd, offset, length, _ON_STORAGE)
+            if not flags:
+                os.posix_fadvise(self._fd, offset, length, os.POSIX_FADV_DONTNEED)
+        meter.count(Path.UNCACHED if flags else "sync_file_range", length, calls)
+
+    def _leave_cache(self, start: int, stop: int) -> None:
+        """Have the pages of [start, stop) on storage and out of the page cache."""
+        with self._lock:
+            met = [r for r in self._through_cache if r[0] < stop and start < r[1]]
+            self._through_cache = [r for r in self._through_cache if r not in met]
+        for begin, end in met:
+            linux.sync_file_range(self._fd, begin, end - begin, _ON_STORAGE)
+            page = begin - begin % linux.PAGE
+            length = round_up(end, linux.PAGE) - page
+            os.posix_fadvise(self._fd, page, length, os.POSIX_FADV_DONTNEED)
+
+    # Reading.
+
+    def read(self, image: FileImage, begin: int, wanted: int, stop: int, meter: Meter) -> None:
+        """Fill bytes [wanted, stop) of `image`; `begin`, a multiple of pages, is not above."""
+        data = as_it_lies(image, wanted, stop, self._alignment) if wanted == begin else None
+        whole = begin == 0 and stop == image.size_bytes
+        operation = Operation(
+            size_bytes=stop - wanted,
+            position=Position.WHOLE if whole else Position.FIRST if not begin else Position.MIDDLE,
+            aligned=begin % self._alignment.offset == 0,  # a block is rounded up, and cut
+            memory_aligned=data is not None,
+            in_cache=self._in_cache(wanted, stop),
+        )
+        move = functools.partial(self._read_by, image, begin, wanted, stop, meter)
+        self._carry_out(operation, move, meter)
+
+    def _read_by(
+        self, image: FileImage, begin: int, wanted: int, stop: int, meter: Meter, path: Path
+    ) -> None:
+        if path == Path.DIRECT:
+            self._read_direct(image, begin, wanted, stop, meter)
+            return
+        uncached = path == Path.UNCACHED
+        flags = self._dontcache_flags(meter) if uncached else 0
+        with meter.phase("read"):
+            calls = pread_all(self._fd, image.views(wanted, stop), wanted, flags)
+            if uncached and not flags:
+                os.posix_fadvise(self._fd, wanted, stop - wanted, os.POSIX_FADV_DONTNEED)
+        name = "buffered+dontneed" if uncached and not flags else path
+        meter.count(name, stop - wanted, calls)
+
+    def _read_direct(
+        self, image: FileImage, begin: int, wanted: int, stop: int, meter: Meter
+    ) -> None:
+        fd = self._open_direct()
+        unit = self._alignment.offset
+        data = as_it_lies(image, wanted, stop, self._alignment) if wanted == begin else None
+        if data is not None:
+            with meter.phase("read"), _refusals("a direct read"):
+                calls = pread_direct(fd, data, begin, stop - begin, unit)
+        else:
+            with self._pool.block() as room:
+                block = room[: round_up(stop - begin, unit)]
+                with meter.phase("read"), _refusals("a direct read"):
+                    calls = pread_direct(fd, block, begin, stop - begin, unit)
+                with meter.phase("scatter"):
+                    image.scatter(wanted, stop, block[wanted - begin :])
+        meter.count(Path.DIRECT, stop - begin, calls)
+
+    def _in_cache(self, start: int, stop: int) -> bool:
+        """Whether all of [start, stop) lies in the page cache. No, where that cannot be asked."""
+        if self._has_cached_pages is None:
+            self._has_cached_pages = self._resident(0, 0) > 0
+        return self._has_cached_pages and self._resident(start, stop - start) >= stop - start
+
+    def _resident(self, start: int, length: int) -> int:
+        try:
+            return linux.cachestat_resident_bytes(self._fd, start, length)
+        except OSError:
+            return 0
+
+    # Both.
+
+    def _carry_out(self, operation: Operation, move: Callable[[Path], None], meter: Meter) -> None:
+        """Move by the path that the policy chooses; after a refusal, recorded, by the next one."""
+        refused: list[tuple[Path, str]] = []
+        while True:
+            decision = self._policy.choose(operation, self._pressure.now())
+            began = time.perf_counter()
+            try:
+                move(decision.path)
+            except _RefusedError as error:
+                refused.append((decision.path, str(error)))
+                if not self._policy.drop(decision.path):
+                    raise TransferError(
+                        f"{self._name}: {error}, and no other path is left"
+                    ) from error
+                continue
+            break
+        self._policy.learn(decision.path, operation.size_bytes, time.perf_counter() - began)
+        meter.decided(decision.path, decision.reason)
+        for path, why in refused:
+            meter.fell_back(path, decision.path, why)
+
+    def _is_aligned(self, offset: int, length: int) -> bool:
+        return not (offset | length) % self._alignment.offset
+
+    def _open_direct(self) -> int:
+        with self._lock:
+            if self._direct_fd is None:
+                self._direct_fd, self._alignment = self._opened_direct()
+            return self._direct_fd
+
+    def _opened_direct(self) -> tuple[int, linux.DioAlignment]:
+        with _refusals("opening with O_DIRECT"):
+            fd = os.open(self._again, self._direct_flags | os.O_DIRECT | os.O_CLOEXEC)
+        try:
+            return fd, direct_alignment("direct", fd, self._pool.block_size)
+        except UnavailableError as error:
+            os.close(fd)
+            raise _RefusedError(error.reason.rstrip(".")) from error
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def _dontcache_flags(self, meter: Meter) -> int:
+        """RWF_DONTCACHE where it is taken, else 0 and a recorded fallback."""
+        if self._dontcache is None:
+            self._dontcache = dontcache_refusal(self._fd) or ""
+        if self._dontcache:
+            meter.fell_back(Path.UNCACHED, "sync_file_range", self._dontcache)
+            return 0
+        return linux.RWF_DONTCACHE
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the way past the page cache, if it was opened."""
+        with self._lock:
+            fd, self._direct_fd = self._direct_fd, None
+        if fd is not None:
+            os.close(fd)
+
+
+@contextlib.contextmanager
+def _refusals(doing: str) -> Iterator[None]:
+    """What the kernel says to a path that it will not have, as _RefusedError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in REFUSED or isinstance(error, IobenchError):
+            raise
+        raise _RefusedError(f"{doing} is refused ({error.strerror})") from error

@@ -1,0 +1,87 @@
+"""MemoryPressure: whether the page cache should be spared just now."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from iobench.environment.kernelfs import read_int, read_text
+from iobench.environment.memory import parse_meminfo
+from iobench.units import MIB
+
+__all__ = ["MemoryPressure", "Pressure"]
+
+_INTERVAL_S = 0.25
+_SHORT_PART = 0.05
+_SHORT_BYTES = 256 * MIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pressure:
+    """What one reading said. All zeros, where nothing could be read, is no pressure."""
+
+    total_bytes: int = 0
+    available_bytes: int = 0
+    dirty_bytes: int = 0
+    """Dirty pages and those under write-back, of the whole machine."""
+    throttle_bytes: int = 0
+    """The dirty bytes from which on the kernel slows writers down."""
+
+    @property
+    def reason(self) -> str:
+        """Why the page cache should be spared; empty when it need not be."""
+        if self.available_bytes < max(_SHORT_PART * self.total_bytes, _SHORT_BYTES):
+            return "memory is short" if self.total_bytes else ""
+        if self.throttle_bytes and self.dirty_bytes > self.throttle_bytes:
+            return "much is dirty"
+        return ""
+
+
+class MemoryPressure:
+    """Reads /proc/meminfo and the dirty limits, at most every `interval_s`; thread-safe.
+
+    Writers are slowed down from half-way between the background limit and the dirty limit on
+    (dirty_freerun_ceiling in the kernel's mm/page-writeback.c). Ratios are of available memory.
+    """
+
+    def __init__(
+        self,
+        *,
+        proc: Path = Path("/proc"),
+        interval_s: float = _INTERVAL_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._proc, self._interval_s, self._clock = proc, interval_s, clock
+        self._lock = threading.Lock()
+        self._read_at_s = float("-inf")
+        self._last = Pressure()
+
+    def now(self) -> Pressure:
+        """The reading, made anew when the last one is older than the interval."""
+        with self._lock:
+            now = self._clock()
+            if now - self._read_at_s >= self._interval_s:
+                self._last, self._read_at_s = self._read(), now
+            return self._last
+
+    def _read(self) -> Pressure:
+        facts = parse_meminfo(read_text(self._proc / "meminfo") or "")
+        available = facts.get("MemAvailable", 0)
+        if not available:
+            return Pressure()
+        limits = self._limit("dirty", available), self._limit("dirty_background", available)
+        return Pressure(
+            total_bytes=facts.get("MemTotal", 0),
+            available_bytes=available,
+            dirty_bytes=facts.get("Dirty", 0) + facts.get("Writeback", 0),
+            throttle_bytes=sum(limits) // 2,
+        )
+
+    def _limit(self, name: str, available: int) -> int:
+        fixed = read_int(self._proc / "sys/vm" / f"{name}_bytes")
+        if fixed:
+            return fixed
+        return (read_int(self._proc / "sys/vm" / f"{name}_ratio") or 0) * available // 100

@@ -1,0 +1,314 @@
+"""hybrid: which bytes take which path, no page by two, and what happens where a path is refused."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from iobench import linux
+from iobench.errors import TransferError
+from iobench.testing import content
+from iobench.units import KIB
+from iobench.writers import hybrid_file
+from iobench.writers.hybrid import HybridWriter
+from iobench.writers.hybrid_file import HybridFile
+from iobench.writers.image import FileImage
+from iobench.writers.path_policy import Decision, Operation, PathPolicy
+from iobench.writers.path_policy import Path as Way
+
+_BLOCK = 64 * KIB
+_SMALL = 16 * KIB
+_PAGE = linux.PAGE
+
+
+def _writer(**options: object) -> HybridWriter:
+    return HybridWriter(**{"block_size": _BLOCK, "threads": 3, "small_size": _SMALL, **options})
+
+
+def _require_direct(directory: Path) -> None:
+    reason = _writer().available(directory).reason
+    if "O_DIRECT" in reason:
+        pytest.skip(reason)
+
+
+class _Paths:
+    """Which operations were given to which path: (way, first byte, end), in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen: list[tuple[str, int, int]] = []
+        self.left: list[tuple[int, int]] = []
+        write_by, leave = HybridFile._write_by, HybridFile._leave_cache
+
+        def recorded(file, image, start, stop, offset, meter, path):
+            write_by(file, image, start, stop, offset, meter, path)
+            self.seen.append((str(path), offset, offset + stop - start))
+
+        def left(file, start, stop):
+            leave(file, start, stop)
+            self.left.append((start, stop))
+
+        monkeypatch.setattr(HybridFile, "_write_by", recorded)
+        monkeypatch.setattr(HybridFile, "_leave_cache", left)
+
+    def pages(self) -> Counter[tuple[str, int]]:
+        touched: set[tuple[str, int]] = set()
+        for way, start, stop in self.seen:
+            kind = "direct" if way == "direct" else "cached"
+            touched |= {(kind, page) for page in range(start // _PAGE, -(-stop // _PAGE))}
+        return Counter(page for _, page in touched)
+
+
+@pytest.fixture
+def paths(monkeypatch: pytest.MonkeyPatch) -> _Paths:
+    """What took which path in this test."""
+    return _Paths(monkeypatch)
+
+
+@pytest.fixture
+def _any_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy chooses for large operations what it likes: each of the three in turn."""
+    real = PathPolicy.choose
+    turn = iter(range(1 << 30))
+
+    def choose(policy: PathPolicy, operation: Operation, *pressure: object) -> Decision:
+        chosen = real(policy, operation, *pressure)
+        if chosen.path != Way.DIRECT:
+            return chosen
+        return Decision(path=tuple(Way)[next(turn) % 3], reason="in turn")
+
+    monkeypatch.setattr(PathPolicy, "choose", choose)
+
+
+_FEW = settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+@pytest.mark.usefixtures("_any_way")
+@_FEW
+@given(size=st.integers(0, 6 * _BLOCK), streamed=st.booleans())
+def test_no_page_by_two_paths(tmp_path: Path, paths: _Paths, size: int, streamed: bool) -> None:
+    """Whatever the policy chooses, no page is touched by a cached and a direct write."""
+    paths.seen.clear()
+    data = content(size)
+    if streamed:
+        with _writer().open(tmp_path / "file") as stream:
+            stream.write(data)
+    else:
+        _writer().write(FileImage.of("file", [data]), tmp_path)
+    assert (tmp_path / "file").read_bytes() == data.tobytes()
+    assert sum(stop - start for _, start, stop in paths.seen) == size
+    assert all(count == 1 for count in paths.pages().values()), paths.seen
+
+
+@pytest.mark.usefixtures("_any_way")
+@_FEW
+@given(pieces=st.lists(st.integers(1, 3 * _BLOCK), min_size=1, max_size=6))
+def test_pages_written_twice_leave_the_cache_between(
+    tmp_path: Path, paths: _Paths, pieces: list[int]
+) -> None:
+    """After a flush a page may be written again, past the cache only when it has left the cache."""
+    paths.seen.clear()
+    paths.left.clear()
+    data = content(sum(pieces))
+    with _writer().open(tmp_path / "file") as stream:
+        start = 0
+        for length in pieces:
+            stream.write(data[start : start + length])
+            stream.flush()
+            start += length
+    assert (tmp_path / "file").read_bytes() == data.tobytes()
+    for number, (way, start, stop) in enumerate(paths.seen):
+        before = paths.seen[:number]
+        met = [one for one in before if one[0] != "direct" and one[1] < stop and start < one[2]]
+        if way == "direct" and met:
+            assert (start, stop) in paths.left
+
+
+def test_a_tail_costs_no_direct_write(tmp_path: Path, paths: _Paths) -> None:
+    """Whole pages of a large file go past the page cache, the rest of its last page through it."""
+    _require_direct(tmp_path)
+    paths.seen.clear()
+    data = content(2 * _BLOCK + _SMALL + 100)
+    moved = _writer(threads=1, paths="direct").write(FileImage.of("file", [data]), tmp_path)
+    end = len(data) - len(data) % _PAGE
+    assert paths.seen == [
+        ("direct", 0, _BLOCK),
+        ("direct", _BLOCK, 2 * _BLOCK),
+        ("direct", 2 * _BLOCK, end),
+        ("buffered", end, len(data)),
+    ]
+    assert moved.decisions == {"direct: large, staged": 3, "buffered: tail": 1}
+    assert moved.paths["direct"].bytes == end
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, _SMALL - 1])
+def test_a_small_file_opens_nothing_direct(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Below small_size a file costs no second descriptor, no reservation and no thread."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(HybridFile, "_open_direct", refuse)
+    monkeypatch.setattr(linux, "fallocate", refuse)
+    moved = _writer().write(FileImage.of("file", [content(size)]), tmp_path)
+    assert set(moved.paths) <= {"buffered"}
+    assert moved.decisions == ({"buffered: small file": 1} if size else {})
+
+
+def test_a_large_file_leaves_no_cache(tmp_path: Path) -> None:
+    """After a write and a read of whole blocks nothing of the file is in the page cache."""
+    _require_direct(tmp_path)
+    data, writer = content(8 * _BLOCK), _writer(paths="direct")
+    writer.write(FileImage.of("file", [data]), tmp_path)
+    back = np.zeros_like(data)
+    writer.read(FileImage.of("file", [back]), tmp_path)
+    assert np.array_equal(back, data)
+    fd = os.open(tmp_path / "file", os.O_RDONLY)
+    try:
+        assert linux.resident_bytes(fd)[0] == 0
+    finally:
+        os.close(fd)
+
+
+def test_what_is_cached_is_read_from_there(tmp_path: Path) -> None:
+    """read_soon leaves a file in the page cache, and a read finds it there."""
+    data, writer = content(4 * _BLOCK), _writer(read_soon=True)
+    moved = writer.write(FileImage.of("file", [data]), tmp_path)
+    assert moved.decisions == {"buffered: read soon": 4}
+    back = np.zeros_like(data)
+    moved = _writer().read(FileImage.of("file", [back]), tmp_path)
+    assert np.array_equal(back, data)
+    assert moved.decisions == {"buffered: in the page cache": 4}
+
+
+def test_aligned_memory_is_not_staged(tmp_path: Path) -> None:
+    """Memory that lies as the device wants it goes without a copy, and the decision says so."""
+    _require_direct(tmp_path)
+    room = np.empty(3 * _BLOCK + _PAGE, dtype=np.uint8)
+    begin = -room.ctypes.data % _PAGE
+    moved = _writer(paths="direct").write(
+        FileImage.of("file", [room[begin : begin + 2 * _BLOCK]]), tmp_path
+    )
+    assert moved.decisions == {"direct: large": 2}
+    assert "gather" not in moved.phases_s
+
+
+def _refused(call: str, real, number: int):
+    def refusing(*arguments: object) -> object:
+        if call == "open" and arguments[1] & os.O_DIRECT:
+            raise OSError(number, os.strerror(number))
+        if call == "pwritev" and len(arguments) > 3 and arguments[3]:
+            raise OSError(number, os.strerror(number))
+        return real(*arguments)
+
+    return refusing
+
+
+def test_without_direct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where O_DIRECT is refused all goes on by the next path, and the fallback is told."""
+    monkeypatch.setattr(os, "open", _refused("open", os.open, errno.EINVAL))
+    data, writer = content(4 * _BLOCK + 5), _writer()
+    answer = writer.available(tmp_path)
+    assert answer.ok
+    assert "O_DIRECT is refused" in answer.reason
+    moved = writer.write(FileImage.of("file", [data]), tmp_path)
+    assert (tmp_path / "file").read_bytes() == data.tobytes()
+    assert "direct" not in moved.paths
+    assert ("direct", "uncached") in {(one.wanted, one.used) for one in moved.fallbacks}
+    back = np.zeros_like(data)
+    moved = writer.read(FileImage.of("file", [back]), tmp_path)
+    assert np.array_equal(back, data)
+    with writer.open(tmp_path / "stream") as stream:
+        stream.write(data)
+    assert (tmp_path / "stream").read_bytes() == data.tobytes()
+
+
+def test_without_dontcache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where RWF_DONTCACHE is refused sync_file_range takes its place, and that is told."""
+    monkeypatch.setattr(hybrid_file, "dontcache_refusal", lambda _: "RWF_DONTCACHE is refused")
+    data, writer = content(4 * _BLOCK), _writer(paths="uncached")
+    moved = writer.write(FileImage.of("file", [data]), tmp_path)
+    assert set(moved.paths) == {"sync_file_range"}
+    assert [(one.wanted, one.used) for one in moved.fallbacks] == [("uncached", "sync_file_range")]
+    back = np.zeros_like(data)
+    with (tmp_path / "file").open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    moved = writer.read(FileImage.of("file", [back]), tmp_path)
+    assert np.array_equal(back, data)
+    assert len(moved.fallbacks) <= 1
+    assert "RWF_DONTCACHE" in writer.available(tmp_path).reason
+
+
+def test_a_direct_write_that_is_refused_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that opens with O_DIRECT and then refuses to write so loses no block."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(hybrid_file, "pwrite_direct", refuse)
+    data = content(6 * _BLOCK)
+    moved = _writer().write(FileImage.of("file", [data]), tmp_path)
+    assert (tmp_path / "file").read_bytes() == data.tobytes()
+    assert any("a direct write is refused" in one.reason for one in moved.fallbacks)
+    assert sum(moved.decisions.values()) == 6
+
+
+def test_direct_in_name_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a direct write turns up in the page cache, O_DIRECT is given up and that is told."""
+    monkeypatch.setattr(linux, "cachestat_resident_bytes", lambda *_: _BLOCK)
+    data = content(6 * _BLOCK)
+    moved = _writer(threads=1).write(FileImage.of("file", [data]), tmp_path)
+    assert (tmp_path / "file").read_bytes() == data.tobytes()
+    assert moved.paths["direct"].bytes == _BLOCK
+    assert ("direct", "page cache") in {(one.wanted, one.used) for one in moved.fallbacks}
+
+
+def test_one_reader_reads_in_order(tmp_path: Path) -> None:
+    """One reader takes the way that reads ahead; several take the direct one."""
+    _require_direct(tmp_path)
+    data = content(3 * _BLOCK)
+    _writer().write(FileImage.of("file", [data]), tmp_path)
+    for threads, reason in ((1, "uncached: large"), (3, "direct: large, staged")):
+        with (tmp_path / "file").open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        room = np.zeros(len(data) + 1, dtype=np.uint8)[1:]
+        moved = _writer(read_threads=threads).read(FileImage.of("file", [room]), tmp_path)
+        assert np.array_equal(room, data)
+        assert moved.decisions == {reason: 3}
+
+
+def test_with_no_path_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the last path is refused too, that is an error and nothing is published."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise hybrid_file._RefusedError("it is refused")
+
+    monkeypatch.setattr(HybridFile, "_write_by", refuse)
+    with pytest.raises(TransferError, match="no other path is left"):
+        _writer().write(FileImage.of("file", [content(10)]), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_phases_of_a_stream_are_counted_once(tmp_path: Path) -> None:
+    """The crew's clock counts the writing of a block, not that and the block's own again."""
+    _require_direct(tmp_path)
+    with _writer(threads=1, paths="direct").open(tmp_path / "file") as stream:
+        stream.write(content(20 * _BLOCK))
+    assert stream.transfer is not None
+    assert set(stream.transfer.phases_s) >= {"gather", "write", "sync", "commit"}
+    assert stream.transfer.phases_s["write"] <= stream.transfer.elapsed_s
+    assert stream.transfer.paths["direct"].bytes == 20 * _BLOCK

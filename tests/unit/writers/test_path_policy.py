@@ -1,0 +1,191 @@
+"""PathPolicy: tables of situations, and what it learns from rates."""
+
+from __future__ import annotations
+
+import pytest
+
+from iobench.units import GIB, KIB, MIB
+from iobench.writers.memory_pressure import Pressure
+from iobench.writers.path_policy import Decision, Operation, Path, PathPolicy, Position
+
+_SMALL = 256 * KIB
+_BLOCK = 8 * MIB
+_FREE = Pressure(total_bytes=64 * GIB, available_bytes=32 * GIB)
+_SHORT = Pressure(total_bytes=64 * GIB, available_bytes=GIB)
+_DIRTY = Pressure(
+    total_bytes=64 * GIB, available_bytes=32 * GIB, dirty_bytes=6 * GIB, throttle_bytes=5 * GIB
+)
+_ALL = tuple(Path)
+_LARGE = Operation(size_bytes=_BLOCK)
+
+
+def _op(size: int, position: Position = Position.MIDDLE, **more: bool) -> Operation:
+    return Operation(size_bytes=size, position=position, **more)
+
+
+@pytest.mark.parametrize(
+    ("operation", "pressure", "path", "reason"),
+    [
+        (_op(100, Position.WHOLE), _FREE, "buffered", "small file"),
+        (_op(_SMALL - 1, Position.WHOLE), _FREE, "buffered", "small file"),
+        (_op(_SMALL, Position.WHOLE), _FREE, "direct", "large, staged"),
+        (_op(4096, Position.FIRST), _FREE, "buffered", "header"),
+        (_op(1, Position.TAIL), _FREE, "buffered", "tail"),
+        (_op(_SMALL - 1, Position.TAIL), _FREE, "buffered", "tail"),
+        (_op(4096), _FREE, "buffered", "small"),
+        (_op(4096, Position.WHOLE), _SHORT, "uncached", "small file, memory is short"),
+        (_op(4096, Position.TAIL), _DIRTY, "uncached", "tail, much is dirty"),
+        (_op(_BLOCK, Position.FIRST), _FREE, "direct", "large, staged"),
+        (_op(_BLOCK), _FREE, "direct", "large, staged"),
+        (_op(_BLOCK, Position.TAIL), _FREE, "direct", "large, staged"),
+        (_op(_BLOCK, memory_aligned=True), _FREE, "direct", "large"),
+        (_op(_BLOCK, memory_aligned=True), _SHORT, "direct", "large"),
+        (_op(_BLOCK, aligned=False), _FREE, "uncached", "unaligned"),
+        (_op(_BLOCK, aligned=False), _DIRTY, "uncached", "unaligned"),
+        (_op(_BLOCK, in_cache=True), _FREE, "buffered", "in the page cache"),
+        (_op(100, Position.WHOLE, in_cache=True), _SHORT, "buffered", "in the page cache"),
+    ],
+)
+def test_situations(operation: Operation, pressure: Pressure, path: str, reason: str) -> None:
+    """With every path at hand, each situation has its path and its words."""
+    chosen = PathPolicy(small_size=_SMALL).choose(operation, pressure)
+    assert chosen == Decision(path=Path(path), reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("pressure", "path", "reason"),
+    [
+        (_FREE, "buffered", "read soon"),
+        (_SHORT, "direct", "large, memory is short"),
+        (_DIRTY, "direct", "large, much is dirty"),
+    ],
+)
+def test_read_soon(pressure: Pressure, path: str, reason: str) -> None:
+    """What is read soon stays in memory, unless memory is short or too much is dirty already."""
+    policy = PathPolicy(small_size=_SMALL, read_soon=True)
+    chosen = policy.choose(_op(_BLOCK, memory_aligned=True), pressure)
+    assert chosen == Decision(path=Path(path), reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("paths", "operation", "pressure", "path"),
+    [
+        (("direct", "buffered"), _op(_BLOCK), _FREE, "direct"),
+        (("direct", "buffered"), _op(_BLOCK, aligned=False), _FREE, "buffered"),
+        (("direct", "buffered"), _op(100), _SHORT, "buffered"),
+        (("uncached", "buffered"), _op(_BLOCK), _FREE, "uncached"),
+        (("buffered",), _op(_BLOCK), _SHORT, "buffered"),
+        (("uncached",), _op(100), _FREE, "uncached"),
+        (("direct",), _op(100), _FREE, "direct"),
+    ],
+)
+def test_fewer_paths(
+    paths: tuple[str, ...], operation: Operation, pressure: Pressure, path: str
+) -> None:
+    """Where a path is missing the next best is taken, and never one that is not allowed."""
+    policy = PathPolicy([Path(one) for one in paths], small_size=_SMALL)
+    assert policy.choose(operation, pressure).path == path
+
+
+def test_dropped_paths() -> None:
+    """A path that is dropped is not chosen again, and the last one cannot be dropped."""
+    policy = PathPolicy(small_size=_SMALL)
+    assert policy.drop(Path.DIRECT)
+    assert policy.choose(_LARGE) == Decision(path=Path.UNCACHED, reason="large")
+    assert policy.drop(Path.UNCACHED)
+    assert policy.choose(_LARGE).path == Path.BUFFERED
+    assert not policy.drop(Path.BUFFERED)
+    assert policy.choose(_LARGE).path == Path.BUFFERED
+
+
+class _Storage:
+    """Runs operations one after the other at rates that a test sets; a clock that nobody waits for.
+
+    An operation takes its size divided by the rate of its path.
+    """
+
+    def __init__(self, policy: PathPolicy, **rates: float) -> None:
+        self.policy, self.rates = policy, rates
+
+    def run(self, operations: int) -> list[Decision]:
+        decisions = []
+        for _ in range(operations):
+            chosen = self.policy.choose(_LARGE)
+            self.policy.learn(chosen.path, _BLOCK, _BLOCK / self.rates[chosen.path])
+            decisions.append(chosen)
+        return decisions
+
+
+def _trials(decisions: list[Decision]) -> list[int]:
+    return [number for number, one in enumerate(decisions) if one.reason == "trial"]
+
+
+def test_a_path_that_is_as_fast_is_seldom_tried() -> None:
+    """While its own path does as well, another is tried at doubling distances only."""
+    storage = _Storage(PathPolicy(small_size=_SMALL), direct=1e9, uncached=1.2e9)
+    assert _trials(storage.run(1000)) == [64, 193, 450, 963]
+
+
+def test_moves_to_the_faster_path() -> None:
+    """Three trials in a row that are a quarter faster move the transfer over, for good reason."""
+    storage = _Storage(PathPolicy(small_size=_SMALL), direct=1e9, uncached=2e9)
+    decisions = storage.run(100)
+    assert _trials(decisions) == [64, 65, 66]
+    assert {one.path for one in decisions[:64]} == {Path.DIRECT}
+    assert {one.path for one in decisions[67:]} == {Path.UNCACHED}
+    assert decisions[67].reason == "large, faster here"
+
+
+def test_one_lucky_trial_moves_nothing() -> None:
+    """A trial that wins is tried again at once, and when that loses all stays as it was."""
+    policy = PathPolicy(small_size=_SMALL)
+    storage = _Storage(policy, direct=1e9, uncached=5e9)
+    assert _trials(storage.run(65)) == [64]
+    storage.rates["uncached"] = 0.5e9
+    decisions = storage.run(100)
+    assert _trials(decisions) == [0]
+    assert decisions[1].path == Path.DIRECT
+
+
+def test_moves_off_a_path_that_turns_slow_and_back() -> None:
+    """A path that falls has another tried at each halving and is left for it; it is tried again
+    later, and taken again when it has recovered."""
+    storage = _Storage(PathPolicy(small_size=_SMALL), direct=2e9, uncached=1e9)
+    assert {one.path for one in storage.run(20)} == {Path.DIRECT}
+    storage.rates["direct"] = 0.1e9
+    fallen = storage.run(20)
+    assert fallen[-1].path == Path.UNCACHED
+    assert _trials(fallen) == [3, 7, 8, 9]
+    storage.rates["direct"] = 2e9
+    recovered = storage.run(100)
+    assert recovered[-1].path == Path.DIRECT
+    assert recovered[-1].reason == "large, staged"
+
+
+def test_a_slow_path_stays_where_nothing_is_faster() -> None:
+    """When everything has become slow, a trial at each halving tells so, and there it ends."""
+    storage = _Storage(PathPolicy(small_size=_SMALL), direct=2e9, uncached=1e9)
+    storage.run(20)
+    storage.rates.update(direct=0.1e9, uncached=0.1e9)
+    assert _trials(storage.run(100)) == [3, 7, 12, 25]
+    assert storage.run(1)[0].path == Path.DIRECT
+
+
+def test_small_operations_teach_nothing() -> None:
+    """The rate of a few KiB says nothing of large blocks, nor does one that took no time."""
+    policy = PathPolicy(small_size=_SMALL)
+    for _ in range(200):
+        policy.learn(Path.DIRECT, 4096, 10.0)
+        policy.learn(Path.DIRECT, _BLOCK, 0.0)
+        policy.learn(Path.BUFFERED, _BLOCK, 1e-6)
+    assert policy.choose(_LARGE).path == Path.DIRECT
+    assert policy.choose(_LARGE).reason == "large, staged"
+
+
+def test_a_single_path_is_never_tried_against() -> None:
+    """With one way past the page cache there are no trials, however slow it gets."""
+    policy = PathPolicy((Path.DIRECT, Path.BUFFERED), small_size=_SMALL)
+    storage = _Storage(policy, direct=2e9)
+    storage.run(50)
+    storage.rates["direct"] = 0.01e9
+    assert _trials(storage.run(500)) == []
