@@ -5,14 +5,22 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
-from iobench.environment import DeviceMonitor
+from iobench.environment import DeviceCounters
 from iobench.results.records import DeviceCounts
 
-__all__ = ["Counted", "Counters"]
+__all__ = ["Counted", "Counters", "Monitor"]
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _IDLE, _IOWAIT = 3, 4  # columns of the cpu line of /proc/stat
+
+
+class Monitor(Protocol):
+    """Reads the counters of a device; see `iobench.environment.DeviceMonitor`."""
+
+    def read(self) -> DeviceCounters | None:
+        """The counters now; None where there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +36,7 @@ class Counted:
 class Counters:
     """Starts counting when made; `stop` tells how far everything moved since."""
 
-    def __init__(self, device: DeviceMonitor) -> None:
+    def __init__(self, device: Monitor) -> None:
         self._device = device
         self._device_before = device.read()
         self._process_before = _process_io()

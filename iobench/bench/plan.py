@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from iobench.bench.fio import JOBS, fio_version
-from iobench.bench.scratch import scratch_directory
+from iobench.bench.target import Target
 from iobench.environment.memory import describe_memory
 from iobench.errors import TargetError, UsageError
 from iobench.units import GIB, MIB, format_size
@@ -24,8 +22,7 @@ __all__ = ["DEFAULT_SECONDS", "Plan", "Rates", "measure_rates"]
 DEFAULT_SECONDS = 120.0
 """How long a run may take whose size nobody chose."""
 
-_SPARE_FRACTION, _SPARE_BYTES = 0.05, 256 * MIB  # of the target's space left free
-_PROBE_BYTES = 256 * MIB
+_PROBE_BYTES, _REMOTE_PROBE_BYTES = 256 * MIB, 32 * MIB
 _OWN_S_PER_BYTE = 0.8 / GIB  # refilling the pool, digests, verification: what is not timed
 
 
@@ -53,7 +50,7 @@ class Plan:
     full_bytes: int
     rank: int
     writers: tuple[Writer, ...]
-    target: Path
+    target: Target
     repeat: int
     pool_bytes: int
     ceiling: bool
@@ -74,21 +71,22 @@ class Plan:
 
     @property
     def measures_ceiling(self) -> bool:
-        """Whether fio is asked for, and there."""
-        return self.ceiling and fio_version() is not None
+        """Whether fio is asked for, there, and of use on the target."""
+        return self.ceiling and not self.target.no_ceiling and fio_version() is not None
 
     def check(self) -> None:
         """Raise TargetError or UnavailableError for what cannot work; nothing is written yet."""
-        check_directory(self.target)
+        self.target.check()
         self._check_memory()
         for writer in self.writers:
-            writer.require(self.target)
+            writer.require(self.target.location)
         if any(writer.stores for writer in self.writers):
-            free = free_bytes(self.target)
-            if self.size_bytes > free:
+            free = self.target.free_bytes()
+            if free is not None and self.size_bytes > free:
                 raise TargetError(
-                    f"--target {self.target}: a checkpoint of {format_size(self.size_bytes)} does "
-                    f"not fit, {format_size(free)} may be used; choose a smaller --size"
+                    f"--target {self.target.location}: a checkpoint of "
+                    f"{format_size(self.size_bytes)} does not fit, "
+                    f"{format_size(free)} may be used; choose a smaller --size"
                 )
 
     def _check_memory(self) -> None:
@@ -115,7 +113,7 @@ class Plan:
                 {"name": writer.name, "options": writer.options.to_dict()}
                 for writer in self.writers
             ],
-            "target": str(self.target.resolve()),
+            "target": self.target.location,
             "repeat": self.repeat,
             "pool_bytes": self.pool_bytes,
             "ceiling_jobs": [job.name for job in JOBS] if self.measures_ceiling else [],
@@ -125,41 +123,24 @@ class Plan:
         }
 
 
-def check_directory(target: Path) -> None:
-    """Raise TargetError unless `target` is a directory that can be written."""
-    try:
-        found = target.is_dir()
-    except OSError as error:  # a directory above it is closed to us
-        raise TargetError(f"--target {target}: cannot be reached ({error.strerror})") from error
-    if not found:
-        raise TargetError(f"--target {target}: no such directory; make it first")
-    if not os.access(target, os.W_OK | os.X_OK):
-        raise TargetError(f"--target {target}: cannot be written; choose another directory")
-
-
 def available_bytes() -> int | None:
     """Bytes of memory that may be taken without swapping; None when the kernel does not say."""
     found: int | None = describe_memory()["available_bytes"]
     return found
 
 
-def free_bytes(target: Path) -> int:
-    """Bytes of `target` that a run may use: what is free, less a margin."""
-    space = os.statvfs(target)
-    free = space.f_bavail * space.f_frsize
-    return max(0, int(free * (1 - _SPARE_FRACTION)) - _SPARE_BYTES)
-
-
-def measure_rates(writers: Sequence[Writer], target: Path) -> Rates:
+def measure_rates(writers: Sequence[Writer], target: Target) -> Rates:
     """Save and restore a short random file with each writer that stores. For planning only."""
     random = np.random.default_rng()
     save, restore = [], []
-    with scratch_directory(target) as directory:
-        size = min(_PROBE_BYTES, free_bytes(target))
+    free = target.free_bytes()
+    size = _REMOTE_PROBE_BYTES if free is None else min(_PROBE_BYTES, free)
+    with target.scratch() as scratch:
         for writer in writers:
             memory = random.integers(0, 256, size, np.uint8)
-            image = FileImage.of("probe", [memory])
-            save.append(writer.write(image, directory).rate_bytes_per_s)
-            restore.append(writer.read(image, directory).rate_bytes_per_s)
-            (directory / "probe").unlink(missing_ok=True)
+            image = FileImage.of("file", [memory])
+            where = scratch.locate("probe")
+            save.append(writer.write(image, where).rate_bytes_per_s)
+            restore.append(writer.read(image, where).rate_bytes_per_s)
+            scratch.remove("probe")
     return Rates(save=tuple(save), restore=tuple(restore))

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from pathlib import Path
 
 from iobench import workloads
 from iobench.bench.plan import (
     DEFAULT_SECONDS,
     Plan,
-    check_directory,
-    free_bytes,
     measure_rates,
 )
+from iobench.bench.target import Location, Target, target_of
 from iobench.errors import TargetError, UsageError
 from iobench.units import MIB, format_rate, format_seconds, format_size, parse_size
 from iobench.workloads import Workload
@@ -30,7 +28,7 @@ def make_plan(
     *,
     workload: str,
     writers: str,
-    target: Path,
+    target: Location,
     size: str | None = None,
     repeat: int = 5,
     rank: int = 0,
@@ -50,16 +48,17 @@ def make_plan(
     full_bytes = full.size_bytes(rank)
     chosen = tuple(registry.parse_specs(writers))
     pool_bytes = max(parse_size(pool), _LEAST_POOL)
-    check_directory(target)
+    place = target_of(target, chosen)
+    place.check()
     for writer in chosen:
         writer.require(target)
-    scaled = _scaled(full, rank, full_bytes, size, chosen, target, repeat, ceiling)
+    scaled = _scaled(full, rank, full_bytes, size, chosen, place, repeat, ceiling)
     plan = Plan(
         workload=scaled,
         full_bytes=full_bytes,
         rank=rank,
         writers=chosen,
-        target=target,
+        target=place,
         repeat=repeat,
         pool_bytes=pool_bytes,
         ceiling=ceiling,
@@ -76,7 +75,7 @@ def _scaled(
     full_bytes: int,
     size: str | None,
     writers: tuple[Writer, ...],
-    target: Path,
+    target: Target,
     repeat: int,
     ceiling: bool,
 ) -> Workload:
@@ -84,12 +83,13 @@ def _scaled(
         return full
     if size is not None:
         return full.scaled(parse_size(size), rank)
-    free = free_bytes(target)
-    if not free:
-        raise TargetError(f"--target {target}: no space is left for a checkpoint")
+    free = target.free_bytes()
+    if free == 0:
+        raise TargetError(f"--target {target.location}: no space is left for a checkpoint")
     rates = measure_rates(writers, target)
+    ceiling = ceiling and not target.no_ceiling
     affordable = int(DEFAULT_SECONDS / rates.run_s_per_byte(repeat=repeat, ceiling=ceiling))
-    return full.scaled(min(free, affordable, full_bytes), rank)
+    return full.scaled(min(affordable, full_bytes, *([] if free is None else [free])), rank)
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
@@ -109,9 +109,13 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     shown = ", ".join(f"{f.path} {format_size(f.size_bytes)} ({f.format})" for f in large)
     yield f"files     {shown}{', ...' if len(files) > len(large) else ''}"
     yield f"writers   {', '.join(_label(writer) for writer in plan.writers)}"
-    yield f"target    {plan.target.resolve()}, {format_size(free_bytes(plan.target))} usable"
+    free = plan.target.free_bytes()
+    usable = "" if free is None else f", {format_size(free)} usable"
+    yield f"target    {plan.target.location}{usable}"
     jobs = "beside fio" if plan.measures_ceiling else "no ceiling"
-    if plan.ceiling and not plan.measures_ceiling:
+    if plan.ceiling and plan.target.no_ceiling:
+        jobs += f" ({plan.target.no_ceiling})"
+    elif plan.ceiling and not plan.measures_ceiling:
         jobs += " (fio is not installed: apt-get install fio)"
     yield (
         f"run       {plan.repeat} repetitions, {jobs}, "

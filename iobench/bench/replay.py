@@ -95,7 +95,7 @@ class Replay:
                 for spec in self.files
             ]
 
-    def save(self, writer: Writer, directory: Path) -> list[Transfer]:
+    def save(self, writer: Writer, directory: str | Path) -> list[Transfer]:
         """Write every file below `directory`, each durable but for its directory's entry."""
         windows = Windows(self._pool)
         with self._pool.trimmed():
@@ -105,19 +105,19 @@ class Replay:
         """Change all memory that a restore will fill."""
         self._pool.scrub()
 
-    def restore(self, writer: Writer, directory: Path) -> list[Transfer]:
+    def restore(self, writer: Writer, directory: str | Path) -> list[Transfer]:
         """Read every file back into the windows it was saved from."""
         windows = Windows(self._pool)
         self._restored = []
         transfers = []
         with self._pool.trimmed():
             for spec in self.files:
-                restored = self._open(spec, windows, directory)
+                restored = self._open(spec, windows, writer, directory)
                 self._restored.append(restored)
                 transfers.append(writer.read(restored.image, directory))
         return transfers
 
-    def verify(self, writer: Writer, directory: Path) -> Verified:
+    def verify(self, writer: Writer, directory: str | Path) -> Verified:
         """Compare every tensor with what was saved, after `restore`.
 
         What the restore left in memory is compared as it is. Where the pool is smaller than the
@@ -146,7 +146,7 @@ class Replay:
         )
 
     def _read_again(
-        self, image: FileImage, payload: _Payload, writer: Writer, directory: Path
+        self, image: FileImage, payload: _Payload, writer: Writer, directory: str | Path
     ) -> Iterator[Bytes]:
         """One tensor's bytes in parts that the pool can hold, each read just before."""
         memory = payload.window.memory
@@ -169,7 +169,7 @@ class Replay:
         return state.intdigest()
 
     def _save_file(
-        self, spec: FileSpec, windows: Windows, writer: Writer, directory: Path
+        self, spec: FileSpec, windows: Windows, writer: Writer, directory: str | Path
     ) -> Transfer:
         tensors = {t.name: _tensor(t, windows.take(t.size_bytes)) for t in spec.tensors}
         if spec.format == "safetensors":
@@ -192,7 +192,9 @@ class Replay:
             )
         return raw.save(tensors.values(), spec.path, directory, writer, sync_directory=False)
 
-    def _open(self, spec: FileSpec, windows: Windows, directory: Path) -> _Restored:
+    def _open(
+        self, spec: FileSpec, windows: Windows, writer: Writer, directory: str | Path
+    ) -> _Restored:
         taken: list[Window] = []
 
         other = DataMismatchError(f"{spec.path}: holds other tensors than were saved")
@@ -206,9 +208,9 @@ class Replay:
             return window.memory
 
         if spec.format == "safetensors":
-            _, image = safetensors.prepare(spec.path, directory, allocate=allocate)
+            _, image = safetensors.prepare(spec.path, directory, writer, allocate=allocate)
         elif spec.format == "torch":
-            _, image = torch_file.prepare(spec.path, directory, allocate=allocate)
+            _, image = torch_file.prepare(spec.path, directory, writer, allocate=allocate)
         else:
             image = FileImage.of(spec.path, [allocate(t.size_bytes) for t in spec.tensors])
         sizes = [tensor.size_bytes for tensor in spec.tensors]

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Protocol
 
 from iobench.bench import fio
+from iobench.bench.counters import Monitor
 from iobench.bench.plan import Plan
 from iobench.bench.replay import Replay
-from iobench.bench.scratch import scratch_directory
-from iobench.bench.settle import settle
+from iobench.bench.target import Scratch
 from iobench.bench.trial import Trial
-from iobench.environment import DeviceMonitor, describe_environment
 from iobench.errors import CeilingError
 from iobench.results import (
     CeilingSample,
@@ -67,7 +66,7 @@ class Runner:
         replay = Replay(files, pool_bytes=plan.pool_bytes, seed=plan.seed, crc=plan.crc)
         contenders = len(plan.writers) + (len(fio.JOBS) if plan.measures_ceiling else 0)
         self.progress.begin(1 + 2 * contenders * plan.repeat)
-        with scratch_directory(plan.target) as directory:
+        with plan.target.scratch() as scratch:
             self.progress.step("preparing")
             run = self._header(replay)
             self.results.write(run)
@@ -75,8 +74,8 @@ class Runner:
                 plan=plan,
                 run=run,
                 replay=replay,
-                directory=directory,
-                monitor=DeviceMonitor(plan.target),
+                scratch=scratch,
+                monitor=plan.target.monitor(),
                 progress=self.progress,
             )
             for record in trials.records():
@@ -85,7 +84,7 @@ class Runner:
 
     def _header(self, replay: Replay) -> Run:
         plan = self.plan
-        described = describe_environment(plan.target)
+        machine, storage = plan.target.describe()
         asked = plan.to_dict()
         scale, size_bytes = plan.workload.scale, replay.size_bytes()
         return Run(
@@ -93,7 +92,7 @@ class Runner:
             started_at=utc_now(),
             command=tuple(sys.argv),
             config_hash=config_hash({k: v for k, v in asked.items() if k != "seed"}),
-            environment=Environment(machine=described["machine"], storage=described["storage"]),
+            environment=Environment(machine=machine, storage=storage),
             workload=WorkloadFacts(
                 name=plan.workload.name,
                 rank=plan.rank,
@@ -114,8 +113,8 @@ class _Trials:
     plan: Plan
     run: Run
     replay: Replay
-    directory: Path
-    monitor: DeviceMonitor
+    scratch: Scratch
+    monitor: Monitor
     progress: Progress
 
     def records(self) -> Iterator[Sample | CeilingSample]:
@@ -140,8 +139,9 @@ class _Trials:
             order=order,
             writer=writer,
             replay=self.replay,
-            directory=self.directory,
+            scratch=self.scratch,
             monitor=self.monitor,
+            notes=self.plan.target.notes,
         )
         try:
             self._settled(f"{writer.name} save", repetition)
@@ -166,7 +166,7 @@ class _Trials:
                     broken.add(job)
                     return
         finally:
-            fio.cleanup(self.directory)
+            fio.cleanup(self._directory)
 
     def _run_job(
         self, repetition: int, order: int, job: fio.FioJob, operation: Operation
@@ -176,7 +176,7 @@ class _Trials:
             measured = fio.run_job(
                 job,
                 operation,
-                self.directory,
+                self._directory,
                 self.run.workload.bytes,
                 fallocate=self._fallocate,
             )
@@ -197,7 +197,13 @@ class _Trials:
 
     def _settled(self, what: str, repetition: int) -> None:
         self.progress.step(f"{repetition + 1}/{self.plan.repeat} {what}")
-        settle(self.directory, self.monitor)
+        self.scratch.settle(self.monitor)
+
+    @property
+    def _directory(self) -> Path:
+        """Where fio writes; only asked for where the plan measures a ceiling."""
+        assert self.scratch.directory is not None
+        return self.scratch.directory
 
     @property
     def _fallocate(self) -> bool:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
-from pathlib import Path
 
-from iobench.bench.cold import make_cold
-from iobench.bench.counters import Counted, Counters
+from iobench.bench.counters import Counted, Counters, Monitor
 from iobench.bench.replay import Replay
-from iobench.checkpoint.staged import StagedCheckpoint
-from iobench.environment import DeviceMonitor
+from iobench.bench.target import Location, Scratch
 from iobench.results import Cold, Operation, Sample, Verified, utc_now
 from iobench.writers.base import Writer
 from iobench.writers.transfer import Transfer
@@ -32,8 +28,10 @@ class Trial:
     order: int
     writer: Writer
     replay: Replay
-    directory: Path
-    monitor: DeviceMonitor
+    scratch: Scratch
+    monitor: Monitor
+    notes: tuple[str, ...] = ()
+    """What a reader of a restore must know of the target."""
 
     def save(self) -> Sample:
         """Save a checkpoint of fresh bytes; it stays for `restore`."""
@@ -42,7 +40,7 @@ class Trial:
         if not self.writer.stores:
             transfers = self.replay.save(self.writer, self._checkpoint)
             return self._sample("save", transfers, counters.stop(), started)
-        with StagedCheckpoint(self._checkpoint) as staged:
+        with self.scratch.staged(self._name) as staged:
             transfers = self.replay.save(self.writer, staged.directory)
             written_s = counters.elapsed_s()
             staged.publish(self._manifest(transfers))
@@ -57,7 +55,7 @@ class Trial:
         if not self.writer.stores:
             return None
         self.replay.scrub()
-        cold = make_cold(path for path in self._checkpoint.rglob("*") if path.is_file())
+        cold = self.scratch.make_cold(self._name)
         started, counters = utc_now(), Counters(self.monitor)
         transfers = self.replay.restore(self.writer, self._checkpoint)
         counted = counters.stop()
@@ -66,12 +64,15 @@ class Trial:
 
     def clear(self) -> None:
         """Remove the checkpoint, if there is one."""
-        if self._checkpoint.exists():
-            shutil.rmtree(self._checkpoint)
+        self.scratch.remove(self._name)
 
     @property
-    def _checkpoint(self) -> Path:
-        return self.directory / f"step-{self.repetition}-{self.order}"
+    def _name(self) -> str:
+        return f"step-{self.repetition}-{self.order}"
+
+    @property
+    def _checkpoint(self) -> Location:
+        return self.scratch.locate(self._name)
 
     def _manifest(self, transfers: list[Transfer]) -> dict[str, object]:
         return {
@@ -117,9 +118,9 @@ class Trial:
             cpu_s=counted.cpu_s,
             system_cpu_s=counted.system_cpu_s,
             cold=cold,
-            device=counted.device,
+            device=counted.device if self.scratch.directory is not None else None,
             verified=verified,
             stores=self.writer.stores,
-            notes=self.replay.notes,
+            notes=self.replay.notes + (self.notes if operation == "restore" else ()),
             started_at=started,
         )

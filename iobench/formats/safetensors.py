@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from iobench.errors import DataMismatchError, TransferError, UsageError
+from iobench.errors import DataMismatchError, IobenchError, TransferError, UsageError
 from iobench.formats.safetensors_header import DTYPES, header_bytes
 from iobench.formats.tensors import (
     Allocate,
@@ -24,6 +25,7 @@ from iobench.formats.tensors import (
 )
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
+from iobench.writers.source import LocalSource
 from iobench.writers.transfer import Transfer
 
 __all__ = ["image", "index_bytes", "load", "prepare", "read_header", "save"]
@@ -65,39 +67,50 @@ def save(
     )
 
 
-def read_header(file: str | Path) -> tuple[dict[str, Any], int]:
-    """(the header's JSON, bytes before the data section). Raises DataMismatchError."""
+def read_header(file: str | Path, writer: Writer | None = None) -> tuple[dict[str, Any], int, int]:
+    """(the header's JSON, bytes before the data section, bytes of the file).
+
+    `writer` opens the file where it is none of a mounted file system. Raises DataMismatchError.
+    """
     try:
-        with open(file, "rb", buffering=0) as opened:
-            fd, size = opened.fileno(), os.fstat(opened.fileno()).st_size
-            length = int.from_bytes(os.pread(fd, 8, 0), "little")
+        with closing(LocalSource(file) if writer is None else writer.open_source(file)) as opened:
+            size = opened.seek(0, os.SEEK_END)
+            opened.seek(0)
+            length = int.from_bytes(opened.read(8), "little")
             if not 2 <= length <= min(_MAX_HEADER, size - 8):
                 raise DataMismatchError(f"{file}: no safetensors file (header length {length})")
-            document = json.loads(os.pread(fd, length, 8))
+            document = json.loads(opened.read(length))
+    except IobenchError:
+        raise
     except OSError as error:
         raise TransferError.wrap(error, "opening", file) from error
     except (ValueError, RecursionError) as error:
         raise DataMismatchError(f"{file}: no safetensors file ({error})") from error
     if not isinstance(document, dict):
         raise DataMismatchError(f"{file}: no safetensors file (the header is no object)")
-    return document, 8 + length
+    return document, 8 + length, size
 
 
 def prepare(
-    path: str, target: str | Path, *, allocate: Allocate = allocate
+    path: str,
+    target: str | Path,
+    writer: Writer | None = None,
+    *,
+    allocate: Allocate = allocate,
 ) -> tuple[dict[str, torch.Tensor], FileImage]:
     """The tensors of the file `target/path`, still empty, and the image that fills them.
 
     Every tensor has memory of its own from `allocate`, one call each in file order; nothing is
-    mapped. Raises DataMismatchError for a damaged file, TransferError.
+    mapped. `writer` opens the file, to look at its header; without one it must be a file of a
+    mounted file system. Raises DataMismatchError for a damaged file, TransferError.
     """
     file = os.path.join(target, path)
-    document, data_start = read_header(file)
+    document, data_start, size = read_header(file, writer)
     metadata = document.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise DataMismatchError(f"{file}: __metadata__ must map strings to strings")
     places = sorted((_place(file, name, entry) for name, entry in document.items()), key=_position)
-    _check_gapless(file, places, os.stat(file).st_size - data_start)
+    _check_gapless(file, places, size - data_start)
     memories: list[Any] = [bytearray(data_start)]
     tensors: dict[str, torch.Tensor] = {}
     for place in places:
@@ -114,7 +127,7 @@ def load(
 
     All bytes come from storage before this returns; see `prepare`.
     """
-    tensors, image = prepare(path, target, allocate=allocate)
+    tensors, image = prepare(path, target, writer, allocate=allocate)
     return tensors, writer.read(image, target)
 
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -21,6 +21,7 @@ from iobench.errors import DataMismatchError, IobenchError, TransferError
 from iobench.formats.tensors import Allocate, allocate
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
+from iobench.writers.source import LocalSource, Source
 from iobench.writers.transfer import Transfer
 
 __all__ = ["load", "prepare", "save"]
@@ -68,6 +69,7 @@ def save(
 def prepare(
     path: str,
     target: str | Path,
+    writer: Writer | None = None,
     *,
     allocate: Allocate = allocate,
     weights_only: bool = True,
@@ -76,13 +78,22 @@ def prepare(
 
     torch unpickles the object alone (`torch.serialization.skip_data`); its storages get memory from
     `allocate`, one call each in the order of their keys (none for empty ones), and are the image's
-    segments. Everything is on the CPU. Raises DataMismatchError for a file that is no stock torch
-    zip or is damaged, TransferError. What torch refuses to unpickle with `weights_only` is passed
-    on (pickle.UnpicklingError). Trusts the file to number storages in the order of the pickle, as
-    torch.save does; their sizes are compared, their contents are a manifest's checksums to prove.
+    segments. `writer` opens the file, to look at it; without one it must be a file of a mounted
+    file system. Everything is on the CPU. Raises DataMismatchError for a file that is no stock
+    torch zip or is damaged, TransferError. What torch refuses to unpickle with `weights_only` is
+    passed on (pickle.UnpicklingError). Trusts the file to number storages in the order of the
+    pickle, as torch.save does; their sizes are compared, their contents are a manifest's checksums
+    to prove.
     """
     file = os.path.join(target, path)
-    records, size = _records(file)
+    with _opened(file, writer) as source:
+        return _prepare(path, file, source, allocate, weights_only)
+
+
+def _prepare(
+    path: str, file: str, source: Source, allocate: Allocate, weights_only: bool
+) -> tuple[Any, FileImage]:
+    records, size = _records(file, source)
     memories: list[Bytes] = []
 
     def place(storage: Any, location: str) -> Any:  # noqa: ARG001 -- everything goes to the CPU
@@ -93,7 +104,8 @@ def prepare(
         return torch.from_numpy(memory).untyped_storage()
 
     with torch.serialization.skip_data(), _damage(file):
-        state = torch.load(file, map_location=place, weights_only=weights_only)
+        source.seek(0)
+        state = torch.load(cast(IO[bytes], source), map_location=place, weights_only=weights_only)
     if [len(memory) for memory in memories] != [stop - start for start, stop in records]:
         raise DataMismatchError(f"{file}: its storages are not in the order that torch.save writes")
     return state, _image(path, records, memories, size)
@@ -125,7 +137,7 @@ def load(
 
     One read of the whole file over the writer's path fills all storages; see `prepare`.
     """
-    state, image = prepare(path, target, allocate=allocate, weights_only=weights_only)
+    state, image = prepare(path, target, writer, allocate=allocate, weights_only=weights_only)
     return state, writer.read(image, target)
 
 
@@ -141,12 +153,25 @@ def _image(
     return FileImage.of(path, [*parts, bytearray(size - position)])
 
 
-def _records(file: str) -> tuple[list[tuple[int, int]], int]:
+@contextmanager
+def _opened(file: str, writer: Writer | None) -> Iterator[Source]:
+    try:
+        source: Source = LocalSource(file) if writer is None else writer.open_source(file)
+    except IobenchError:
+        raise
+    except OSError as error:
+        raise TransferError.wrap(error, "opening", file) from error
+    with closing(source):
+        yield source
+
+
+def _records(file: str, opened: Source) -> tuple[list[tuple[int, int]], int]:
     """([start, stop) of each storage that has bytes, by key; the file's size in bytes)."""
     try:
-        with open(file, "rb") as opened:
-            size = opened.seek(0, io.SEEK_END)
-            return _storages(opened, size), size
+        size = opened.seek(0, io.SEEK_END)
+        return _storages(opened, size), size
+    except IobenchError:
+        raise
     except _DAMAGE as error:
         raise DataMismatchError(f"{file}: no torch zip file ({error})") from error
     except OSError as error:
@@ -155,10 +180,10 @@ def _records(file: str) -> tuple[list[tuple[int, int]], int]:
         raise TransferError.wrap(error, "opening", file) from error
 
 
-def _storages(opened: io.BufferedReader, size: int) -> list[tuple[int, int]]:
+def _storages(opened: Source, size: int) -> list[tuple[int, int]]:
     """Raises one of _DAMAGE for a file that stock torch did not write on a machine like this."""
     found: dict[int, tuple[int, int]] = {}
-    with zipfile.ZipFile(opened) as archive:
+    with zipfile.ZipFile(cast(IO[bytes], opened)) as archive:
         entries = {entry.filename: entry for entry in archive.infolist()}
         folder = next((n.removesuffix("/data.pkl") for n in entries if n.endswith("/data.pkl")), "")
         if not folder or f"{folder}/version" not in entries:
@@ -166,17 +191,21 @@ def _storages(opened: io.BufferedReader, size: int) -> list[tuple[int, int]]:
         if f"{folder}/constants.pkl" in entries:
             raise zipfile.BadZipFile("it is a TorchScript archive")
         if order := entries.get(f"{folder}/byteorder"):
-            start = _data_start(opened, order.header_offset)
-            byteorder = os.pread(opened.fileno(), min(order.file_size, 16), start)
+            (start,) = _data_starts(opened, [order.header_offset])
+            opened.seek(start)
+            byteorder = opened.read(min(order.file_size, 16))
             if byteorder != sys.byteorder.encode():
                 raise zipfile.BadZipFile(f"byte order {byteorder!r} is not this machine's")
-        for name, entry in entries.items():
-            key = name.removeprefix(f"{folder}/data/")
-            if key == name or not key.isdigit():
-                continue
+        data = {
+            key: entry
+            for name, entry in entries.items()
+            if (key := name.removeprefix(f"{folder}/data/")) != name and key.isdigit()
+        }
+        for entry in data.values():
             if entry.compress_type != zipfile.ZIP_STORED:
-                raise zipfile.BadZipFile(f"record {name} is compressed")
-            start = _data_start(opened, entry.header_offset)
+                raise zipfile.BadZipFile(f"record {entry.filename} is compressed")
+        starts = _data_starts(opened, [entry.header_offset for entry in data.values()])
+        for (key, entry), start in zip(data.items(), starts, strict=True):
             found[int(key)] = (start, start + entry.file_size)
     if sorted(found) != list(range(len(found))):
         raise zipfile.BadZipFile(f"storages {sorted(found)[:5]}... are not numbered from 0")
@@ -189,16 +218,17 @@ def _storages(opened: io.BufferedReader, size: int) -> list[tuple[int, int]]:
     return places
 
 
-def _data_start(opened: io.BufferedReader, header_offset: int) -> int:
-    """Where the record's data begins: its local header's name and padding are stepped over."""
-    header = os.pread(opened.fileno(), _LOCAL_HEADER, header_offset)
-    name, extra = header[26:28], header[28:30]
-    return (
-        header_offset
+def _data_starts(opened: Source, header_offsets: list[int]) -> list[int]:
+    """Where the records' data begin: their local headers' names and padding are stepped over."""
+    return [
+        offset
         + _LOCAL_HEADER
-        + int.from_bytes(name, "little")
-        + int.from_bytes(extra, "little")
-    )
+        + int.from_bytes(header[26:28], "little")
+        + int.from_bytes(header[28:30], "little")
+        for offset, header in zip(
+            header_offsets, opened.read_at(header_offsets, _LOCAL_HEADER), strict=True
+        )
+    ]
 
 
 @contextmanager

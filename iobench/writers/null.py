@@ -37,6 +37,7 @@ class NullWriter(Writer):
     name = "null"
     summary = "copies in memory and stores nothing: the speed of the harness itself"
     stores = False
+    schemes = ("file", "s3")
     Options = NullOptions
     options: NullOptions
 

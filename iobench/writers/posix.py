@@ -53,6 +53,7 @@ class PosixWriter(Writer):
         durable: bool = True,
         sync_directory: bool = True,
     ) -> Transfer:
+        self.check_scheme(target)
         meter = Meter()
         path = os.path.join(target, image.path)
         with _transfer_errors("writing", path), self._create(path, meter) as file:
@@ -68,6 +69,7 @@ class PosixWriter(Writer):
     def read(
         self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
     ) -> Transfer:
+        self.check_scheme(target)
         meter = Meter()
         start, stop = self._range_to_fill(image, start, stop)
         path = os.path.join(target, image.path)
@@ -82,6 +84,7 @@ class PosixWriter(Writer):
         return meter.transfer(self.name, "read", stop - start, durable=True)
 
     def open(self, target: str | Path, size: int | None = None) -> Stream:
+        self.check_scheme(target)
         meter = Meter()
         with _transfer_errors("opening", target):
             file = self._create(target, meter)

@@ -29,6 +29,7 @@ _SETTINGS = {
         {"block_size": "1MiB", "fallocate": False},
     ),
     "null": ({}, {"block_size": "4KiB", "threads": 3}),
+    "s3": (),  # in test_s3.py, over servers
 }
 _ELSEWHERE = ({"block_size": "64KiB", "threads": 3}, {"block_size": "1MiB", "fallocate": False})
 
