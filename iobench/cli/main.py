@@ -13,6 +13,7 @@ import typer
 from iobench import __version__
 from iobench.cli.doctor import doctor
 from iobench.cli.run import run as run_command
+from iobench.cli.s3 import app as s3_app
 from iobench.cli.show import show
 from iobench.cli.workloads import app as workloads_app
 from iobench.cli.writers import writers
@@ -38,6 +39,7 @@ app.add_typer(workloads_app, name="workloads")
 app.command()(writers)
 app.command()(doctor)
 app.command()(show)
+app.add_typer(s3_app, name="s3")
 
 
 def _version(wanted: bool) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iobench.errors import DataMismatchError
+from iobench.errors import DataMismatchError, UsageError
 from iobench.report.render import Format
+from iobench.writers.s3_target import is_s3
 
 if TYPE_CHECKING:
     from iobench.bench.plan import Plan
+
+_HERE, _FILES, _S3 = ".", "buffered,uncached,odirect", "s3"
 
 
 def run(
@@ -21,16 +26,28 @@ def run(
         typer.Option("--workload", "-w", help="A named workload (iobench workloads list) or YAML."),
     ],
     writer: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--writer",
+            show_default="buffered,uncached,odirect; s3 in a bucket",
             help="Writers, separated by commas; NAME=VALUE sets an option of the one before it: "
             "odirect,block_size=8MiB,odirect,threads=4,buffered",
         ),
-    ] = "buffered,uncached,odirect",
+    ] = None,
     target: Annotated[
-        Path, typer.Option("--target", help="The directory to measure.", show_default="here")
-    ] = Path(),
+        str,
+        typer.Option(
+            "--target", help="The directory to measure, or s3://bucket/prefix.", show_default="here"
+        ),
+    ] = _HERE,
+    s3_local: Annotated[
+        bool,
+        typer.Option(
+            "--s3-local",
+            help="Measure --writer s3 on a server of our own on 127.0.0.1 (rclone), removed at the "
+            "end.",
+        ),
+    ] = False,
     size: Annotated[
         str | None,
         typer.Option(
@@ -74,24 +91,39 @@ def run(
     """
     from iobench.bench.planning import expected_line, make_plan, plan_lines
 
-    plan = make_plan(
-        workload=workload,
-        writers=writer,
-        target=target,
-        size=size,
-        repeat=repeat,
-        rank=rank,
-        pool=pool,
-        ceiling=ceiling,
-        crc=crc,
-        seed=seed,
-    )
-    for line in plan_lines(plan):
-        print(line, file=sys.stderr)
-    if dry_run:
-        print(expected_line(plan), file=sys.stderr)
-    else:
-        _run(plan, output, format_)
+    with _server(s3_local, target) as place:
+        plan = make_plan(
+            workload=workload,
+            writers=writer or (_S3 if is_s3(place) else _FILES),
+            target=place,
+            size=size,
+            repeat=repeat,
+            rank=rank,
+            pool=pool,
+            ceiling=ceiling,
+            crc=crc,
+            seed=seed,
+        )
+        for line in plan_lines(plan):
+            print(line, file=sys.stderr)
+        if dry_run:
+            print(expected_line(plan), file=sys.stderr)
+        else:
+            _run(plan, output, format_)
+
+
+@contextmanager
+def _server(wanted: bool, target: str) -> Iterator[str]:
+    """The target: as given, or of a server of our own that lives as long as the block."""
+    if not wanted:
+        yield target
+        return
+    if target != _HERE:
+        raise UsageError(f"--s3-local makes a target of its own; leave out --target {target}")
+    from iobench.bench.local_s3 import local_s3
+
+    with local_s3() as server, server.active():
+        yield f"{server.target}/run"
 
 
 def _run(plan: Plan, output: Path | None, format_: Format) -> None:

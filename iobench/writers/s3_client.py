@@ -77,9 +77,13 @@ class S3Client:
                 raise
             raise better from error
 
-    def __del__(self) -> None:
+    def close(self) -> None:
+        """Close the connections; the next request opens new ones."""
         if getattr(self, "_made", None) is not None:
-            self._made.close()  # its connections; boto3 alone would leave them to chance
+            self._made.close()
+
+    def __del__(self) -> None:
+        self.close()  # boto3 alone would leave its connections to chance
 
     def _make(self) -> Any:
         if reason := boto3_missing():
