@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 from iobench.bench.local_s3 import LocalS3, local_s3, run_server
 from iobench.errors import UnavailableError
 from iobench.writers.s3 import S3Writer
+from iobench.writers.s3_objects import S3Objects
+from iobench.writers.s3_target import S3Target
 
 __all__ = ["Bucket", "LocalS3", "local_s3", "moto_s3"]
 
@@ -64,14 +66,10 @@ class Bucket:
     def names(self) -> set[str]:
         """Every object; and every upload that is not complete, as `name (upload)`."""
 
-        def find(s3: Any, bucket: str, prefix: str) -> set[str]:
-            where = {"Bucket": bucket, "Prefix": prefix}
-            objects = s3.list_objects_v2(**where).get("Contents", [])
-            uploads = s3.list_multipart_uploads(**where).get("Uploads", [])
-            found = {entry["Key"].removeprefix(prefix) for entry in objects}
-            return found | {f"{u['Key'].removeprefix(prefix)} (upload)" for u in uploads}
-
-        return self._with_client(find)
+        writer, place = S3Writer(checksum="none"), S3Target.parse(self.target)
+        objects = S3Objects(writer.client, place)
+        found = {*objects.keys(), *(f"{u.target.key} (upload)" for u in objects.uploads())}
+        return {name.removeprefix(f"{place.key}/") for name in found}
 
     def _with_client(self, use: Callable[[Any, str, str], _T]) -> _T:
         bucket, _, prefix = self.target.removeprefix("s3://").partition("/")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +89,12 @@ class Checksum:
         for part, size_bytes in parts:
             value = combine(value, part, size_bytes)
         return value
+
+    def composite(self, parts: Sequence[int]) -> str:
+        """The checksum of the parts' checksums, as older stores tell it: base64, dash, count."""
+        width = _WIDTHS[self.name]
+        joined = b"".join(part.to_bytes(width, "big") for part in parts)
+        return f"{self.text(self.update(memoryview(joined)))}-{len(parts)}"
 
     def text(self, value: int) -> str:
         """As S3 writes it: base64 of the big-endian bytes."""

@@ -103,7 +103,11 @@ class S3Objects:
             pages = s3.get_paginator(operation).paginate(**where)
             return [entry for page in pages for entry in page.get(kind, [])]
 
-        yield from self._call(all_pages, doing)
+        try:
+            yield from self._call(all_pages, doing)
+        except IobenchError as error:  # rclone's word for a bucket that never had an upload
+            if code_of(error.__cause__ or error) != "NoSuchUpload":
+                raise
 
     def _call(self, request: Any, doing: str) -> Any:
         return self._client.call(request, Meter(), doing=doing, where=self._place)

@@ -32,8 +32,12 @@ def server(request: pytest.FixtureRequest) -> Iterator[LocalS3]:
 
 @pytest.mark.parametrize("options", _SETTINGS, ids=lambda o: ",".join(f"{k}={o[k]}" for k in o))
 @pytest.mark.parametrize("item", writer_checks(), ids=str)
-def test_s3(item: Check, options: dict[str, object], server: LocalS3) -> None:
+def test_s3(
+    item: Check, options: dict[str, object], server: LocalS3, request: pytest.FixtureRequest
+) -> None:
     """Each claim holds in a bucket."""
+    if options.get("checksum") == "crc32c" and "moto" in request.node.callspec.id:
+        pytest.skip("moto tells another CRC32C of multipart objects than that of their bytes")
     with server.active():
         place = Bucket(f"{server.target}/{item.name}-{secrets.token_hex(4)}")
         item(functools.partial(registry.make, "s3", **options), place)
