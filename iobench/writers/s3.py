@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from iobench.errors import DataMismatchError, IobenchError, UsageError
+from iobench.errors import DataMismatchError, IobenchError, TransferError, UnavailableError
 from iobench.units import KIB
 from iobench.writers.availability import Availability
 from iobench.writers.base import Writer
@@ -129,12 +129,20 @@ class S3Writer(Writer):
             )
         try:
             self._probe(S3Target.parse(target))
-        except UsageError as error:
-            return Availability(ok=False, reason=f"{error}.", remedy="")
         except IobenchError as error:
             reason = getattr(error, "reason", "") or f"{error}."
             return Availability(ok=False, reason=reason, remedy=getattr(error, "remedy", ""))
         return Availability(ok=True)
+
+    def require(self, target: str | Path) -> None:
+        """As `available` tries it; a bucket that there is not is a TargetError."""
+        self.check_scheme(target)
+        if reason := boto3_missing():
+            raise UnavailableError(self.name, reason, INSTALL)
+        try:
+            self._probe(S3Target.parse(target))
+        except TransferError as error:
+            raise UnavailableError(self.name, f"{error}.") from error
 
     def _probe(self, place: S3Target) -> None:
         """Begin an upload and abort it: what a write needs, and no object ever."""
