@@ -78,7 +78,8 @@ class Run:
 class Cold:
     """What of the files was still in the page cache when the restore's clock started.
 
-    `method` counted it: `cachestat` or `mincore`, joined by `+` if both did.
+    `method` counted it: `cachestat` or `mincore`, joined by `+` if both did; `remote` where no page
+    cache lies in between.
     """
 
     resident_bytes: int
