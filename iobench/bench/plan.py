@@ -117,6 +117,7 @@ class Plan:
             "repeat": self.repeat,
             "pool_bytes": self.pool_bytes,
             "ceiling_jobs": [job.name for job in JOBS] if self.measures_ceiling else [],
+            "no_ceiling": self.target.no_ceiling or None,
             "crc32": self.crc,
             "seed": self.seed,
             "written_bytes": self.written_bytes,

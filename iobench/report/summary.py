@@ -73,7 +73,7 @@ class Report:
 def summarise(result: ResultFile) -> Report:
     """The report of one result file, complete or not."""
     context = Context.of(result.run)
-    ceiling = find_ceiling(result.ceiling)
+    ceiling = find_ceiling(result.ceiling, result.run.plan.get("no_ceiling"))
     groups: dict[str, list[Sample]] = {}
     for sample in with_verification(result.samples):
         setting = [sample.writer, to_plain(sample.options), sample.format, sample.operation]

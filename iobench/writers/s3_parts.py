@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ __all__ = [
     "PART_LARGEST",
     "PART_SMALLEST",
     "PartBody",
+    "SentPart",
     "StreamParts",
+    "etag_of",
     "part_size_for",
 ]
 
@@ -140,3 +143,21 @@ class PartBody(io.RawIOBase):
         room[: len(piece)] = piece
         self.seek(self._position - self._last + len(piece))
         return len(piece)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentPart:
+    """A part that the server has."""
+
+    etag: str
+    size_bytes: int
+    checksum: int
+
+
+def etag_of(parts: Sequence[SentPart]) -> str:
+    """The ETag of an object of these parts: the MD5 of theirs; empty where theirs are no MD5s."""
+    try:
+        digests = b"".join(bytes.fromhex(part.etag.strip('"')) for part in parts)
+    except ValueError:
+        return ""
+    return f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(parts)}"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from iobench.errors import IobenchError, TransferError
@@ -14,7 +12,7 @@ from iobench.writers.image import Bytes
 from iobench.writers.s3_checksum import Checksum
 from iobench.writers.s3_client import S3Client
 from iobench.writers.s3_errors import CorruptedError, code_of, status_of
-from iobench.writers.s3_parts import PartBody
+from iobench.writers.s3_parts import PartBody, SentPart, etag_of
 from iobench.writers.s3_target import S3Target
 from iobench.writers.transfer import Meter
 
@@ -28,13 +26,6 @@ _unfinished: dict[str, S3Client] = {}
 could not do that any more."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Part:
-    etag: str
-    size_bytes: int
-    checksum: int
-
-
 class S3Upload:
     """The object `target` until it is complete: `put` for a small one, else parts, then `complete`.
 
@@ -46,7 +37,7 @@ class S3Upload:
         self._client, self._target, self._checksum = client, target, checksum
         self._where = {"Bucket": target.bucket, "Key": target.key}
         self._id: str | None = None
-        self._parts: dict[int, _Part] = {}
+        self._parts: dict[int, SentPart] = {}
         self.stop = threading.Event()
         """Set when the upload is given up: nobody waits for another attempt then."""
 
@@ -108,7 +99,7 @@ class S3Upload:
                 meter,
             )
         meter.count(PART_UPLOAD, size)
-        self._parts[number] = _Part(etag=answer["ETag"], size_bytes=size, checksum=value)
+        self._parts[number] = SentPart(etag=answer["ETag"], size_bytes=size, checksum=value)
 
     def complete(self, meter: Meter) -> None:
         """Publish the object: durable and visible on return, its checksum compared."""
@@ -216,13 +207,13 @@ class S3Upload:
             raise CorruptedError("the server's answer has no ETag")
         return answer
 
-    def _complete(self, s3: Any, request: dict[str, Any], parts: Sequence[_Part]) -> Any:
+    def _complete(self, s3: Any, request: dict[str, Any], parts: Sequence[SentPart]) -> Any:
         try:
             return s3.complete_multipart_upload(**self._where, UploadId=self._id, **request)
         except Exception as error:
             if code_of(error) == "NoSuchUpload":  # an earlier attempt, whose answer was lost?
                 found = s3.head_object(**self._where, ChecksumMode="ENABLED")
-                if found["ETag"].strip('"') == _etag_of(parts):
+                if found["ETag"].strip('"') == etag_of(parts):
                     return found
             raise
 
@@ -250,12 +241,3 @@ class S3Upload:
                 f"{self._target}: the server stored something else ({stored} bytes with "
                 f"{self._checksum.name} {told}, not {size_bytes} with {wanted[0]}); it was removed"
             )
-
-
-def _etag_of(parts: Sequence[_Part]) -> str:
-    """The ETag of an object of these parts: the MD5 of theirs; empty where theirs are no MD5s."""
-    try:
-        digests = b"".join(bytes.fromhex(part.etag.strip('"')) for part in parts)
-    except ValueError:
-        return ""
-    return f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(parts)}"

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import gc
+import importlib.util
 import os
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from iobench.testing import Footprint
+from iobench.testing.scripted_s3 import ScriptedS3, scripted_s3
 from iobench.writers import registry
 from iobench.writers.base import Writer
+from iobench.writers.image import FileImage
+from iobench.writers.s3 import S3Writer
+from iobench.writers.s3_retry import RetryPolicy
 
 _WRITERS = ("buffered", "uncached", "odirect")
 
@@ -45,3 +52,67 @@ def make(name: str) -> Callable[..., Writer]:
 def names() -> Callable[[Path], set[str]]:
     """The names in a directory, hidden ones too, `lost+found` not."""
     return lambda directory: set(os.listdir(directory)) - {"lost+found"}
+
+
+_SECRET, _TOKEN = "SECRETsecretSECRETsecret+/do-not-tell", "TOKENtokenTOKENtoken-do-not-tell"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedS3]:
+    """A store that does as it is told, and credentials that nobody may see."""
+    if importlib.util.find_spec("boto3") is None:
+        pytest.skip("boto3 is not installed")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", _SECRET)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", _TOKEN)
+    for variable in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(variable, os.devnull)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    monkeypatch.setattr(RetryPolicy, "delay_s", lambda _, failures: 0.001 * failures)
+    with scripted_s3() as script:
+        yield script
+        gc.collect()
+
+
+@pytest.fixture
+def writer(server: ScriptedS3) -> Iterator[S3Writer]:
+    """The writer `s3` as it talks to that store; few attempts, short timeouts."""
+    made = S3Writer(
+        endpoint_url=server.endpoint_url,
+        addressing_style="path",
+        part_size="5MiB",
+        threads=2,
+        max_attempts=4,
+        read_timeout_s=2,
+    )
+    yield made
+    made.client.close()
+
+
+@pytest.fixture
+def s3_save() -> Callable[..., object]:
+    """Saves bytes as s3://bucket/run/model, by `write` or by a stream; the Transfer."""
+
+    def save(writer: S3Writer, how: str, data) -> object:
+        if how == "write":
+            return writer.write(FileImage.of("model", [data]), "s3://bucket/run")
+        with writer.open("s3://bucket/run/model") as stream:
+            for start in range(0, len(data), 3_000_000):
+                stream.write(data[start : start + 3_000_000])
+        return stream.transfer
+
+    return save
+
+
+@pytest.fixture
+def expect_no_secret() -> Callable[[BaseException], None]:
+    """Neither the message of an error nor its traceback shows a credential."""
+
+    def expect(error: BaseException) -> None:
+        shown = "".join(traceback.format_exception(error)) + repr(error)
+        assert _SECRET not in shown
+        assert _TOKEN not in shown
+
+    return expect

@@ -1,4 +1,11 @@
-"""ScriptedS3: a small S3 on a real socket, in memory, that fails as it is told to."""
+"""ScriptedS3: a small S3 on a real socket, in memory, that fails as it is told to.
+
+    with scripted_s3() as server:
+        server.fail("part", answer(503, "SlowDown"), times=3)
+        writer = S3Writer(endpoint_url=server.endpoint_url, addressing_style="path")
+
+Operations are put, create, part, complete, abort, delete, head and get. It checks no signatures.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +22,23 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-Fault = Callable[["Handler", bytes], bool]
-"""Is given the request and its body; True when it has dealt with it, False to go on as usual."""
+__all__ = [
+    "Fault",
+    "Handler",
+    "ScriptedS3",
+    "answer",
+    "etag",
+    "part_etag",
+    "reset",
+    "scripted_s3",
+    "silence",
+    "xml",
+]
+
+_PATIENCE_S = 20.0
+
+Fault = Callable[["Handler", bytes], None]
+"""Deals with a request, given its body, in place of the server."""
 
 
 @dataclass
@@ -54,28 +76,42 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     server: Any
+    key: str
+    operation: str
+    length: int
+    query: dict[str, str]
+
+    @property
+    def script(self) -> ScriptedS3:
+        """What this server is to do."""
+        found: ScriptedS3 = self.server.script
+        return found
+
+    @property
+    def data(self) -> bytes:
+        """The object that was asked for."""
+        return self.script.objects[self.key]
 
     def log_message(self, *arguments: object) -> None:
-        pass
+        """Says nothing."""
 
     def _serve(self) -> None:
-        script: ScriptedS3 = self.server.script
         parts = urlsplit(self.path)
         self.query = {k: v[0] for k, v in parse_qs(parts.query, keep_blank_values=True).items()}
         self.key = parts.path.removeprefix("/bucket/")
         self.operation = _operation(self.command, self.query)
         self.length = int(self.headers.get("Content-Length", 0))
-        fault = script.fault_for(self.operation)
+        fault = self.script.fault_for(self.operation)
         if fault is not None and getattr(fault, "unread", False):
             fault(self, b"")
             return
         body = self.rfile.read(self.length)
-        if fault is None or not fault(self, body):
-            getattr(self, f"_{self.operation}")(script, body)
+        (fault or getattr(Handler, f"_{self.operation}"))(self, body)
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve  # noqa: N815
 
-    def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+    def answer(self, status: int, body: bytes = b"", /, **headers: str) -> None:
+        """Answer; underscores in names of headers stand for dashes."""
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name.replace("_", "-"), value)
@@ -84,65 +120,68 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def error(self, status: int, code: str) -> None:
+        """Answer with an S3 error."""
         text = f"<Error><Code>{code}</Code><Message>scripted</Message></Error>"
         self.answer(status, b"" if self.command == "HEAD" else text.encode())
 
-    def _put(self, script: ScriptedS3, body: bytes) -> None:
-        script.objects[self.key] = body
+    def _put(self, body: bytes) -> None:
+        self.script.objects[self.key] = body
         self.answer(200, ETag=etag(body), **self.checksums())
 
     def checksums(self) -> dict[str, str]:
+        """The checksums that came with the request."""
         return {k: v for k, v in self.headers.items() if k.lower().startswith("x-amz-checksum-c")}
 
-    def _create(self, script: ScriptedS3, body: bytes) -> None:
-        name = f"upload-{len(script.uploads)}-{len(script.seen)}"
-        script.uploads[name] = {}
-        self.answer(200, _xml("InitiateMultipartUploadResult", UploadId=name))
+    def _create(self, _: bytes) -> None:
+        name = f"upload-{len(self.script.uploads)}-{len(self.script.seen)}"
+        self.script.uploads[name] = {}
+        self.answer(200, xml("InitiateMultipartUploadResult", UploadId=name))
 
-    def _part(self, script: ScriptedS3, body: bytes) -> None:
-        script.uploads[self.query["uploadId"]][int(self.query["partNumber"])] = body
+    def _part(self, body: bytes) -> None:
+        self.script.uploads[self.query["uploadId"]][int(self.query["partNumber"])] = body
         self.answer(200, ETag=etag(body), **self.checksums())
 
-    def _complete(self, script: ScriptedS3, body: bytes) -> None:
-        if self.query["uploadId"] not in script.uploads:
+    def _complete(self, _: bytes) -> None:
+        if self.query["uploadId"] not in self.script.uploads:
             self.error(404, "NoSuchUpload")
             return
-        parts = script.uploads.pop(self.query["uploadId"])
-        script.objects[self.key] = b"".join(parts[number] for number in sorted(parts))
+        parts = self.script.uploads.pop(self.query["uploadId"])
+        self.script.objects[self.key] = b"".join(parts[number] for number in sorted(parts))
         told = {
             f"Checksum{name.split('-')[-1].upper()}": value
             for name, value in self.checksums().items()
         }
-        self.answer(200, _xml("CompleteMultipartUploadResult", ETag=part_etag(parts), **told))
+        self.answer(200, xml("CompleteMultipartUploadResult", ETag=part_etag(parts), **told))
 
-    def _abort(self, script: ScriptedS3, body: bytes) -> None:
-        found = script.uploads.pop(self.query["uploadId"], None)
+    def _abort(self, _: bytes) -> None:
+        found = self.script.uploads.pop(self.query["uploadId"], None)
         if found is None:
             self.error(404, "NoSuchUpload")
         else:
             self.answer(204)
 
-    def _delete(self, script: ScriptedS3, body: bytes) -> None:
-        script.objects.pop(self.key, None)
+    def _delete(self, _: bytes) -> None:
+        self.script.objects.pop(self.key, None)
         self.answer(204)
 
-    def _head(self, script: ScriptedS3, body: bytes) -> None:
-        data = script.objects.get(self.key)
+    def _head(self, _: bytes) -> None:
+        data = self.script.objects.get(self.key)
         if data is None:
             self.error(404, "")
             return
         self.answer(200, data, ETag=etag(data))
 
-    def _get(self, script: ScriptedS3, body: bytes) -> None:
-        data = script.objects[self.key]
-        start, end = self.range()
+    def _get(self, _: bytes) -> None:
+        data = self.script.objects[self.key]
+        start, end = self.asked()
         if self.headers.get("If-Match") not in (None, etag(data)):
             self.error(412, "PreconditionFailed")
             return
         total = f"bytes {start}-{end}/{len(data)}"
         self.answer(206, data[start : end + 1], ETag=etag(data), Content_Range=total)
 
-    def range(self) -> tuple[int, int]:
+    def asked(self) -> tuple[int, int]:
+        """The first and the last byte of the range that was asked for."""
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"])
         assert found is not None
         return int(found[1]), int(found[2])
@@ -155,6 +194,26 @@ class Handler(BaseHTTPRequestHandler):
         self.connection.close()
 
 
+def answer(status: int, code: str) -> Fault:
+    """A fault: that HTTP status with that S3 error code."""
+    return lambda handler, _: handler.error(status, code)
+
+
+def reset(handler: Handler, _: bytes) -> None:
+    """A fault: the connection breaks in the middle of what is sent to the server."""
+    handler.rfile.read(handler.length // 2)
+    handler.reset()
+
+
+def silence(handler: Handler, _: bytes) -> None:
+    """A fault: no answer, until the client or the test has had enough."""
+    handler.script.released.wait(_PATIENCE_S)
+    handler.reset()
+
+
+reset.unread = silence.unread = True  # type: ignore[attr-defined]
+
+
 def _operation(method: str, query: dict[str, str]) -> str:
     if "uploads" in query:
         return "create"
@@ -164,15 +223,18 @@ def _operation(method: str, query: dict[str, str]) -> str:
 
 
 def etag(data: bytes) -> str:
+    """The ETag of an object that was put."""
     return f'"{hashlib.md5(data).hexdigest()}"'
 
 
 def part_etag(parts: dict[int, bytes]) -> str:
+    """The ETag of an object that was uploaded in parts."""
     digests = b"".join(hashlib.md5(parts[number]).digest() for number in sorted(parts))
     return f'"{hashlib.md5(digests).hexdigest()}-{len(parts)}"'
 
 
-def _xml(kind: str, **values: str) -> bytes:
+def xml(kind: str, **values: str) -> bytes:
+    """An answer of that kind."""
     inner = "".join(f"<{name}>{value}</{name}>" for name, value in values.items())
     return f"<?xml version='1.0'?><{kind}>{inner}</{kind}>".encode()
 
