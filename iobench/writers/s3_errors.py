@@ -152,6 +152,12 @@ def _answered(error: Exception, code: str, doing: str, where: object) -> Excepti
         return DataMismatchError(
             f"{where}: was changed while it was read ({code or 412}); restore it again"
         )
+    if code == "400":  # an answer without a body
+        return UnavailableError(
+            "s3",
+            f"{doing} {where} is refused without a word (400).",
+            "Expired credentials are the usual cause: get new ones.",
+        )
     number = errno.ENOENT if status == 404 else errno.EAGAIN if judge(error).throttled else 0
     return _transfer_error(number or errno.EIO, f"{doing}: {said}", where)
 

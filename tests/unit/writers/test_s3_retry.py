@@ -133,6 +133,7 @@ def test_what_is_transient(error: Exception, transient: bool, throttled: bool) -
     [
         (_AnsweredError(403, "AccessDenied"), UnavailableError, 3),
         (_AnsweredError(400, "ExpiredToken"), UnavailableError, 3),
+        (_AnsweredError(400, "400"), UnavailableError, 3),
         (_AnsweredError(404, "NoSuchKey"), TransferError, 1),
         (_AnsweredError(412, "412"), DataMismatchError, 4),
         (_AnsweredError(503, "SlowDown"), TransferError, 1),
