@@ -38,6 +38,8 @@ class S3Upload:
         self._where = {"Bucket": target.bucket, "Key": target.key}
         self._id: str | None = None
         self._parts: dict[int, SentPart] = {}
+        self._tells = False
+        """Whether the server told a checksum of a part; one that does not is not asked for more."""
         self.stop = threading.Event()
         """Set when the upload is given up: nobody waits for another attempt then."""
 
@@ -198,6 +200,7 @@ class S3Upload:
         """`answer`, where the server's checksum, if it tells one, is ours."""
         if self._checksum is not None:
             told = answer.get(self._checksum.field)
+            self._tells = self._tells or told is not None
             if told is not None and told != self._checksum.text(value):
                 raise CorruptedError(
                     f"the server received other bytes: {self._checksum.name} is {told}, "
@@ -222,7 +225,7 @@ class S3Upload:
         if self._checksum is None:
             return
         told, stored = answer.get(self._checksum.field), size_bytes
-        if told is None:
+        if told is None and self._tells:
             found = self._call(
                 lambda s3: s3.head_object(**self._where, ChecksumMode="ENABLED"),
                 "checking what was stored",
@@ -232,7 +235,7 @@ class S3Upload:
         if told is None:
             meter.fell_back(
                 f"{self._checksum.name} compared after completion",
-                "its size",
+                "nothing",
                 "the server tells no checksum of what it stored",
             )
         if stored != size_bytes or (told is not None and told not in wanted):
