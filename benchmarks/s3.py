@@ -14,6 +14,8 @@ import io
 import os
 import random
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -208,23 +210,27 @@ def _resident(which: str) -> int:
     return 0
 
 
-def memory(bench: Bench) -> None:
-    """Peak memory of ours above what was resident before, against parts in flight x part size."""
+def memory(target: str, size: int) -> None:
+    """Peak memory of ours above what was resident before, against parts in flight x part size.
+
+    In a process of its own, where no freed memory of other arms stands ready.
+    """
     threads, part = 4, 8 * MIB
     writer = make("s3", threads=threads, part_size=part)
-    save, restore = FileImage.of(KEY, bench.data), FileImage.of(KEY, bench.room)
+    data = np.random.default_rng().integers(0, 256, size, np.uint8)
+    room = np.ones(size, np.uint8)
+    writer.write(FileImage.of("small", [data[:1000]]), target)
 
     def stream() -> None:
-        with writer.open(f"{bench.server.target}/{KEY}") as file:
-            for piece in bench.data:
-                file.write(piece)
+        with writer.open(f"{target}/{KEY}") as file:
+            file.write(data)
 
-    for name, call in (
-        ("upload", lambda: writer.write(save, bench.server.target)),
-        ("restore", lambda: writer.read(restore, bench.server.target)),
-        ("stream", stream),
-    ):
-        call()
+    calls: dict[str, Arm] = {
+        "upload": lambda: writer.write(FileImage.of(KEY, [data]), target),
+        "restore": lambda: writer.read(FileImage.of(KEY, [room]), target),
+        "stream": stream,
+    }
+    for name, call in calls.items():
         Path("/proc/self/clear_refs").write_text("5")
         before = _resident("VmRSS")
         call()
@@ -239,7 +245,11 @@ def main() -> None:
     parser.add_argument("--threads", default="2,4,8")
     parser.add_argument("--server", choices=("rclone", "moto"), default="rclone")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if asked.memory_of:
+        memory(asked.memory_of, parse_size(asked.size))
+        return
     threads = [int(count) for count in asked.threads.split(",")]
     running = {"rclone": local_s3, "moto": moto_s3}[asked.server]
     with running() as server, server.active():
@@ -254,8 +264,9 @@ def main() -> None:
             bench.run(asked.rounds, asked.seed)
             bench.report()
             same = all(np.array_equal(a, b) for a, b in zip(bench.data, bench.room, strict=True))
-            print("bytes    " + ("as they were" if same else "WRONG"))
-            memory(bench)
+            print("bytes    " + ("as they were" if same else "WRONG"), flush=True)
+            again = [sys.executable, __file__, "--memory-of", server.target, "--size", asked.size]
+            subprocess.run(again, check=True)
         finally:
             bench.file.unlink()
             bench.back.unlink(missing_ok=True)
