@@ -17,9 +17,11 @@ from iobench.writers.ring import open_ring
 from iobench.writers.ring_crew import RingCrew
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter
-from iobench.writers.workers import Blocks, run_workers
+from iobench.writers.workers import BlockPool, Blocks, run_workers
 
 __all__ = ["UringOptions", "UringWriter"]
+
+_TOGETHER = 128 * MIB  # of staging blocks made at once, so that they lie in huge pages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,8 @@ class UringWriter(DirectWriter):
     def __init__(self, options: WriterOptions | None = None, **values: object) -> None:
         super().__init__(options, **values)
         self._flags = os.O_DIRECT if self.options.direct else 0
+        together = min(self.options.iodepth + 1, max(1, _TOGETHER // self._block_size))
+        self._pool = BlockPool(self._block_size, together=together)
 
     @property
     def _reserves(self) -> bool:
