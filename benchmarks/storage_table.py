@@ -25,6 +25,7 @@ from iobench import linux
 from iobench.bench.cold import make_cold
 from iobench.environment.probes import Probe, probe_directory
 from iobench.errors import IobenchError
+from iobench.testing import moto_s3, mounted_s3fs
 from iobench.units import MIB
 from iobench.writers import registry
 from iobench.writers.base import Writer
@@ -90,6 +91,11 @@ def bindfs(base: Path, undo: contextlib.ExitStack) -> Path:
     return at
 
 
+def s3fs(base: Path, undo: contextlib.ExitStack) -> Path:  # noqa: ARG001 -- has its own
+    server = undo.enter_context(moto_s3())
+    return undo.enter_context(mounted_s3fs(server))
+
+
 KINDS: dict[str, Mount] = {
     "ext4": on_image("ext4"),
     "ext4, data=journal": on_image("ext4", options="data=journal"),
@@ -99,6 +105,7 @@ KINDS: dict[str, Mount] = {
     "tmpfs": tmpfs,
     "overlay (ext4)": overlay,
     "FUSE (bindfs)": bindfs,
+    "FUSE (s3fs)": s3fs,
 }
 
 
@@ -157,7 +164,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="kinds whose name matches this")
     arguments = parser.parse_args()
-    writers = [name for name in registry.names() if registry.writer_class(name).stores]
+    every = {name: registry.writer_class(name) for name in registry.names()}
+    writers = [name for name, kind in every.items() if kind.stores and "file" in kind.schemes]
     found: dict[str, list[str]] = {}
     did: dict[str, list[str]] = {}
     missing: dict[str, str] = {}
@@ -176,9 +184,10 @@ def main() -> None:
                     for name, (_, why) in zip(writers, all_did, strict=True)
                     if why
                 ]
-        except OSError as error:
+        except (OSError, IobenchError) as error:
             missing[kind] = str(error)
-    tools = {"mkfs.ext4": "-V", "mkfs.xfs": "-V", "mkfs.btrfs": "--version", "bindfs": "--version"}
+    tools = {"mkfs.ext4": "-V", "mkfs.xfs": "-V"}
+    tools |= dict.fromkeys(("mkfs.btrfs", "bindfs", "s3fs"), "--version")
     versions = []
     for tool, option in tools.items():
         if shutil.which(tool):

@@ -13,6 +13,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from iobench.checkpoint.checkpointer import Checkpointer
+    from iobench.checkpoint.restore import load_checkpoint
+    from iobench.checkpoint.retention import KeepAll, KeepEvery, KeepLast
+    from iobench.checkpoint.schedule import Auto, Every
     from iobench.writers.base import Writer
     from iobench.writers.config import dump_writer, load_writer
     from iobench.writers.image import FileImage
@@ -20,13 +24,34 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["FileImage", "Transfer", "Writer", "__version__", "dump_writer", "load_writer"]
+__all__ = [
+    "Auto",
+    "Checkpointer",
+    "Every",
+    "FileImage",
+    "KeepAll",
+    "KeepEvery",
+    "KeepLast",
+    "Transfer",
+    "Writer",
+    "__version__",
+    "dump_writer",
+    "load_checkpoint",
+    "load_writer",
+]
 
 _HOMES = {
+    "Auto": "iobench.checkpoint.schedule",
+    "Checkpointer": "iobench.checkpoint.checkpointer",
+    "Every": "iobench.checkpoint.schedule",
     "FileImage": "iobench.writers.image",
+    "KeepAll": "iobench.checkpoint.retention",
+    "KeepEvery": "iobench.checkpoint.retention",
+    "KeepLast": "iobench.checkpoint.retention",
     "Transfer": "iobench.writers.transfer",
     "Writer": "iobench.writers.base",
     "dump_writer": "iobench.writers.config",
+    "load_checkpoint": "iobench.checkpoint.restore",
     "load_writer": "iobench.writers.config",
 }
 

@@ -5,25 +5,33 @@ IobenchError                      1  failed
 |   |-- UnknownNameError             no writer, workload or option of that name
 |   |-- OptionError                  a value out of its range, or not of its type
 |   |-- WorkloadFileError            a workload file that does not say what it must
-|   `-- TargetError (OSError)        the target is missing, not writable or too small
+|   |-- TargetError (OSError)        the target is missing, not writable or too small
+|   |-- StateError                   a training state that cannot be saved, or does not fit
+|   `-- StateMismatchError           a checkpoint of another model
 |-- UnavailableError              3  the writer cannot work here; says why and what to do
 |-- DataMismatchError             4  bytes differ from what was saved
+|-- RegressionError               5  a comparison found something slower than before
 |-- ResultFileError (ValueError)  1  not a result file, or one that is damaged
 |-- CeilingError                  1  fio failed to measure the ceiling
+|-- ContenderError                1  a contender failed; the others were measured
 `-- TransferError (OSError)       1  a write, read, sync or commit failed; nothing was published
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = [
     "CeilingError",
+    "ContenderError",
     "DataMismatchError",
     "IobenchError",
     "OptionError",
+    "RegressionError",
     "ResultFileError",
+    "StateError",
+    "StateMismatchError",
     "TargetError",
     "TransferError",
     "UnavailableError",
@@ -67,6 +75,48 @@ class TargetError(UsageError, OSError):
     """The target is missing, not a directory, not writable or too small; found before writing."""
 
 
+class StateError(UsageError):
+    """A training state that cannot be saved (names the object's path), or does not fit."""
+
+
+class StateMismatchError(UsageError):
+    """A checkpoint of another model; lists the tensors that differ.
+
+    `missing` are names that were expected and are not in the checkpoint, `unexpected` those that
+    are there and were not expected, `misshaped` maps names to (expected, found).
+    """
+
+    def __init__(
+        self,
+        where: str,
+        *,
+        missing: Sequence[str] = (),
+        unexpected: Sequence[str] = (),
+        misshaped: Mapping[str, tuple[str, str]] | None = None,
+    ) -> None:
+        self.missing, self.unexpected = tuple(missing), tuple(unexpected)
+        self.misshaped = dict(misshaped or {})
+        shapes = [
+            f"{n}: {want} expected, {have} found" for n, (want, have) in self.misshaped.items()
+        ]
+        parts = [
+            f"{kind} {_some(names)}"
+            for kind, names in (
+                ("missing", self.missing),
+                ("unexpected", self.unexpected),
+                ("mis-shaped", shapes),
+            )
+            if names
+        ]
+        super().__init__(f"{where} is of another model: {'; '.join(parts)}")
+
+
+def _some(names: Sequence[str], most: int = 20) -> str:
+    """`2 (a, b)`; of many names the first ones."""
+    shown = ", ".join(names[:most])
+    return f"{len(names)} ({shown}{', ...' if len(names) > most else ''})"
+
+
 class UnavailableError(IobenchError):
     """The writer cannot work here. `reason` says why, `remedy` what to do."""
 
@@ -85,12 +135,22 @@ class DataMismatchError(IobenchError):
     exit_code = 4
 
 
+class RegressionError(IobenchError):
+    """Something is slower than before, beyond noise and beyond the threshold that was set."""
+
+    exit_code = 5
+
+
 class ResultFileError(IobenchError, ValueError):
     """Not a result file of iobench, or one that is damaged."""
 
 
 class CeilingError(IobenchError):
     """fio failed to measure the ceiling."""
+
+
+class ContenderError(IobenchError):
+    """A contender of a run failed and was left out; the record has the others' figures."""
 
 
 class TransferError(IobenchError, OSError):

@@ -1,4 +1,4 @@
-"""The Linux calls that Python does not wrap: statx, cachestat, fallocate, sync_file_range.
+"""The Linux calls that Python does not wrap: statx, cachestat, fallocate, ioprio_set and others.
 
 Each function raises OSError with the kernel's errno. Numbers are from the kernel's uapi headers.
 """
@@ -11,6 +11,7 @@ import functools
 import mmap
 import os
 import platform
+import threading
 from dataclasses import dataclass
 
 RWF_DONTCACHE = 0x80  # linux/fs.h, since 6.14
@@ -20,8 +21,12 @@ PAGE = mmap.PAGESIZE
 _STATX_DIOALIGN = 0x2000  # linux/stat.h, since 6.1
 _AT_EMPTY_PATH = 0x1000
 _SYS_STATX = {"x86_64": 332, "aarch64": 291}
+_SYS_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+_IOPRIO_WHO_PROCESS, _IOPRIO_CLASS_BE, _IOPRIO_CLASS_SHIFT = 1, 2, 13  # linux/ioprio.h
+_LOWEST = 7
 _SYS_CACHESTAT = 451  # since 6.5, the same number everywhere
 _FALLOC_DEFAULT = 0
+_MADV_POPULATE_WRITE = 23  # linux/mman.h, since 5.14
 _MAP_FIXED = 0x10
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -147,6 +152,17 @@ def sync_file_range(fd: int, offset: int, length: int, flags: int) -> None:
     _check(_libc.sync_file_range(fd, offset, length, flags))
 
 
+def give_up_pages(address: int, length: int) -> None:
+    """Free the pages that lie wholly in private memory; they are zeros when touched again.
+
+    A page that is locked in memory stays as it is.
+    """
+    start = address + -address % PAGE
+    length = (address + length) // PAGE * PAGE - start
+    if length > 0:
+        _libc.madvise(start, length, mmap.MADV_DONTNEED)
+
+
 class Ring:
     """A memory file of `size_bytes` mapped again and again, one after the other, to `total_bytes`.
 
@@ -198,3 +214,27 @@ class Ring:
 def sync_file_system(fd: int) -> None:
     """Make everything on the file system of the open file or directory `fd` durable (syncfs)."""
     _check(_libc.syncfs(fd))
+
+
+def yield_to_others(nice: int) -> None:
+    """Lower the calling thread's CPU priority to `nice` and its I/O priority to the lowest.
+
+    Best effort 7: late, and never starved, as the idle class can be (ioprio_set(2)). Threads that
+    it starts inherit both. It cannot be taken back without privilege.
+    """
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
+    number = _SYS_IOPRIO_SET.get(platform.machine())
+    if number is not None:
+        priority = _IOPRIO_CLASS_BE << _IOPRIO_CLASS_SHIFT | _LOWEST
+        _check(_libc.syscall(ctypes.c_long(number), _IOPRIO_WHO_PROCESS, 0, priority))
+
+
+def populate(address: int, length: int) -> None:
+    """Give pages to [address, address + length) now, not at the first touch (Linux >= 5.14)."""
+    _check(_libc.madvise(address, length, _MADV_POPULATE_WRITE))
+
+
+def trim_heap() -> None:
+    """Have the C library give freed memory back to the system, as far as it can (malloc_trim)."""
+    if hasattr(_libc, "malloc_trim"):  # glibc has it, musl has not
+        _libc.malloc_trim(0)

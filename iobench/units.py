@@ -16,6 +16,7 @@ KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 _BINARY = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB}
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)(b?)\s*", re.IGNORECASE)
 _TIME = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|min|m|h|d)?\s*")
+_PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
 _SECONDS = {"ms": 1e-3, "s": 1.0, None: 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -48,6 +49,14 @@ def parse_seconds(text: str | float) -> float:
     if not match:
         raise OptionError(f"{text!r} is not a time; write 90s, 2min or 1h")
     return float(match[1]) * _SECONDS[match[2]]
+
+
+def parse_percent(text: str) -> float:
+    """The part of one in `text`: 0.05 of `5%`. Raises OptionError, also without the sign."""
+    match = _PERCENT.fullmatch(text)
+    if not match:
+        raise OptionError(f"{text!r} is no percentage; write 5% or 0.5%")
+    return float(Fraction(match[1]) / 100)
 
 
 def format_size(size_bytes: float) -> str:

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-import numpy as np
-
+from iobench.bench.contender import Contender
 from iobench.bench.fio import JOBS, fio_version
-from iobench.bench.scratch import scratch_directory
+from iobench.bench.repeat import Repeat
+from iobench.bench.replay import Replay
+from iobench.bench.target import Location, Target
 from iobench.environment.memory import describe_memory
 from iobench.errors import TargetError, UsageError
 from iobench.units import GIB, MIB, format_size
-from iobench.workloads import Workload
-from iobench.writers.base import Writer
-from iobench.writers.image import FileImage
+from iobench.workloads import FileSpec, TensorSpec, Workload
+from iobench.workloads.reshape import Shape
+from iobench.writers.transfer import Transfer
 
 __all__ = ["DEFAULT_SECONDS", "Plan", "Rates", "measure_rates"]
 
 DEFAULT_SECONDS = 120.0
 """How long a run may take whose size nobody chose."""
 
-_SPARE_FRACTION, _SPARE_BYTES = 0.05, 256 * MIB  # of the target's space left free
-_PROBE_BYTES = 256 * MIB
+_PROBE_BYTES, _REMOTE_PROBE_BYTES = 256 * MIB, 32 * MIB
 _REST_S = 0.4  # before each sample: settle, removing files, starting fio
 _OWN_S_PER_BYTE = 0.8 / GIB  # refilling the pool, digests, verification: what is not timed
 
@@ -64,47 +64,78 @@ class Plan:
     workload: Workload
     full_bytes: int
     rank: int
-    writers: tuple[Writer, ...]
-    target: Path
-    repeat: int
+    contenders: tuple[Contender, ...]
+    target: Target
+    repeat: Repeat
     pool_bytes: int
     ceiling: bool
     crc: bool
     seed: int
+    aa: bool = False
+    """Whether the first contender takes part twice, which measures the noise floor."""
+    left_out: tuple[str, ...] = ()
+    """Who does not take part though all were asked, and why."""
+    shape: Shape = field(default_factory=Shape)
+    """The files' serializer and granularity, where they are not the layout's own."""
+    subset: float | None = None
+    """What part of the bytes restores bring; None for all."""
+    baseline: Contender | None = None
+    """Of the contenders, the one that the others' rates are given as ratios to."""
+
+    @cached_property
+    def files(self) -> tuple[FileSpec, ...]:
+        """What one checkpoint consists of."""
+        return self.shape.apply(self.workload.files(self.rank))
 
     @property
     def size_bytes(self) -> int:
         """Bytes of one checkpoint, as far as its layout tells beforehand."""
-        return self.workload.size_bytes(self.rank)
+        return sum(spec.size_bytes for spec in self.files)
+
+    @property
+    def beside_peers(self) -> bool:
+        """Whether peers take part: every restore then goes to memory allocated inside the clock."""
+        return any(one.is_peer for one in self.contenders)
 
     @property
     def written_bytes(self) -> int:
-        """Bytes that the whole run writes."""
+        """Bytes that the whole run writes, at least."""
         jobs = len(JOBS) if self.measures_ceiling else 0
-        storing = sum(writer.stores for writer in self.writers)
-        return self.repeat * self.size_bytes * (storing + jobs)
+        storing = sum(one.stores for one in self.taking_part)
+        return self.repeat.times * self.size_bytes * (storing + jobs)
+
+    @property
+    def taking_part(self) -> tuple[Contender, ...]:
+        """The contenders of each repetition, the first of them twice where A/A is asked for."""
+        return (*self.contenders, *(self.contenders[:1] if self.aa else ()))
 
     @property
     def measures_ceiling(self) -> bool:
-        """Whether fio is asked for, and there."""
-        return self.ceiling and fio_version() is not None
+        """Whether fio is asked for, there, and of use on the target."""
+        return self.ceiling and not self.target.no_ceiling and fio_version() is not None
 
     def check(self) -> None:
         """Raise TargetError or UnavailableError for what cannot work; nothing is written yet."""
-        check_directory(self.target)
+        self.target.check()
         self._check_memory()
-        for writer in self.writers:
-            writer.require(self.target)
-        if any(writer.stores for writer in self.writers):
-            free = free_bytes(self.target)
-            if self.size_bytes > free:
+        for one in self.contenders:
+            one.require(self.target.location)
+        if any(one.stores for one in self.contenders):
+            free = self.target.free_bytes()
+            if free is not None and self.size_bytes > free:
                 raise TargetError(
-                    f"--target {self.target}: a checkpoint of {format_size(self.size_bytes)} does "
-                    f"not fit, {format_size(free)} may be used; choose a smaller --size"
+                    f"--target {self.target.location}: a checkpoint of "
+                    f"{format_size(self.size_bytes)} does not fit, "
+                    f"{format_size(free)} may be used; choose a smaller --size"
                 )
 
     def _check_memory(self) -> None:
         needed, available = min(self.pool_bytes, self.size_bytes), available_bytes()
+        if available is not None and self.beside_peers and needed + self.size_bytes > available:
+            raise UsageError(
+                f"peers restore the {format_size(self.size_bytes)} into new memory, and "
+                f"{format_size(available)} are available; choose a smaller --size"
+            )
         if available is not None and needed > available:
             raise UsageError(
                 f"--pool {format_size(self.pool_bytes)} of memory is more than the "
@@ -121,32 +152,29 @@ class Plan:
             "scale": self.workload.scale.text if self.workload.scale else None,
             "files": [
                 {"path": spec.path, "format": spec.format, "bytes": spec.size_bytes}
-                for spec in self.workload.files(self.rank)
+                for spec in self.files
             ],
             "writers": [
-                {"name": writer.name, "options": writer.options.to_dict()}
-                for writer in self.writers
+                {"name": one.name, "options": dict(one.options)} for one in self.contenders
             ],
-            "target": str(self.target.resolve()),
-            "repeat": self.repeat,
+            "left_out": list(self.left_out),
+            "serializer": self.shape.serializer,
+            "restore_subset": self.subset,
+            "granularity": self.shape.granularity and str(self.shape.granularity),
+            "baseline": self.baseline
+            and {"name": self.baseline.name, "options": dict(self.baseline.options)},
+            "target": self.target.location,
+            "repeat": self.repeat.times,
+            "precision": self.repeat.precision,
+            "max_s": self.repeat.max_s,
+            "aa": self.aa,
             "pool_bytes": self.pool_bytes,
             "ceiling_jobs": [job.name for job in JOBS] if self.measures_ceiling else [],
+            "no_ceiling": self.target.no_ceiling or None,
             "crc32": self.crc,
             "seed": self.seed,
             "written_bytes": self.written_bytes,
         }
-
-
-def check_directory(target: Path) -> None:
-    """Raise TargetError unless `target` is a directory that can be written."""
-    try:
-        found = target.is_dir()
-    except OSError as error:  # a directory above it is closed to us
-        raise TargetError(f"--target {target}: cannot be reached ({error.strerror})") from error
-    if not found:
-        raise TargetError(f"--target {target}: no such directory; make it first")
-    if not os.access(target, os.W_OK | os.X_OK):
-        raise TargetError(f"--target {target}: cannot be written; choose another directory")
 
 
 def available_bytes() -> int | None:
@@ -155,23 +183,34 @@ def available_bytes() -> int | None:
     return found
 
 
-def free_bytes(target: Path) -> int:
-    """Bytes of `target` that a run may use: what is free, less a margin."""
-    space = os.statvfs(target)
-    free = space.f_bavail * space.f_frsize
-    return max(0, int(free * (1 - _SPARE_FRACTION)) - _SPARE_BYTES)
-
-
-def measure_rates(writers: Sequence[Writer], target: Path) -> Rates:
-    """Save and restore a short random file with each writer that stores. For planning only."""
-    random = np.random.default_rng()
+def measure_rates(contenders: Sequence[Contender], target: Target) -> Rates:
+    """Save and restore a short random file with each contender. For planning only."""
     save, restore = [], []
-    with scratch_directory(target) as directory:
-        size = min(_PROBE_BYTES, free_bytes(target)) or _PROBE_BYTES  # none free: nothing stores
-        for writer in writers:
-            memory = random.integers(0, 256, size, np.uint8)
-            image = FileImage.of("probe", [memory])
-            save.append(writer.write(image, directory).rate_bytes_per_s)
-            restore.append(writer.read(image, directory).rate_bytes_per_s)
-            (directory / "probe").unlink(missing_ok=True)
+    free = target.free_bytes()
+    size = _REMOTE_PROBE_BYTES if free is None else min(_PROBE_BYTES, free)
+    size = size or _PROBE_BYTES  # none free: nothing stores
+    with target.scratch() as scratch:
+        for one in contenders:
+            replay, where = _short_replay(size), scratch.locate("probe")
+            replay.prepare()
+            save.append(_rate(one.save, replay, where))
+            restore.append(_rate(one.restore, replay, where))
+            scratch.remove("probe")
     return Rates(save=tuple(save), restore=tuple(restore))
+
+
+def _short_replay(size_bytes: int) -> Replay:
+    blob = TensorSpec(name="blob", dtype="uint8", shape=(size_bytes,))
+    file = FileSpec(path="file", format="raw", tensors=(blob,), size_bytes=size_bytes, exact=True)
+    replay = Replay([file], pool_bytes=size_bytes, seed=0, crc=True)
+    assert replay.file_bytes == (size_bytes,)
+    return replay
+
+
+def _rate(
+    operation: Callable[[Replay, Location], list[Transfer]], replay: Replay, where: Location
+) -> float:
+    """Bytes per second of one save or restore."""
+    began = time.perf_counter()
+    operation(replay, where)
+    return replay.size_bytes() / (time.perf_counter() - began)

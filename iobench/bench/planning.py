@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 from iobench import workloads
+from iobench.bench.contender import Contender
+from iobench.bench.contenders import choose, find_baseline
 from iobench.bench.plan import (
     DEFAULT_SECONDS,
     Plan,
-    check_directory,
-    free_bytes,
     measure_rates,
 )
-from iobench.errors import TargetError, UsageError
+from iobench.bench.repeat import Repeat
+from iobench.bench.target import Location, Target, target_of
+from iobench.errors import OptionError, TargetError, UsageError
 from iobench.units import MIB, format_rate, format_seconds, format_size, parse_size
 from iobench.workloads import Workload
-from iobench.writers import registry
-from iobench.writers.base import Writer
+from iobench.workloads.reshape import Shape
 
 __all__ = ["make_plan", "plan_lines"]
 
@@ -30,14 +30,19 @@ def make_plan(
     *,
     workload: str,
     writers: str,
-    target: Path,
+    target: Location,
     size: str | None = None,
-    repeat: int = 5,
+    repeat: int | Repeat = 5,
+    aa: bool = False,
     rank: int = 0,
     pool: str = "1GiB",
     ceiling: bool = True,
     crc: bool = True,
     seed: int | None = None,
+    baseline: str | None = None,
+    serializer: str | None = None,
+    granularity: str | None = None,
+    restore_as: str = "same",
 ) -> Plan:
     """A plan that was checked: names known, writers available, target writable and large enough.
 
@@ -48,19 +53,28 @@ def make_plan(
     if not full.files(rank):
         raise UsageError(f"workload {full.name!r}: rank {rank} writes no files; choose another")
     full_bytes = full.size_bytes(rank)
-    chosen = tuple(registry.parse_specs(writers))
+    shape = Shape.parse(serializer, granularity)
+    chosen, left_out = choose(writers, target)
     pool_bytes = max(parse_size(pool), _LEAST_POOL)
-    check_directory(target)
-    for writer in chosen:
-        writer.require(target)
-    scaled = _scaled(full, rank, full_bytes, size, chosen, target, repeat, ceiling)
+    place = target_of(target, chosen)
+    place.check()
+    for one in chosen:
+        one.require(target)
+    often = Repeat(times=repeat) if isinstance(repeat, int) else repeat
+    twin = chosen[:1] if aa else []
+    scaled = _scaled(full, rank, full_bytes, size, [*chosen, *twin], place, often.times, ceiling)
     plan = Plan(
         workload=scaled,
         full_bytes=full_bytes,
         rank=rank,
-        writers=chosen,
-        target=target,
-        repeat=repeat,
+        contenders=tuple(chosen),
+        left_out=tuple(left_out),
+        shape=shape,
+        subset=_subset(restore_as),
+        baseline=find_baseline(baseline, chosen),
+        target=place,
+        repeat=often,
+        aa=aa,
         pool_bytes=pool_bytes,
         ceiling=ceiling,
         crc=crc,
@@ -75,8 +89,8 @@ def _scaled(
     rank: int,
     full_bytes: int,
     size: str | None,
-    writers: tuple[Writer, ...],
-    target: Path,
+    contenders: Sequence[Contender],
+    target: Target,
     repeat: int,
     ceiling: bool,
 ) -> Workload:
@@ -84,18 +98,35 @@ def _scaled(
         return full
     if size is not None:
         return full.scaled(parse_size(size), rank)
-    free = free_bytes(target) if any(writer.stores for writer in writers) else full_bytes
-    if not free:
-        raise TargetError(f"--target {target}: no space is left for a checkpoint")
-    rates = measure_rates(writers, target)
+    free = target.free_bytes() if any(one.stores for one in contenders) else full_bytes
+    if free == 0:
+        raise TargetError(f"--target {target.location}: no space is left for a checkpoint")
+    rates = measure_rates(contenders, target)
+    ceiling = ceiling and not target.no_ceiling
     affordable = rates.affordable_bytes(DEFAULT_SECONDS, repeat=repeat, ceiling=ceiling)
-    return full.scaled(min(free, affordable, full_bytes), rank)
+    return full.scaled(min(affordable, full_bytes, *([] if free is None else [free])), rank)
+
+
+def _subset(text: str) -> float | None:
+    """From `same` or `subset=0.1`. Raises OptionError."""
+    kind, _, part = text.partition("=")
+    if text == "same":
+        return None
+    try:
+        subset = float(part) if kind == "subset" else 0.0
+    except ValueError:
+        subset = 0.0
+    if not 0 < subset < 1:
+        raise OptionError(
+            f"--restore-as {text}: must be same, or subset=PART with a part between 0 and 1"
+        )
+    return subset
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
     """The plan in words, before anything is measured."""
     workload, size = plan.workload, plan.size_bytes
-    files = workload.files(plan.rank)
+    files = plan.files
     yield (
         f"workload  {workload.name}, rank {plan.rank} of {workload.world_size}: "
         f"{len(files)} files, {format_size(size)} ({size / 1e9:.2f} GB)"
@@ -108,13 +139,20 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     large = sorted(files, key=lambda file: -file.size_bytes)[:3]
     shown = ", ".join(f"{f.path} {format_size(f.size_bytes)} ({f.format})" for f in large)
     yield f"files     {shown}{', ...' if len(files) > len(large) else ''}"
-    yield f"writers   {', '.join(_label(writer) for writer in plan.writers)}"
-    yield f"target    {plan.target.resolve()}, {format_size(free_bytes(plan.target))} usable"
+    yield f"writers   {', '.join(one.label for one in plan.contenders)}"
+    for line in plan.left_out:
+        yield f"left out  {line}"
+    free = plan.target.free_bytes()
+    usable = "" if free is None else f", {format_size(free)} usable"
+    yield f"target    {plan.target.location}{usable}"
     jobs = "beside fio" if plan.measures_ceiling else "no ceiling"
-    if plan.ceiling and not plan.measures_ceiling:
+    if plan.ceiling and plan.target.no_ceiling:
+        jobs += f" ({plan.target.no_ceiling})"
+    elif plan.ceiling and not plan.measures_ceiling:
         jobs += " (fio is not installed: apt-get install fio)"
+    twice = f"{plan.contenders[0].name} twice (A/A), " if plan.aa else ""
     yield (
-        f"run       {plan.repeat} repetitions, {jobs}, "
+        f"run       {plan.repeat}, {twice}{jobs}, "
         f"{format_size(plan.written_bytes)} written in all, "
         f"at most {format_size(plan.pool_bytes)} of memory for data"
     )
@@ -122,17 +160,6 @@ def plan_lines(plan: Plan) -> Iterator[str]:
 
 def expected_line(plan: Plan) -> str:
     """How long the plan will take, by short probes of its writers."""
-    rates = measure_rates(plan.writers, plan.target)
-    run_s = rates.run_s(plan.size_bytes, repeat=plan.repeat, ceiling=plan.measures_ceiling)
+    rates = measure_rates(plan.taking_part, plan.target)
+    run_s = rates.run_s(plan.size_bytes, repeat=plan.repeat.times, ceiling=plan.measures_ceiling)
     return f"expected  about {format_seconds(run_s)}, probed at {format_rate(max(rates.save))}"
-
-
-def _label(writer: Writer) -> str:
-    defaults = type(writer.options)().to_dict()
-    infos = {info.name: info for info in writer.options.describe()}
-    changed = [
-        f"{name}={infos[name].show(value)}"
-        for name, value in writer.options.to_dict().items()
-        if value != defaults[name]
-    ]
-    return ",".join([writer.name, *changed])

@@ -1,25 +1,29 @@
-"""Runner: repetitions of interleaved saves and restores, writers and fio jobs in random order."""
+"""Runner: repetitions of interleaved saves and restores, all of them in random order."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from iobench.bench import fio
+from iobench.bench.contender import Contender, WriterContender
+from iobench.bench.counters import Monitor
 from iobench.bench.plan import Plan
 from iobench.bench.replay import Replay
-from iobench.bench.scratch import scratch_directory
-from iobench.bench.settle import settle
+from iobench.bench.sampler import Sampler
+from iobench.bench.target import Scratch
 from iobench.bench.trial import Trial
-from iobench.environment import DeviceMonitor, describe_environment
 from iobench.errors import CeilingError
 from iobench.results import (
     CeilingSample,
     Environment,
+    Failure,
     Operation,
     ResultWriter,
     Run,
@@ -29,9 +33,10 @@ from iobench.results import (
     new_run_id,
     utc_now,
 )
-from iobench.writers.base import Writer
 
 __all__ = ["Progress", "Runner"]
+
+_Record = Sample | CeilingSample | Failure
 
 
 class Progress(Protocol):
@@ -43,7 +48,7 @@ class Progress(Protocol):
     def step(self, what: str) -> None:
         """The next step begins; the one before, if any, is done."""
 
-    def result(self, record: Sample | CeilingSample) -> None:
+    def result(self, record: Sample | CeilingSample | Failure) -> None:
         """A record was written."""
 
 
@@ -58,16 +63,23 @@ class Runner:
     def run(self) -> None:
         """Write the run's header, then a record per timed operation, as each one ends.
 
-        Nothing of it stays in the target, however it ends. A fio job that fails is recorded and
-        left out; any other failure ends the run.
+        Nothing of it stays in the target, however it ends. A contender or fio job that fails is
+        recorded and left out from then on; when no contender is left, the run ends with the error
+        of the last one.
         """
         plan = self.plan
         plan.check()
-        files = plan.workload.files(plan.rank)
-        replay = Replay(files, pool_bytes=plan.pool_bytes, seed=plan.seed, crc=plan.crc)
-        contenders = len(plan.writers) + (len(fio.JOBS) if plan.measures_ceiling else 0)
-        self.progress.begin(1 + 2 * contenders * plan.repeat)
-        with scratch_directory(plan.target) as directory:
+        replay = Replay(
+            plan.files,
+            pool_bytes=plan.pool_bytes,
+            seed=plan.seed,
+            crc=plan.crc,
+            subset=plan.subset,
+        )
+        contenders = len(plan.taking_part) + (len(fio.JOBS) if plan.measures_ceiling else 0)
+        self.progress.begin(1 + 2 * contenders * plan.repeat.times)
+        monitor = plan.target.monitor()
+        with plan.target.scratch() as scratch, Sampler(monitor.files) as sampler:
             self.progress.step("preparing")
             run = self._header(replay)
             self.results.write(run)
@@ -75,17 +87,19 @@ class Runner:
                 plan=plan,
                 run=run,
                 replay=replay,
-                directory=directory,
-                monitor=DeviceMonitor(plan.target),
+                scratch=scratch,
+                monitor=monitor,
+                sampler=sampler,
                 progress=self.progress,
             )
+            trials.warm_up()
             for record in trials.records():
                 self.results.write(record)
                 self.progress.result(record)
 
     def _header(self, replay: Replay) -> Run:
         plan = self.plan
-        described = describe_environment(plan.target)
+        machine, storage = plan.target.describe()
         asked = plan.to_dict()
         scale, size_bytes = plan.workload.scale, replay.size_bytes()
         return Run(
@@ -93,7 +107,7 @@ class Runner:
             started_at=utc_now(),
             command=("iobench", *sys.argv[1:]),
             config_hash=config_hash({k: v for k, v in asked.items() if k != "seed"}),
-            environment=Environment(machine=described["machine"], storage=described["storage"]),
+            environment=Environment(machine=machine, storage=storage),
             workload=WorkloadFacts(
                 name=plan.workload.name,
                 rank=plan.rank,
@@ -102,6 +116,7 @@ class Runner:
                 files=len(replay.files),
                 scaled=scale is not None,
                 scale=scale.text if scale else None,
+                restored_bytes=None if plan.subset is None else sum(replay.restored_bytes),
             ),
             plan=asked,
         )
@@ -114,48 +129,81 @@ class _Trials:
     plan: Plan
     run: Run
     replay: Replay
-    directory: Path
-    monitor: DeviceMonitor
+    scratch: Scratch
+    monitor: Monitor
+    sampler: Sampler
     progress: Progress
 
-    def records(self) -> Iterator[Sample | CeilingSample]:
+    def warm_up(self) -> None:
+        """Have every contender do what it does once per process, outside any clock.
+
+        One that fails here will fail in its trial, where that is recorded.
+        """
+        for one in self.plan.contenders:
+            with contextlib.suppress(Exception):
+                one.warm_up(self.scratch.locate("warm-up"))
+        self.scratch.remove("warm-up")
+
+    def records(self) -> Iterator[_Record]:
         order = random.Random(self.plan.seed)
         broken: set[fio.FioJob] = set()
-        for repetition in range(self.plan.repeat):
-            contenders: list[Callable[[int, int], Iterator[Sample | CeilingSample]]] = [
-                _bound(self._writer, writer) for writer in self.plan.writers
+        able = list(self.plan.contenders)
+        measured: list[Sample] = []
+        began = time.monotonic()
+        repetition = 0
+        while self.plan.repeat.goes_on(repetition, measured, time.monotonic() - began):
+            steps: list[Callable[[int, int], Iterator[_Record]]] = [
+                _bound(self._contender, one, able) for one in self.plan.taking_part if one in able
             ]
             if self.plan.measures_ceiling:
-                contenders += [
-                    _bound(self._job, job, broken) for job in fio.JOBS if job not in broken
-                ]
-            order.shuffle(contenders)
-            for position, contender in enumerate(contenders):
-                yield from contender(repetition, position)
+                steps += [_bound(self._job, job, broken) for job in fio.JOBS if job not in broken]
+            order.shuffle(steps)
+            for position, step in enumerate(steps):
+                for record in step(repetition, position):
+                    yield record
+                    if isinstance(record, Sample):
+                        measured.append(record)
+            repetition += 1
 
-    def _writer(self, repetition: int, order: int, writer: Writer) -> Iterator[Sample]:
+    def _contender(
+        self, repetition: int, order: int, contender: Contender, able: list[Contender]
+    ) -> Iterator[_Record]:
+        if contender not in able:  # its twin of an A/A failed just before
+            return
         trial = Trial(
             run_id=self.run.run_id,
             repetition=repetition,
             order=order,
-            writer=writer,
+            contender=contender,
             replay=self.replay,
-            directory=self.directory,
+            scratch=self.scratch,
             monitor=self.monitor,
+            sampler=self.sampler,
+            notes=self.plan.target.notes,
+        )
+        operations: tuple[tuple[Operation, Callable[[], Sample | None]], ...] = (
+            ("save", trial.save),
+            ("restore", trial.restore),
         )
         try:
-            self._settled(f"{writer.name} save", repetition)
-            yield trial.save()
-            self._settled(f"{writer.name} restore", repetition)
-            restored = trial.restore()
-            if restored is not None:
-                yield restored
+            for operation, run in operations:
+                self._settled(f"{contender.name} {operation}", repetition)
+                try:
+                    sample = run()
+                except Exception as error:  # other projects raise whatever they like
+                    yield trial.failure(operation, error)
+                    able.remove(contender)
+                    if not able:
+                        raise
+                    return
+                if sample is not None:
+                    yield sample
         finally:
             trial.clear()
 
     def _job(
         self, repetition: int, order: int, job: fio.FioJob, broken: set[fio.FioJob]
-    ) -> Iterator[CeilingSample]:
+    ) -> Iterator[_Record]:
         operations: tuple[Operation, ...] = ("save", "restore")
         try:
             for operation in operations:
@@ -166,7 +214,7 @@ class _Trials:
                     broken.add(job)
                     return
         finally:
-            fio.cleanup(self.directory)
+            fio.cleanup(self._directory)
 
     def _run_job(
         self, repetition: int, order: int, job: fio.FioJob, operation: Operation
@@ -176,7 +224,7 @@ class _Trials:
             measured = fio.run_job(
                 job,
                 operation,
-                self.directory,
+                self._directory,
                 self.run.workload.bytes,
                 fallocate=self._fallocate,
             )
@@ -196,18 +244,29 @@ class _Trials:
         )
 
     def _settled(self, what: str, repetition: int) -> None:
-        self.progress.step(f"{repetition + 1}/{self.plan.repeat} {what}")
-        settle(self.directory, self.monitor)
+        of = "" if self.plan.repeat.precision is not None else f"/{self.plan.repeat.times}"
+        self.progress.step(f"{repetition + 1}{of} {what}")
+        self.scratch.settle(self.monitor)
+
+    @property
+    def _directory(self) -> Path:
+        """Where fio writes; only asked for where the plan measures a ceiling."""
+        assert self.scratch.directory is not None
+        return self.scratch.directory
 
     @property
     def _fallocate(self) -> bool:
         """Whether fio reserves space: unless no writer of this run does."""
-        chosen = [getattr(writer.options, "fallocate", None) for writer in self.plan.writers]
+        chosen = [
+            getattr(one.writer.options, "fallocate", None)
+            for one in self.plan.contenders
+            if isinstance(one, WriterContender)
+        ]
         return any(chosen) or not any(value is False for value in chosen)
 
 
 def _bound(
-    function: Callable[..., Iterator[Sample | CeilingSample]], *last: object
-) -> Callable[[int, int], Iterator[Sample | CeilingSample]]:
+    function: Callable[..., Iterator[_Record]], *last: object
+) -> Callable[[int, int], Iterator[_Record]]:
     """`function` with its last arguments given."""
     return lambda repetition, order: function(repetition, order, *last)

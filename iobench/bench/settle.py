@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from iobench import linux
-from iobench.environment import DeviceMonitor
+from iobench.bench.counters import Monitor
 
 __all__ = ["settle"]
 
@@ -15,7 +15,7 @@ _INTERVAL_S = 0.1
 _PATIENCE_S = 3.0
 
 
-def settle(directory: Path, monitor: DeviceMonitor) -> None:
+def settle(directory: Path, monitor: Monitor) -> None:
     """Sync the file system, then wait until the device has rested for a moment, 3 s at most.
 
     What one sample leaves behind, such as write-back, discards of removed files and journal

@@ -1,18 +1,17 @@
-"""Trial: one timed save and one timed, cold, verified restore of a replay by one writer."""
+"""Trial: one timed save and one timed, cold, verified restore of a replay by one contender."""
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
-from pathlib import Path
 
-from iobench.bench.cold import make_cold
-from iobench.bench.counters import Counted, Counters
+from iobench import linux
+from iobench.bench.contender import Contender
+from iobench.bench.counters import Counted, Counters, Monitor
 from iobench.bench.replay import Replay
-from iobench.checkpoint.staged import StagedCheckpoint
-from iobench.environment import DeviceMonitor
-from iobench.results import Cold, Operation, Sample, Verified, utc_now
-from iobench.writers.base import Writer
+from iobench.bench.sampler import Sampler
+from iobench.bench.series import make_series
+from iobench.bench.target import Location, Scratch
+from iobench.results import Cold, Failure, Operation, Sample, Verified, utc_now
 from iobench.writers.transfer import Transfer
 
 __all__ = ["Trial"]
@@ -20,7 +19,7 @@ __all__ = ["Trial"]
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One writer in one place of one repetition.
+    """One contender in one place of one repetition.
 
     The clock of `save` covers everything up to the published, durable checkpoint: files, their
     syncs, the manifest, directory syncs and the rename. That of `restore` covers opening, parsing
@@ -30,54 +29,80 @@ class Trial:
     run_id: str
     repetition: int
     order: int
-    writer: Writer
+    contender: Contender
     replay: Replay
-    directory: Path
-    monitor: DeviceMonitor
+    scratch: Scratch
+    monitor: Monitor
+    sampler: Sampler | None = None
+    notes: tuple[str, ...] = ()
+    """What a reader of a restore must know of the target."""
 
-    def save(self) -> Sample:
-        """Save a checkpoint of fresh bytes; it stays for `restore`."""
+    def save(self) -> Sample | None:
+        """Save a checkpoint of fresh bytes; it stays for `restore`.
+
+        None for a contender that only restores: the save was another's.
+        """
         self.replay.prepare()
-        started, counters = utc_now(), Counters(self.monitor)
-        if not self.writer.stores:
-            transfers = self.replay.save(self.writer, self._checkpoint)
+        started, counters = utc_now(), Counters(self.monitor, self.sampler)
+        if not self.contender.stores:
+            transfers = self.contender.save(self.replay, self._checkpoint)
             return self._sample("save", transfers, counters.stop(), started)
-        with StagedCheckpoint(self._checkpoint) as staged:
-            transfers = self.replay.save(self.writer, staged.directory)
+        with self.scratch.staged(self._name) as staged:
+            transfers = self.contender.save(self.replay, staged.directory)
             written_s = counters.elapsed_s()
             staged.publish(self._manifest(transfers))
             commit_s = counters.elapsed_s() - written_s
-        return self._sample("save", transfers, counters.stop(), started, commit_s=commit_s)
+        counted = counters.stop()
+        if not self.contender.saves:
+            return None
+        return self._sample("save", transfers, counted, started, commit_s=commit_s)
 
     def restore(self) -> Sample | None:
         """Restore the saved checkpoint from a cold cache and verify it.
 
-        None for a writer that stores nothing: there is nothing to restore.
+        None for a contender that stores nothing: there is nothing to restore.
         """
-        if not self.writer.stores:
+        if not self.contender.stores:
             return None
         self.replay.scrub()
-        cold = make_cold(path for path in self._checkpoint.rglob("*") if path.is_file())
-        started, counters = utc_now(), Counters(self.monitor)
-        transfers = self.replay.restore(self.writer, self._checkpoint)
+        cold = self.scratch.make_cold(self._name)
+        started, counters = utc_now(), Counters(self.monitor, self.sampler)
+        transfers = self.contender.restore(self.replay, self._checkpoint)
         counted = counters.stop()
-        verified = self.replay.verify(self.writer, self._checkpoint)
+        verified = self.contender.verify(self.replay, self._checkpoint)
+        linux.trim_heap()  # memory that this one freed is no help to the next one
         return self._sample("restore", transfers, counted, started, cold=cold, verified=verified)
+
+    def failure(self, operation: Operation, error: Exception) -> Failure:
+        """The record that says that `operation` raised `error`."""
+        return Failure(
+            run_id=self.run_id,
+            repetition=self.repetition,
+            order=self.order,
+            writer=self.contender.name,
+            options=self.contender.options,
+            operation=operation,
+            error=" ".join(f"{type(error).__name__}: {error}".split()),
+            started_at=utc_now(),
+        )
 
     def clear(self) -> None:
         """Remove the checkpoint, if there is one."""
-        if self._checkpoint.exists():
-            shutil.rmtree(self._checkpoint)
+        self.scratch.remove(self._name)
 
     @property
-    def _checkpoint(self) -> Path:
-        return self.directory / f"step-{self.repetition}-{self.order}"
+    def _name(self) -> str:
+        return f"step-{self.repetition}-{self.order}"
+
+    @property
+    def _checkpoint(self) -> Location:
+        return self.scratch.locate(self._name)
 
     def _manifest(self, transfers: list[Transfer]) -> dict[str, object]:
         return {
             "schema": "iobench.manifest/1",
             "step": self.repetition,
-            "writer": {"name": self.writer.name, "options": self.writer.options.to_dict()},
+            "writer": {"name": self.contender.name, "options": dict(self.contender.options)},
             "files": [
                 {"path": spec.path, "format": spec.format, "bytes": transfer.bytes}
                 for spec, transfer in zip(self.replay.files, transfers, strict=True)
@@ -103,8 +128,8 @@ class Trial:
             run_id=self.run_id,
             repetition=self.repetition,
             order=self.order,
-            writer=self.writer.name,
-            options=self.writer.options.to_dict(),
+            writer=self.contender.name,
+            options=self.contender.options,
             operation=operation,
             bytes=total.bytes,
             elapsed_s=counted.elapsed_s,
@@ -114,12 +139,18 @@ class Trial:
             paths=total.paths,
             retries=total.retries,
             fallbacks=total.fallbacks,
+            decisions=total.decisions,
             cpu_s=counted.cpu_s,
             system_cpu_s=counted.system_cpu_s,
             cold=cold,
-            device=counted.device,
+            device=counted.device if self.scratch.directory is not None else None,
             verified=verified,
-            stores=self.writer.stores,
-            notes=self.replay.notes,
+            stores=self.contender.stores,
+            interference=counted.interference,
+            series=make_series(
+                operation, counted, None if self.contender.is_peer else total.completed
+            ),
+            notes=self.contender.notes(self.replay)
+            + (self.notes if operation == "restore" else ()),
             started_at=started,
         )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Self
 
+from iobench.results.identity import contender_of
 from iobench.results.records import Run, Sample, Verified
 
 __all__ = ["Context", "Reason", "Status", "Verdict", "combine", "judge", "with_verification"]
@@ -29,6 +30,7 @@ class Status(StrEnum):
     VALID = "VALID"
     SCALED = "VALID (scaled)"
     INVALID = "INVALID"
+    FAILED = "FAILED"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +61,14 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a sample is judged against: the workload's bytes, and two facts that may be absent.
+    """What a sample is judged against: the workload's bytes, and facts that may be absent.
 
+    `restored_bytes` are those of a restore where it brings only a part of them.
     `scale` says how the workload was made smaller; `volatile` names a file system held in memory.
     """
 
     workload_bytes: int
+    restored_bytes: int | None = None
     scale: str | None = None
     volatile: str | None = None
 
@@ -76,6 +80,7 @@ class Context:
         found = [storage.get("fs_type"), upper.get("fs_type") if isinstance(upper, Mapping) else ""]
         return cls(
             workload_bytes=run.workload.bytes,
+            restored_bytes=run.workload.restored_bytes,
             scale=(run.workload.scale or "smaller than full size") if run.workload.scaled else None,
             volatile=next((kind for kind in _VOLATILE if kind in found), None),
         )
@@ -120,35 +125,34 @@ def with_verification(samples: Iterable[Sample]) -> list[Sample]:
     proofs: dict[tuple[str, int | None], Verified] = {}
     for sample in given:
         if sample.operation == "restore" and sample.verified is not None:
-            proofs[_setting(sample), sample.repetition] = sample.verified
-            worst = proofs.setdefault((_setting(sample), None), sample.verified)
+            proofs[contender_of(sample), sample.repetition] = sample.verified
+            worst = proofs.setdefault((contender_of(sample), None), sample.verified)
             if sample.verified.mismatches > worst.mismatches:
-                proofs[_setting(sample), None] = sample.verified
+                proofs[contender_of(sample), None] = sample.verified
     return [
         sample
         if sample.operation == "restore" or sample.verified is not None
         else replace(
             sample,
             verified=proofs.get(
-                (_setting(sample), sample.repetition), proofs.get((_setting(sample), None))
+                (contender_of(sample), sample.repetition), proofs.get((contender_of(sample), None))
             ),
         )
         for sample in given
     ]
 
 
-def _setting(sample: Sample) -> str:
-    return repr((sample.writer, sorted(sample.options.items()), sample.format))
-
-
 def _invalid(sample: Sample, context: Context) -> Iterator[Reason]:
     if not sample.stores:
         yield Reason(text="stores nothing: this is the harness's own speed, not a storage figure")
         return
-    if sample.bytes != context.workload_bytes:
+    expected = context.workload_bytes
+    if sample.operation == "restore" and context.restored_bytes is not None:
+        expected = context.restored_bytes
+    if sample.bytes != expected:
         yield Reason(
             text="not all of the workload's bytes, or more than them",
-            measured=(f"{sample.bytes} of {context.workload_bytes} bytes",),
+            measured=(f"{sample.bytes} of {expected} bytes",),
         )
     if sample.operation == "restore":
         yield from _not_cold(sample)

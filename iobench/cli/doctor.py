@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import json
 import sys
 import textwrap
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from iobench.cli.formats import Format, FormatOption
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,18 +27,11 @@ _INDENT = " " * (2 + 4 + 2 + _LABEL_WIDTH + 1)
 _Row = tuple[str, str, str | None]  # subject of advice, label, text; nothing is printed for None
 
 
-class Format(enum.StrEnum):
-    """How doctor prints what it found."""
-
-    TABLE = "table"
-    JSON = "json"
-
-
 def doctor(
     target: Annotated[
         Path, typer.Option("--target", help="The directory to look at.", show_default="here")
     ] = Path(),
-    format_: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.TABLE,
+    format_: FormatOption = Format.TABLE,
 ) -> None:
     """Look at this machine and at a directory, and try what the I/O paths need there."""
     from iobench.environment import advise, describe_machine, describe_storage, probe_directory

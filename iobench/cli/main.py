@@ -11,9 +11,14 @@ from typing import Any, NoReturn
 import typer
 
 from iobench import __version__
+from iobench.cli.compare import compare
 from iobench.cli.doctor import doctor
+from iobench.cli.plan import plan
+from iobench.cli.reproduce import reproduce
 from iobench.cli.run import run as run_command
+from iobench.cli.s3 import app as s3_app
 from iobench.cli.show import show
+from iobench.cli.train import train
 from iobench.cli.workloads import app as workloads_app
 from iobench.cli.writers import writers
 from iobench.errors import IobenchError
@@ -27,7 +32,8 @@ _CommandLineError: type[Exception] = typer.BadParameter.__mro__[1]
 app = typer.Typer(
     name="iobench",
     epilog="Start with: iobench doctor, then iobench run --workload llama7b. Exit codes: 0 done, "
-    "1 failed, 2 usage, 3 writer unavailable here, 4 data differ, 130 interrupted.",
+    "1 failed, 2 usage, 3 writer unavailable here, 4 data differ, 5 slower than before, "
+    "130 interrupted.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -38,6 +44,11 @@ app.add_typer(workloads_app, name="workloads")
 app.command()(writers)
 app.command()(doctor)
 app.command()(show)
+app.command()(train)
+app.command()(plan)
+app.command()(reproduce)
+app.command()(compare)
+app.add_typer(s3_app, name="s3")
 
 
 def _version(wanted: bool) -> None:
@@ -57,13 +68,14 @@ def _main(
 
 def run() -> None:
     """Run the command line; errors become one line on stderr and their exit code."""
-    _interrupt_once()
+    ends_the_run = _interrupt_once()
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()  # here, where a pipe that nobody reads any more is no traceback
         if code == _INTERRUPTED:  # typer's word for a KeyboardInterrupt
             raise KeyboardInterrupt
     except (KeyboardInterrupt, typer.Abort):
+        _ignore(ends_the_run)
         _fail("interrupted; temporary files are removed", _INTERRUPTED)
     except _CommandLineError as error:
         _usage(error)
@@ -79,25 +91,33 @@ def run() -> None:
     sys.exit(code)
 
 
-def _interrupt_once() -> None:
+def _interrupt_once() -> list[int]:
     """Let SIGTERM and SIGHUP interrupt as Ctrl-C does, and the first of them be the last.
 
     What it sets off cannot be interrupted again: everything temporary is removed. A signal that is
-    ignored, as by nohup, stays so.
+    ignored, as by nohup, stays so. Returns the others.
     """
-    asked = [
+    asked: list[int] = [
         number
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         if signal.getsignal(number) != signal.SIG_IGN
     ]
 
     def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        for other in asked:
-            signal.signal(other, signal.SIG_IGN)  # what lasts while Python itself ends
+        for other in asked:  # not SIG_IGN: Python reports one that is on its way already
+            signal.signal(other, lambda number, frame: None)  # noqa: ARG005
         raise KeyboardInterrupt
 
     for number in asked:
         signal.signal(number, interrupt)
+    return asked
+
+
+def _ignore(numbers: list[int]) -> None:
+    """Ignore these signals while Python itself ends, when it resets all handlers of its own."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # those on their way are handled here
+    for number in numbers:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _usage(error: Any) -> NoReturn:

@@ -9,16 +9,16 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from iobench.results import CeilingSample, Sample
+from iobench.results import CeilingSample, Failure, Sample, TrainBlock
 from iobench.units import format_rate, format_seconds
 
-__all__ = ["StderrProgress"]
+__all__ = ["StderrProgress", "TrainProgress"]
 
 _REFRESH_PER_S = 2  # redrawing takes CPU from what is being timed
 
 
-class StderrProgress:
-    """Shows a run's steps. Nothing is animated when stderr is not a terminal."""
+class _Steps:
+    """Shows steps. Nothing is animated when stderr is not a terminal."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
@@ -45,20 +45,6 @@ class StderrProgress:
             self._bar.update(self._task, description=what, advance=1 if self._begun else 0)
         self._begun = True
 
-    def result(self, record: Sample | CeilingSample) -> None:
-        if self._bar:
-            return
-        writer = record.writer if isinstance(record, Sample) else f"fio {record.job['name']}"
-        error = record.error if isinstance(record, CeilingSample) else None
-        figure = error or (
-            f"{format_rate(record.bytes / record.elapsed_s)}, {format_seconds(record.elapsed_s)}"
-        )
-        print(
-            f"{record.repetition + 1} {writer} {record.operation}: {figure}",
-            file=sys.stderr,
-            flush=True,
-        )
-
     def __enter__(self) -> Self:
         return self
 
@@ -70,3 +56,36 @@ class StderrProgress:
     ) -> None:
         if self._bar:
             self._bar.stop()
+
+
+class StderrProgress(_Steps):
+    """Shows a run's steps and results."""
+
+    def result(self, record: Sample | CeilingSample | Failure) -> None:
+        if self._bar:
+            return
+        writer = f"fio {record.job['name']}" if isinstance(record, CeilingSample) else record.writer
+        if isinstance(record, Failure) or (isinstance(record, CeilingSample) and record.error):
+            figure = record.error
+        else:
+            rate = format_rate(record.bytes / record.elapsed_s)
+            figure = f"{rate}, {format_seconds(record.elapsed_s)}"
+        print(
+            f"{record.repetition + 1} {writer} {record.operation}: {figure}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+class TrainProgress(_Steps):
+    """Shows the blocks of `iobench train`."""
+
+    def block(self, label: str, block: TrainBlock) -> None:
+        if self._bar:
+            return
+        each = format_seconds(block.wall_s / len(block.step_s))
+        print(
+            f"{block.repetition + 1} {label}: {format_seconds(block.wall_s)}, {each} a step",
+            file=sys.stderr,
+            flush=True,
+        )

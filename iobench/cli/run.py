@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iobench.errors import DataMismatchError
+from iobench.errors import ContenderError, DataMismatchError, UsageError
 from iobench.report.render import Format
+from iobench.writers.s3_target import is_s3
 
 if TYPE_CHECKING:
     from iobench.bench.plan import Plan
+    from iobench.results import ResultFile
+
+_HERE, _FILES, _S3 = ".", "buffered,uncached,odirect", "s3"
 
 
 def run(
@@ -21,16 +28,28 @@ def run(
         typer.Option("--workload", "-w", help="A named workload (iobench workloads list) or YAML."),
     ],
     writer: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--writer",
-            help="Writers, separated by commas; NAME=VALUE sets an option of the one before it: "
-            "odirect,block_size=8MiB,odirect,threads=4,buffered",
+            show_default="buffered,uncached,odirect; s3 in a bucket",
+            help="Writers and peers, separated by commas, or all; NAME=VALUE sets an option of the "
+            "one before it: odirect,block_size=8MiB,odirect,threads=4,peer:torch-save",
         ),
-    ] = "buffered,uncached,odirect",
+    ] = None,
     target: Annotated[
-        Path, typer.Option("--target", help="The directory to measure.", show_default="here")
-    ] = Path(),
+        str,
+        typer.Option(
+            "--target", help="The directory to measure, or s3://bucket/prefix.", show_default="here"
+        ),
+    ] = _HERE,
+    s3_local: Annotated[
+        bool,
+        typer.Option(
+            "--s3-local",
+            help="Measure --writer s3 on a server of our own on 127.0.0.1 (rclone), removed at the "
+            "end.",
+        ),
+    ] = False,
     size: Annotated[
         str | None,
         typer.Option(
@@ -39,7 +58,24 @@ def run(
             "'full' for all of it. Default: what fits and takes about two minutes.",
         ),
     ] = None,
-    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Samples of each writer.")] = 5,
+    repeat: Annotated[
+        str,
+        typer.Option(
+            "--repeat", help="Samples of each writer, or auto: until --precision or --max-time."
+        ),
+    ] = "5",
+    precision: Annotated[
+        str, typer.Option("--precision", help="With auto: how wide an interval may be.")
+    ] = "5%",
+    max_time: Annotated[
+        str, typer.Option("--max-time", help="With auto: no repetition begins after it.")
+    ] = "10min",
+    aa: Annotated[
+        bool,
+        typer.Option(
+            "--aa", help="Measure the first writer twice: the noise floor of the machine."
+        ),
+    ] = False,
     rank: Annotated[int, typer.Option("--rank", min=0, help="Whose files to replay.")] = 0,
     pool: Annotated[
         str, typer.Option("--pool", help="Memory that stands in for all tensors.")
@@ -50,6 +86,37 @@ def run(
     crc: Annotated[
         bool, typer.Option("--crc/--no-crc", help="CRC32 in torch zip files, as stock torch.save.")
     ] = True,
+    serializer: Annotated[
+        str | None,
+        typer.Option(
+            "--serializer",
+            help="Write every file as safetensors, torch, dcp or raw; peers have their own.",
+            show_default="as the workload has them",
+        ),
+    ] = None,
+    granularity: Annotated[
+        str | None,
+        typer.Option(
+            "--granularity",
+            help="Deal the tensors to files anew: blob (one file), shard=5GB, layer or tensor.",
+            show_default="as the workload has them",
+        ),
+    ] = None,
+    restore_as: Annotated[
+        str,
+        typer.Option(
+            "--restore-as",
+            help="Restore all (same), or only some tensors: subset=0.1 for a tenth of the bytes.",
+        ),
+    ] = "same",
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            "--baseline",
+            help="The contender that the others' rates are compared with, pair by pair.",
+            show_default="peer:torch-save where it takes part",
+        ),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option("--seed", help="Of data and order.", show_default="random")
     ] = None,
@@ -73,40 +140,90 @@ def run(
     was.
     """
     from iobench.bench.planning import expected_line, make_plan, plan_lines
+    from iobench.bench.repeat import Repeat
 
-    plan = make_plan(
-        workload=workload,
-        writers=writer,
-        target=target,
-        size=size,
-        repeat=repeat,
-        rank=rank,
-        pool=pool,
-        ceiling=ceiling,
-        crc=crc,
-        seed=seed,
-    )
-    for line in plan_lines(plan):
-        print(line, file=sys.stderr)
-    if dry_run:
-        print(expected_line(plan), file=sys.stderr)
-    else:
-        _run(plan, output, format_)
+    with _server(s3_local, target) as place:
+        with _quiet_stdout():
+            plan = make_plan(
+                workload=workload,
+                writers=(_S3 if is_s3(place) else _FILES) if writer is None else writer,
+                target=place,
+                size=size,
+                repeat=Repeat.parse(repeat, precision, max_time),
+                aa=aa,
+                rank=rank,
+                pool=pool,
+                ceiling=ceiling,
+                crc=crc,
+                seed=seed,
+                baseline=baseline,
+                serializer=serializer,
+                granularity=granularity,
+                restore_as=restore_as,
+            )
+        for line in plan_lines(plan):
+            print(line, file=sys.stderr)
+        if dry_run:
+            print(expected_line(plan), file=sys.stderr)
+        else:
+            _run(plan, output, format_)
+
+
+@contextmanager
+def _server(wanted: bool, target: str) -> Iterator[str]:
+    """The target: as given, or of a server of our own that lives as long as the block."""
+    if not wanted:
+        yield target
+        return
+    if target != _HERE:
+        raise UsageError(f"--s3-local makes a target of its own; leave out --target {target}")
+    from iobench.bench.local_s3 import local_s3
+
+    with local_s3() as server, server.active():
+        yield f"{server.target}/run"
+
+
+@contextmanager
+def _quiet_stdout() -> Iterator[None]:
+    """Have what libraries print to stdout go to stderr: stdout is the report's alone."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _run(plan: Plan, output: Path | None, format_: Format) -> None:
-    from iobench.bench.runner import Runner
-    from iobench.cli.progress import StderrProgress
     from iobench.report.render import render
     from iobench.report.summary import summarise
+
+    result = measure(plan, output)
+    render(summarise(result), format_, sys.stdout)
+    print(f"record: {result.path}", file=sys.stderr)
+    raise_failures(result)
+
+
+def measure(plan: Plan, output: Path | None) -> ResultFile:
+    """Run `plan` with progress on stderr; its record, by default under results/."""
+    from iobench.bench.runner import Runner
+    from iobench.cli.progress import StderrProgress
     from iobench.results import ResultWriter, default_path, read
 
     path = output or default_path(plan.workload.name)
-    with StderrProgress() as progress, ResultWriter(path) as results:
+    with _quiet_stdout(), StderrProgress() as progress, ResultWriter(path) as results:
         Runner(plan=plan, results=results, progress=progress).run()
-    result = read(path)
-    render(summarise(result), format_, sys.stdout)
-    print(f"record: {path}", file=sys.stderr)
+    return read(path)
+
+
+def raise_failures(result: ResultFile) -> None:
+    """Raise ContenderError for contenders that failed, DataMismatchError for data that differ."""
+    if result.failures:
+        who = ", ".join(f"{one.writer} ({one.error})" for one in result.failures)
+        raise ContenderError(f"failed and left out: {who}")
     wrong = sum(sample.verified.mismatches for sample in result.samples if sample.verified)
     if wrong:
         raise DataMismatchError(f"{wrong} tensors came back other than they were saved")

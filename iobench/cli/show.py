@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from iobench.errors import UsageError
 from iobench.report.render import Format, render
+
+if TYPE_CHECKING:
+    from iobench.results import ResultFile
 
 
 def show(
     path: Annotated[Path, typer.Argument(help="A result file: results/<run>.jsonl.")],
     format: Annotated[Format, typer.Option(help="How to print the report.")] = Format.TABLE,  # noqa: A002 -- the option's name
+    series: Annotated[
+        bool, typer.Option("--series", help="Draw the bytes over time of every sample instead.")
+    ] = False,
 ) -> None:
     """Print the report of a run from its result file."""
     from iobench.report.summary import summarise
@@ -22,4 +29,29 @@ def show(
     result = read(path)
     if result.incomplete:
         typer.echo(f"warning: {result.incomplete}", err=True)
+    if result.training:
+        _show_training(result, format, series=series)
+        return
+    if series:
+        if format is not Format.TABLE:
+            raise UsageError("--series draws for people; programs find the figures in the record")
+        from iobench.report.series import write
+
+        write(result, sys.stdout)
+        return
     render(summarise(result), format, sys.stdout)
+
+
+def _show_training(result: ResultFile, format_: Format, *, series: bool) -> None:
+    from iobench.report import training
+
+    write = {
+        Format.TABLE: training.write_table,
+        Format.JSON: training.write_json,
+        Format.MD: training.write_markdown,
+    }.get(format_)
+    if write is None or series:
+        raise UsageError(
+            "a record of iobench train is shown as table, json or md, without --series"
+        )
+    write(result, sys.stdout)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 import json
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from iobench.cli.formats import Format, FormatOption
 from iobench.units import format_size
 
 if TYPE_CHECKING:
@@ -21,18 +21,8 @@ __all__ = ["app"]
 app = typer.Typer(help="List the workloads, or show what one consists of.", no_args_is_help=True)
 
 
-class Format(enum.StrEnum):
-    """How workloads are printed."""
-
-    TABLE = "table"
-    JSON = "json"
-
-
-_FormatOption = Annotated[Format, typer.Option("--format", help="How to print it.")]
-
-
 @app.command("list")
-def list_(format_: _FormatOption = Format.TABLE) -> None:
+def list_(format_: FormatOption = Format.TABLE) -> None:
     """List the named workloads."""
     from iobench import workloads
 
@@ -60,7 +50,7 @@ def show(
     rank: Annotated[int, typer.Option("--rank", min=0, help="Whose files.")] = 0,
     files: Annotated[bool, typer.Option("--files", help="List the files of the rank.")] = False,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor too.")] = False,
-    format_: _FormatOption = Format.TABLE,
+    format_: FormatOption = Format.TABLE,
 ) -> None:
     """Show one workload: model, layout, sizes, step time; its files; its tensors."""
     from iobench import workloads

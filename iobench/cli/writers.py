@@ -2,40 +2,44 @@
 
 from __future__ import annotations
 
-import enum
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from iobench.cli.formats import Format, FormatOption
 
-class Format(enum.StrEnum):
-    """How writers are listed."""
-
-    TABLE = "table"
-    JSON = "json"
+if TYPE_CHECKING:
+    from iobench.writers.availability import Availability
+    from iobench.writers.base import Writer
 
 
 def writers(
     target: Annotated[
-        Path, typer.Option("--target", help="The directory to try them in.", show_default="here")
-    ] = Path(),
-    format_: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.TABLE,
+        str,
+        typer.Option(
+            "--target",
+            help="The directory, or s3://bucket/prefix, to try them in.",
+            show_default="here",
+        ),
+    ] = ".",
+    format_: FormatOption = Format.TABLE,
 ) -> None:
     """List every writer, its options, and whether it works here (found by trying)."""
     from iobench.errors import IobenchError, TargetError
     from iobench.writers import registry
     from iobench.writers.availability import Availability
+    from iobench.writers.s3_target import is_s3
 
-    if not target.is_dir():
+    if not is_s3(target) and not Path(target).is_dir():
         raise TargetError(f"--target {target}: no such directory")
     listed: list[dict[str, Any]] = []
     for name in registry.names():
         try:
             cls = registry.writer_class(name)
-            answer = cls().available(target)
+            answer = _available(cls(), target)
         except IobenchError as error:
             listed.append(_entry(name, "", Availability(ok=False, reason=str(error)), []))
             continue
@@ -58,6 +62,19 @@ def writers(
         print()
     else:
         _print(listed)
+
+
+def _available(writer: Writer, target: str) -> Availability:
+    from iobench.errors import UsageError
+    from iobench.writers.availability import Availability
+
+    try:
+        writer.check_scheme(target)
+    except UsageError:
+        remedy = "Give --target s3://bucket/prefix." if "s3" in writer.schemes else ""
+        kind = "buckets" if "s3" in writer.schemes else "directories"
+        return Availability(ok=False, reason=f"it stores in {kind} only.", remedy=remedy)
+    return writer.available(target)
 
 
 def _entry(name: str, summary: str, answer: Any, options: list[dict[str, Any]]) -> dict[str, Any]:

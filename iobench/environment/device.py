@@ -70,7 +70,8 @@ def parse_stat(text: str) -> DeviceCounters | None:
 class DeviceMonitor:
     """Reads the counters of the device under a directory; the device is looked up only once.
 
-    `devices` are the names in sysfs (`nvme0n1p1`). It is empty, and `read` gives None, where there
+    `devices` are the names in sysfs (`nvme0n1p1`), `files` where their counters stand. They are
+    empty, and `read` gives None, where there
     is no device to ask: tmpfs, network and FUSE file systems, zfs, and overlays in containers.
     """
 
@@ -79,13 +80,14 @@ class DeviceMonitor:
         found = [] if mount is None else device_directories(mount, sysfs)
         counting = [path for path in found if _counts(path)]
         # Half of the devices of a file system would give half of the truth.
-        self._files = [path / "stat" for path in counting] if len(counting) == len(found) else []
-        self.devices = tuple(path.parent.name for path in self._files)
+        whole = len(counting) == len(found)
+        self.files = tuple(path / "stat" for path in counting) if whole else ()
+        self.devices = tuple(path.parent.name for path in self.files)
 
     def read(self) -> DeviceCounters | None:
         """The counters now, about 20 microseconds; None where no device can be asked."""
         total: DeviceCounters | None = None
-        for path in self._files:
+        for path in self.files:
             counters = parse_stat(read_text(path) or "")
             if counters is None:
                 return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -102,19 +103,25 @@ def describe_gds(gpus: list[dict[str, Any]], proc: Path = Path("/proc")) -> dict
     driver = read_text(proc / "driver/nvidia/version") is not None
     module = (proc / "driver/nvidia-fs").exists()
     library = find_cufile()
-    state, remedy = gds_state(gpus=bool(gpus), driver=driver, module=module, library=library)
+    bindings = find_spec("cuda") is not None and find_spec("cuda.bindings") is not None
+    state, remedy = gds_state(
+        gpus=bool(gpus), driver=driver, module=module, library=library, bindings=bindings
+    )
     return {
         "nvidia_driver": driver,
         "nvidia_fs": module,
         "nvidia_fs_version": read_text(proc / "driver/nvidia-fs/version"),
         "cufile": library,
+        "cuda_bindings": bindings,
         "ready": bool(gpus) and module and library is not None,
         "state": state,
         "remedy": remedy,
     }
 
 
-def gds_state(*, gpus: bool, driver: bool, module: bool, library: str | None) -> tuple[str, str]:
+def gds_state(
+    *, gpus: bool, driver: bool, module: bool, library: str | None, bindings: bool = True
+) -> tuple[str, str]:
     """What GPUDirect Storage lacks here and what to do about it, as two sentences."""
     if not gpus and not driver:
         return "no GPU", ""
@@ -127,6 +134,11 @@ def gds_state(*, gpus: bool, driver: bool, module: bool, library: str | None) ->
         return (
             "libcufile was not found",
             "Install a CUDA build of torch, or NVIDIA's package gds-tools.",
+        )
+    if not bindings:
+        return (
+            "the package cuda-bindings is not installed",
+            "pip install 'iobench[gds]', for --writer gds.",
         )
     if not module:
         return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import resource
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ _VM = (
     "swappiness",
     "overcommit_memory",
 )
+_REPORTING = 5  # linux/virtio_balloon.h
 _UNLIMITED = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
 
 
@@ -49,9 +51,33 @@ def describe_memory(proc: Path = Path("/proc")) -> dict[str, Any]:
     }
 
 
+def memory_stall_s(proc: Path = Path("/proc")) -> float | None:
+    """Seconds since boot in which some task waited for memory; None where the kernel has no PSI.
+
+    Documentation/accounting/psi.rst: `total` is in microseconds.
+    """
+    for line in (read_text(proc / "pressure/memory") or "").splitlines():
+        kind, *words = line.split()
+        totals = [word.removeprefix("total=") for word in words if word.startswith("total=")]
+        if kind == "some" and totals and totals[0].isdigit():
+            return int(totals[0]) / 1e6
+    return None
+
+
 def _limit(which: int) -> int | None:
     soft = resource.getrlimit(which)[0]
     return None if soft == resource.RLIM_INFINITY else soft
+
+
+@functools.cache
+def host_takes_free_memory(sysfs: Path = Path("/sys")) -> bool:
+    """Whether this is a virtual machine whose free memory goes back to its host (page reporting).
+
+    Large free blocks are given back, and so fresh huge pages are slow: the host has to find memory
+    for them again. Asked of the balloon driver's negotiated features (VIRTIO_BALLOON_F_REPORTING).
+    """
+    found = sysfs.glob("bus/virtio/drivers/virtio_balloon/virtio*/features")
+    return any((read_text(features) or "")[_REPORTING:][:1] == "1" for features in found)
 
 
 def describe_page_cache(

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from iobench.environment.device import DeviceMonitor
 from iobench.environment.direct import try_direct
 from iobench.environment.storage import check_directory
 from iobench.linux import (
@@ -27,6 +28,8 @@ from iobench.linux import (
 from iobench.units import KIB, MIB, format_seconds, format_size
 
 _FSYNCS = 7
+_WATCH_S = 0.5
+_QUIET_BYTES_PER_S = MIB  # a journal or a log; more takes from what is measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +44,7 @@ class Probe:
 
 
 def probe_directory(directory: Path | str) -> list[Probe]:
-    """Try everything that the I/O paths need in `directory`; about 20 ms on a quick disk.
+    """Try everything that the I/O paths need in `directory`; about half a second.
 
     When nothing can be written there, that is the one answer. Raises TargetError when `directory`
     is not a directory.
@@ -252,7 +255,29 @@ def _tmpfile(name: str, room: Path) -> Probe:
     return Probe(name=name, ok=True, detail="files without a name", needed=False)
 
 
+def _other_io(name: str, room: Path) -> Probe:
+    """What the device does while we do nothing."""
+    monitor = DeviceMonitor(room)
+    before, began = monitor.read(), time.perf_counter()
+    time.sleep(_WATCH_S)
+    after, elapsed_s = monitor.read(), time.perf_counter() - began
+    if before is None or after is None:
+        detail = "no device of this machine to ask"
+        return Probe(name=name, ok=True, detail=detail, needed=False)
+    read = (after.read_bytes - before.read_bytes) / elapsed_s
+    written = (after.write_bytes - before.write_bytes) / elapsed_s
+    quiet = read + written <= _QUIET_BYTES_PER_S
+    return Probe(
+        name=name,
+        ok=quiet,
+        detail=f"others read {format_size(read)}/s, write {format_size(written)}/s on the device",
+        remedy="" if quiet else "Find out who (iotop -o); figures taken meanwhile are too low.",
+        needed=False,
+    )
+
+
 _ATTEMPTS: dict[str, Callable[[str, Path], Probe]] = {
+    "other I/O": _other_io,
     "O_DIRECT": _direct,
     "RWF_DONTCACHE": _dontcache,
     "fallocate": _fallocate,

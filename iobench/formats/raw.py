@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from iobench.formats.tensors import tensor_bytes
+from iobench.formats.tensors import tensor_memory
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
 from iobench.writers.transfer import Transfer
@@ -17,7 +17,7 @@ __all__ = ["image", "load", "save"]
 
 def image(path: str, tensors: Iterable[torch.Tensor]) -> FileImage:
     """The image of the tensors' bytes in the order given; their memory is the image's."""
-    return FileImage.of(path, map(tensor_bytes, tensors))
+    return FileImage.of(path, map(tensor_memory, tensors))
 
 
 def save(

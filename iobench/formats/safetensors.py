@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -12,18 +13,20 @@ from typing import Any
 
 import torch
 
-from iobench.errors import DataMismatchError, TransferError, UsageError
+from iobench.errors import DataMismatchError, IobenchError, TransferError, UsageError
+from iobench.formats.file_memory import FileMemory
 from iobench.formats.safetensors_header import DTYPES, header_bytes
 from iobench.formats.tensors import (
     Allocate,
-    allocate,
+    allocate_on,
     dtype_name,
-    tensor_bytes,
     tensor_from_bytes,
+    tensor_memory,
     torch_dtype,
 )
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
+from iobench.writers.source import LocalSource
 from iobench.writers.transfer import Transfer
 
 __all__ = ["image", "index_bytes", "load", "prepare", "read_header", "save"]
@@ -36,7 +39,7 @@ _PACKED = "float4_e2m1fn_x2"
 def image(
     path: str, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
 ) -> FileImage:
-    """The image of a safetensors file of `tensors` (CPU), identical to the library's file.
+    """The image of a safetensors file of `tensors` (CPU or CUDA), identical to the library's file.
 
     The image's memory is the tensors' own: they must stay as they are while it is written. Tensors
     that are not contiguous are copied here. Raises UsageError for what safetensors cannot hold.
@@ -46,7 +49,7 @@ def image(
         header, places = header_bytes(described, metadata)
     except ValueError as error:
         raise UsageError(f"{path}: {error}") from error
-    return FileImage.of(path, [header, *(tensor_bytes(tensors[name]) for name in places)])
+    return FileImage.of(path, [header, *(tensor_memory(tensors[name]) for name in places)])
 
 
 def save(
@@ -65,57 +68,103 @@ def save(
     )
 
 
-def read_header(file: str | Path) -> tuple[dict[str, Any], int]:
-    """(the header's JSON, bytes before the data section). Raises DataMismatchError."""
+def read_header(file: str | Path, writer: Writer | None = None) -> tuple[dict[str, Any], int, int]:
+    """(the header's JSON, bytes before the data section, bytes of the file).
+
+    `writer` opens the file where it is none of a mounted file system. Raises DataMismatchError.
+    """
     try:
-        with open(file, "rb", buffering=0) as opened:
-            fd, size = opened.fileno(), os.fstat(opened.fileno()).st_size
-            length = int.from_bytes(os.pread(fd, 8, 0), "little")
+        with closing(LocalSource(file) if writer is None else writer.open_source(file)) as opened:
+            size = opened.seek(0, os.SEEK_END)
+            opened.seek(0)
+            length = int.from_bytes(opened.read(8), "little")
             if not 2 <= length <= min(_MAX_HEADER, size - 8):
                 raise DataMismatchError(f"{file}: no safetensors file (header length {length})")
-            document = json.loads(os.pread(fd, length, 8))
+            document = json.loads(opened.read(length))
+    except IobenchError:
+        raise
     except OSError as error:
         raise TransferError.wrap(error, "opening", file) from error
     except (ValueError, RecursionError) as error:
         raise DataMismatchError(f"{file}: no safetensors file ({error})") from error
     if not isinstance(document, dict):
         raise DataMismatchError(f"{file}: no safetensors file (the header is no object)")
-    return document, 8 + length
+    return document, 8 + length, size
 
 
 def prepare(
-    path: str, target: str | Path, *, allocate: Allocate = allocate
+    path: str,
+    target: str | Path,
+    writer: Writer | None = None,
+    *,
+    allocate: Allocate | None = None,
 ) -> tuple[dict[str, torch.Tensor], FileImage]:
     """The tensors of the file `target/path`, still empty, and the image that fills them.
 
-    Every tensor has memory of its own from `allocate`, one call each in file order; nothing is
-    mapped. Raises DataMismatchError for a damaged file, TransferError.
+    The tensors lie as in the file in one piece of memory, which direct reads fill without a copy,
+    yet each has a storage of its own; see `FileMemory`. With `allocate` every tensor gets memory
+    from there, one call each in file order. Nothing of the file is mapped. `writer` opens it, to
+    look at its header; without one it must be a file of a mounted file system. Raises
+    DataMismatchError for a damaged file, TransferError.
     """
+    tensors, image, _ = _prepared(path, target, writer, allocate)
+    return tensors, image
+
+
+def _prepared(
+    path: str, target: str | Path, writer: Writer | None, allocate: Allocate | None
+) -> tuple[dict[str, torch.Tensor], FileImage, dict[str, Any]]:
+    """What `prepare` gives, and the header that it is after."""
     file = os.path.join(target, path)
-    document, data_start = read_header(file)
+    header, data_start, size = read_header(file, writer)
+    document = dict(header)
     metadata = document.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise DataMismatchError(f"{file}: __metadata__ must map strings to strings")
     places = sorted((_place(file, name, entry) for name, entry in document.items()), key=_position)
-    _check_gapless(file, places, os.stat(file).st_size - data_start)
-    memories: list[Any] = [bytearray(data_start)]
+    _check_gapless(file, places, size - data_start)
+    memory = FileMemory(file, size, allocate)
     tensors: dict[str, torch.Tensor] = {}
     for place in places:
-        memory = allocate(place.end - place.begin)
-        memories.append(memory)
-        tensors[place.name] = tensor_from_bytes(memory, torch_dtype(place.dtype), place.shape)
-    return tensors, FileImage.of(path, memories)
+        dtype = torch_dtype(place.dtype)
+        begin, end = data_start + place.begin, data_start + place.end
+        part = memory.take(begin, end, dtype.itemsize)
+        tensors[place.name] = tensor_from_bytes(part, dtype, place.shape)
+    return tensors, memory.image(path), header
 
 
 def load(
-    path: str, target: str | Path, writer: Writer, *, allocate: Allocate = allocate
+    path: str,
+    target: str | Path,
+    writer: Writer,
+    *,
+    device: str | torch.device = "cpu",
+    allocate: Allocate | None = None,
 ) -> tuple[dict[str, torch.Tensor], Transfer]:
     """Restore the safetensors file `target/path`: its tensors by name, and what the read took.
 
-    All bytes come from storage before this returns; see `prepare`.
+    All bytes come from storage before this returns, and are on `device` ("cpu", "cuda", "cuda:1");
+    see `prepare` for `allocate`, which takes the place of `device`. Raises what `prepare` does, and
+    DataMismatchError for a file that was replaced after its header was looked at.
     """
-    tensors, image = prepare(path, target, allocate=allocate)
-    return tensors, writer.read(image, target)
+    tensors, image, header = _prepared(path, target, writer, allocate or allocate_on(device))
+    moved = writer.read(image, target)
+    _check_same(os.path.join(target, path), header, image)
+    return tensors, moved
+
+
+def _check_same(file: str, header: dict[str, Any], image: FileImage) -> None:
+    """Raise DataMismatchError where the bytes that were read begin with another header."""
+    raw = b"".join(view.tobytes() for view in image.views(0, 8))
+    end = min(8 + int.from_bytes(raw, "little"), image.size_bytes, _MAX_HEADER)
+    try:
+        found = json.loads(b"".join(view.tobytes() for view in image.views(8, end)))
+    except (ValueError, RecursionError, UsageError):  # no text, or a place where a tensor was to be
+        found = None
+    if found != header:
+        raise DataMismatchError(
+            f"{file}: was changed while it was read (another header); restore it again"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

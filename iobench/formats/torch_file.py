@@ -1,4 +1,4 @@
-"""torch files: the stock `torch.save` zip, streamed through a writer, read back in parallel."""
+"""torch files: the stock `torch.save` zip, written from where its tensors lie, read in parallel."""
 
 from __future__ import annotations
 
@@ -8,22 +8,27 @@ import os
 import pickle
 import struct
 import sys
-import threading
+import time
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
 
 from iobench.errors import DataMismatchError, IobenchError, TransferError
-from iobench.formats.tensors import Allocate, allocate
+from iobench.formats import torch_image
+from iobench.formats.file_memory import FileMemory
+from iobench.formats.tensors import Allocate, OnDevice, allocate_on, flat_tensor
+from iobench.formats.torch_settings import crc32_setting
 from iobench.writers.base import Writer
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.image import Bytes, FileImage, Memory
+from iobench.writers.source import LocalSource, Source
 from iobench.writers.transfer import Transfer
 
-__all__ = ["load", "prepare", "save"]
+__all__ = ["load", "prepare", "save", "view"]
 
 _DAMAGE = (
     *(RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, EOFError),
@@ -31,9 +36,8 @@ _DAMAGE = (
 )
 """What zipfile and torch.load raise for damaged files, found by damaging some thousands."""
 
+_WIDEST = 16  # bytes of the widest value, complex128; torch.save puts storages at multiples of 64
 _LOCAL_HEADER = 30  # bytes before name and extra field, APPNOTE 4.3.7
-_torch_settings = threading.RLock()
-"""Guards torch's process-wide serialization settings while they differ from the caller's."""
 
 
 def save(
@@ -43,20 +47,38 @@ def save(
     writer: Writer,
     *,
     crc: bool = True,
-    size_hint: int | None = None,
+    durable: bool = True,
+    sync_directory: bool = True,
+    **options: Any,
 ) -> Transfer:
-    """`torch.save(state)` to `target/path` through `writer`; durable on return.
+    """`torch.save(state, target/path, **options)` through `writer`, which says what is durable.
 
-    The file is what stock torch writes and `torch.load` reads. `crc=False` leaves out the zip's
-    CRC32 (torch does not check it on load), which one core computes at about 1.5 GiB/s. `size_hint`
-    is the expected file size in bytes, for reserving space. Raises TransferError; what pickling
-    raises is passed on. Nothing is published then.
+    The file is stock torch's, byte for byte. Storages go to `writer` as they lie in memory, their
+    CRC32 computed before by several threads; `crc=False` leaves it out of the zip (torch does not
+    check it on load). Where storages are not in host memory, the file is streamed instead, durable
+    always, torch computing the CRC32 at about 1.5 GiB/s; its archive is then called `archive`, as
+    that of any stream. The phase `serialize` is what came before the first byte was written.
+    Raises TransferError; what pickling raises is passed on. Nothing is published then.
     """
-    stream = writer.open(os.path.join(target, path), size_hint)
+    began = time.perf_counter()
+    described = torch_image.image(path, state, crc=crc, **options)
+    if described is None:
+        return _stream(state, os.path.join(target, path), writer, crc, options)
+    serialize_s = time.perf_counter() - began
+    written = writer.write(described, target, durable=durable, sync_directory=sync_directory)
+    return replace(
+        written,
+        elapsed_s=written.elapsed_s + serialize_s,
+        phases_s={"serialize": serialize_s, **written.phases_s},
+    )
+
+
+def _stream(state: Any, file: str, writer: Writer, crc: bool, options: dict[str, Any]) -> Transfer:
+    stream = writer.open(file)
     with stream:
         try:
-            with _crc32(crc):
-                torch.save(state, cast(IO[bytes], stream))
+            with crc32_setting(crc):
+                torch.save(state, cast(IO[bytes], stream), **options)
         except Exception as error:
             if stream.failure is not None and stream.failure is not error:
                 raise stream.failure from error  # torch reports its own end of file instead
@@ -68,35 +90,68 @@ def save(
 def prepare(
     path: str,
     target: str | Path,
+    writer: Writer | None = None,
     *,
-    allocate: Allocate = allocate,
+    allocate: Allocate | None = None,
     weights_only: bool = True,
 ) -> tuple[Any, FileImage]:
     """The object in the torch file `target/path` without its data, and the image that fills it.
 
-    torch unpickles the object alone (`torch.serialization.skip_data`); its storages get memory from
-    `allocate`, one call each in the order of their keys (none for empty ones), and are the image's
-    segments. Everything is on the CPU. Raises DataMismatchError for a file that is no stock torch
-    zip or is damaged, TransferError. What torch refuses to unpickle with `weights_only` is passed
-    on (pickle.UnpicklingError). Trusts the file to number storages in the order of the pickle, as
-    torch.save does; their sizes are compared, their contents are a manifest's checksums to prove.
+    torch unpickles the object alone (`torch.serialization.skip_data`); its storages lie as in the
+    file in one piece of memory, which direct reads fill without a copy; see `FileMemory`. With
+    `allocate` they get memory from there, one call each in the order of their keys (none for empty
+    ones). `writer` opens the file, to look at it; without one it must be a file of a mounted file
+    system. Without `allocate` everything is on the CPU. Raises DataMismatchError for a file that is
+    no stock torch zip or is damaged, TransferError. What torch refuses to unpickle with
+    `weights_only` is passed on (pickle.UnpicklingError). Trusts the file to number
+    storages in the order of the pickle, as torch.save does; their sizes are compared, their
+    contents are a manifest's checksums to prove.
     """
     file = os.path.join(target, path)
-    records, size = _records(file)
-    memories: list[Bytes] = []
+    with _opened(file, writer) as source:
+        return _prepare(path, file, source, allocate, weights_only)
 
-    def place(storage: Any, location: str) -> Any:  # noqa: ARG001 -- everything goes to the CPU
+
+def _prepare(
+    path: str, file: str, source: Source, allocate: Allocate | None, weights_only: bool
+) -> tuple[Any, FileImage]:
+    records, size = _records(file, source)
+    memory = FileMemory(file, size, allocate)
+    state = _unpickled(
+        *(file, source, records, lambda start, stop: memory.take(start, stop, _WIDEST)),
+        weights_only=weights_only,
+        device=allocate.device if isinstance(allocate, OnDevice) else None,
+    )
+    return state, memory.image(path)
+
+
+def _unpickled(
+    file: str,
+    source: Source,
+    records: list[tuple[int, int]],
+    take: Callable[[int, int], Memory],
+    *,
+    weights_only: bool,
+    device: torch.device | None = None,
+) -> Any:
+    """The object, the storage of each record being `take(start, stop)`, empty ones on `device`."""
+    left = iter(records)
+
+    def place(storage: Any, location: str) -> Any:  # noqa: ARG001 -- wherever it was
         if not storage.nbytes():  # torch asks again for each tensor on an empty storage
-            return storage
-        memory = allocate(storage.nbytes())
-        memories.append(memory)
-        return torch.from_numpy(memory).untyped_storage()
+            return storage if device is None else torch.empty(0, device=device).untyped_storage()
+        start, stop = next(left, (0, 0))
+        if storage.nbytes() != stop - start:
+            raise other
+        return flat_tensor(take(start, stop)).untyped_storage()
 
+    other = DataMismatchError(f"{file}: its storages are not in the order that torch.save writes")
     with torch.serialization.skip_data(), _damage(file):
-        state = torch.load(file, map_location=place, weights_only=weights_only)
-    if [len(memory) for memory in memories] != [stop - start for start, stop in records]:
-        raise DataMismatchError(f"{file}: its storages are not in the order that torch.save writes")
-    return state, _image(path, records, memories, size)
+        source.seek(0)
+        state = torch.load(cast(IO[bytes], source), map_location=place, weights_only=weights_only)
+    if any(left):
+        raise other
+    return state
 
 
 @contextmanager
@@ -118,35 +173,85 @@ def load(
     target: str | Path,
     writer: Writer,
     *,
-    allocate: Allocate = allocate,
+    device: str | torch.device = "cpu",
+    allocate: Allocate | None = None,
     weights_only: bool = True,
 ) -> tuple[Any, Transfer]:
     """Restore the torch file `target/path`: the object, and what the read took.
 
-    One read of the whole file over the writer's path fills all storages; see `prepare`.
+    One read of the whole file over the writer's path fills all storages, which are on `device`
+    ("cpu", "cuda", "cuda:1") wherever they were saved from; see `prepare` for `allocate`, which
+    takes the place of `device`.
     """
-    state, image = prepare(path, target, allocate=allocate, weights_only=weights_only)
+    allocate = allocate or allocate_on(device)
+    state, image = prepare(path, target, writer, allocate=allocate, weights_only=weights_only)
     return state, writer.read(image, target)
 
 
-def _image(
-    path: str, records: list[tuple[int, int]], memories: list[Bytes], size: int
-) -> FileImage:
-    """The whole file: storages where they stand, scratch memory for what lies between."""
-    parts: list[Any] = []
-    position = 0
-    for (start, stop), memory in sorted(zip(records, memories, strict=True), key=lambda x: x[0]):
-        parts += [bytearray(start - position), memory]
-        position = stop
-    return FileImage.of(path, [*parts, bytearray(size - position)])
+def view(memory: Bytes, where: str) -> Any:
+    """The object in a torch zip that is in `memory`, its storages being that memory: no copy.
+
+    `where` names it in errors. The storages lie as they do in the zip, so at any address: copy from
+    them, and do not compute on them. Only what `weights_only` admits. Raises DataMismatchError.
+    """
+    source = _MemorySource(memory)
+    records, _ = _records(where, source)
+    return _unpickled(where, source, records, lambda a, b: memory[a:b], weights_only=True)
 
 
-def _records(file: str) -> tuple[list[tuple[int, int]], int]:
+class _MemorySource(io.RawIOBase):
+    """A Source over memory."""
+
+    def __init__(self, memory: Bytes) -> None:
+        super().__init__()
+        self._memory, self._position = memory.data, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        room = memoryview(buffer).cast("B")
+        piece = self._memory[self._position : self._position + len(room)]
+        room[: len(piece)] = piece
+        self._position += len(piece)
+        return len(piece)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self._memory)}
+        if base[whence] + offset < 0:
+            raise OSError(errno.EINVAL, "a seek to before the start")
+        self._position = base[whence] + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def read_at(self, offsets: Iterable[int], size: int) -> list[bytes]:
+        return [bytes(self._memory[offset : offset + size]) for offset in offsets]
+
+
+@contextmanager
+def _opened(file: str, writer: Writer | None) -> Iterator[Source]:
+    try:
+        source: Source = LocalSource(file) if writer is None else writer.open_source(file)
+    except IobenchError:
+        raise
+    except OSError as error:
+        raise TransferError.wrap(error, "opening", file) from error
+    with closing(source):
+        yield source
+
+
+def _records(file: str, opened: Source) -> tuple[list[tuple[int, int]], int]:
     """([start, stop) of each storage that has bytes, by key; the file's size in bytes)."""
     try:
-        with open(file, "rb") as opened:
-            size = opened.seek(0, io.SEEK_END)
-            return _storages(opened, size), size
+        size = opened.seek(0, io.SEEK_END)
+        return _storages(opened, size), size
+    except IobenchError:
+        raise
     except _DAMAGE as error:
         raise DataMismatchError(f"{file}: no torch zip file ({error})") from error
     except OSError as error:
@@ -155,10 +260,10 @@ def _records(file: str) -> tuple[list[tuple[int, int]], int]:
         raise TransferError.wrap(error, "opening", file) from error
 
 
-def _storages(opened: io.BufferedReader, size: int) -> list[tuple[int, int]]:
+def _storages(opened: Source, size: int) -> list[tuple[int, int]]:
     """Raises one of _DAMAGE for a file that stock torch did not write on a machine like this."""
     found: dict[int, tuple[int, int]] = {}
-    with zipfile.ZipFile(opened) as archive:
+    with zipfile.ZipFile(cast(IO[bytes], opened)) as archive:
         entries = {entry.filename: entry for entry in archive.infolist()}
         folder = next((n.removesuffix("/data.pkl") for n in entries if n.endswith("/data.pkl")), "")
         if not folder or f"{folder}/version" not in entries:
@@ -166,17 +271,21 @@ def _storages(opened: io.BufferedReader, size: int) -> list[tuple[int, int]]:
         if f"{folder}/constants.pkl" in entries:
             raise zipfile.BadZipFile("it is a TorchScript archive")
         if order := entries.get(f"{folder}/byteorder"):
-            start = _data_start(opened, order.header_offset)
-            byteorder = os.pread(opened.fileno(), min(order.file_size, 16), start)
+            (start,) = _data_starts(opened, [order.header_offset])
+            opened.seek(start)
+            byteorder = opened.read(min(order.file_size, 16))
             if byteorder != sys.byteorder.encode():
                 raise zipfile.BadZipFile(f"byte order {byteorder!r} is not this machine's")
-        for name, entry in entries.items():
-            key = name.removeprefix(f"{folder}/data/")
-            if key == name or not key.isdigit():
-                continue
+        data = {
+            key: entry
+            for name, entry in entries.items()
+            if (key := name.removeprefix(f"{folder}/data/")) != name and key.isdigit()
+        }
+        for entry in data.values():
             if entry.compress_type != zipfile.ZIP_STORED:
-                raise zipfile.BadZipFile(f"record {name} is compressed")
-            start = _data_start(opened, entry.header_offset)
+                raise zipfile.BadZipFile(f"record {entry.filename} is compressed")
+        starts = _data_starts(opened, [entry.header_offset for entry in data.values()])
+        for (key, entry), start in zip(data.items(), starts, strict=True):
             found[int(key)] = (start, start + entry.file_size)
     if sorted(found) != list(range(len(found))):
         raise zipfile.BadZipFile(f"storages {sorted(found)[:5]}... are not numbered from 0")
@@ -189,25 +298,14 @@ def _storages(opened: io.BufferedReader, size: int) -> list[tuple[int, int]]:
     return places
 
 
-def _data_start(opened: io.BufferedReader, header_offset: int) -> int:
-    """Where the record's data begins: its local header's name and padding are stepped over."""
-    header = os.pread(opened.fileno(), _LOCAL_HEADER, header_offset)
-    name, extra = header[26:28], header[28:30]
-    return (
-        header_offset
+def _data_starts(opened: Source, header_offsets: list[int]) -> list[int]:
+    """Where the records' data begin: their local headers' names and padding are stepped over."""
+    return [
+        offset
         + _LOCAL_HEADER
-        + int.from_bytes(name, "little")
-        + int.from_bytes(extra, "little")
-    )
-
-
-@contextmanager
-def _crc32(enabled: bool) -> Iterator[None]:
-    """torch.save with or without CRC32 inside, and as before outside."""
-    with _torch_settings:
-        before = torch.serialization.get_crc32_options()
-        torch.serialization.set_crc32_options(enabled)
-        try:
-            yield
-        finally:
-            torch.serialization.set_crc32_options(before)
+        + int.from_bytes(header[26:28], "little")
+        + int.from_bytes(header[28:30], "little")
+        for offset, header in zip(
+            header_offsets, opened.read_at(header_offsets, _LOCAL_HEADER), strict=True
+        )
+    ]

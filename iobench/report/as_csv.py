@@ -21,6 +21,9 @@ _COLUMNS: dict[str, Callable[[Report, Summary], Any]] = {
     "ci95_low_bytes_per_s": lambda _, one: one.ci95_bytes_per_s and one.ci95_bytes_per_s[0],
     "ci95_high_bytes_per_s": lambda _, one: one.ci95_bytes_per_s and one.ci95_bytes_per_s[1],
     "of_ceiling": lambda _, one: one.of_ceiling,
+    "ratio": lambda _, one: one.ratio,
+    "ratio_ci95_low": lambda _, one: one.ratio_ci95 and one.ratio_ci95[0],
+    "ratio_ci95_high": lambda _, one: one.ratio_ci95 and one.ratio_ci95[1],
     "cpu_s_per_gib": lambda _, one: one.cpu_s_per_gib,
     "first_done_s": lambda _, one: one.first_done_s,
     "last_done_s": lambda _, one: one.last_done_s,
@@ -32,8 +35,8 @@ _COLUMNS: dict[str, Callable[[Report, Summary], Any]] = {
 def write(report: Report, stream: TextIO) -> None:
     """Write one line per summary, numbers unrounded, what is missing left empty.
 
-    Phases and paths become columns `phase.<name>_s` and `path.<name>`; a writer that lacks one has
-    it empty.
+    Phases, paths and decisions become columns `phase.<name>_s`, `path.<name>` and
+    `decision.<name>`; a writer that lacks one has it empty.
     """
     rows = [_row(report, summary) for summary in report.summaries]
     columns = dict.fromkeys([*_COLUMNS, *(column for row in rows for column in row)])
@@ -45,4 +48,5 @@ def write(report: Report, stream: TextIO) -> None:
 def _row(report: Report, summary: Summary) -> dict[str, Any]:
     row = {name: value(report, summary) for name, value in _COLUMNS.items()}
     row |= {f"phase.{name}_s": seconds for name, seconds in summary.phases_s.items()}
-    return row | {f"path.{name}": operations for name, operations in summary.paths.items()}
+    row |= {f"path.{name}": operations for name, operations in summary.paths.items()}
+    return row | {f"decision.{name}": count for name, count in summary.decisions.items()}

@@ -31,8 +31,11 @@ class Ceiling:
         return self.save_bytes_per_s if operation == "save" else self.restore_bytes_per_s
 
 
-def find_ceiling(samples: Iterable[CeilingSample]) -> Ceiling:
-    """The job with the highest median rate per operation. Failed samples of a job are left out."""
+def find_ceiling(samples: Iterable[CeilingSample], why_none: str | None = None) -> Ceiling:
+    """The job with the highest median rate per operation. Failed samples of a job are left out.
+
+    `why_none` says why no job was meant to run.
+    """
     given = list(samples)
     save, save_job = _best(given, "save")
     restore, restore_job = _best(given, "restore")
@@ -41,7 +44,7 @@ def find_ceiling(samples: Iterable[CeilingSample]) -> Ceiling:
         restore_bytes_per_s=restore,
         save_job=save_job,
         restore_job=restore_job,
-        reason=_why_not(given, save, restore),
+        reason=_why_not(given, save, restore, why_none),
     )
 
 
@@ -62,12 +65,14 @@ def _best(
     return medians[best], jobs[best]
 
 
-def _why_not(samples: list[CeilingSample], save: float | None, restore: float | None) -> str | None:
+def _why_not(
+    samples: list[CeilingSample], save: float | None, restore: float | None, why_none: str | None
+) -> str | None:
     missing = [name for name, value in (("save", save), ("restore", restore)) if value is None]
     if not missing:
         return None
     errors = dict.fromkeys(
         sample.error for sample in samples if sample.error and sample.operation in missing
     )
-    why = next(iter(errors), "no fio job ran")
+    why = next(iter(errors), why_none or "no fio job ran")
     return why if len(missing) == 2 else f"{missing[0]}: {why}"

@@ -9,6 +9,7 @@ from iobench.report.summary import Report
 from iobench.report.wording import (
     COLUMNS,
     cells,
+    columns,
     environment_line,
     footnotes,
     heading,
@@ -18,28 +19,30 @@ from iobench.report.wording import (
 
 def write(report: Report, stream: TextIO) -> None:
     """Write a heading line, the table and a list of notes."""
+    shown = columns(report)
     lines = [
-        f"**{_escape(heading(report))}**",
+        f"**{escape(heading(report))}**",
         "",
-        _escape(environment_line(report)),
+        escape(environment_line(report)),
         "",
-        _row(name.replace("\n", " ") for name, _ in COLUMNS),
-        _row("---:" if figure else "---" for _, figure in COLUMNS),
+        row(COLUMNS[i][0].replace("\n", " ") for i in shown),
+        row("---:" if COLUMNS[i][1] else "---" for i in shown),
         *(
-            _row(cells(label, summary))
+            row(cells(label, summary)[i] for i in shown)
             for label, summary in zip(labels(report.summaries), report.summaries, strict=True)
         ),
         "",
-        *(f"- {_escape(note)}" for note in footnotes(report)),
+        *(f"- {escape(note)}" for note in footnotes(report)),
     ]
     stream.writelines(f"{line}\n" for line in lines)
 
 
-def _row(values: Iterable[str]) -> str:
-    return f"| {' | '.join(_escape(value) for value in values)} |"
+def row(values: Iterable[str]) -> str:
+    """`values` as a row of a table."""
+    return f"| {' | '.join(escape(value) for value in values)} |"
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
     """`text` on one line, its `|`, `*`, `_`, `<` and backquotes taken literally."""
     for mark in ("\\", "|", "*", "_", "<", "`"):
         text = text.replace(mark, f"\\{mark}")

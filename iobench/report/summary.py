@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from iobench.bench import stats
-from iobench.bench.verdict import Context, Reason, Verdict, combine, judge, with_verification
+from iobench.bench.comparison import LEAST_FLOOR, fastest, noise_floor
+from iobench.bench.unusual import unusual
+from iobench.bench.verdict import (
+    Context,
+    Reason,
+    Status,
+    Verdict,
+    combine,
+    judge,
+    with_verification,
+)
+from iobench.report.baseline import baseline_samples, paired_ratio
 from iobench.report.ceiling import Ceiling, find_ceiling
 from iobench.results import (
     Environment,
+    Failure,
     Fallback,
     Operation,
     ResultFile,
     Sample,
     WorkloadFacts,
+    contender_of,
     to_plain,
 )
 from iobench.units import GIB, format_rate
 
-__all__ = ["SCHEMA", "Report", "Summary", "summarise"]
+__all__ = ["SCHEMA", "Report", "Summary", "Winner", "group", "summarise"]
 
 SCHEMA = "iobench.report/1"
+_RANKED = (Status.VALID, Status.SCALED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +47,9 @@ class Summary:
     `median_bytes_per_s` is the median of the samples' rates, `ci95_bytes_per_s` its bootstrap
     interval (None for 1 sample), `of_ceiling` its ratio to the ceiling (None without one).
     `cpu_s_per_gib` is total over total; `first_done_s`, `last_done_s` and `phases_s` are medians;
-    `paths` counts operations over all samples.
+    `paths` and `decisions` count operations over all samples. `ratio` is how many times the
+    baseline's rate this is, paired by repetition, and `ratio_ci95` its interval (see
+    `stats.paired_log_ratio`); None without a baseline, for itself, and unless both are valid.
     """
 
     writer: str
@@ -44,25 +60,50 @@ class Summary:
     median_bytes_per_s: float
     ci95_bytes_per_s: tuple[float, float] | None
     of_ceiling: float | None
+    ratio: float | None = None
+    ratio_ci95: tuple[float, float] | None = None
     cpu_s_per_gib: float
     first_done_s: float
     last_done_s: float
     phases_s: Mapping[str, float]
     paths: Mapping[str, int]
     fallbacks: tuple[Fallback, ...]
+    decisions: Mapping[str, int]
     verdict: str
     reasons: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Winner:
+    """The fastest of one operation, by positions in `Report.summaries`.
+
+    `equals` are those that it is not shown to be faster than, none where it won. `floor` is the
+    part up to which a difference is noise; `measured` says whether this run's A/A found it.
+    """
+
+    operation: Operation
+    fastest: int
+    equals: tuple[int, ...]
+    floor: float
+    measured: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a run measured: saves, fastest first, then restores."""
+    """What a run measured: saves, fastest first, then restores; what failed comes last.
+
+    `baseline` is the contender that ratios are to, `failures` are the operations that raised.
+    Figures that are INVALID or FAILED win nothing.
+    """
 
     schema: str = SCHEMA
     environment: Environment
     workload: WorkloadFacts
     ceiling: Ceiling
+    baseline: Mapping[str, Any] | None = None
     summaries: tuple[Summary, ...]
+    winners: tuple[Winner, ...] = ()
+    failures: tuple[Failure, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """The report as plain JSON values, described in docs/results.md."""
@@ -73,27 +114,86 @@ class Report:
 def summarise(result: ResultFile) -> Report:
     """The report of one result file, complete or not."""
     context = Context.of(result.run)
-    ceiling = find_ceiling(result.ceiling)
-    groups: dict[str, list[Sample]] = {}
-    for sample in with_verification(result.samples):
-        setting = [sample.writer, to_plain(sample.options), sample.format, sample.operation]
-        groups.setdefault(json.dumps(setting, sort_keys=True), []).append(sample)
-    summaries = [_summary(samples, context, ceiling) for samples in groups.values()]
-    summaries.sort(key=lambda one: (one.operation == "restore", -one.median_bytes_per_s))
+    ceiling = find_ceiling(result.ceiling, result.run.plan.get("no_ceiling"))
+    groups = group(result)
+    baseline = result.run.plan.get("baseline")
+    failed = {contender_of(failure): failure for failure in result.failures}
+    pairs = [
+        (
+            _summary(
+                samples,
+                context,
+                ceiling,
+                against=baseline_samples(groups, baseline, samples[0]),
+                failure=failed.get(contender),
+            ),
+            samples,
+        )
+        for (contender, _), samples in groups.items()
+    ]
+    pairs.sort(key=lambda pair: _rank(pair[0]))
     return Report(
         environment=result.run.environment,
         workload=result.run.workload,
         ceiling=ceiling,
-        summaries=tuple(summaries),
+        baseline=baseline,
+        summaries=tuple(summary for summary, _ in pairs),
+        winners=tuple(_winners(pairs)),
+        failures=result.failures,
     )
 
 
-def _summary(samples: Sequence[Sample], context: Context, ceiling: Ceiling) -> Summary:
+def _rank(one: Summary) -> tuple[bool, bool, float]:
+    """Saves first; within an operation what failed comes last, whatever its rate was."""
+    return one.operation == "restore", one.verdict == Status.FAILED, -one.median_bytes_per_s
+
+
+def _winners(pairs: Sequence[tuple[Summary, Sequence[Sample]]]) -> Iterator[Winner]:
+    operations: tuple[Operation, ...] = ("save", "restore")
+    for operation in operations:
+        ranked = [
+            (position, samples)
+            for position, (summary, samples) in enumerate(pairs)
+            if summary.operation == operation and summary.verdict in _RANKED
+        ]
+        if not ranked:
+            continue
+        measured = noise_floor(sample for _, samples in ranked for sample in samples)
+        floor = max(measured or 0.0, LEAST_FLOOR)
+        best = fastest([samples for _, samples in ranked], floor)
+        if len(ranked) > 1 or measured is not None:
+            yield Winner(
+                operation=operation,
+                fastest=ranked[best.first][0],
+                equals=tuple(ranked[position][0] for position in best.equals),
+                floor=floor,
+                measured=measured is not None,
+            )
+
+
+def group(result: ResultFile) -> dict[tuple[str, Operation], list[Sample]]:
+    """The samples by contender (see `contender_of`) and operation, saves with their proof."""
+    groups: dict[tuple[str, Operation], list[Sample]] = {}
+    for sample in with_verification(result.samples):
+        groups.setdefault((contender_of(sample), sample.operation), []).append(sample)
+    return groups
+
+
+def _summary(
+    samples: Sequence[Sample],
+    context: Context,
+    ceiling: Ceiling,
+    *,
+    against: Sequence[Sample],
+    failure: Failure | None,
+) -> Summary:
     first = samples[0]
     rates = [stats.rate(sample.bytes, sample.elapsed_s) for sample in samples]
     middle, interval = stats.median(rates), stats.bootstrap_median_interval(rates)
     limit = ceiling.of(first.operation)
-    verdict = combine([judge(sample, context) for sample in samples])
+    verdict, ratio = _verdict(samples, context, failure), None
+    if verdict.status in _RANKED and against and _verdict(against, context).status in _RANKED:
+        ratio = paired_ratio(samples, against)
     return Summary(
         writer=first.writer,
         options=first.options,
@@ -103,15 +203,32 @@ def _summary(samples: Sequence[Sample], context: Context, ceiling: Ceiling) -> S
         median_bytes_per_s=middle,
         ci95_bytes_per_s=(interval.low, interval.high) if interval else None,
         of_ceiling=middle / limit if limit else None,
+        ratio=ratio.ratio if ratio else None,
+        ratio_ci95=(ratio.interval.low, ratio.interval.high) if ratio and ratio.interval else None,
         cpu_s_per_gib=sum(s.cpu_s for s in samples) / (sum(s.bytes for s in samples) / GIB),
         first_done_s=stats.median([sample.first_done_s for sample in samples]),
         last_done_s=stats.median([sample.last_done_s for sample in samples]),
         phases_s=_phases(samples),
         paths=_paths(samples),
         fallbacks=tuple(dict.fromkeys(one for sample in samples for one in sample.fallbacks)),
+        decisions=_decisions(samples),
         verdict=verdict.status.value,
         reasons=tuple(str(reason) for reason in _reasons(verdict, samples, rates)),
     )
+
+
+def _verdict(
+    samples: Sequence[Sample], context: Context, failure: Failure | None = None
+) -> Verdict:
+    """The worst of the samples; FAILED after an error or with wrong bytes, which rank nowhere."""
+    verdict = combine([judge(sample, context) for sample in samples])
+    if failure is not None:
+        text = f"its {failure.operation} failed in repetition {failure.repetition}"
+        reason = Reason(text=text, measured=(failure.error,))
+        return Verdict(status=Status.FAILED, reasons=(reason, *verdict.reasons))
+    if any(sample.verified and sample.verified.mismatches for sample in samples):
+        return replace(verdict, status=Status.FAILED)
+    return verdict
 
 
 def _phases(samples: Sequence[Sample]) -> dict[str, float]:
@@ -130,14 +247,30 @@ def _paths(samples: Sequence[Sample]) -> dict[str, int]:
     return totals
 
 
+def _decisions(samples: Sequence[Sample]) -> dict[str, int]:
+    """How often each was made, the most frequent first."""
+    totals: Counter[str] = Counter()
+    for sample in samples:
+        totals.update(sample.decisions)
+    return dict(totals.most_common())
+
+
 def _reasons(verdict: Verdict, samples: Sequence[Sample], rates: Sequence[float]) -> list[Reason]:
     reasons = list(verdict.reasons)
     if len(samples) == 1:
         reasons.append(Reason(text=stats.NO_INTERVAL))
-    return reasons + [
-        Reason(
-            text=f"repetition {samples[position].repetition} is an outlier, and is counted",
-            measured=(format_rate(rates[position]),),
-        )
-        for position in stats.outliers(rates)
-    ]
+    steady = stats.steady_state(rates)
+    if steady is not None and not steady.steady:
+        measured = (f"range {100 * steady.range:.0f} %", f"drift {100 * steady.slope:.0f} %")
+        reasons.append(Reason(text="not at a steady state in the last 5", measured=measured))
+    return reasons + [_outlier(samples, position, rates) for position in stats.outliers(rates)]
+
+
+def _outlier(samples: Sequence[Sample], position: int, rates: Sequence[float]) -> Reason:
+    meanwhile = unusual(samples, position)
+    if samples[position].interference is not None:
+        meanwhile = meanwhile or ["nothing unusual seen"]
+    return Reason(
+        text=f"repetition {samples[position].repetition} is an outlier, and is counted",
+        measured=(format_rate(rates[position]), *meanwhile),
+    )

@@ -14,6 +14,7 @@ from iobench.report.summary import Report
 from iobench.report.wording import (
     COLUMNS,
     cells,
+    columns,
     environment_line,
     footnotes,
     heading,
@@ -21,7 +22,12 @@ from iobench.report.wording import (
     phases,
 )
 
-_STYLES = {Status.VALID: "green", Status.SCALED: "yellow", Status.INVALID: "bold red"}
+_STYLES = {
+    Status.VALID: "green",
+    Status.SCALED: "yellow",
+    Status.INVALID: "bold red",
+    Status.FAILED: "bold red",
+}
 _NO_TERMINAL_WIDTH = 1000  # wide enough to break no line: what reads it breaks lines by itself
 _PHASES = next(i for i, (name, _) in enumerate(COLUMNS) if name.startswith("phases"))
 _WIDTH_FOR_PHASES = 130
@@ -49,7 +55,7 @@ def _table(report: Report, narrow: bool) -> Table:
     table = Table(
         box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold"
     )
-    shown = [i for i in range(len(COLUMNS)) if not (narrow and i == _PHASES)]
+    shown = [i for i in columns(report) if not (narrow and i == _PHASES)]
     for i in shown:
         name, figure = COLUMNS[i]
         header = name if narrow else name.replace("\n", " ")

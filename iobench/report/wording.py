@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from iobench.report.summary import Report, Summary
-from iobench.units import GIB, format_rate, format_size, format_size_exact
+from iobench.results.labels import labels
+from iobench.units import GIB, format_rate, format_size
 
-__all__ = ["COLUMNS", "cells", "environment_line", "footnotes", "heading", "labels", "phases"]
+__all__ = [
+    "COLUMNS",
+    "cells",
+    "columns",
+    "environment_line",
+    "footnotes",
+    "heading",
+    "labels",
+    "phases",
+]
 
 # Header and whether its cells are figures; a line break is where a narrow header may be broken.
 COLUMNS = (
@@ -18,6 +28,7 @@ COLUMNS = (
     ("GiB/s\n(GB/s)", True),
     ("95 %\ninterval", True),
     ("of\nceiling", True),
+    ("times\nbaseline", True),
     ("CPU\ns/GiB", True),
     ("phases (s)", False),
     ("verdict", False),
@@ -35,24 +46,6 @@ def heading(report: Report) -> str:
     return f"{workload.name}, rank {workload.rank}: {format_size(workload.bytes)}{of} in {files}"
 
 
-def labels(summaries: Iterable[Summary]) -> list[str]:
-    """Each summary's writer, with the options in which settings of that writer differ."""
-    given = list(summaries)
-    settings: dict[str, list[Mapping[str, Any]]] = {}
-    for one in given:
-        settings.setdefault(one.writer, []).append(one.options)
-    texts = []
-    for one in given:
-        others = settings[one.writer]
-        shown = [
-            f"{name}={_option(name, value)}"
-            for name, value in one.options.items()
-            if any(name not in other or other[name] != value for other in others)
-        ]
-        texts.append(" ".join([one.writer, *shown]))
-    return texts
-
-
 def cells(label: str, summary: Summary) -> list[str]:
     """One row, in the order of COLUMNS."""
     middle, interval = summary.median_bytes_per_s, summary.ci95_bytes_per_s
@@ -63,10 +56,17 @@ def cells(label: str, summary: Summary) -> list[str]:
         f"{middle / GIB:.2f} ({middle / 1e9:.2f})",
         f"{interval[0] / GIB:.2f}-{interval[1] / GIB:.2f}" if interval else _MISSING,
         f"{100 * summary.of_ceiling:.1f} %" if summary.of_ceiling is not None else _MISSING,
+        _times(summary),
         f"{summary.cpu_s_per_gib:.2f}",
         phases(summary),
         summary.verdict,
     ]
+
+
+def columns(report: Report) -> list[int]:
+    """Which of COLUMNS the report fills: ratios only where there is a baseline."""
+    any_ratio = any(one.ratio is not None for one in report.summaries)
+    return [i for i, (name, _) in enumerate(COLUMNS) if any_ratio or not name.startswith("times")]
 
 
 def phases(summary: Summary) -> str:
@@ -78,8 +78,12 @@ def phases(summary: Summary) -> str:
 
 
 def footnotes(report: Report) -> list[str]:
-    """What stands below the table: the ceiling, how sure the intervals are, every reason once."""
-    return [*_ceiling_lines(report), *_interval_line(report), *_reason_lines(report)]
+    """Below the table: failures, decisions, baseline, ceiling, intervals, reasons."""
+    lines = (
+        *(_failure_lines, _winner_lines, _decision_lines, _baseline_line, _ceiling_lines),
+        *(_interval_line, _reason_lines),
+    )
+    return [line for part in lines for line in part(report)]
 
 
 def environment_line(report: Report) -> str:
@@ -101,6 +105,55 @@ def environment_line(report: Report) -> str:
         device.get("model") or device.get("name"),
     ]
     return ", ".join(str(fact) for fact in facts if fact) or "machine not known"
+
+
+def _decision_lines(report: Report) -> list[str]:
+    """For a writer that chooses: `hybrid save chose direct: large (192), buffered: tail (6)`."""
+    return [
+        f"{label} {one.operation} chose "
+        + ", ".join(f"{decision} ({count})" for decision, count in one.decisions.items())
+        for label, one in zip(labels(report.summaries), report.summaries, strict=True)
+        if one.decisions
+    ]
+
+
+def _winner_lines(report: Report) -> list[str]:
+    """Who won, if a difference is shown; the noise floor where an A/A measured it."""
+    names = labels(report.summaries)
+    lines = []
+    for one in report.winners:
+        if one.equals:
+            who = ", ".join(names[position] for position in (one.fastest, *one.equals))
+            lines.append(f"fastest {one.operation}: no difference shown between {who}")
+        elif sum(summary.operation == one.operation for summary in report.summaries) > 1:
+            lines.append(f"fastest {one.operation}: {names[one.fastest]}")
+        if one.measured:
+            lines.append(f"noise floor of {one.operation}: {100 * one.floor:.1f} % by A/A")
+    return lines
+
+
+def _times(summary: Summary) -> str:
+    """`6.21 (5.90-6.55)`: the ratio and its 95 % interval."""
+    if summary.ratio is None:
+        return _MISSING
+    if summary.ratio_ci95 is None:
+        return f"{summary.ratio:.2f}"
+    low, high = summary.ratio_ci95
+    return f"{summary.ratio:.2f} ({low:.2f}-{high:.2f})"
+
+
+def _failure_lines(report: Report) -> list[str]:
+    return [
+        f"failed: {one.writer} {one.operation} in repetition {one.repetition}, and left out from "
+        f"then on: {one.error}"
+        for one in report.failures
+    ]
+
+
+def _baseline_line(report: Report) -> list[str]:
+    if report.baseline is None or all(one.ratio is None for one in report.summaries):
+        return []
+    return [f"baseline: {report.baseline['name']}; ratios are of pairs, with 95 % intervals"]
 
 
 def _ceiling_lines(report: Report) -> list[str]:
@@ -137,12 +190,6 @@ def _reason_lines(report: Report) -> list[str]:
         reason if len(who) == len(report.summaries) else f"{reason} [{', '.join(who)}]"
         for reason, who in rows.items()
     ]
-
-
-def _option(name: str, value: Any) -> str:
-    if isinstance(value, int) and not isinstance(value, bool) and name.endswith(("size", "bytes")):
-        return format_size_exact(value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ the run goes on, `read` gives its records back, `load` gives a pandas table of o
 
 from iobench.results.codec import SCHEMA, Record, from_record, to_plain, to_record
 from iobench.results.frame import load
-from iobench.results.identity import config_hash, new_run_id, utc_now
+from iobench.results.identity import config_hash, contender_of, new_run_id, utc_now
 from iobench.results.reader import ResultFile, read
 from iobench.results.records import (
     CeilingSample,
@@ -14,11 +14,16 @@ from iobench.results.records import (
     DeviceCounts,
     End,
     Environment,
+    Failure,
     Fallback,
+    Interference,
     Operation,
     PathCount,
     Run,
     Sample,
+    Series,
+    TrainBlock,
+    TrainSave,
     Verified,
     WorkloadFacts,
 )
@@ -31,7 +36,9 @@ __all__ = [
     "DeviceCounts",
     "End",
     "Environment",
+    "Failure",
     "Fallback",
+    "Interference",
     "Operation",
     "PathCount",
     "Record",
@@ -39,9 +46,13 @@ __all__ = [
     "ResultWriter",
     "Run",
     "Sample",
+    "Series",
+    "TrainBlock",
+    "TrainSave",
     "Verified",
     "WorkloadFacts",
     "config_hash",
+    "contender_of",
     "default_path",
     "from_record",
     "load",

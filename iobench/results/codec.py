@@ -13,16 +13,18 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from iobench.results.records import CeilingSample, End, Run, Sample
+from iobench.results.records import CeilingSample, End, Failure, Run, Sample, TrainBlock
 
 __all__ = ["SCHEMA", "Record", "from_plain", "from_record", "to_plain", "to_record"]
 
 SCHEMA = "iobench.result/1"
 
-Record: TypeAlias = Run | Sample | CeilingSample | End
+Record: TypeAlias = Run | Sample | CeilingSample | Failure | TrainBlock | End
 
 _FAMILY, _VERSION = SCHEMA.split("/")
-_KINDS: dict[str, type[Record]] = {kind.kind: kind for kind in (Run, Sample, CeilingSample, End)}
+_KINDS: dict[str, type[Record]] = {
+    kind.kind: kind for kind in (Run, Sample, CeilingSample, Failure, TrainBlock, End)
+}
 _NOUNS = {bool: "true or false", int: "a whole number", float: "a finite number", str: "a text"}
 
 T = TypeVar("T")

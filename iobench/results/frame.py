@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["load"]
 
+_PARTS = ("cold", "device", "interference", "series", "verified")
 _TIMES = ("started_at", "run_started_at")
 
 
@@ -67,6 +68,7 @@ def _rows(result: ResultFile) -> list[dict[str, Any]]:
 def _row(sample: Sample) -> dict[str, Any]:
     row: dict[str, Any] = to_plain(sample)
     paths, phases, options = row.pop("paths"), row.pop("phases_s"), row.pop("options")
+    decisions = row.pop("decisions")
     row["bytes_per_s"] = sample.bytes / sample.elapsed_s
     row["notes"] = "; ".join(sample.notes)
     row["fallbacks"] = "; ".join(
@@ -74,8 +76,8 @@ def _row(sample: Sample) -> dict[str, Any]:
     )
     row |= {f"phase.{name}_s": seconds for name, seconds in phases.items()}
     # A part that is null leaves no column of its own name behind.
-    parts = {name: row.pop(name) or {} for name in ("cold", "device", "verified")}
-    return row | _flat({"path": paths, "option": options} | parts)
+    parts = {name: row.pop(name) or {} for name in _PARTS}
+    return row | _flat({"path": paths, "decision": decisions, "option": options} | parts)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

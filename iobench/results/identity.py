@@ -1,4 +1,4 @@
-"""What tells one run from another: its id, its time and the hash of what was asked."""
+"""What tells runs apart (id, time, hash of what was asked), and contenders within them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from iobench.results.codec import to_plain
+from iobench.results.records import Failure, Sample
 
-__all__ = ["config_hash", "new_run_id", "utc_now"]
+__all__ = ["config_hash", "contender_of", "new_run_id", "utc_now"]
 
 
 def utc_now() -> str:
@@ -28,3 +29,9 @@ def config_hash(config: Mapping[str, Any]) -> str:
     """16 hexadecimal digits (SHA-256, cut) that equal configurations share, in any key order."""
     text = json.dumps(to_plain(config), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def contender_of(sample: Sample | Failure) -> str:
+    """A key that samples share which the same contender took at the same setting, in any run."""
+    setting = [sample.writer, to_plain(sample.options), sample.format]
+    return json.dumps(setting, sort_keys=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from iobench.errors import ResultFileError
 from iobench.results.codec import Record, from_record
-from iobench.results.records import CeilingSample, End, Run, Sample
+from iobench.results.records import CeilingSample, End, Failure, Run, Sample, TrainBlock
 
 __all__ = ["ResultFile", "read"]
 
@@ -27,12 +27,16 @@ class ResultFile:
     run: Run
     samples: tuple[Sample, ...]
     ceiling: tuple[CeilingSample, ...]
+    failures: tuple[Failure, ...] = ()
+    training: tuple[TrainBlock, ...] = ()
     end: End | None
 
     @property
     def incomplete(self) -> str | None:
         """Why this is not all that the run set out to measure; None when it is."""
         have = f"{len(self.samples)} samples were recorded"
+        if self.training:
+            have = f"{len(self.training)} training blocks were recorded"
         if self.end is None:
             return f"{self.path} has no end: the run was killed or still goes on; {have}"
         if self.end.status == "complete":
@@ -64,6 +68,8 @@ def _assemble(path: Path, lines: Iterable[bytes]) -> ResultFile:
     run: Run | None = None
     samples: list[Sample] = []
     ceiling: list[CeilingSample] = []
+    failures: list[Failure] = []
+    training: list[TrainBlock] = []
     end: End | None = None
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -83,6 +89,10 @@ def _assemble(path: Path, lines: Iterable[bytes]) -> ResultFile:
             samples.append(record)
         elif isinstance(record, CeilingSample):
             ceiling.append(record)
+        elif isinstance(record, Failure):
+            failures.append(record)
+        elif isinstance(record, TrainBlock):
+            training.append(record)
         else:
             end = record
             if end.samples != len(samples):
@@ -94,7 +104,15 @@ def _assemble(path: Path, lines: Iterable[bytes]) -> ResultFile:
                 )
     if run is None:
         raise ResultFileError(f"{path} is empty; the run ended before it measured anything")
-    return ResultFile(path=path, run=run, samples=tuple(samples), ceiling=tuple(ceiling), end=end)
+    return ResultFile(
+        path=path,
+        run=run,
+        samples=tuple(samples),
+        ceiling=tuple(ceiling),
+        failures=tuple(failures),
+        training=tuple(training),
+        end=end,
+    )
 
 
 def _parse(path: Path, number: int, line: bytes) -> Record:

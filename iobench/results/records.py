@@ -1,4 +1,4 @@
-"""The four records of a result file: Run (first line), Sample, CeilingSample, End (last line).
+"""The records of a result file: Run (first line), Sample, CeilingSample, Failure, TrainBlock, End.
 
 Field names are the keys in the file. A field may be added to schema 1 only with a default, so that
 old files still load; anything else is schema 2. Sizes are bytes, times are seconds.
@@ -20,11 +20,16 @@ __all__ = [
     "DeviceCounts",
     "End",
     "Environment",
+    "Failure",
     "Fallback",
+    "Interference",
     "Operation",
     "PathCount",
     "Run",
     "Sample",
+    "Series",
+    "TrainBlock",
+    "TrainSave",
     "Verified",
     "WorkloadFacts",
 ]
@@ -44,7 +49,8 @@ class Environment:
 class WorkloadFacts:
     """What was replayed: `bytes` of the `full_bytes` that `rank` writes at full size.
 
-    `scale` says in words how it was made smaller; None when it was not.
+    `scale` says in words how it was made smaller; None when it was not. `restored_bytes` are what a
+    restore brings where that is a part only; None for all.
     """
 
     name: str
@@ -54,6 +60,7 @@ class WorkloadFacts:
     files: int
     scaled: bool
     scale: str | None = None
+    restored_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +85,8 @@ class Run:
 class Cold:
     """What of the files was still in the page cache when the restore's clock started.
 
-    `method` counted it: `cachestat` or `mincore`, joined by `+` if both did.
+    `method` counted it: `cachestat` or `mincore`, joined by `+` if both did; `remote` where no page
+    cache lies in between.
     """
 
     resident_bytes: int
@@ -102,6 +110,38 @@ class DeviceCounts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Interference:
+    """What others did to the machine while the clock ran; None where nobody can say.
+
+    `steal_s`: CPU seconds that the hypervisor gave to others, all CPUs together (/proc/stat).
+    `memory_stall_s`: how long some task waited for memory (/proc/pressure/memory).
+    `foreign_*_bytes`: the block device's own count less what this process moved; small counts are
+    the file system's journal and metadata.
+    """
+
+    steal_s: float | None
+    memory_stall_s: float | None
+    foreign_read_bytes: int | None
+    foreign_write_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Bytes in each `interval_s` from the start of the clock to its end; the last one is shorter.
+
+    `completed`: by the writer's own count, operations that ended; padding counts. Written through
+    the page cache they are not on storage yet. None for one that does not count itself.
+    `counted`: by `counter`, written for a save and read for a restore. `device`: what the block
+    device moved, for anybody. `process`: what this process's calls moved, where there is no device.
+    """
+
+    interval_s: float
+    completed: tuple[int, ...] | None
+    counter: Literal["device", "process"] | None
+    counted: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verified:
     """Tensors and bytes compared with what was saved, and how many tensors differ."""
 
@@ -117,7 +157,8 @@ class Sample:
     `order` is the position within the repetition. `elapsed_s` ends with the last byte durable
     (save) or in memory (restore); `first_done_s` and `last_done_s` are those of the first and the
     last rank, and equal for one rank. `cpu_s` is of this process, `system_cpu_s` of the whole
-    machine. `stores` is False for a writer that keeps nothing and only measures the harness.
+    machine. `decisions` counts, for a writer that chooses, operations by path and why. `stores` is
+    False for a writer that keeps nothing and only measures the harness.
     """
 
     kind: ClassVar[str] = "sample"
@@ -137,12 +178,15 @@ class Sample:
     paths: Mapping[str, PathCount]
     retries: int = 0
     fallbacks: tuple[Fallback, ...] = ()
+    decisions: Mapping[str, int] = field(default_factory=dict)
     cpu_s: float
     system_cpu_s: float | None
     cold: Cold | None = None
     device: DeviceCounts | None = None
     verified: Verified | None = None
     stores: bool = True
+    interference: Interference | None = None
+    series: Series | None = None
     notes: tuple[str, ...] = ()
     started_at: str
 
@@ -170,6 +214,77 @@ class CeilingSample:
     def __post_init__(self) -> None:
         if self.error is None:
             _check_moved(self.bytes, self.elapsed_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A save or restore that raised, and took its writer out of the run. `error` says what."""
+
+    kind: ClassVar[str] = "failure"
+
+    run_id: str
+    repetition: int
+    order: int
+    writer: str
+    options: Mapping[str, Any]
+    format: str | None = None
+    operation: Operation
+    error: str
+    started_at: str
+
+    def __post_init__(self) -> None:
+        _check_time("started_at", self.started_at)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSave:
+    """One checkpoint of a training block: after which step, and what became of it.
+
+    `stall_s` is how long training stood still for it; `persist_s` how long writing it took in the
+    background, None for one that was not, and where the call itself wrote it. `status` is that of
+    iobench.checkpoint.save.
+    """
+
+    step: int
+    status: str
+    stall_s: float
+    persist_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainBlock:
+    """Some steps of training with checkpoints by one writer in one mode (`none`: without any).
+
+    `wall_s` lasts from the first step until the last checkpoint is durable. Per step: `step_s`
+    without the stalls, and whether a checkpoint was `persisting` meanwhile. Memory and dirty pages
+    (the machine's) are peaks of readings ten times a second, None where nothing could be read.
+    `losses_equal`: bit for bit those without checkpoints. `resumed_equal`: so were those after a
+    resume from the last checkpoint, and the state at the end; None where that was not tried.
+    """
+
+    kind: ClassVar[str] = "train"
+
+    run_id: str
+    repetition: int
+    order: int
+    writer: str
+    options: Mapping[str, Any]
+    mode: Literal["none", "sync", "async", "lazy"]
+    slots: int | None
+    bytes: int
+    wall_s: float
+    step_s: tuple[float, ...]
+    persisting: tuple[bool, ...]
+    saves: tuple[TrainSave, ...]
+    peak_memory_bytes: int | None
+    peak_dirty_bytes: int | None
+    losses_equal: bool
+    resumed_equal: bool | None = None
+    started_at: str
+
+    def __post_init__(self) -> None:
+        _check_moved(self.bytes, self.wall_s)
+        _check_time("started_at", self.started_at)
 
 
 @dataclass(frozen=True, kw_only=True)

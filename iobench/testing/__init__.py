@@ -10,7 +10,11 @@ With pytest, one test for each claim:
     def test_my_writer(check, tmp_path):
         check(MyWriter, tmp_path)
 
-A target that is no directory (a bucket, say) takes part by a `Place` of its own.
+A target that is no directory takes part by a `Place` of its own; for a bucket there is `Bucket`,
+and `local_s3` and `moto_s3` are servers that have one:
+
+    with iobench.testing.local_s3() as server, server.active():
+        check(MyWriter, iobench.testing.Bucket(f"{server.target}/some/prefix"))
 """
 
 from __future__ import annotations
@@ -19,15 +23,21 @@ from iobench.testing.check import Check, check
 from iobench.testing.content import BrokenImage, content, content_at, cut, empty_like
 from iobench.testing.expect import expect, expect_raises, expect_same
 from iobench.testing.footprint import Footprint
+from iobench.testing.killed_saves import KilledSaves, killed_saves
 from iobench.testing.place import Directory, Place
 from iobench.testing.rig import MakeWriter, Rig
+from iobench.testing.s3 import Bucket, LocalS3, local_s3, moto_s3
+from iobench.testing.s3fs import mounted_s3fs
 from iobench.testing.suite import check_writer, writer_checks
 
 __all__ = [
     "BrokenImage",
+    "Bucket",
     "Check",
     "Directory",
     "Footprint",
+    "KilledSaves",
+    "LocalS3",
     "MakeWriter",
     "Place",
     "Rig",
@@ -40,5 +50,9 @@ __all__ = [
     "expect",
     "expect_raises",
     "expect_same",
+    "killed_saves",
+    "local_s3",
+    "moto_s3",
+    "mounted_s3fs",
     "writer_checks",
 ]

@@ -57,9 +57,13 @@ def failed_read_leaves_the_file(rig: Rig) -> None:
 
 @check()
 def a_name_that_is_a_directory(rig: Rig) -> None:
-    """Where a directory has the name already, writing raises and leaves the directory."""
+    """Where a directory has the name already, writing raises and leaves the directory.
+
+    In a flat place, a bucket, there are no directories, and nothing is in the way.
+    """
     rig.write(rig.image("taken/inside", content(10)))
-    expect_raises(IobenchError, rig.write, rig.image("taken", content(10)))
-    rig._made.discard("taken")
+    if not getattr(rig.place, "flat", False):
+        expect_raises(IobenchError, rig.write, rig.image("taken", content(10)))
+        rig._made.discard("taken")
     rig.expect_stored("taken/inside", content(10))
     rig.expect_no_leftovers()

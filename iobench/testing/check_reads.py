@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 
 import numpy as np
 
@@ -65,6 +67,28 @@ def another_size_is_a_mismatch(rig: Rig) -> None:
             str(stored) in str(error) and str(wanted) in str(error),
             f"the message names not both sizes, {stored} and {wanted}: {error}",
         )
+
+
+@check()
+def opened_to_look_into(rig: Rig) -> None:
+    """`open_source` reads and seeks in a stored file, as formats do; ENOENT where there is none."""
+    data = content(rig.block_size + 777)
+    rig.write(rig.image("file", data))
+    with contextlib.closing(rig.writer.open_source(rig.place.locate("file"))) as source:
+        expect(source.seek(0, os.SEEK_END) == len(data), "seek to the end tells another size")
+        expect_same(source.read(10), b"", "read at the end")
+        for start, size in ((0, 8), (len(data) - 30, 100), (rig.block_size - 3, 500), (1, 0)):
+            expect(source.seek(start) == start == source.tell(), f"tell() after seek({start})")
+            wanted = data[start : start + size]
+            expect_same(source.read(size), wanted, f"{size} bytes at {start}")
+            expect(source.tell() == start + len(wanted), "tell() after read")
+        places = [5, len(data) - 4, 5, rig.block_size]
+        for start, found in zip(places, source.read_at(places, 16), strict=True):
+            expect_same(found, data[start : start + 16], f"read_at {start}")
+        source.seek(0)
+        expect_same(source.read(), data, "the whole file")
+    error = expect_raises(TransferError, rig.writer.open_source, rig.place.locate("no such file"))
+    expect(error.errno == errno.ENOENT, f"errno is {error.errno}, not ENOENT: {error}")
 
 
 @check()

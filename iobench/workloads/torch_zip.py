@@ -2,8 +2,8 @@
 
 Emulates PyTorchStreamWriter of torch >= 2.6 (caffe2/serialize/inline_container.cc): stored records,
 each payload padded to a multiple of 64 in the file, a data descriptor behind each, the zip64 end
-records always. Saved to a stream, as here, the archive is called "archive"; saved to a path it
-takes the file's stem, which moves the size by a few bytes per record.
+records always. Saved to a stream the archive is called "archive", which is assumed here; saved to
+a path it takes the file's stem, which moves the size by a few bytes per record.
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from iobench.writers.async_tasks import finish_first, in_thread, refuse_running_
 from iobench.writers.availability import Availability
 from iobench.writers.base import Writer
 from iobench.writers.files import NewFile, open_source, sync_directory, try_directory
-from iobench.writers.image import FileImage
+from iobench.writers.image import Bytes, FileImage
 from iobench.writers.options import WriterOptions, option
 from iobench.writers.posix import transfer_errors
+from iobench.writers.staging import staged
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter, Transfer
 from iobench.writers.workers import Blocks
@@ -122,7 +124,8 @@ class AiofilesWriter(Writer):
                 opening = functools.partial(open_source, path, 0, image.size_bytes)
                 fd = await in_thread(opening, os.close)
             try:
-                await self._areceive(fd, image, start, stop, meter)
+                with staged(image, meter) as within:
+                    await self._areceive(fd, within, start, stop, meter)
             finally:
                 os.close(fd)
         return meter.transfer(self.name, "read", stop - start, durable=True)
@@ -180,7 +183,8 @@ class AiofilesWriter(Writer):
             with await in_thread(creating, NewFile.abandon) as file:
                 if self.options.fallocate:
                     await in_thread(functools.partial(file.reserve, 0, image.size_bytes))
-                await self._asend(file, image, meter)
+                with staged(image, meter) as within:
+                    await self._asend(file, within, meter)
                 await in_thread(functools.partial(file.set_size, image.size_bytes))
                 if durable:
                     await in_thread(file.sync)
@@ -191,10 +195,12 @@ class AiofilesWriter(Writer):
         async def work(blocks: Blocks, own: Meter) -> None:
             async with _handle(file.part, "r+b") as handle:
                 for start, stop in blocks:
-                    views = image.views(start, stop)
-                    data = views[0] if len(views) == 1 else np.concatenate(views)
-                    with own.phase("write"):
-                        calls = await write_all(handle, data, start)
+                    with contextlib.ExitStack() as held:
+                        outgoing = image.outgoing(start, stop, own)
+                        views = await _enter(held, outgoing, waits=image.on_device)
+                        data = views[0] if len(views) == 1 else np.concatenate(views)
+                        with own.phase("write"):
+                            calls = await write_all(handle, data, start)
                     own.count("aiofiles", stop - start, calls)
 
         await self._run(0, image.size_bytes, work, meter)
@@ -205,7 +211,10 @@ class AiofilesWriter(Writer):
         async def work(blocks: Blocks, own: Meter) -> None:
             async with _handle(f"/proc/self/fd/{fd}", "rb") as handle:
                 for begin, end in blocks:
-                    await _read_block(handle, image, begin, end, own)
+                    with contextlib.ExitStack() as held:
+                        incoming = image.incoming(begin, end, own)
+                        views = await _enter(held, incoming, waits=image.on_device)
+                        await _read_block(handle, image, views, begin, end, own)
 
         await self._run(start, stop, work, meter)
 
@@ -228,8 +237,18 @@ async def _handle(path: str, mode: Any) -> AsyncIterator[Any]:
         await finish_first(handle.close())
 
 
-async def _read_block(handle: Any, image: FileImage, start: int, stop: int, meter: Meter) -> None:
-    views = image.views(start, stop)
+async def _enter(
+    held: contextlib.ExitStack, entering: AbstractContextManager[list[Bytes]], *, waits: bool
+) -> list[Bytes]:
+    """Enter, in a thread where it waits for a device."""
+    if not waits:
+        return held.enter_context(entering)
+    return await in_thread(functools.partial(held.enter_context, entering))
+
+
+async def _read_block(
+    handle: Any, image: FileImage, views: list[Bytes], start: int, stop: int, meter: Meter
+) -> None:
     block = views[0] if len(views) == 1 else np.empty(stop - start, dtype=np.uint8)
     done = calls = 0
     with meter.phase("read"):

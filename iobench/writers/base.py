@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from iobench.errors import UnavailableError, UsageError
+from iobench.errors import TransferError, UnavailableError, UsageError
 from iobench.writers.availability import Availability
 from iobench.writers.image import FileImage
 from iobench.writers.options import WriterOptions
+from iobench.writers.source import LocalSource, Source
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter, Transfer
 
@@ -20,7 +21,8 @@ __all__ = ["Availability", "Writer"]
 class Writer(ABC):
     """Moves file images by one I/O path. Made from options alone; safe to use from many threads.
 
-    A target is a directory (for `write`, `read`, `available`) or a file (for `open`).
+    A target is a directory (for `write`, `read`, `available`) or a file (for `open`); for writers
+    of an object store `s3://bucket/prefix` and `s3://bucket/key`.
     """
 
     name: ClassVar[str]
@@ -28,6 +30,8 @@ class Writer(ABC):
     """One line for `iobench writers`."""
     stores: ClassVar[bool] = True
     """False for a writer that keeps nothing and only measures the harness."""
+    schemes: ClassVar[tuple[str, ...]] = ("file",)
+    """The kinds of targets it takes: `file` for directories, `s3` for `s3://bucket/prefix`."""
     Options: ClassVar[type[WriterOptions]]
 
     def __init__(self, options: WriterOptions | None = None, **values: Any) -> None:
@@ -100,6 +104,31 @@ class Writer(ABC):
     def available(self, target: str | Path = ".") -> Availability:
         """Whether this writer works in the directory `target`, found by trying."""
 
+    def open_source(self, target: str | Path) -> Source:
+        """The stored file `target`, for looking into it before a restore: its header, its size.
+
+        Raises TransferError when there is none.
+        """
+        self.check_scheme(target)
+        try:
+            return LocalSource(target)
+        except OSError as error:
+            raise TransferError.wrap(error, "opening", target) from error
+
+    @classmethod
+    def check_scheme(cls, target: str | Path) -> None:
+        """Raise UsageError for a target of a kind that this writer does not take."""
+        scheme, separator, _ = str(target).partition("://")
+        scheme = scheme if separator else "file"
+        if scheme in cls.schemes:
+            return
+        if scheme == "file":
+            raise UsageError(f"{target}: writer {cls.name!r} needs a target s3://bucket/prefix")
+        raise UsageError(
+            f"{target}: writer {cls.name!r} writes files and needs a directory"
+            + ("; use --writer s3 for buckets" if scheme == "s3" else "")
+        )
+
     def require(self, target: str | Path) -> None:
         """Raise UnavailableError with reason and remedy unless `available(target)`."""
         answer = self.available(target)
@@ -115,6 +144,10 @@ class Writer(ABC):
         if not image.writable:
             raise UsageError(f"image {image.path!r}: its memory is read-only")
         return start, stop
+
+    def __reduce__(self) -> tuple[type[Writer], tuple[WriterOptions]]:
+        """Pickled and copied as what it is made from: its options."""
+        return type(self), (self.options,)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{k}={v!r}" for k, v in self.options.to_dict().items())

@@ -74,7 +74,8 @@ class CachedWriter(PosixWriter):
 
         def work(blocks: Blocks, own: Meter) -> None:
             for start, stop in blocks:
-                sink.write(image.views(start, stop), start, own)
+                with image.outgoing(start, stop, own) as views:
+                    sink.write(views, start, own)
 
         self._run(0, image.size_bytes, self._write_threads, work, meter)
         with meter.phase("write"):
@@ -85,8 +86,8 @@ class CachedWriter(PosixWriter):
 
         def work(blocks: Blocks, own: Meter) -> None:
             for begin, end in blocks:
-                with own.phase("read"):
-                    fill(image.views(begin, end), begin, own)
+                with image.incoming(begin, end, own) as views, own.phase("read"):
+                    fill(views, begin, own)
 
         self._run(start, stop, self.options.threads, work, meter)
 

@@ -1,9 +1,10 @@
-"""DirectWriter: what the writers past the page cache share: alignment, refusals, the probe."""
+"""DirectWriter: what the writers past the page cache share."""
 
 from __future__ import annotations
 
-import errno
 import os
+from abc import abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,34 +12,44 @@ import numpy as np
 from iobench import linux
 from iobench.errors import TransferError, UnavailableError
 from iobench.writers.availability import Availability
+from iobench.writers.direct_engine import DirectEngine
+from iobench.writers.direct_file import NO_DIRECT_REMEDY, REFUSED, DirectFile, direct_alignment
 from iobench.writers.files import NewFile, try_directory
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.image import FileImage
 from iobench.writers.options import WriterOptions
 from iobench.writers.posix import PosixWriter
 from iobench.writers.transfer import Meter
-from iobench.writers.workers import BlockPool
+from iobench.writers.workers import BlockPool, Blocks, run_workers
 
-__all__ = ["REFUSED", "DirectWriter", "as_it_lies", "direct_alignment", "round_up"]
+__all__ = ["DirectWriter"]
 
-REFUSED = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY}
-_REMEDY = "Use --writer uncached or buffered, or a target on a file system with direct I/O."
-_UNKNOWN = linux.DioAlignment(memory=linux.PAGE, offset=linux.PAGE)
-"""Assumed where statx does not tell: what every file system with direct I/O takes."""
 _NONE = linux.DioAlignment(memory=1, offset=1)
 
 
 class DirectWriter(PosixWriter):
     """A writer of aligned blocks, O_DIRECT unless a subclass clears `_flags`.
 
-    Its options have `block_size`; `_pool` holds staging blocks of that size.
+    Its options have `block_size`; `_pool` holds staging blocks of that size. Workers share the
+    blocks of a file, each moves its own by a DirectEngine.
     """
 
     _flags = os.O_DIRECT
+    _apart = False
+    """Whether the caller's thread must not be one of the workers."""
 
     def __init__(self, options: WriterOptions | None = None, **values: object) -> None:
         super().__init__(options, **values)
         self._block_size: int = self.options.to_dict()["block_size"]
         self._pool = BlockPool(self._block_size)
+
+    @property
+    @abstractmethod
+    def _workers(self) -> int:
+        """How many share a file."""
+
+    @abstractmethod
+    def _engine(self, meter: Meter, *, writes: bool) -> DirectEngine:
+        """What moves the blocks of one worker, in whose thread it is made."""
 
     def available(self, target: str | Path = ".") -> Availability:
         answer = try_directory(target)
@@ -53,8 +64,38 @@ class DirectWriter(PosixWriter):
         except OSError as error:
             how = "direct write" if self._flags & os.O_DIRECT else "write"
             reason = f"a {how} in {target} failed ({error.strerror or error})."
-            return Availability(ok=False, reason=reason, remedy=_REMEDY)
+            return Availability(ok=False, reason=reason, remedy=NO_DIRECT_REMEDY)
         return Availability(ok=True)
+
+    def _send(self, file: NewFile, image: FileImage, meter: Meter) -> None:
+        direct = DirectFile(fd=file.fd, alignment=self._alignment(file.fd))
+
+        def work(blocks: Blocks, own: Meter) -> None:
+            with self._engine(own, writes=True) as engine:
+                for start, stop in blocks:
+                    engine.write(direct, image, start, stop, at=start)
+                engine.settle()
+
+        self._run(0, image.size_bytes, work, meter)
+
+    def _receive(self, fd: int, image: FileImage, start: int, stop: int, meter: Meter) -> None:
+        direct = DirectFile(fd=fd, alignment=self._alignment(fd))
+
+        def work(blocks: Blocks, own: Meter) -> None:
+            with self._engine(own, writes=False) as engine:
+                for begin, end in blocks:
+                    engine.read(direct, image, begin, max(begin, start), end)
+                engine.settle()
+
+        self._run(start - start % direct.alignment.offset, stop, work, meter)
+
+    def _run(
+        self, start: int, stop: int, work: Callable[[Blocks, Meter], None], meter: Meter
+    ) -> None:
+        workers = min(self._workers, -(-(stop - start) // self._block_size))
+        if workers:
+            blocks = Blocks(start, stop, self._block_size)
+            run_workers(workers, blocks, work, meter, apart=self._apart)
 
     def _create(self, path: str | Path, meter: Meter) -> NewFile:
         try:
@@ -73,7 +114,7 @@ class DirectWriter(PosixWriter):
         if not direct or error.errno not in REFUSED or isinstance(error, TransferError):
             return error
         return UnavailableError(
-            self.name, f"the file system of {where or '.'} refuses O_DIRECT.", _REMEDY
+            self.name, f"the file system of {where or '.'} refuses O_DIRECT.", NO_DIRECT_REMEDY
         )
 
     def _alignment(self, fd: int) -> linux.DioAlignment:
@@ -81,35 +122,3 @@ class DirectWriter(PosixWriter):
         if not self._flags & os.O_DIRECT:
             return _NONE
         return direct_alignment(self.name, fd, self._block_size)
-
-
-def direct_alignment(name: str, fd: int, block_size: int) -> linux.DioAlignment:
-    """What O_DIRECT asks of the open file. Raises UnavailableError if that cannot be met."""
-    alignment = linux.dio_alignment(fd) or _UNKNOWN
-    if not alignment.offset or not alignment.memory:
-        raise UnavailableError(name, "this file admits no direct I/O (statx).", _REMEDY)
-    if block_size % alignment.offset or alignment.memory > linux.PAGE:
-        raise UnavailableError(
-            name,
-            f"direct I/O wants multiples of {alignment.offset} bytes here, "
-            f"block_size is {block_size}.",
-            f"Set block_size to a multiple of {alignment.offset}.",
-        )
-    return alignment
-
-
-def round_up(value: int, multiple: int) -> int:
-    """The least multiple of `multiple` that is not below `value`."""
-    return -(-value // multiple) * multiple
-
-
-def as_it_lies(
-    image: FileImage, start: int, stop: int, alignment: linux.DioAlignment
-) -> Bytes | None:
-    """The bytes [start, stop) as one view that can be moved without a copy, or None."""
-    if (stop - start) % alignment.offset or start % alignment.offset:
-        return None
-    views = image.views(start, stop)
-    if len(views) != 1 or views[0].ctypes.data % alignment.memory:
-        return None
-    return views[0]

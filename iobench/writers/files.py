@@ -34,6 +34,18 @@ def sync_directory(directory: str | Path) -> None:
         os.close(fd)
 
 
+def _resolved(path: str | Path) -> str:
+    """`path` from the root, so that it holds whatever the process changes to; a link is followed.
+
+    Links among the directories above are left to the kernel: a path through them is as good, and
+    resolving them costs more than writing a small file.
+    """
+    path = os.fspath(path)
+    if not os.path.isabs(path):
+        path = os.path.join(os.getcwd(), path)
+    return os.path.realpath(path) if ".." in path or os.path.islink(path) else path
+
+
 def _make_parents(directory: str) -> list[str]:
     """Make `directory` and those above it; the directories that gained a name."""
     gained: list[str] = []
@@ -51,6 +63,10 @@ def _make_parents(directory: str) -> list[str]:
     return gained
 
 
+def _make(path: str, flags: int) -> int:
+    return os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | flags, 0o666)
+
+
 class NewFile:
     """A file under a temporary name in its directory until `publish` gives it its own.
 
@@ -60,16 +76,18 @@ class NewFile:
 
     def __init__(self, path: str | Path, flags: int, meter: Meter) -> None:
         """Open for writing with `flags` besides (O_DIRECT). Raises OSError of the open as it is."""
-        self.path = os.path.realpath(path)
+        self.path = _resolved(path)
         directory, name = os.path.split(self.path)
         self._meter = meter
         with meter.phase("open"):
-            self._gained = _make_parents(directory)
+            self._gained: list[str] = []
             self.part = os.path.join(directory, f".{name[:40]}.{secrets.token_hex(6)}{PART_SUFFIX}")
             try:
-                self.fd = os.open(
-                    self.part, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | flags, 0o666
-                )
+                try:
+                    self.fd = _make(self.part, flags)
+                except FileNotFoundError:
+                    self._gained = _make_parents(directory)
+                    self.fd = _make(self.part, flags)
             except OSError:  # a refused O_DIRECT may have made the file all the same
                 Path(self.part).unlink(missing_ok=True)
                 raise
@@ -95,12 +113,28 @@ class NewFile:
                 self._meter.fell_back("fallocate", "none", f"{error.strerror} by the file system")
 
     def set_size(self, size_bytes: int) -> None:
-        """Make the file exactly `size_bytes` long, whatever was padded or reserved beyond."""
+        """Make the file exactly `size_bytes` long, whatever was padded or reserved beyond.
+
+        Proved by looking: s3fs says yes to ftruncate and does nothing while it holds data that is
+        not stored yet, so that is synced first there, which is a recorded fallback.
+        """
         try:
             if self._reserved or os.fstat(self.fd).st_size != size_bytes:
                 os.ftruncate(self.fd, size_bytes)
+                if os.fstat(self.fd).st_size != size_bytes:
+                    os.fsync(self.fd)
+                    os.ftruncate(self.fd, size_bytes)
+                    self._meter.fell_back("ftruncate", "fsync before it", "it did nothing")
+                    self._prove_size(size_bytes)
         except OSError as error:
             raise TransferError.wrap(error, "setting the size of", self.path) from error
+
+    def _prove_size(self, size_bytes: int) -> None:
+        found = os.fstat(self.fd).st_size
+        if found != size_bytes:
+            raise TransferError(
+                errno.EIO, f"has {found} bytes after ftruncate to {size_bytes}", self.path
+            )
 
     def sync(self, meter: Meter | None = None) -> None:
         """Make the bytes durable (fsync), under the temporary name still. `meter` is timed."""

@@ -132,6 +132,10 @@ class Flight:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.end(error)
+
+    def end(self, error: BaseException | None) -> None:
+        """Await what is in flight and close the ring; `error` is why it ends early, if it does."""
         try:
             while self._operations:
                 tag, _ = self._ring.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,16 +11,20 @@ from pathlib import Path as FilePath
 import numpy as np
 
 from iobench import linux
+from iobench.errors import UnavailableError
 from iobench.units import GIB, KIB, MIB
 from iobench.writers.availability import Availability
+from iobench.writers.direct_engine import BlockingEngine, DirectEngine
 from iobench.writers.files import NewFile, try_directory
 from iobench.writers.hybrid_file import HybridFile
 from iobench.writers.hybrid_stream import HybridStream
 from iobench.writers.image import FileImage
 from iobench.writers.memory_pressure import MemoryPressure
 from iobench.writers.options import WriterOptions, option
-from iobench.writers.path_policy import Path, PathPolicy
-from iobench.writers.posix import PosixWriter
+from iobench.writers.path_policy import Operation, Path, PathPolicy, Position
+from iobench.writers.posix import PosixWriter, pwrite_all
+from iobench.writers.ring import open_ring
+from iobench.writers.ring_engine import RingEngine
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter
 from iobench.writers.workers import BlockPool, Blocks, run_workers
@@ -32,8 +37,9 @@ _PATHS = {
     "uncached": (Path.UNCACHED, Path.BUFFERED),
 }
 
-_IN_ORDER = (Path.UNCACHED, Path.DIRECT, Path.BUFFERED)
-"""What one reader prefers: the page cache's read-ahead works while the last block is copied."""
+_Move = Callable[[int, int, Meter, DirectEngine], None]
+
+_PIECE = MIB  # of a large operation on a ring; measured in docs/decisions/0010
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +55,17 @@ class HybridOptions(WriterOptions):
         search=(MIB, 4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB),
         help="bytes of one large operation",
     )
-    threads: int = option(
-        4, low=1, high=256, search=(1, 2, 3, 4, 6, 8), help="workers, each with one block in flight"
-    )
-    read_threads: int = option(
-        1,
+    iodepth: int = option(
+        4,
         low=1,
         high=256,
-        search=(1, 2, 4, 8),
-        help="the same for a restore; one reads in order, which lets the kernel read ahead",
+        search=(1, 2, 3, 4, 6, 8),
+        help="large operations in flight; without io_uring each is a thread's",
+    )
+    uring: bool = option(
+        True,
+        search=(True, False),
+        help="direct operations go by io_uring, in pieces of 1 MiB, where the kernel admits it",
     )
     small_size: int = option(
         256 * KIB,
@@ -90,7 +98,7 @@ class HybridWriter(PosixWriter):
     """
 
     name = "hybrid"
-    summary = "chooses for each operation: page cache, RWF_DONTCACHE or O_DIRECT"
+    summary = "chooses for each operation: page cache, RWF_DONTCACHE or O_DIRECT, that by io_uring"
     Options = HybridOptions
     options: HybridOptions
     _reserves = False  # small files gain nothing by it, so it is done here for large ones
@@ -98,8 +106,10 @@ class HybridWriter(PosixWriter):
     def __init__(self, options: WriterOptions | None = None, **values: object) -> None:
         super().__init__(options, **values)
         self._pool = BlockPool(self.options.block_size)
+        self._pieces = BlockPool(min(_PIECE, self.options.block_size))
         self._pressure = MemoryPressure()
         self._small_size = min(self.options.small_size, self.options.block_size)
+        self._small_files = self._policy()  # what is small teaches it nothing
 
     def available(self, target: str | FilePath = ".") -> Availability:
         """Yes wherever files can be made; the reason tells which paths cannot be had there."""
@@ -113,19 +123,18 @@ class HybridWriter(PosixWriter):
                     policy = PathPolicy((path, Path.BUFFERED), small_size=1)
                     with self._file(file.fd, file.path, policy, writing=True) as hybrid:
                         image = FileImage.of("probe", [page])
-                        hybrid.write(image, 0, linux.PAGE, meter, at=0, last=True)
+                        engine = self._blocking(meter)
+                        hybrid.write(image, 0, linux.PAGE, meter, engine, at=0, last=True)
+            self._admits_ring(meter)
         except OSError as error:
             reason = f"writing in {target} failed ({error.strerror or error})."
             return Availability(ok=False, reason=reason)
         lacks = [f"{one.reason}; {one.used} is used in its place." for one in meter.fallbacks]
         return Availability(ok=True, reason=" ".join(lacks))
 
-    def _policy(self, *, reading: bool = False) -> PathPolicy:
-        paths = _PATHS[self.options.paths]
-        if reading and self.options.read_threads == 1:  # nothing else reads while it waits
-            paths = tuple(sorted(paths, key=_IN_ORDER.index))
+    def _policy(self) -> PathPolicy:
         return PathPolicy(
-            paths,
+            _PATHS[self.options.paths],
             small_size=self._small_size,
             read_soon=self.options.read_soon,
         )
@@ -137,45 +146,100 @@ class HybridWriter(PosixWriter):
             writing=writing,
             policy=policy,
             pressure=self._pressure,
-            pool=self._pool,
+            block_size=self.options.block_size,
             small_size=self._small_size,
         )
 
     def _send(self, file: NewFile, image: FileImage, meter: Meter) -> None:
         size = image.size_bytes
+        if 0 < size < self._small_size and self._send_small(file, image, meter):
+            return
         if self.options.fallocate and size >= self._small_size:
             file.reserve(0, size)
         with self._file(file.fd, file.path, self._policy(), writing=True) as hybrid:
 
-            def work(blocks: Blocks, own: Meter) -> None:
-                for start, stop in blocks:
-                    hybrid.write(image, start, stop, own, at=start, last=stop == size)
+            def move(start: int, stop: int, own: Meter, engine: DirectEngine) -> None:
+                hybrid.write(image, start, stop, own, engine, at=start, last=stop == size)
 
-            self._run(0, size, self.options.threads, work, meter)
+            self._run(hybrid, 0, size, move, meter, writes=True)
+
+    def _send_small(self, file: NewFile, image: FileImage, meter: Meter) -> bool:
+        """Write a whole small file through the page cache, unless the policy will spare that.
+
+        With nothing but one write to be done, what a HybridFile would set up costs more than it.
+        """
+        operation = Operation(size_bytes=image.size_bytes, position=Position.WHOLE)
+        decision = self._small_files.choose(operation, self._pressure.now())
+        if decision.path != Path.BUFFERED:
+            return False
+        with image.outgoing(0, image.size_bytes, meter) as views, meter.phase("write"):
+            calls = pwrite_all(file.fd, views, 0)
+        meter.count(decision.path, image.size_bytes, calls)
+        meter.decided(decision.path, decision.reason)
+        return True
 
     def _receive(self, fd: int, image: FileImage, start: int, stop: int, meter: Meter) -> None:
-        with self._file(fd, image.path, self._policy(reading=True), writing=False) as hybrid:
+        with self._file(fd, image.path, self._policy(), writing=False) as hybrid:
 
-            def work(blocks: Blocks, own: Meter) -> None:
-                for begin, end in blocks:
-                    hybrid.read(image, begin, max(begin, start), end, own)
+            def move(begin: int, end: int, own: Meter, engine: DirectEngine) -> None:
+                hybrid.read(image, begin, max(begin, start), end, own, engine)
 
-            self._run(start - start % linux.PAGE, stop, self.options.read_threads, work, meter)
+            self._run(hybrid, start - start % linux.PAGE, stop, move, meter, writes=False)
 
     def _run(
         self,
+        hybrid: HybridFile,
         start: int,
         stop: int,
-        threads: int,
-        work: Callable[[Blocks, Meter], None],
+        move: _Move,
         meter: Meter,
+        *,
+        writes: bool,
     ) -> None:
+        """Move every block: from a ring as long as that goes, the rest from threads."""
         size = self.options.block_size
+        if stop - start > size and hybrid.may_go_direct() and self._admits_ring(meter):
+            start = self._run_in_ring(hybrid, start, stop, move, meter, writes=writes)
+
+        def work(blocks: Blocks, own: Meter) -> None:
+            engine = self._blocking(own)
+            for begin, end in blocks:
+                move(begin, end, own, engine)
+
         blocks = Blocks(start, stop, size)
         if stop - start <= size:
             work(blocks, meter)
             return
+        # A single reader in order, when it goes through the page cache, has the kernel read ahead.
+        threads = self.options.iodepth if writes or hybrid.may_go_direct() else 1
         run_workers(min(threads, -(-(stop - start) // size)), blocks, work, meter)
+
+    def _run_in_ring(
+        self,
+        hybrid: HybridFile,
+        start: int,
+        stop: int,
+        move: _Move,
+        meter: Meter,
+        *,
+        writes: bool,
+    ) -> int:
+        """Move blocks until all are, or none may go direct any more; where the rest begins."""
+        position = start
+
+        def work(blocks: Blocks, own: Meter) -> None:
+            nonlocal position
+            with self._engine(own, writes=writes) as engine:
+                for begin, end in blocks:
+                    move(begin, end, own, engine)
+                    position = end
+                    if not hybrid.may_go_direct():
+                        break
+                engine.settle()
+
+        blocks = Blocks(start, stop, self.options.block_size)
+        run_workers(1, blocks, work, meter, apart=True)
+        return position
 
     def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:
         if self.options.fallocate and size and size >= self._small_size:
@@ -186,6 +250,44 @@ class HybridWriter(PosixWriter):
             meter,
             hybrid=self._file(file.fd, file.path, self._policy(), writing=True),
             pool=self._pool,
-            threads=self.options.threads,
+            iodepth=self.options.iodepth,
+            blocking=self._blocking,
+            ring=functools.partial(self._engine, writes=True) if self._admits_ring(meter) else None,
             reserve_ahead=self.options.fallocate and not size,
         )
+
+    def _blocking(self, meter: Meter) -> DirectEngine:
+        return BlockingEngine(self._pool, meter, path=Path.DIRECT)
+
+    def _engine(self, meter: Meter, *, writes: bool) -> DirectEngine:
+        """A ring for the calling thread, or what goes without if it cannot be had after all."""
+        iodepth = self._ring_depth
+        try:
+            ring = open_ring(iodepth)
+        except UnavailableError as error:
+            meter.fell_back("io_uring", "one write or read at a time", error.reason)
+            return self._blocking(meter)
+        return RingEngine(
+            ring, iodepth, self._pieces, meter, writes=writes, path=f"io_uring {Path.DIRECT}"
+        )
+
+    @property
+    def _ring_depth(self) -> int:
+        return self.options.iodepth * -(-self.options.block_size // self._pieces.block_size)
+
+    def _admits_ring(self, meter: Meter) -> bool:
+        """Whether rings can be had; wanted and refused is recorded as a fallback."""
+        if not self.options.uring or Path.DIRECT not in _PATHS[self.options.paths]:
+            return False
+        if self._ring_refusal:
+            meter.fell_back("io_uring", "threads", self._ring_refusal)
+        return not self._ring_refusal
+
+    @functools.cached_property
+    def _ring_refusal(self) -> str:
+        """Why no ring can be had here; empty when one can. Found by setting one up."""
+        try:
+            open_ring(self._ring_depth).close()
+        except UnavailableError as error:
+            return error.reason.rstrip(".")
+        return ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import threading
 import time
@@ -13,15 +12,15 @@ from typing import Self
 
 from iobench import linux
 from iobench.errors import IobenchError, TransferError, UnavailableError
-from iobench.writers.direct import REFUSED, as_it_lies, direct_alignment, round_up
-from iobench.writers.direct_io import pread_direct, pwrite_direct
+from iobench.writers.direct_engine import DirectEngine, Landing
+from iobench.writers.direct_file import REFUSED, DirectFile, as_it_lies, direct_alignment, round_up
 from iobench.writers.dontcache import dontcache_refusal
+from iobench.writers.flight import Landed
 from iobench.writers.image import FileImage
 from iobench.writers.memory_pressure import MemoryPressure
 from iobench.writers.path_policy import Operation, Path, PathPolicy, Position
 from iobench.writers.posix import pread_all, pwrite_all
 from iobench.writers.transfer import Meter
-from iobench.writers.workers import BlockPool
 
 __all__ = ["HybridFile"]
 
@@ -30,6 +29,12 @@ _ON_STORAGE = (
     | linux.SYNC_FILE_RANGE_WRITE
     | linux.SYNC_FILE_RANGE_WAIT_AFTER
 )
+
+_Written = Callable[[], None]
+
+
+def _nothing() -> None:
+    pass
 
 
 class _RefusedError(Exception):
@@ -45,8 +50,10 @@ class HybridFile:
     drops them first.
 
     `fd` is the way through the page cache and stays the caller's; it is opened once more for the
-    way past it, when the first operation wants that. A path that is refused is given up for the
-    whole file and recorded as a fallback.
+    way past it, when the first operation wants that. What goes past it is carried by the engine of
+    the calling thread, at once or later. A path that is refused is given up for the whole
+    file and recorded as a fallback; until one direct operation has succeeded each is awaited, so
+    that a refusal is known before anything follows it.
     """
 
     def __init__(
@@ -57,57 +64,91 @@ class HybridFile:
         writing: bool,
         policy: PathPolicy,
         pressure: MemoryPressure,
-        pool: BlockPool,
+        block_size: int,
         small_size: int,
     ) -> None:
         self._fd, self._name = fd, name
         self._again = f"/proc/self/fd/{fd}"  # the same file, whatever happens to its name
         self._direct_flags = os.O_WRONLY if writing else os.O_RDONLY
-        self._policy, self._pressure, self._pool = policy, pressure, pool
-        self._small_size = small_size
+        self._policy, self._pressure = policy, pressure
+        self._block_size, self._small_size = block_size, small_size
         self._lock = threading.Lock()
-        self._direct_fd: int | None = None
+        self._direct: DirectFile | None = None
         self._alignment = linux.DioAlignment(memory=linux.PAGE, offset=linux.PAGE)
         self._dontcache: str | None = None
         """None: not tried yet. Empty: taken. Otherwise why it is refused."""
         self._through_cache: list[tuple[int, int]] = []
         self._has_cached_pages: bool | None = None
+        self._proved = False
+        """Whether a direct operation has succeeded."""
         self._looked = False
+
+    def may_go_direct(self) -> bool:
+        """Whether the way past the page cache by O_DIRECT has not been given up."""
+        return self._policy.has(Path.DIRECT)
 
     # Writing.
 
     def write(
-        self, image: FileImage, start: int, stop: int, meter: Meter, *, at: int, last: bool
+        self,
+        image: FileImage,
+        start: int,
+        stop: int,
+        meter: Meter,
+        engine: DirectEngine,
+        *,
+        at: int,
+        last: bool,
+        written: _Written = _nothing,
     ) -> None:
         """Write bytes [start, stop) of `image` at offset `at` of the file, a multiple of pages.
 
-        `last` says that the file ends there for now.
+        `last` says that the file ends there for now. `written` is called once all is written: on
+        return, or when `engine` lands or settles; never when that fails.
         """
-        for begin, end, position in self._cut(start, stop, at, last=last):
-            offset = at + begin - start
-            operation = Operation(
-                size_bytes=end - begin,
-                position=position,
-                aligned=self._is_aligned(offset, end - begin),
-                memory_aligned=as_it_lies(image, begin, end, self._alignment) is not None,
-            )
-            move = functools.partial(self._write_by, image, begin, end, offset, meter)
-            self._carry_out(operation, move, meter)
+        cuts = list(self._cut(start, stop, at, last=last))
+        landing = Landing(len(cuts), lambda _whole: written())
+        for begin, end, position in cuts:
+            self._write(image, begin, end, position, meter, engine, at + begin - start, landing)
 
-    def _write_by(
-        self, image: FileImage, start: int, stop: int, offset: int, meter: Meter, path: Path
-    ) -> None:
-        if path == Path.DIRECT:
-            self._write_direct(image, start, stop, offset, meter)
-            return
-        with self._lock:
-            self._through_cache.append((offset, offset + stop - start))
-        if path == Path.UNCACHED:
-            self._write_uncached(image, start, stop, offset, meter)
-            return
-        with meter.phase("write"):
-            calls = pwrite_all(self._fd, image.views(start, stop), offset)
-        meter.count(path, stop - start, calls)
+    def _write(
+        self,
+        image: FileImage,
+        start: int,
+        stop: int,
+        position: Position,
+        meter: Meter,
+        engine: DirectEngine,
+        offset: int,
+        landing: Landing,
+    ) -> Path:
+        operation = Operation(
+            size_bytes=stop - start,
+            position=position,
+            aligned=self._is_aligned(offset, stop - start),
+            memory_aligned=as_it_lies(image, start, stop, self._alignment) is not None,
+        )
+
+        def direct(file: DirectFile, landed: Landed) -> None:
+            if not self._is_aligned(offset, stop - start):  # known since the file was opened
+                raise _RefusedError(f"direct I/O wants multiples of {file.alignment.offset} bytes")
+            self._leave_cache(offset, offset + stop - start)
+            engine.write(file, image, start, stop, at=offset, landed=landed)
+
+        def cached(path: Path) -> None:
+            with self._lock:
+                self._through_cache.append((offset, offset + stop - start))
+            if path == Path.UNCACHED:
+                self._write_uncached(image, start, stop, offset, meter)
+                return
+            with image.outgoing(start, stop, meter) as views, meter.phase("write"):
+                calls = pwrite_all(self._fd, views, offset)
+            meter.count(path, stop - start, calls)
+
+        path = self._carry_out(operation, meter, engine, direct, cached, landing)
+        if path == Path.DIRECT and not self._looked:
+            self._look(offset, stop - start, meter)
+        return path
 
     def _cut(
         self, start: int, stop: int, at: int, *, last: bool
@@ -123,24 +164,6 @@ class HybridFile:
             yield start, stop - rest, Position.MIDDLE if at else Position.FIRST
             yield stop - rest, stop, Position.TAIL
 
-    def _write_direct(
-        self, image: FileImage, start: int, stop: int, offset: int, meter: Meter
-    ) -> None:
-        fd = self._open_direct()
-        self._leave_cache(offset, offset + stop - start)
-        data = as_it_lies(image, start, stop, self._alignment)
-        with contextlib.ExitStack() as held:
-            if data is None:
-                block = held.enter_context(self._pool.block())
-                with meter.phase("gather"):
-                    image.gather(start, stop, block)
-                data = block[: stop - start]
-            with meter.phase("write"), _refusals("a direct write"):
-                calls = pwrite_direct(fd, data, offset, self._alignment.offset)
-        meter.count(Path.DIRECT, stop - start, calls)
-        if not self._looked:
-            self._look(offset, stop - start, meter)
-
     def _look(self, offset: int, length: int, meter: Meter) -> None:
         """Give O_DIRECT up where it is accepted and goes through the page cache all the same."""
         self._looked = True
@@ -154,8 +177,8 @@ class HybridFile:
         """On return the bytes have reached the device, like those of a direct write."""
         flags = self._dontcache_flags(meter)
         length = stop - start
-        with meter.phase("write"):
-            calls = pwrite_all(self._fd, image.views(start, stop), offset, flags)
+        with image.outgoing(start, stop, meter) as views, meter.phase("write"):
+            calls = pwrite_all(self._fd, views, offset, flags)
             linux.sync_file_range(self._fd, offset, length, _ON_STORAGE)
             if not flags:
                 os.posix_fadvise(self._fd, offset, length, os.POSIX_FADV_DONTNEED)
@@ -174,8 +197,19 @@ class HybridFile:
 
     # Reading.
 
-    def read(self, image: FileImage, begin: int, wanted: int, stop: int, meter: Meter) -> None:
-        """Fill bytes [wanted, stop) of `image`; `begin`, a multiple of pages, is not above."""
+    def read(
+        self,
+        image: FileImage,
+        begin: int,
+        wanted: int,
+        stop: int,
+        meter: Meter,
+        engine: DirectEngine,
+    ) -> None:
+        """Fill bytes [wanted, stop) of `image`; `begin`, a multiple of pages, is not above.
+
+        All is there on return, or when `engine` has settled.
+        """
         data = as_it_lies(image, wanted, stop, self._alignment) if wanted == begin else None
         whole = begin == 0 and stop == image.size_bytes
         operation = Operation(
@@ -185,41 +219,21 @@ class HybridFile:
             memory_aligned=data is not None,
             in_cache=self._in_cache(wanted, stop),
         )
-        move = functools.partial(self._read_by, image, begin, wanted, stop, meter)
-        self._carry_out(operation, move, meter)
 
-    def _read_by(
-        self, image: FileImage, begin: int, wanted: int, stop: int, meter: Meter, path: Path
-    ) -> None:
-        if path == Path.DIRECT:
-            self._read_direct(image, begin, wanted, stop, meter)
-            return
-        uncached = path == Path.UNCACHED
-        flags = self._dontcache_flags(meter) if uncached else 0
-        with meter.phase("read"):
-            calls = pread_all(self._fd, image.views(wanted, stop), wanted, flags)
-            if uncached and not flags:
-                os.posix_fadvise(self._fd, wanted, stop - wanted, os.POSIX_FADV_DONTNEED)
-        name = "buffered+dontneed" if uncached and not flags else path
-        meter.count(name, stop - wanted, calls)
+        def direct(file: DirectFile, landed: Landed) -> None:
+            engine.read(file, image, begin, wanted, stop, landed=landed)
 
-    def _read_direct(
-        self, image: FileImage, begin: int, wanted: int, stop: int, meter: Meter
-    ) -> None:
-        fd = self._open_direct()
-        unit = self._alignment.offset
-        data = as_it_lies(image, wanted, stop, self._alignment) if wanted == begin else None
-        if data is not None:
-            with meter.phase("read"), _refusals("a direct read"):
-                calls = pread_direct(fd, data, begin, stop - begin, unit)
-        else:
-            with self._pool.block() as room:
-                block = room[: round_up(stop - begin, unit)]
-                with meter.phase("read"), _refusals("a direct read"):
-                    calls = pread_direct(fd, block, begin, stop - begin, unit)
-                with meter.phase("scatter"):
-                    image.scatter(wanted, stop, block[wanted - begin :])
-        meter.count(Path.DIRECT, stop - begin, calls)
+        def cached(path: Path) -> None:
+            uncached = path == Path.UNCACHED
+            flags = self._dontcache_flags(meter) if uncached else 0
+            with image.incoming(wanted, stop, meter) as views, meter.phase("read"):
+                calls = pread_all(self._fd, views, wanted, flags)
+                if uncached and not flags:
+                    os.posix_fadvise(self._fd, wanted, stop - wanted, os.POSIX_FADV_DONTNEED)
+            name = "buffered+dontneed" if uncached and not flags else path
+            meter.count(name, stop - wanted, calls)
+
+        self._carry_out(operation, meter, engine, direct, cached)
 
     def _in_cache(self, start: int, stop: int) -> bool:
         """Whether all of [start, stop) lies in the page cache. No, where that cannot be asked."""
@@ -235,14 +249,33 @@ class HybridFile:
 
     # Both.
 
-    def _carry_out(self, operation: Operation, move: Callable[[Path], None], meter: Meter) -> None:
-        """Move by the path that the policy chooses; after a refusal, recorded, by the next one."""
+    def _carry_out(
+        self,
+        operation: Operation,
+        meter: Meter,
+        engine: DirectEngine,
+        direct: Callable[[DirectFile, Landed], None],
+        cached: Callable[[Path], None],
+        landing: Landing | None = None,
+    ) -> Path:
+        """Move by the path that the policy chooses; after a refusal, recorded, by the next one.
+
+        Returns the path that was taken. `landing` is told when all has been moved.
+        """
         refused: list[tuple[Path, str]] = []
+
+        def moved(path: Path, seconds: float) -> None:
+            self._policy.learn(path, operation.size_bytes, seconds)
+            if landing:
+                landing.end(True)
+
         while True:
             decision = self._policy.choose(operation, self._pressure.now())
-            began = time.perf_counter()
             try:
-                move(decision.path)
+                if decision.path == Path.DIRECT:
+                    self._go_direct(operation.size_bytes, engine, direct, moved)
+                else:
+                    self._go_cached(decision.path, engine, cached, moved)
             except _RefusedError as error:
                 refused.append((decision.path, str(error)))
                 if not self._policy.drop(decision.path):
@@ -251,25 +284,67 @@ class HybridFile:
                     ) from error
                 continue
             break
-        self._policy.learn(decision.path, operation.size_bytes, time.perf_counter() - began)
         meter.decided(decision.path, decision.reason)
         for path, why in refused:
             meter.fell_back(path, decision.path, why)
+        return decision.path
+
+    def _go_cached(
+        self,
+        path: Path,
+        engine: DirectEngine,
+        cached: Callable[[Path], None],
+        moved: Callable[[Path, float], None],
+    ) -> None:
+        if path == Path.UNCACHED:
+            engine.settle()  # what is in flight must not count as this path's time
+        began = time.perf_counter()
+        cached(path)
+        moved(path, time.perf_counter() - began)
+
+    def _go_direct(
+        self,
+        size_bytes: int,
+        engine: DirectEngine,
+        direct: Callable[[DirectFile, Landed], None],
+        moved: Callable[[Path, float], None],
+    ) -> None:
+        file = self._open_direct()
+        # Little's law: what shares the device with others takes its share of the time.
+        share = size_bytes / (size_bytes + engine.bytes_in_flight)
+        began = time.perf_counter()
+
+        def landed(whole: bool) -> None:
+            if whole:
+                moved(Path.DIRECT, (time.perf_counter() - began) * share)
+
+        if self._proved:
+            direct(file, landed)
+            return
+        outcome: list[bool] = []
+        with _refusals("direct I/O"):
+            try:
+                direct(file, outcome.append)
+            finally:
+                engine.settle()
+        self._proved = True
+        landed(all(outcome))
 
     def _is_aligned(self, offset: int, length: int) -> bool:
         return not (offset | length) % self._alignment.offset
 
-    def _open_direct(self) -> int:
+    def _open_direct(self) -> DirectFile:
         with self._lock:
-            if self._direct_fd is None:
-                self._direct_fd, self._alignment = self._opened_direct()
-            return self._direct_fd
+            if self._direct is None:
+                self._direct = self._opened_direct()
+                self._alignment = self._direct.alignment
+            return self._direct
 
-    def _opened_direct(self) -> tuple[int, linux.DioAlignment]:
+    def _opened_direct(self) -> DirectFile:
         with _refusals("opening with O_DIRECT"):
             fd = os.open(self._again, self._direct_flags | os.O_DIRECT | os.O_CLOEXEC)
         try:
-            return fd, direct_alignment("direct", fd, self._pool.block_size)
+            return DirectFile(fd=fd, alignment=direct_alignment("direct", fd, self._block_size))
         except UnavailableError as error:
             os.close(fd)
             raise _RefusedError(error.reason.rstrip(".")) from error
@@ -300,9 +375,9 @@ class HybridFile:
     def close(self) -> None:
         """Close the way past the page cache, if it was opened."""
         with self._lock:
-            fd, self._direct_fd = self._direct_fd, None
-        if fd is not None:
-            os.close(fd)
+            file, self._direct = self._direct, None
+        if file is not None:
+            os.close(file.fd)
 
 
 @contextlib.contextmanager

@@ -5,23 +5,33 @@ from __future__ import annotations
 import bisect
 import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from iobench.errors import UsageError
+from iobench.writers.device import DeviceBytes
 
-__all__ = ["Bytes", "FileImage", "Segment"]
+if TYPE_CHECKING:
+    from iobench.writers.transfer import Meter
+
+__all__ = ["Bytes", "FileImage", "Memory", "Segment"]
 
 Bytes = npt.NDArray[np.uint8]
-"""One dimension of bytes: what a segment's memory looks like inside iobench."""
+"""One dimension of bytes: what a segment's host memory looks like inside iobench."""
+
+Memory = Bytes | DeviceBytes
+"""What a segment's memory may be."""
 
 
-def _as_bytes(memory: Any) -> Bytes:
+def _as_bytes(memory: Any) -> Memory:
     """`memory` (anything with a contiguous buffer) as a one-dimensional uint8 view; no copy."""
+    if isinstance(memory, DeviceBytes):
+        return memory
     if isinstance(memory, np.ndarray) and memory.dtype == np.uint8 and memory.ndim == 1:
         view: Bytes = memory
     else:
@@ -30,7 +40,7 @@ def _as_bytes(memory: Any) -> Bytes:
         except (TypeError, ValueError, BufferError) as error:
             hint = ""
             if hasattr(memory, "data_ptr"):
-                hint = " For a torch tensor use iobench.formats.tensor_bytes(tensor)."
+                hint = " For a torch tensor use iobench.formats.tensors.tensor_memory(tensor)."
             raise UsageError(
                 f"a segment's memory must offer a contiguous buffer, "
                 f"{type(memory).__name__} does not ({error}).{hint}"
@@ -46,7 +56,7 @@ class Segment:
 
     offset: int
     length: int
-    memory: Bytes
+    memory: Memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +64,14 @@ class FileImage:
     """The bytes of the file `path` (relative to whatever target it is written to), in memory.
 
     The segments follow one another without gaps from offset 0. Nothing is copied: the memory must
-    stay as it is until the transfer returns.
+    stay as it is until the transfer returns. Where some of it is a device's (`on_device`), a writer
+    works on `staging.staged(image)`, which has the bytes on the host.
     """
 
     path: str
     segments: tuple[Segment, ...]
     size_bytes: int = field(init=False)
+    on_device: bool = field(init=False)
     _starts: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -77,13 +89,15 @@ class FileImage:
             expected += segment.length
         object.__setattr__(self, "size_bytes", expected)
         object.__setattr__(self, "_starts", tuple(s.offset for s in self.segments))
+        there = any(isinstance(segment.memory, DeviceBytes) for segment in self.segments)
+        object.__setattr__(self, "on_device", there)
 
     @classmethod
     def of(cls, path: str, memories: Iterable[Any]) -> FileImage:
         """The image of `memories` one after another; empty ones are left out.
 
-        Each is anything with a contiguous buffer: bytes, memoryview, numpy array, mmap.
-        Raises UsageError for memory without such a buffer.
+        Each is anything with a contiguous buffer (bytes, memoryview, numpy array, mmap), or
+        DeviceBytes. Raises UsageError for memory without such a buffer.
         """
         views = [view for view in map(_as_bytes, memories) if len(view)]
         ends = itertools.accumulate(len(view) for view in views)
@@ -96,15 +110,31 @@ class FileImage:
     @property
     def writable(self) -> bool:
         """Whether every segment's memory may be written, as a restore needs it."""
-        return all(segment.memory.flags.writeable for segment in self.segments)
+        return all(
+            isinstance(segment.memory, DeviceBytes) or segment.memory.flags.writeable
+            for segment in self.segments
+        )
 
     def views(self, start: int, stop: int) -> list[Bytes]:
-        """Views, in order and without a copy, of the bytes [start, stop) of the file."""
+        """Views, in order and without a copy, of the bytes [start, stop) of the file.
+
+        Raises UsageError where they are a device's.
+        """
+        pieces = self.pieces(start, stop)
+        if self.on_device and any(isinstance(piece, DeviceBytes) for piece in pieces):
+            raise UsageError(
+                f"image {self.path!r}: bytes [{start}, {stop}) are in the memory of a device; "
+                "this writer must work on iobench.writers.staging.staged(image)"
+            )
+        return cast(list[Bytes], pieces)
+
+    def pieces(self, start: int, stop: int) -> list[Memory]:
+        """`views`, of host and device memory alike."""
         if not 0 <= start <= stop <= self.size_bytes:
             raise IndexError(f"[{start}, {stop}) of an image of {self.size_bytes} bytes")
         if start == stop:
             return []
-        found = []
+        found: list[Memory] = []
         index = bisect.bisect_right(self._starts, start) - 1
         while start < stop:
             segment = self.segments[index]
@@ -114,6 +144,22 @@ class FileImage:
             start = segment.offset + end
             index += 1
         return found
+
+    @contextmanager
+    def outgoing(self, start: int, stop: int, meter: Meter) -> Iterator[list[Bytes]]:  # noqa: ARG002
+        """Host views of the bytes [start, stop), in order, to be stored inside the `with`.
+
+        The memory itself; of a staged image a copy, whose waiting `meter` times as `gather`.
+        """
+        yield self.views(start, stop)
+
+    @contextmanager
+    def incoming(self, start: int, stop: int, meter: Meter) -> Iterator[list[Bytes]]:  # noqa: ARG002
+        """Host views to be filled inside the `with`; left without an error, the image has them.
+
+        The memory itself; of a staged image a block that is copied on, timed as `scatter`.
+        """
+        yield self.views(start, stop)
 
     def gather(self, start: int, stop: int, block: Bytes) -> int:
         """Copy the bytes [start, stop) to the beginning of `block`; the count copied. GIL free."""

@@ -11,6 +11,7 @@ from iobench.writers.availability import Availability
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.options import WriterOptions, option
+from iobench.writers.staging import staged
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter, Transfer
 from iobench.writers.workers import BlockPool, Blocks, run_workers
@@ -37,6 +38,7 @@ class NullWriter(Writer):
     name = "null"
     summary = "copies in memory and stores nothing: the speed of the harness itself"
     stores = False
+    schemes = ("file", "s3")
     Options = NullOptions
     options: NullOptions
 
@@ -76,7 +78,7 @@ class NullWriter(Writer):
         return _NullStream(target, self._pool, Meter())
 
     def _copy(
-        self, image: FileImage, start: int, stop: int, meter: Meter, *, to_block: bool
+        self, whole: FileImage, start: int, stop: int, meter: Meter, *, to_block: bool
     ) -> None:
         def work(blocks: Blocks, own: Meter) -> None:
             with self._pool.block() as block:
@@ -85,7 +87,9 @@ class NullWriter(Writer):
                         (image.gather if to_block else image.scatter)(begin, end, block)
                     own.count("null", end - begin)
 
-        run_workers(self.options.threads, Blocks(start, stop, self.options.block_size), work, meter)
+        with staged(whole, meter) as image:
+            blocks = Blocks(start, stop, self.options.block_size)
+            run_workers(self.options.threads, blocks, work, meter)
 
 
 class _NoFile:

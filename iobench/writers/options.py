@@ -130,6 +130,14 @@ class WriterOptions:
                 raise UnknownNameError("option", name, known)
         return cls(**values)
 
+    def changed(self) -> list[str]:
+        """`name=value` of each option that is not at its default, as a person writes it."""
+        return [
+            f"{info.name}={info.show(getattr(self, info.name))}"
+            for info in self.describe()
+            if getattr(self, info.name) != info.default
+        ]
+
     def to_dict(self) -> dict[str, Any]:
         """Names and plain values (bytes as int); `from_mapping` gives equal options back."""
         return dataclasses.asdict(self)

@@ -83,21 +83,25 @@ class PathPolicy:
     alone, while write-back takes it along with others. Large ones go past it. Which of the two ways
     past it, is measured: the transfer starts on the first of them that `paths` allows and tries
     the other now and then, at once when its own has become slow. It moves over after
-    three trials in a row that were a quarter faster, and back by the same rule.
+    three trials that were a quarter faster, and back by the same rule. Between them its own path
+    goes on for a while: storage that hangs for a moment is slow on every path, and a trial
+    just after would always win.
 
     The rate of a path is that of single operations. It is comparable because both ways past the
     cache return only when the bytes have reached the device; that of `buffered` would not be.
     """
 
-    FIRST_TRIAL = 64
+    FIRST_TRIAL = 256
     """Large operations before the other path is tried; doubled by each trial that did not win."""
+    FIRST_TRIAL_BACK = 32
+    """The same once the transfer has moved: three operations are little to believe in."""
     LAST_TRIAL = 4096
     FASTER = 1.25
     WINS = 3
     SLOW = 0.5
     """A path is slow that has fallen below this part of its own best rate."""
     SETTLED = 16
-    """Operations before a path's rate is believed that far."""
+    """Operations before a path's rate is believed that far, and between trials that win."""
 
     def __init__(
         self, paths: Sequence[Path] = tuple(Path), *, small_size: int, read_soon: bool = False
@@ -110,7 +114,8 @@ class PathPolicy:
         self._lock = threading.Lock()
         self._rates = {path: _Rate() for path in Path}
         self._large = self._large_paths()
-        self._interval, self._since, self._wins = self.FIRST_TRIAL, 0, 0
+        self._interval = self._wait = self.FIRST_TRIAL
+        self._since, self._wins = 0, 0
         self._due = False
 
     def choose(self, operation: Operation, pressure: Pressure = Pressure()) -> Decision:  # noqa: B008 -- frozen
@@ -131,6 +136,10 @@ class PathPolicy:
                     self._due = True  # one trial for one fall
             else:
                 self._judge(size_bytes / seconds)
+
+    def has(self, path: Path) -> bool:
+        """Whether `path` may still be chosen."""
+        return path in self._paths
 
     def drop(self, path: Path) -> bool:
         """`path` cannot be had after all. False when it is the last and stays."""
@@ -159,7 +168,7 @@ class PathPolicy:
         own = self._large[0]
         if len(self._large) > 1:
             self._since += 1
-            if self._due or self._since > self._interval:
+            if self._due or self._since > self._wait:
                 self._since, self._due = 0, False
                 return Decision(path=self._large[1], reason="trial")
         reason = "large" if own == self._preferred() else "large, faster here"
@@ -173,13 +182,14 @@ class PathPolicy:
         own = self._rates[self._large[0]].bytes_per_s
         if own is None or rate <= self.FASTER * own:
             self._wins = 0
-            self._interval = min(2 * self._interval, self.LAST_TRIAL)
+            self._interval = self._wait = min(2 * self._interval, self.LAST_TRIAL)
             return
         self._wins += 1
-        self._due = self._wins < self.WINS
-        if not self._due:
+        self._wait = self.SETTLED
+        if self._wins == self.WINS:
             self._large.reverse()
-            self._interval, self._since, self._wins = self.FIRST_TRIAL, 0, 0
+            self._interval = self._wait = self.FIRST_TRIAL_BACK
+            self._since, self._wins, self._due = 0, 0, False
 
     def _first(self, reason: str, *wanted: Path) -> Decision:
         path = next((path for path in wanted if path in self._paths), self._paths[0])

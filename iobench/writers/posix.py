@@ -7,25 +7,25 @@ import errno
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from iobench.errors import DataMismatchError, IobenchError, TransferError
 from iobench.writers.base import Writer
+from iobench.writers.batch_sync import BatchSync
 from iobench.writers.files import NewFile, open_source
 from iobench.writers.files import sync_directory as sync_names
 from iobench.writers.image import Bytes, FileImage
+from iobench.writers.staging import staged
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter, Transfer
-from iobench.writers.workers import Blocks, run_workers
 
 __all__ = ["IOV_MAX", "PosixWriter", "pread_all", "pwrite_all", "transfer_errors"]
 
 IOV_MAX = 1024  # limits.h: buffers in one pwritev or preadv
 
-_TOGETHER = 128  # files written before they are synced; each holds a descriptor
-_SYNCS = 8  # side by side
+_TOGETHER = 128  # files written while as many others are synced; each holds a descriptor
 
 
 class PosixWriter(Writer):
@@ -59,6 +59,7 @@ class PosixWriter(Writer):
         durable: bool = True,
         sync_directory: bool = True,
     ) -> Transfer:
+        self.check_scheme(target)
         meter = Meter()
         path = os.path.join(target, image.path)
         with transfer_errors("writing", path), self._create(path, meter) as file:
@@ -78,10 +79,27 @@ class PosixWriter(Writer):
     ) -> Transfer:
         meter, listed = Meter(), list(images)
         names: dict[str, None] = {}
-        for start in range(0, len(listed), _TOGETHER):
-            together = listed[start : start + _TOGETHER]
-            gained = self._write_together(together, target, durable, meter)
-            names.update(dict.fromkeys(gained))
+        with contextlib.ExitStack() as unpublished:
+            syncing: BatchSync | None = None
+            try:
+                for start in range(0, len(listed), _TOGETHER):
+                    batch = listed[start : start + _TOGETHER]
+                    written = self._write_batch(batch, target, unpublished, meter)
+                    names.update(dict.fromkeys(d for file in written for d in file.directories))
+                    if not durable:
+                        _publish(written)
+                        continue
+                    _await(syncing, meter)
+                    synced, syncing = syncing, BatchSync(written)
+                    syncing.start()
+                    if synced:
+                        _publish(synced.files)
+                if syncing:
+                    _await(syncing, meter)
+                    _publish(syncing.files)
+            finally:
+                if syncing:
+                    syncing.end()
         if durable and sync_directory:
             with meter.phase("commit"):
                 for directory in names:
@@ -90,36 +108,26 @@ class PosixWriter(Writer):
         size = sum(image.size_bytes for image in listed)
         return meter.transfer(self.name, "write", size, durable=durable, files=len(listed))
 
-    def _write_together(
-        self, images: Sequence[FileImage], target: str | Path, durable: bool, meter: Meter
-    ) -> list[str]:
-        """Write all, then sync all, then publish all; the directories that gained a name.
-
-        The first sync makes most of the others' data and metadata durable too, and syncs that run
-        side by side share what is left: one commit of the journal, one flush of the device.
-        """
-        with contextlib.ExitStack() as unpublished:
-            written = []
-            for image in images:
-                path = os.path.join(target, image.path)
-                with transfer_errors("writing", path):
-                    file = unpublished.enter_context(self._create(path, meter))
-                    self._fill(file, image, meter)
-                written.append(file)
-
-            def sync(numbers: Blocks, own: Meter) -> None:
-                for number, _ in numbers:
-                    written[number].sync(own)
-
-            if durable:
-                run_workers(min(_SYNCS, len(written)), Blocks(0, len(written), 1), sync, meter)
-            for file in written:
-                file.publish(sync_names=False)
-            return [directory for file in written for directory in file.directories]
+    def _write_batch(
+        self,
+        images: Sequence[FileImage],
+        target: str | Path,
+        unpublished: contextlib.ExitStack,
+        meter: Meter,
+    ) -> list[NewFile]:
+        written = []
+        for image in images:
+            path = os.path.join(target, image.path)
+            with transfer_errors("writing", path):
+                file = unpublished.enter_context(self._create(path, meter))
+                self._fill(file, image, meter)
+            written.append(file)
+        return written
 
     def read(
         self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
     ) -> Transfer:
+        self.check_scheme(target)
         meter = Meter()
         start, stop = self._range_to_fill(image, start, stop)
         path = os.path.join(target, image.path)
@@ -128,12 +136,14 @@ class PosixWriter(Writer):
                 fd = self._open_source(path, image.size_bytes)
             try:
                 if stop > start:
-                    self._receive(fd, image, start, stop, meter)
+                    with self._reachable(image, meter) as within:
+                        self._receive(fd, within, start, stop, meter)
             finally:
                 os.close(fd)
         return meter.transfer(self.name, "read", stop - start, durable=True)
 
     def open(self, target: str | Path, size: int | None = None) -> Stream:
+        self.check_scheme(target)
         meter = Meter()
         with transfer_errors("opening", target):
             file = self._create(target, meter)
@@ -148,14 +158,30 @@ class PosixWriter(Writer):
     def _fill(self, file: NewFile, image: FileImage, meter: Meter) -> None:
         if self._reserves:
             file.reserve(0, image.size_bytes)
-        self._send(file, image, meter)
+        with self._reachable(image, meter) as within:
+            self._send(file, within, meter)
         file.set_size(image.size_bytes)
+
+    def _reachable(self, image: FileImage, meter: Meter) -> AbstractContextManager[FileImage]:
+        """`image` as `_send` and `_receive` want it: by default with all bytes on the host."""
+        return staged(image, meter)
 
     def _create(self, path: str | Path, meter: Meter) -> NewFile:
         return NewFile(path, self._flags, meter)
 
     def _open_source(self, path: str, size_bytes: int) -> int:
         return open_source(path, self._flags, size_bytes)
+
+
+def _publish(files: Sequence[NewFile]) -> None:
+    for file in files:
+        file.publish(sync_names=False)
+
+
+def _await(batch: BatchSync | None, meter: Meter) -> None:
+    if batch:
+        with meter.phase("sync"):
+            batch.wait()
 
 
 @contextmanager

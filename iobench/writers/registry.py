@@ -9,7 +9,7 @@ from typing import Any
 from iobench.errors import UnavailableError, UnknownNameError, UsageError
 from iobench.writers.base import Writer
 
-__all__ = ["GROUP", "make", "names", "parse_specs", "writer_class"]
+__all__ = ["GROUP", "make", "names", "parse_specs", "split_specs", "writer_class"]
 
 GROUP = "iobench.writers"
 
@@ -44,10 +44,10 @@ def make(name: str, /, **values: Any) -> Writer:
     return cls(cls.Options.from_mapping(values))
 
 
-def parse_specs(text: str) -> list[Writer]:
-    """Writers from `uring,iodepth=16,block_size=4MiB,odirect`.
+def split_specs(text: str) -> list[tuple[str, dict[str, str]]]:
+    """Names, each with its options, from `uring,iodepth=16,block_size=4MiB,odirect`.
 
-    A token with `=` is an option of the writer before it. Raises UsageError and its kin.
+    A token with `=` is an option of the name before it. Raises UsageError.
     """
     chosen: list[tuple[str, dict[str, str]]] = []
     for token in (part.strip() for part in text.split(",")):
@@ -62,7 +62,12 @@ def parse_specs(text: str) -> list[Writer]:
             raise UsageError(f"--writer {text!r}: option {key!r} twice for {chosen[-1][0]}")
         else:
             chosen[-1][1][key] = value
-    writers = [make(name, **values) for name, values in chosen]
+    return chosen
+
+
+def parse_specs(text: str) -> list[Writer]:
+    """The writers that `split_specs` names, each once. Raises UsageError and its kin."""
+    writers = [make(name, **values) for name, values in split_specs(text)]
     for index, writer in enumerate(writers):
         if any(w.name == writer.name and w.options == writer.options for w in writers[:index]):
             raise UsageError(f"--writer {text!r}: {writer.name} with the same options twice")

@@ -4,14 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from queue import Empty
+from types import TracebackType
+from typing import Protocol, Self
 
 from iobench.writers.crew import Crew
-from iobench.writers.flight import Flight
+from iobench.writers.flight import Landed
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Meter
 from iobench.writers.workers import BlockPool
 
-__all__ = ["RingCrew"]
+__all__ = ["BlocksInFlight", "RingCrew"]
+
+
+class BlocksInFlight(Protocol):
+    """What a crew asks of a Flight, or of what stands for one."""
+
+    def __len__(self) -> int: ...
+
+    def start(self, data: Bytes, offset: int, wanted: int, landed: Landed) -> None: ...
+
+    def land(self) -> None: ...
+
+    def land_all(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
 
 
 class RingCrew(Crew):
@@ -22,7 +45,12 @@ class RingCrew(Crew):
     """
 
     def __init__(
-        self, fd: int, *, pool: BlockPool, iodepth: int, make_flight: Callable[[Meter], Flight]
+        self,
+        fd: int,
+        *,
+        pool: BlockPool,
+        iodepth: int,
+        make_flight: Callable[[Meter], BlocksInFlight],
     ) -> None:
         super().__init__(fd, pool=pool, threads=1, in_flight=iodepth)
         self._make_flight = make_flight
@@ -54,7 +82,7 @@ class RingCrew(Crew):
         while (item := self._queue.get()) is not None:
             self._let_go(item[0])
 
-    def _next(self, flight: Flight) -> tuple[Bytes, int] | None:
+    def _next(self, flight: BlocksInFlight) -> tuple[Bytes, int] | None:
         """The next block to write; what is in flight goes on landing until there is one."""
         while len(flight):
             try:
@@ -63,7 +91,7 @@ class RingCrew(Crew):
                 flight.land()
         return self._queue.get()
 
-    def _launch(self, flight: Flight, block: Bytes, offset: int) -> None:
+    def _launch(self, flight: BlocksInFlight, block: Bytes, offset: int) -> None:
         def landed(whole: bool) -> None:
             self._flying -= 1
             if whole:

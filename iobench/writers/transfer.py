@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["Fallback", "Meter", "PathCount", "Transfer"]
+__all__ = ["TICK_S", "Fallback", "Meter", "PathCount", "Transfer"]
+
+TICK_S = 0.01
+"""How finely time is kept in `Transfer.completed`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,8 @@ class Transfer:
     a direct stream is the exception: it runs beside `serialize`, `gather` and `wait`.
     `durable` says whether the bytes are on storage, under their final name, on return.
     `decisions` counts, for a writer that chooses, operations by path and why: "direct: large".
+    `completed` are the bytes of the operations that ended in each tick of `TICK_S` seconds of
+    time.perf_counter; padding counts, as in `paths`.
     """
 
     writer: str
@@ -51,6 +56,7 @@ class Transfer:
     retries: int = 0
     fallbacks: tuple[Fallback, ...] = ()
     decisions: Mapping[str, int] = field(default_factory=dict)
+    completed: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def rate_bytes_per_s(self) -> float:
@@ -66,12 +72,14 @@ class Transfer:
         paths: dict[str, PathCount] = {}
         fallbacks: dict[Fallback, None] = {}
         decisions: Counter[str] = Counter()
+        completed: Counter[int] = Counter()
         for part in parts:
             for phase, seconds in part.phases_s.items():
                 phases[phase] = phases.get(phase, 0.0) + seconds
             _add_paths(paths, part.paths)
             fallbacks.update(dict.fromkeys(part.fallbacks))
             decisions.update(part.decisions)
+            completed.update(part.completed)
         return cls(
             writer=parts[0].writer,
             operation=parts[0].operation,
@@ -84,6 +92,7 @@ class Transfer:
             retries=sum(part.retries for part in parts),
             fallbacks=tuple(fallbacks),
             decisions=dict(decisions),
+            completed=dict(completed),
         )
 
 
@@ -95,6 +104,22 @@ def _add_paths(into: dict[str, PathCount], more: Mapping[str, PathCount]) -> Non
         )
 
 
+class _Phase:
+    """A class, since a generator costs twice as much, and a small file passes six phases."""
+
+    __slots__ = ("_began", "_name", "_seconds")
+
+    def __init__(self, seconds: dict[str, float], name: str) -> None:
+        self._seconds, self._name = seconds, name
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        passed = time.perf_counter() - self._began
+        self._seconds[self._name] = self._seconds.get(self._name, 0.0) + passed
+
+
 @dataclass(kw_only=True)
 class Meter:
     """Counts one worker's phases and paths. Not shared between threads: one each, then `absorb`."""
@@ -104,20 +129,18 @@ class Meter:
     retries: int = 0
     fallbacks: dict[Fallback, None] = field(default_factory=dict)
     decisions: Counter[str] = field(default_factory=Counter)
+    completed: Counter[int] = field(default_factory=Counter)
     started_s: float = field(default_factory=time.perf_counter)
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> AbstractContextManager[None]:
         """Add the time inside the block to the phase `name`."""
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
+        return _Phase(self.seconds, name)
 
     def count(self, path: str, size_bytes: int, operations: int = 1) -> None:
-        """`operations` of `size_bytes` together took `path`."""
+        """`operations` of `size_bytes` together took `path`, and ended just now."""
         _add_paths(self.paths, {path: PathCount(operations=operations, bytes=size_bytes)})
+        if size_bytes:
+            self.completed[int(time.perf_counter() / TICK_S)] += size_bytes
 
     def fell_back(self, wanted: str, used: str, reason: str) -> None:
         """Record a fallback; the same one twice counts once."""
@@ -137,6 +160,7 @@ class Meter:
             self.retries += meter.retries
             self.fallbacks.update(meter.fallbacks)
             self.decisions.update(meter.decisions)
+            self.completed.update(meter.completed)
 
     def elapsed_s(self) -> float:
         """Seconds since the meter was made."""
@@ -164,4 +188,5 @@ class Meter:
             retries=self.retries,
             fallbacks=tuple(self.fallbacks),
             decisions=dict(self.decisions),
+            completed=dict(self.completed),
         )

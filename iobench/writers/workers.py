@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import numpy as np
-
 from iobench.writers.image import Bytes
+from iobench.writers.pages import HUGE_PAGE, fresh_pages
 from iobench.writers.transfer import Meter
 
 __all__ = ["BlockPool", "Blocks", "run_workers"]
-
-_HUGE_PAGE = 2 << 20  # of x86-64 and, with 4 KiB pages, arm64
 
 
 class Blocks:
@@ -96,9 +91,9 @@ def run_workers(
 class BlockPool:
     """Aligned blocks of one size, kept for the next transfer instead of faulted in anew.
 
-    Large blocks lie in huge pages where the kernel gives them. A device takes a limited number of
-    memory segments per request (254 on virtio): of scattered 4 KiB pages that is 1 MiB, of huge
-    ones the device's full request size. Measured in docs/decisions/0004.
+    Blocks are cut from huge pages where the kernel gives them. A device takes a limited number of
+    memory segments per request (254 on virtio): of scattered 4 KiB pages that is less than 1 MiB,
+    of huge ones the device's full request size. Measured in docs/decisions/0004 and 0010.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -109,17 +104,17 @@ class BlockPool:
     def take(self) -> Bytes:
         """A block; its content is undefined."""
         with self._lock:
-            if self._free:
-                return self._free.pop()
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        if self.block_size < _HUGE_PAGE:
-            return np.frombuffer(mmap.mmap(-1, self.block_size, flags=flags), dtype=np.uint8)
-        memory = mmap.mmap(-1, self.block_size + _HUGE_PAGE, flags=flags)
-        with contextlib.suppress(OSError):  # a kernel without huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        block = np.frombuffer(memory, dtype=np.uint8)
-        start = -block.ctypes.data % _HUGE_PAGE
-        return block[start : start + self.block_size]
+            if not self._free:
+                self._free += self._make()
+            return self._free.pop()
+
+    def _make(self) -> list[Bytes]:
+        """As many blocks as one huge page holds, or one block of several huge pages."""
+        count = max(1, HUGE_PAGE // self.block_size)
+        size = count * self.block_size
+        room = fresh_pages(size + -size % HUGE_PAGE, huge=True)
+        starts = range(0, size, self.block_size)
+        return [room[start : start + self.block_size] for start in reversed(starts)]
 
     def give(self, block: Bytes) -> None:
         """Give a block back."""

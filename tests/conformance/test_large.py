@@ -1,12 +1,15 @@
-"""The checks that move more than 2 GiB, on tmpfs so that no disk is worn."""
+"""The checks that move more than 2 GiB: of files on tmpfs, so that no disk is worn; of objects."""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from iobench.testing import Check, writer_checks
+from iobench.errors import UnavailableError
+from iobench.testing import Bucket, Check, local_s3, writer_checks
 from iobench.units import GIB, MIB
 from iobench.writers import registry
 
@@ -25,7 +28,7 @@ def tmpfs(new_filesystem) -> Path:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("name", ["buffered", "uncached", "odirect", "uring"])
+@pytest.mark.parametrize("name", ["buffered", "uncached", "odirect", "uring", "hybrid", "aiofiles"])
 @pytest.mark.parametrize("item", writer_checks(large=True), ids=str)
 def test_large(item: Check, name: str, tmpfs: Path) -> None:
     """Each large claim holds for each writer that stores."""
@@ -39,3 +42,16 @@ def test_large(item: Check, name: str, tmpfs: Path) -> None:
 def test_large_unstored(item: Check, tmp_path: Path) -> None:
     """Each large claim that makes sense without storage holds for `null`."""
     item(lambda: registry.make("null", threads=2), tmp_path)
+
+
+@pytest.mark.parametrize("item", writer_checks(large=True), ids=str)
+def test_large_object(item: Check) -> None:
+    """Each large claim holds in a bucket; the server keeps the object on disk."""
+    with tempfile.TemporaryDirectory() as room:
+        if shutil.disk_usage(room).free < 6 * GIB:
+            pytest.skip("wants 6 GiB of free disk")
+    try:
+        with local_s3() as server, server.active():
+            item(lambda: registry.make("s3"), Bucket(f"{server.target}/large"))
+    except UnavailableError as error:
+        pytest.skip(str(error))

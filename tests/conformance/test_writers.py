@@ -30,8 +30,8 @@ _SETTINGS = {
     ),
     "hybrid": (
         {},
-        {"block_size": "4KiB", "threads": 1},
-        {"block_size": "64KiB", "threads": 3, "read_threads": 3, "small_size": "8KiB"},
+        {"block_size": "4KiB", "iodepth": 1},
+        {"block_size": "64KiB", "iodepth": 3, "uring": False, "small_size": "8KiB"},
         {"block_size": "64KiB", "small_size": "4KiB", "paths": "uncached", "fallocate": False},
         {"block_size": "64KiB", "small_size": "16KiB", "paths": "direct", "read_soon": True},
     ),
@@ -48,6 +48,8 @@ _SETTINGS = {
         {"block_size": "1MiB", "fallocate": False},
     ),
     "null": ({}, {"block_size": "4KiB", "threads": 3}),
+    "s3": (),  # in test_s3.py, over servers
+    "gds": (),  # in unit/writers/test_gds.py, played; on a GPU in integration/test_gpu.py
 }
 _ELSEWHERE = {
     **dict.fromkeys(
@@ -55,8 +57,8 @@ _ELSEWHERE = {
         ({"block_size": "64KiB", "threads": 3}, {"block_size": "1MiB", "fallocate": False}),
     ),
     "hybrid": (
-        {"block_size": "64KiB", "threads": 3, "small_size": "8KiB"},
-        {"block_size": "64KiB", "read_threads": 3, "paths": "direct"},
+        {"block_size": "64KiB", "iodepth": 3, "small_size": "8KiB"},
+        {"block_size": "64KiB", "iodepth": 3, "uring": False, "paths": "direct"},
     ),
     "aiofiles": ({"block_size": "64KiB", "iodepth": 3},),
     "uring": (

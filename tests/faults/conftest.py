@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+import importlib.util
 import json
 import os
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from iobench.testing import Footprint
-from iobench.writers import registry
+from iobench.testing.cufile import FakeCuFile
+from iobench.testing.device import FakeDevice, on_device
+from iobench.testing.scripted_s3 import ScriptedS3, scripted_s3
+from iobench.writers import gds, registry
 from iobench.writers.base import Writer
+from iobench.writers.cufile import CuFile
+from iobench.writers.image import FileImage
+from iobench.writers.s3 import S3Writer
+from iobench.writers.s3_retry import RetryPolicy
 
 _WRITERS = {
     "buffered": {"threads": 2},
     "uncached": {"threads": 2},
     "odirect": {"threads": 2},
     "uring": {"rings": 2, "iodepth": 4},
-    "hybrid": {"threads": 2, "small_size": "16KiB"},
+    "hybrid": {"iodepth": 2, "small_size": "16KiB"},
     "aiofiles": {"iodepth": 2, "fallocate": True},
 }
 """The settings with which small blocks are moved by two workers."""
@@ -30,10 +41,11 @@ def _nothing_left() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=_WRITERS)
-def name(request: pytest.FixtureRequest) -> str:
-    """Each writer that stores files."""
-    return request.param
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`name` is each writer that stores files; gds, played, where no child process saves."""
+    if "name" in metafunc.fixturenames:
+        played = () if "settings" in metafunc.fixturenames else ("gds",)
+        metafunc.parametrize("name", [*_WRITERS, *played])
 
 
 @pytest.fixture
@@ -43,11 +55,17 @@ def settings(name: str) -> str:
 
 
 @pytest.fixture
-def make(name: str) -> Callable[..., Writer]:
+def make(name: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Writer]:
     """Makes that writer, perhaps with other options too; skips where it cannot work."""
+    kind = registry.writer_class(name)
+    if name == "gds":
+        fake = FakeCuFile()
+        monkeypatch.setattr(gds, "cufile_lacks", lambda: None)
+        monkeypatch.setattr(gds, "open_cufile", functools.cache(lambda: CuFile(fake)))
+        kind = on_device(kind, FakeDevice())
 
     def made(directory: Path, **options: object) -> Writer:
-        writer = registry.make(name, **{"block_size": "64KiB", **_WRITERS[name], **options})
+        writer = kind(**{"block_size": "64KiB", **_WRITERS.get(name, {"threads": 2}), **options})
         answer = writer.available(directory)
         if not answer.ok:
             pytest.skip(f"{answer.reason} {answer.remedy}")
@@ -60,3 +78,67 @@ def make(name: str) -> Callable[..., Writer]:
 def names() -> Callable[[Path], set[str]]:
     """The names in a directory, hidden ones too, `lost+found` not."""
     return lambda directory: set(os.listdir(directory)) - {"lost+found"}
+
+
+_SECRET, _TOKEN = "SECRETsecretSECRETsecret+/do-not-tell", "TOKENtokenTOKENtoken-do-not-tell"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedS3]:
+    """A store that does as it is told, and credentials that nobody may see."""
+    if importlib.util.find_spec("boto3") is None:
+        pytest.skip("boto3 is not installed")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", _SECRET)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", _TOKEN)
+    for variable in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(variable, os.devnull)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    monkeypatch.setattr(RetryPolicy, "delay_s", lambda _, failures: 0.001 * failures)
+    with scripted_s3() as script:
+        yield script
+        gc.collect()
+
+
+@pytest.fixture
+def writer(server: ScriptedS3) -> Iterator[S3Writer]:
+    """The writer `s3` as it talks to that store; few attempts, short timeouts."""
+    made = S3Writer(
+        endpoint_url=server.endpoint_url,
+        addressing_style="path",
+        part_size="5MiB",
+        threads=2,
+        max_attempts=4,
+        read_timeout_s=2,
+    )
+    yield made
+    made.client.close()
+
+
+@pytest.fixture
+def s3_save() -> Callable[..., object]:
+    """Saves bytes as s3://bucket/run/model, by `write` or by a stream; the Transfer."""
+
+    def save(writer: S3Writer, how: str, data) -> object:
+        if how == "write":
+            return writer.write(FileImage.of("model", [data]), "s3://bucket/run")
+        with writer.open("s3://bucket/run/model") as stream:
+            for start in range(0, len(data), 3_000_000):
+                stream.write(data[start : start + 3_000_000])
+        return stream.transfer
+
+    return save
+
+
+@pytest.fixture
+def expect_no_secret() -> Callable[[BaseException], None]:
+    """Neither the message of an error nor its traceback shows a credential."""
+
+    def expect(error: BaseException) -> None:
+        shown = "".join(traceback.format_exception(error)) + repr(error)
+        assert _SECRET not in shown
+        assert _TOKEN not in shown
+
+    return expect

@@ -1,93 +1,109 @@
-"""kill -9 in the middle of a save, at moments that differ from run to run of the child."""
+"""kill -9 at random moments of a save: for each writer 100 of files and 100 of checkpoints."""
 
 from __future__ import annotations
 
-import random
+import json
 import re
-import subprocess
-import sys
-import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from iobench.testing import content
+from iobench.checkpoint.staged import MANIFEST
+from iobench.testing import KilledSaves, killed_saves
+from iobench.units import KIB
 from iobench.writers.base import Writer
-from iobench.writers.image import FileImage
 
-_KILLS = 15
-_WORDS = 1 << 18  # 2 MiB
-_LEFTOVER = re.compile(r"\.model\..*\.iobench-part")
+_KILLS = {"write": 50, "stream": 50, "checkpoint": 100}
+_SIZE = 1024 * KIB
+_LEFT = re.compile(r"\.model\..*\.iobench-part|\.step-\d+\..*\.iobench-staging")
 
-_CHILD = """
-import json
-import sys
-import numpy as np
-from iobench.writers import registry
-from iobench.writers.image import FileImage
-
-name, first, words, directory = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-writer = registry.make(name, **json.loads(sys.argv[5]))
-for number in range(first, first + 10_000):
-    data = np.full(words, number, dtype=np.uint64)
-    print(number, flush=True)
-    if number % 2:
-        writer.write(FileImage.of("model", [data]), directory)
-    else:
-        with writer.open(f"{directory}/model") as stream:
-            stream.write(data.view(np.uint8))
-"""
+Saves = Callable[[str], KilledSaves]
 
 
-def _kill_while_saving(
-    name: str, first: int, directory: Path, settings: str, after_s: float
-) -> int:
-    """Let a child save checkpoint after checkpoint and kill it; the number it began last."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", _CHILD, name, str(first), str(_WORDS), str(directory), settings],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with child:
-        assert child.stdout is not None
-        begun = int(child.stdout.readline())
-        threading.Event().wait(after_s)
-        child.kill()
-        for line in child.stdout:
-            if line.endswith("\n"):
-                begun = int(line)
-    return begun
+@pytest.fixture
+def saves(
+    make: Callable[..., Writer], name: str, settings: str, tmp_path: Path, how: str
+) -> Iterator[KilledSaves]:
+    """Saves by that writer, each of which may be killed."""
+    make(tmp_path)
+    options = json.loads(settings)
+    with killed_saves(name, options, str(tmp_path), how=how, size_bytes=_SIZE) as running:
+        yield running
 
 
-def test_killed(
-    make: Callable[..., Writer], name: str, names, settings: str, tmp_path: Path
-) -> None:
-    """The name holds the last whole checkpoint or the one before, never a torn one."""
-    writer = make(tmp_path)
-    moments = random.Random(7)
-    first, held = 1, None
-    for _ in range(_KILLS):
-        begun = _kill_while_saving(name, first, tmp_path, settings, moments.uniform(0, 0.03))
-        before = begun - 1 if begun > first else held
-        others = names(tmp_path) - {"model"}
-        assert all(_LEFTOVER.fullmatch(other) for other in others), others
-        held = _held(tmp_path / "model")
-        assert held in (begun, before)
-        first = begun + 1
-    _saves_again(writer, tmp_path)
+@pytest.mark.parametrize("how", ["write", "stream"])
+def test_files(saves: KilledSaves, names, tmp_path: Path, how: str) -> None:
+    """The name holds the last file or the one before, whole, and the next save succeeds."""
+    saves.save(1)
+    held, met, kept, left = 1, Counter[str](), Counter[bool](), set[str]()
+    for number in range(2, 2 + _KILLS[how]):
+        phase = saves.kill(number)
+        left |= _taken_away(tmp_path, names(tmp_path) - {"model"})
+        before, held = held, _number(tmp_path / "model", _SIZE)
+        assert held in ((number,) if phase == "done" else (before, number)), phase
+        met[phase] += 1
+        kept[held == number] += 1
+        if not number % 10:
+            saves.save(held := number + 1000)
+            assert _number(tmp_path / "model", _SIZE) == held
+    _expect_everywhere(met, kept, _KILLS[how])
+    _expect_only_leftovers(left)
 
 
-def _held(path: Path) -> int | None:
-    """The number of the checkpoint under the name, which is whole."""
-    if not path.exists():
-        return None
+@pytest.mark.parametrize("how", ["checkpoint"])
+def test_checkpoints(saves: KilledSaves, names, tmp_path: Path, how: str) -> None:
+    """No checkpoint that can be seen is incomplete, and the earlier ones stay."""
+    saves.save(1)
+    whole, met, kept = {"step-1"}, Counter[str](), Counter[bool]()
+    for number in range(2, 2 + _KILLS[how]):
+        phase = saves.kill(number)
+        seen = {name for name in names(tmp_path) if name.startswith("step-")}
+        assert whole <= seen <= whole | {f"step-{number}"}
+        kept[len(seen) > len(whole)] += 1
+        assert phase != "done" or len(seen) > len(whole)
+        whole = seen
+        met[phase] += 1
+    saves.save(0)
+    for name in whole | {"step-0"}:
+        _expect_whole(tmp_path / name)
+    _expect_everywhere(met, kept, _KILLS[how])
+    _expect_only_leftovers(names(tmp_path) - whole - {"step-0"})
+
+
+def _expect_everywhere(met: Counter[str], kept: Counter[bool], kills: int) -> None:
+    """The kills fell before and after the save was published, and into most of its phases."""
+    assert met.total() == kills
+    assert min(kept[True], kept[False]) >= 5
+    assert "commit" in met
+    assert len(met) >= 4
+
+
+def _expect_only_leftovers(others: set[str]) -> None:
+    assert others, "no kill left anything: none fell into a save"
+    assert all(_LEFT.fullmatch(other) for other in others), others
+
+
+def _taken_away(directory: Path, left: set[str]) -> set[str]:
+    """What a kill left, removed: a stream reserves space ahead, and fifty of them fill a disk."""
+    for name in left:
+        (directory / name).unlink()
+    return left
+
+
+def _expect_whole(directory: Path) -> None:
+    number = int(directory.name.removeprefix("step-"))
+    assert json.loads((directory / MANIFEST).read_text()) == {"step": number}
+    assert _number(directory / "model", _SIZE - _SIZE // 4) == number
+    for shard in ("0", "1"):
+        assert _number(directory / "shards" / shard, _SIZE // 8) == number
+
+
+def _number(path: Path, size_bytes: int) -> int:
+    """The checkpoint of which the file is, which is whole."""
     found = np.fromfile(path, dtype=np.uint64)
-    assert len(found) == _WORDS
+    assert found.nbytes == size_bytes
     assert (found == found[0]).all(), "a torn file"
     return int(found[0])
-
-
-def _saves_again(writer: Writer, directory: Path) -> None:
-    writer.write(FileImage.of("model", [content(100_001)]), directory)
-    assert (directory / "model").read_bytes() == content(100_001).tobytes()

@@ -21,11 +21,28 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 WRITERS = "buffered,uncached,odirect,null"
 SUMMARY_KEYS = {
     *("writer", "options", "operation", "samples", "bytes", "median_bytes_per_s"),
-    *("ci95_bytes_per_s", "of_ceiling", "cpu_s_per_gib", "first_done_s", "last_done_s"),
-    *("phases_s", "paths", "fallbacks", "verdict", "reasons"),
+    *(
+        "ci95_bytes_per_s",
+        "of_ceiling",
+        "ratio",
+        "ratio_ci95",
+        "cpu_s_per_gib",
+        "first_done_s",
+        "last_done_s",
+    ),
+    *("phases_s", "paths", "fallbacks", "decisions", "verdict", "reasons"),
 }
 CEILING_KEYS = {"save_bytes_per_s", "restore_bytes_per_s", "save_job", "restore_job", "reason"}
-WORKLOAD_KEYS = {"name", "rank", "bytes", "full_bytes", "files", "scaled", "scale"}
+WORKLOAD_KEYS = {
+    "name",
+    "rank",
+    "bytes",
+    "full_bytes",
+    "restored_bytes",
+    "files",
+    "scaled",
+    "scale",
+}
 
 needs_fio = pytest.mark.skipif(fio_version() is None, reason="fio is not installed")
 
@@ -69,7 +86,10 @@ def test_every_writer_beside_fio(run: Command, direct: None, tmp_path: Path) -> 
     """One JSON document of the promised shape, valid figures, and a record that loads."""
     document = document_of(run("--writer", WRITERS, "--size", "4MiB", "--format", "json"))
 
-    assert set(document) == {"schema", "environment", "workload", "ceiling", "summaries"}
+    assert set(document) == {
+        *("schema", "environment", "workload", "ceiling"),
+        *("baseline", "summaries", "winners", "failures"),
+    }
     assert document["schema"] == "iobench.report/1"
     assert set(document["environment"]) == {"machine", "storage"}
     workload = document["workload"]
@@ -293,7 +313,7 @@ def test_restored_bytes_that_differ(
         PYTHONPATH=str(package),
     )
     assert done.returncode == 4, done.stderr
-    assert done.stdout.count("INVALID") == 2
+    assert done.stdout.count("FAILED") == 2
     assert "wrong bytes: tensors differ from what was saved" in done.stdout
     assert done.stderr.splitlines()[-1].startswith("iobench: 8 tensors came back other")
     assert os.listdir(target) == []

@@ -12,6 +12,7 @@ from iobench.units import (
     format_seconds,
     format_size,
     format_size_exact,
+    parse_percent,
     parse_seconds,
     parse_size,
 )
@@ -101,3 +102,11 @@ def test_other_times_are_refused(text: str) -> None:
 def test_times_are_shown(seconds: float, text: str) -> None:
     """A time is shown in two units at most."""
     assert format_seconds(seconds) == text
+
+
+def test_percentages_need_their_sign() -> None:
+    assert parse_percent("5%") == parse_percent(" 5 % ") == 0.05
+    assert parse_percent("0.5%") == 0.005
+    for text in ("5", "0.05", "-5%", "%", "five%"):
+        with pytest.raises(OptionError, match="is no percentage"):
+            parse_percent(text)

@@ -32,6 +32,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Workload:
 class IdleMonitor:
     """Stands for a DeviceMonitor without a device."""
 
+    files = ()
+
     def read(self) -> DeviceCounters | None:
         return None
 

@@ -26,6 +26,16 @@ def device(read: int, write: int) -> DeviceCounters:
     )
 
 
+def io(read: int, write: int) -> dict[str, int]:
+    """/proc/self/io of a process whose calls moved a thousand times what storage did."""
+    return {
+        "rchar": 1000 * read,
+        "wchar": 1000 * write,
+        "read_bytes": read,
+        "write_bytes": write,
+    }
+
+
 def monitor(*readings: DeviceCounters | None) -> Any:
     """A monitor that gives these readings one after the other."""
     return SimpleNamespace(read=iter(readings).__next__)
@@ -34,10 +44,11 @@ def monitor(*readings: DeviceCounters | None) -> Any:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Wall clock, CPU clocks and the process's counters, set by hand."""
-    state = SimpleNamespace(wall=10.0, cpu=1.0, system=100.0, process=(5, 7))
+    state = SimpleNamespace(wall=10.0, cpu=1.0, system=(100.0, 4.0), process=io(5, 7), stall=0.5)
     time = SimpleNamespace(perf_counter=lambda: state.wall, process_time=lambda: state.cpu)
     monkeypatch.setattr(counters, "time", time)
-    monkeypatch.setattr(counters, "_system_cpu_s", lambda: state.system)
+    monkeypatch.setattr(counters, "_cpu_times_s", lambda: state.system)
+    monkeypatch.setattr(counters, "memory_stall_s", lambda: state.stall)
     monkeypatch.setattr(counters, "_process_io", lambda: state.process)
     return state
 
@@ -45,13 +56,34 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_everything_is_a_difference(clock: SimpleNamespace) -> None:
     """Seconds, CPU seconds and bytes are what moved between start and stop."""
     counting = Counters(monitor(device(1000, 2000), device(1100, 2500)))
-    clock.wall, clock.cpu, clock.system, clock.process = 12.5, 1.75, 103.0, (15, 27)
+    clock.wall, clock.cpu, clock.system, clock.process = 12.5, 1.75, (103.0, 4.5), io(15, 27)
+    clock.stall = 0.75
     assert counting.elapsed_s() == 2.5
     counted = counting.stop()
     assert (counted.elapsed_s, counted.cpu_s, counted.system_cpu_s) == (2.5, 0.75, 3.0)
     moved = counted.device
     assert (moved.read_bytes, moved.write_bytes) == (100, 500)
     assert (moved.process_read_bytes, moved.process_write_bytes) == (10, 20)
+    assert counted.growth is None
+    assert counted.began_s == 10.0
+    others = counted.interference
+    assert (others.steal_s, others.memory_stall_s) == (0.5, 0.25)
+    assert (others.foreign_read_bytes, others.foreign_write_bytes) == (90, 480)
+
+
+def test_bytes_charged_before_they_reach_the_device_are_not_negative_others(
+    clock: SimpleNamespace,
+) -> None:
+    """A process is charged for a page when it dirties it."""
+    counting = Counters(monitor(device(0, 0), device(0, 0)))
+    clock.process = io(5, 7 + 4096)
+    assert counting.stop().interference.foreign_write_bytes == 0
+
+
+def test_a_kernel_without_pressure_counters(clock: SimpleNamespace) -> None:
+    """What the kernel does not say is None, never zero."""
+    clock.stall = None
+    assert Counters(monitor(None, None)).stop().interference.memory_stall_s is None
 
 
 def test_the_clock_is_read_first(clock: SimpleNamespace) -> None:
@@ -76,13 +108,14 @@ def test_a_device_that_cannot_be_read(
     moved = Counters(monitor(*readings)).stop().device
     assert moved.read_bytes is None
     assert moved.write_bytes is None
+    assert Counters(monitor(*readings)).stop().interference.foreign_write_bytes is None
 
 
 def test_a_kernel_without_process_counters(
     clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without /proc/self/io the process's bytes are not known."""
-    clock.process = None
+    clock.process = {}
     moved = Counters(monitor(device(0, 0), device(0, 4096))).stop().device
     assert (moved.process_read_bytes, moved.process_write_bytes) == (None, None)
     assert moved.write_bytes == 4096
@@ -90,14 +123,15 @@ def test_a_kernel_without_process_counters(
 
 def test_the_kernels_files_are_understood(tmp_path: Path) -> None:
     """/proc/self/io counts what this process writes; /proc/stat's busy time only grows."""
-    before, busy = counters._process_io(), counters._system_cpu_s()
+    before, (busy, steal) = counters._process_io(), counters._cpu_times_s()
     path = tmp_path / "file"
     path.write_bytes(os.urandom(8192))
     after = counters._process_io()
-    assert counters._system_cpu_s() >= busy > 0
-    if before is None or after is None:
+    assert counters._cpu_times_s()[0] >= busy > steal >= 0
+    if not before or not after:
         pytest.skip("this kernel does not count a process's I/O")
-    assert after[1] >= before[1]
+    assert after["wchar"] >= before["wchar"] + 8192
+    assert after["write_bytes"] >= before["write_bytes"]
 
 
 @pytest.mark.parametrize("content", ["", "read_bytes: x\nwrite_bytes: 1\n", "read_bytes: 1\n"])
@@ -108,4 +142,4 @@ def test_a_file_that_says_something_else(
     path = tmp_path / "io"
     path.write_text(content)
     monkeypatch.setattr(counters, "open", lambda _name: path.open(), raising=False)
-    assert counters._process_io() is None
+    assert counters._process_io() == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,13 @@ import pytest
 
 from iobench.bench import plan as module
 from iobench.bench import planning
+from iobench.bench.contender import Contender
+from iobench.bench.contenders import choose
+from iobench.bench.directory import DirectoryTarget
 from iobench.bench.fio import JOBS
-from iobench.bench.plan import DEFAULT_SECONDS, Plan, Rates, free_bytes
+from iobench.bench.plan import DEFAULT_SECONDS, Plan, Rates
 from iobench.bench.planning import expected_line, make_plan, plan_lines
+from iobench.bench.repeat import Repeat
 from iobench.errors import (
     OptionError,
     TargetError,
@@ -26,7 +31,6 @@ from iobench.units import GIB, MIB
 from iobench.workloads import Workload
 from iobench.writers.availability import Availability
 from iobench.writers.null import NullWriter
-from iobench.writers.registry import make, parse_specs
 
 RATES = Rates(save=(1.0 * GIB, 2.0 * GIB), restore=(4.0 * GIB, 2.0 * GIB))
 
@@ -42,14 +46,18 @@ def plan(tiny: Workload, tmp_path: Path) -> Plan:
         workload=tiny,
         full_bytes=tiny.size_bytes(),
         rank=0,
-        writers=tuple(parse_specs("buffered,null,uncached")),
-        target=tmp_path,
-        repeat=3,
+        contenders=chosen("buffered,null,uncached"),
+        target=DirectoryTarget(path=tmp_path),
+        repeat=Repeat(times=3),
         pool_bytes=16 * MIB,
         ceiling=True,
         crc=True,
         seed=1,
     )
+
+
+def chosen(text: str) -> tuple[Contender, ...]:
+    return tuple(choose(text, ".")[0])
 
 
 def space(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
@@ -58,7 +66,7 @@ def space(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     monkeypatch.setattr(os, "statvfs", lambda _path: answer)
 
 
-def make_tiny_plan(target: Path, **asked: Any) -> Plan:
+def make_tiny_plan(target: Path | str, **asked: Any) -> Plan:
     return make_plan(**{"workload": "llama7b", "writers": "null", "target": target} | asked)
 
 
@@ -85,15 +93,15 @@ def test_the_record_of_a_plan(plan: Plan) -> None:
     assert sum(file["bytes"] for file in record["files"]) == record["size_bytes"]
     assert [writer["name"] for writer in record["writers"]] == ["buffered", "null", "uncached"]
     assert record["ceiling_jobs"] == [job.name for job in JOBS]
-    assert (record["scale"], record["target"]) == (None, str(plan.target.resolve()))
+    assert (record["scale"], record["target"]) == (None, plan.target.location)
 
 
 def test_free_space_keeps_a_margin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A twentieth and 256 MiB stay free; with less than that nothing may be used."""
     space(monkeypatch, 100 * GIB)
-    assert free_bytes(tmp_path) == 95 * GIB - 256 * MIB
+    assert DirectoryTarget(path=tmp_path).free_bytes() == 95 * GIB - 256 * MIB
     space(monkeypatch, 200 * MIB)
-    assert free_bytes(tmp_path) == 0
+    assert DirectoryTarget(path=tmp_path).free_bytes() == 0
 
 
 def test_a_target_that_is_too_small(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,11 +119,11 @@ def test_null_needs_no_space(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Non
     """A run that stores nothing goes on a full disk, and is probed and scaled there too."""
     space(monkeypatch, 0)
     monkeypatch.setattr(module, "_PROBE_BYTES", MIB)
-    without = dataclasses.replace(plan, writers=(make("null"),))
+    without = dataclasses.replace(plan, contenders=chosen("null"))
     without.check()
     assert expected_line(without).startswith("expected  about ")
     monkeypatch.setattr(planning, "measure_rates", lambda *_: RATES)
-    assert make_tiny_plan(plan.target).size_bytes > 0
+    assert make_tiny_plan(plan.target.location).size_bytes > 0
 
 
 def test_more_memory_than_there_is(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,6 +223,14 @@ def test_the_default_size_takes_two_minutes(
     assert 0.6 * DEFAULT_SECONDS < expected_s <= DEFAULT_SECONDS  # in steps of a layer
 
 
+def test_an_aa_run_writes_and_takes_once_more(plan: Plan) -> None:
+    """The first contender takes part twice; the record says so."""
+    twice = replace(plan, aa=True)
+    assert [one.name for one in twice.taking_part] == ["buffered", "null", "uncached", "buffered"]
+    assert twice.written_bytes == plan.written_bytes + 3 * plan.size_bytes
+    assert (plan.to_dict()["aa"], twice.to_dict()["aa"]) == (False, True)
+
+
 def test_rests_take_at_most_half_of_the_time() -> None:
     """Many repetitions of a small checkpoint still move some bytes."""
     size = RATES.affordable_bytes(1.0, repeat=100, ceiling=True)
@@ -226,7 +242,7 @@ def test_the_default_size_fits_the_disk(tmp_path: Path, monkeypatch: pytest.Monk
     space(monkeypatch, 3 * GIB)
     monkeypatch.setattr(planning, "measure_rates", lambda *_: RATES)
     plan = make_tiny_plan(tmp_path, writers="buffered", repeat=1)
-    assert plan.size_bytes <= free_bytes(tmp_path) < 3 * GIB
+    assert plan.size_bytes <= DirectoryTarget(path=tmp_path).free_bytes() < 3 * GIB
 
 
 def test_the_default_size_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,13 +273,13 @@ def test_probing_leaves_nothing(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> 
     """The expected time comes from short probes of each writer that are removed again."""
     monkeypatch.setattr(module, "_PROBE_BYTES", MIB)
     assert expected_line(plan).startswith("expected  about ")
-    assert list(plan.target.iterdir()) == []
+    assert os.listdir(plan.target.location) == []
 
 
 def test_changed_options_are_shown(plan: Plan) -> None:
     """Only what differs from a writer's defaults stands in the plan."""
-    writers = tuple(parse_specs("buffered,buffered,block_size=1MiB,threads=2"))
-    text = "\n".join(plan_lines(dataclasses.replace(plan, writers=writers)))
+    contenders = chosen("buffered,buffered,block_size=1MiB,threads=2")
+    text = "\n".join(plan_lines(dataclasses.replace(plan, contenders=contenders)))
     assert "buffered, buffered,block_size=1MiB,threads=2" in text
 
 

@@ -11,6 +11,7 @@ import pytest
 from iobench.bench.replay import Replay
 from iobench.errors import DataMismatchError
 from iobench.formats import safetensors, torch_file
+from iobench.formats.tensors import allocate
 from iobench.units import KIB, MIB
 from iobench.workloads import FileSpec, TensorSpec, Workload
 from iobench.writers.buffered import BufferedWriter
@@ -67,10 +68,10 @@ def places(made: Replay, directory: Path) -> dict[str, tuple[int, int]]:
     """Name -> [begin, end) in the file, as the formats' own readers find them."""
     file = made.files[0]
     if file.format == "safetensors":
-        _, image = safetensors.prepare(file.path, directory)
+        _, image = safetensors.prepare(file.path, directory, allocate=allocate)
         found = image.segments[1:]
     elif file.format == "torch":
-        _, image = torch_file.prepare(file.path, directory)
+        _, image = torch_file.prepare(file.path, directory, allocate=allocate)
         found = image.segments[1::2]
     else:
         found = FileImage.of("x", [bytes(t.size_bytes) for t in file.tensors]).segments

@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 
-from iobench.bench import fio, runner
+from iobench.bench import directory, fio
 from iobench.bench import plan as plan_module
+from iobench.bench.comparison import noise_floor
+from iobench.bench.contender import WriterContender
+from iobench.bench.directory import DirectoryTarget
 from iobench.bench.fio import JOBS, FioJob, FioSample
 from iobench.bench.plan import Plan
+from iobench.bench.repeat import Repeat
 from iobench.bench.runner import Runner
 from iobench.errors import CeilingError, TransferError
 from iobench.results import (
@@ -86,13 +90,13 @@ def fake_fio(monkeypatch: pytest.MonkeyPatch) -> FakeFio:
     made = FakeFio()
     monkeypatch.setattr(fio, "run_job", made)
     monkeypatch.setattr(plan_module, "fio_version", lambda: "3.33")
-    monkeypatch.setattr(runner, "settle", lambda *_: None)
+    monkeypatch.setattr(directory, "settle", lambda *_: None)
     monkeypatch.setattr(os, "fsync", lambda _fd: None)
     described: dict[str, Any] = {"machine": {}, "storage": {}}
-    monkeypatch.setattr(runner, "describe_environment", lambda _target: described)
+    monkeypatch.setattr(directory, "describe_environment", lambda _target: described)
     # The tests' file system may be one that evicts nothing, and that is not the question here.
     cold = Cold(resident_bytes=0, resident_fraction=0.0, method="none", dropped_caches=False)
-    monkeypatch.setattr("iobench.bench.trial.make_cold", lambda _files: cold)
+    monkeypatch.setattr(directory, "make_cold", lambda _files: cold)
     return made
 
 
@@ -102,7 +106,8 @@ def execute(fake_fio: FakeFio, tiny: Workload, tmp_path: Path) -> Callable[..., 
 
     def run(
         *writers: Writer,
-        repeat: int = 2,
+        repeat: int | Repeat = 2,
+        aa: bool = False,
         seed: int = 1,
         ceiling: bool = True,
         log: Log | None = None,
@@ -115,9 +120,10 @@ def execute(fake_fio: FakeFio, tiny: Workload, tmp_path: Path) -> Callable[..., 
             workload=tiny,
             full_bytes=tiny.size_bytes(),
             rank=0,
-            writers=writers,
-            target=target,
-            repeat=repeat,
+            contenders=tuple(map(WriterContender, writers)),
+            target=DirectoryTarget(path=target),
+            repeat=Repeat(times=repeat) if isinstance(repeat, int) else repeat,
+            aa=aa,
             pool_bytes=16 * MIB,
             ceiling=ceiling,
             crc=True,
@@ -163,6 +169,28 @@ def test_everyone_once_per_repetition(execute: Callable[..., ResultFile]) -> Non
         assert Counter(contenders) == Counter(["buffered", "uncached", *jobs])
     assert result.end is not None
     assert (result.end.status, result.end.samples) == ("complete", 3 * 5)
+
+
+def test_an_aa_run_has_the_first_contender_twice(execute: Callable[..., ResultFile]) -> None:
+    """Its pairs give the noise floor, in the order of chance like everything else."""
+    result = execute(make("buffered"), make("uncached"), repeat=5, ceiling=False, aa=True)
+    for contenders in order(result):
+        assert Counter(contenders) == Counter(["buffered", "buffered", "uncached"])
+    for operation in ("save", "restore"):
+        samples = [sample for sample in result.samples if sample.operation == operation]
+        assert noise_floor(samples) is not None
+
+
+def test_auto_goes_on_until_time_is_over(execute: Callable[..., ResultFile]) -> None:
+    """No repetition begins after it; one is always made."""
+    none_left = Repeat(times=6, precision=0.05, max_s=0.0)
+    assert len(execute(make("null"), repeat=none_left, ceiling=False).samples) == 1
+
+
+def test_auto_goes_on_until_the_intervals_are_narrow(execute: Callable[..., ResultFile]) -> None:
+    """Any interval is narrower than 1000 times the median: six repetitions are enough."""
+    easy = Repeat(times=6, precision=1000.0, max_s=1e9)
+    assert len(execute(make("null"), repeat=easy, ceiling=False).samples) == 6
 
 
 def test_the_order_is_random_and_seeded(execute: Callable[..., ResultFile]) -> None:
@@ -270,6 +298,19 @@ def test_a_writer_that_fails_in_mid_run(execute: Callable[..., ResultFile]) -> N
     assert isinstance(result.end, End)
     assert result.end.status == "failed"
     assert "No space left on device" in str(result.end.error)
+
+
+def test_a_contender_that_fails_beside_others(execute: Callable[..., ResultFile]) -> None:
+    """Its error is recorded once, it is left out from then on, and the others go on."""
+    result = execute(_Full(), make("uncached"), repeat=3, ceiling=False)
+    (failure,) = result.failures
+    assert (failure.writer, failure.operation) == ("buffered", "save")
+    assert "No space left on device" in failure.error
+    counts = Counter((sample.writer, sample.operation) for sample in result.samples)
+    assert counts["uncached", "save"] == counts["uncached", "restore"] == 3
+    assert counts["buffered", "save"] == 1
+    assert result.end is not None
+    assert (result.end.status, result.end.samples) == ("complete", len(result.samples))
 
 
 @pytest.mark.parametrize("call", [1, 4])

@@ -11,10 +11,13 @@ from scipy import stats as scipy_stats
 from iobench.bench.stats import (
     Interval,
     bootstrap_median_interval,
+    independent_log_ratio,
     median,
     outliers,
     paired_log_ratio,
     rate,
+    sign_interval,
+    steady_state,
 )
 
 positive = st.floats(1e-3, 1e12)
@@ -119,7 +122,7 @@ def test_a_paired_ratio_cancels_what_disturbs_both() -> None:
     assert result.ratio == pytest.approx(2)
     assert result.interval is not None
     assert (result.interval.low, result.interval.high) == pytest.approx((2, 2))
-    assert result.pairs == 4
+    assert result.samples == 4
 
 
 def test_a_paired_ratio_by_hand() -> None:
@@ -151,3 +154,77 @@ def test_swapping_a_pair_inverts_the_ratio(pairs: list[tuple[float, float]]) -> 
 def test_what_cannot_be_paired_is_refused(a: list[float], b: list[float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         paired_log_ratio(a, b)
+
+
+@pytest.mark.parametrize(("n", "k"), [(2, 1), (5, 1), (6, 1), (8, 1), (9, 2), (11, 2), (12, 3)])
+def test_the_sign_interval_by_the_tables_of_the_binomial(n: int, k: int) -> None:
+    assert sign_interval(range(1, n + 1)) == Interval(k, n + 1 - k)
+    if n >= 6:  # fewer cannot have 95 %
+        assert 2 * scipy_stats.binom.cdf(k - 1, n, 0.5) <= 0.05
+        assert 2 * scipy_stats.binom.cdf(k, n, 0.5) > 0.05
+
+
+def test_the_interval_of_seven_pairs_is_not_the_bootstraps_too_narrow_one() -> None:
+    ratios = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+    alone = bootstrap_median_interval(np.log(ratios).tolist())
+    assert alone is not None
+    assert alone.low == pytest.approx(math.log(2))  # holds the median in 87.5 % of all cases
+    interval = paired_log_ratio(ratios, [1.0] * 7).interval
+    assert interval is not None
+    assert (interval.low, interval.high) == pytest.approx((1, 7))
+
+
+def test_a_ratio_of_unpaired_series_by_hand() -> None:
+    # medians 4 and 2; they need not be of one length, nor in one order
+    result = independent_log_ratio([4, 4, 4], [2, 2])
+    assert result.ratio == pytest.approx(2)
+    assert result.interval is not None
+    assert (result.interval.low, result.interval.high) == pytest.approx((2, 2))
+    assert result.samples == 2
+    assert independent_log_ratio([3], [1, 2]).interval is None
+
+
+def test_the_unpaired_ratio_agrees_with_scipy() -> None:
+    random = np.random.default_rng(4)
+    a, b = random.lognormal(0.5, 0.3, size=40), random.lognormal(0, 0.3, size=50)
+    ours = independent_log_ratio(a.tolist(), b.tolist(), resamples=20_000)
+
+    def difference(x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
+        return np.median(np.log(x), axis=axis) - np.median(np.log(y), axis=axis)
+
+    theirs = scipy_stats.bootstrap(
+        (a, b), difference, n_resamples=20_000, method="percentile", rng=np.random.default_rng(5)
+    ).confidence_interval
+    assert ours.ratio == pytest.approx(math.exp(difference(a, b, 0)))
+    assert ours.interval is not None
+    assert ours.interval.low == pytest.approx(math.exp(theirs.low), rel=0.02)
+    assert ours.interval.high == pytest.approx(math.exp(theirs.high), rel=0.02)
+
+
+@pytest.mark.parametrize("values", [[], [1, 0], [-1]])
+def test_an_unpaired_ratio_needs_values_above_zero(values: list[float]) -> None:
+    with pytest.raises(ValueError, match="value"):
+        independent_log_ratio(values, [1, 2])
+
+
+def test_a_steady_state_by_hand() -> None:
+    # 90, 100, 110, 100, 100: mean 100, range 20 %; the fitted slope is 2 per round, 8 % in all.
+    steady = steady_state([1, 90, 100, 110, 100, 100])
+    assert steady is not None
+    assert (steady.range, steady.slope) == pytest.approx((0.20, 0.08))
+    assert steady.steady
+    assert scipy_stats.linregress(range(5), [90, 100, 110, 100, 100]).slope == pytest.approx(2)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "why"),
+    [([88, 100, 112, 100, 100], "range 24 %"), ([106, 103, 100, 97, 94], "drifts by 12 %")],
+)
+def test_what_is_not_steady(rounds: list[float], why: str) -> None:
+    steady = steady_state(rounds)
+    assert steady is not None, why
+    assert not steady.steady, why
+
+
+def test_four_rounds_have_no_steady_state() -> None:
+    assert steady_state([1, 1, 1, 1]) is None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +14,11 @@ from typing import Any
 import pytest
 
 from iobench.bench import counters
+from iobench.bench.contender import WriterContender
+from iobench.bench.contenders import choose
+from iobench.bench.directory import DirectoryScratch
 from iobench.bench.replay import Replay
+from iobench.bench.sampler import Sampler
 from iobench.bench.trial import Trial
 from iobench.checkpoint.staged import MANIFEST
 from iobench.errors import TransferError
@@ -62,9 +69,9 @@ def trial(writer: Writer, tiny: Workload, directory: Path, idle: Any) -> Trial:
         run_id="0" * 16,
         repetition=0,
         order=0,
-        writer=writer,
+        contender=WriterContender(writer),
         replay=Replay(tiny.files(), pool_bytes=MIB, seed=1, crc=True),
-        directory=directory,
+        scratch=DirectoryScratch(directory=directory),
         monitor=idle,
     )
 
@@ -85,8 +92,14 @@ def test_the_clock_of_a_save_stops_when_all_is_durable(
     one = trial(require(name, tmp_path), tiny, tmp_path, idle)
     clock.events.clear()
     sample = one.save()
+    assert sample is not None
     assert int(sample.elapsed_s) == len(clock.events)
     assert sample.elapsed_s - len(clock.events) < 0.5  # ticks of reading the clock
+    assert sample.series is not None
+    completed = sample.series.completed
+    assert completed is not None
+    assert len(completed) == math.ceil(sample.elapsed_s / 0.1)  # to the last sync and rename
+    assert sum(completed) == sum(path.bytes for path in sample.paths.values())
 
 
 @pytest.mark.parametrize("name", STORING)
@@ -117,6 +130,7 @@ def test_the_commit_is_a_phase_of_its_own(
 ) -> None:
     """What the manifest, directory syncs and rename took is told apart from the files' syncs."""
     sample = trial(make("buffered"), tiny, tmp_path, idle).save()
+    assert sample is not None
     files = len(tiny.files())
     assert int(sample.phases_s["sync"]) == files
     assert int(sample.phases_s["sync"]) + int(sample.phases_s["commit"]) == len(clock.events)
@@ -159,17 +173,30 @@ def test_making_bytes_is_outside_the_clock(
         prepare()
 
     one.replay.prepare = slow  # type: ignore[method-assign]
-    assert int(one.save().elapsed_s) == len(clock.events)
+    sample = one.save()
+    assert sample is not None
+    assert int(sample.elapsed_s) == len(clock.events)
 
 
 def test_a_writer_that_stores_nothing(tmp_path: Path, tiny: Workload, idle: Any) -> None:
     """`null` is timed, leaves no file, and has nothing to restore."""
     one = trial(make("null"), tiny, tmp_path, idle)
     sample = one.save()
+    assert sample is not None
     assert not sample.stores
     assert one.restore() is None
     assert list(tmp_path.iterdir()) == []
     one.clear()
+
+
+def test_decisions_of_a_writer_are_recorded(tmp_path: Path, tiny: Workload, idle: Any) -> None:
+    """A sample of `hybrid` tells what was decided, and one of a writer with one path nothing."""
+    one = trial(make("hybrid"), tiny, tmp_path, idle)
+    made = one.save().decisions
+    assert sum(made.values()) >= len(tiny.files())
+    assert all(": " in decision for decision in made)
+    one.clear()
+    assert trial(make("buffered"), tiny, tmp_path, idle).save().decisions == {}
 
 
 def test_clear_removes_the_checkpoint(tmp_path: Path, tiny: Workload, idle: Any) -> None:
@@ -199,3 +226,47 @@ def test_a_failing_sync_publishes_nothing(
     with pytest.raises(TransferError, match="Input/output error"):
         trial(make("buffered"), tiny, tmp_path, idle).save()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["buffered", "peer:torch-save"])
+def test_nothing_of_ours_runs_inside_the_clock(
+    tmp_path: Path, tiny: Workload, idle: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Bytes are made and evicted before it starts, verified after it ended; no thread of ours."""
+    events: list[str] = []
+    threads: set[int] = set()
+
+    def noted(owner: type, method: str) -> None:
+        call = getattr(owner, method)
+
+        def wrapped(self: Any, *rest: Any, **named: Any) -> Any:
+            events.append(method)
+            threads.add(threading.active_count())
+            return call(self, *rest, **named)
+
+        monkeypatch.setattr(owner, method, wrapped)
+
+    (contender,), _ = choose(name, str(tmp_path))
+    noted(Replay, "prepare")
+    noted(Replay, "scrub")
+    noted(DirectoryScratch, "make_cold")
+    noted(counters.Counters, "__init__")
+    noted(counters.Counters, "stop")
+    noted(type(contender), "save")
+    noted(type(contender), "restore")
+    noted(type(contender), "verify")
+    one = replace(trial(make("buffered"), tiny, tmp_path, idle), contender=contender)
+    before = threading.active_count()
+    with Sampler([]) as sampler:
+        one = replace(one, sampler=sampler)
+        saved, restored = one.save(), one.restore()
+    assert events == [
+        *("prepare", "__init__", "save", "stop"),
+        *("scrub", "make_cold", "__init__", "restore", "stop", "verify"),
+    ]
+    assert threads == {before}
+    for sample in (saved, restored):
+        assert sample is not None
+        assert sample.series is not None
+        assert (sample.series.completed is None) is contender.is_peer
+        assert len(sample.series.counted or ()) == math.ceil(sample.elapsed_s / 0.1)

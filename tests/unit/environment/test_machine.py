@@ -22,7 +22,12 @@ from iobench.environment.gpu import (
     parse_nvidia_smi,
 )
 from iobench.environment.kernelfs import read_int, read_text, selected
-from iobench.environment.memory import cgroup_directories, describe_cgroup, parse_meminfo
+from iobench.environment.memory import (
+    cgroup_directories,
+    describe_cgroup,
+    host_takes_free_memory,
+    parse_meminfo,
+)
 from iobench.environment.mounts import parse_mountinfo
 from iobench.environment.software import package_version, parse_os_release
 from iobench.environment.uring import explain_refusal
@@ -281,3 +286,19 @@ def test_environment_loads_nothing_heavy() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert answer.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("features", "wanted"), [("01100101" + "0" * 56, True), ("0110100", False), ("", False)]
+)
+def test_free_memory_taken_by_the_host(features: str, wanted: bool, tmp_path: Path) -> None:
+    """Bit 5 of what the balloon driver negotiated says that free pages are reported."""
+    driver = tmp_path / "bus/virtio/drivers/virtio_balloon/virtio0"
+    driver.mkdir(parents=True)
+    (driver / "features").write_text(f"{features}\n")
+    assert host_takes_free_memory(tmp_path) is wanted
+
+
+def test_no_balloon_takes_nothing(tmp_path: Path) -> None:
+    """A machine without the driver keeps its memory."""
+    assert not host_takes_free_memory(tmp_path)

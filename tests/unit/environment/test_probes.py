@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from iobench.environment import Probe, describe_storage, direct, probe_directory, probes
+from iobench.environment import (
+    DeviceCounters,
+    Probe,
+    describe_storage,
+    direct,
+    probe_directory,
+    probes,
+)
 from iobench.errors import TargetError
 from iobench.linux import DioAlignment
 
@@ -27,10 +36,48 @@ def one(directory: Path, name: str) -> Probe:
     return next(probe for probe in probe_directory(directory) if probe.name == name)
 
 
+@pytest.fixture(autouse=True)
+def _no_watching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device need not be watched for long."""
+    monkeypatch.setattr(probes, "_WATCH_S", 0.0)
+
+
+@pytest.mark.parametrize(("written", "ok"), [(0, True), (2**20, True), (2**20 + 512, False)])
+def test_a_device_that_others_use_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int, ok: bool
+) -> None:
+    """More than 1 MiB/s of anybody's is a warning with a remedy."""
+    readings = iter([device(0), device(written)])
+    monitor = SimpleNamespace(read=readings.__next__)
+    monkeypatch.setattr(probes, "DeviceMonitor", lambda _: monitor)
+    monkeypatch.setattr(time, "perf_counter", iter([10.0, 11.0]).__next__)
+    probe = probes._other_io("other I/O", tmp_path)
+    assert (probe.ok, probe.needed) == (ok, False)
+    assert bool(probe.remedy) is not ok
+
+
+def test_no_device_is_no_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On tmpfs and network file systems nobody can say what others do."""
+    monkeypatch.setattr(probes, "DeviceMonitor", lambda _: SimpleNamespace(read=lambda: None))
+    assert probes._other_io("other I/O", tmp_path).detail == "no device of this machine to ask"
+
+
+def device(write_bytes: int) -> DeviceCounters:
+    return DeviceCounters(
+        reads=0,
+        read_bytes=0,
+        writes=0,
+        write_bytes=write_bytes,
+        discard_bytes=0,
+        flushes=0,
+        busy_s=0.0,
+    )
+
+
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
     """After all probes the directory is as empty as before."""
     found = probe_directory(tmp_path)
-    assert len({probe.name for probe in found}) == len(found) == 11
+    assert len({probe.name for probe in found}) == len(found) == 12
     assert list(tmp_path.iterdir()) == []
 
 

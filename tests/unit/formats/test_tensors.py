@@ -58,3 +58,10 @@ def test_dtype_names() -> None:
     assert torch_dtype(dtype_name(torch.float8_e5m2)) is torch.float8_e5m2
     with pytest.raises(UsageError, match="'Tensor'"):
         torch_dtype("Tensor")
+
+
+def test_a_single_value_of_any_stride() -> None:
+    """A tensor of one value is contiguous whatever its stride says, and has its bytes."""
+    tensor = torch.arange(64, dtype=torch.int16)[60::4]
+    assert tensor.stride() == (4,)
+    assert tensor_bytes(tensor).tolist() == [60, 0]

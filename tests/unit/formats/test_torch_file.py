@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ import torch
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from iobench.errors import TransferError
-from iobench.formats import torch_file
+from iobench.formats import torch_file, torch_image
 from iobench.formats.tensors import tensor_bytes
 
 _NAMES = (
@@ -51,15 +51,15 @@ def state(random_tensor) -> dict[str, Any]:
     }
 
 
-def _stock(state: Any, *, crc: bool = True) -> bytes:
+def _stock(state: Any, *, crc: bool = True, name: str = "model.pt", **options: Any) -> bytes:
     before = get_crc32_options()
     set_crc32_options(crc)
     try:
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
+        with tempfile.TemporaryDirectory() as directory:
+            torch.save(state, Path(directory, name), **options)
+            return Path(directory, name).read_bytes()
     finally:
         set_crc32_options(before)
-    return buffer.getvalue()
 
 
 def _leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
@@ -83,28 +83,26 @@ def _assert_same(found: Any, wanted: Any, same: Any) -> None:
 
 @pytest.mark.parametrize("crc", [True, False])
 def test_save_writes_the_stock_file(crc: bool, writer, state, same, tmp_path: Path) -> None:
-    """The file is, over every writer, byte for byte torch.save's to a buffer, CRC on and off.
-
-    torch.save to a path differs in one thing: it names the zip's folder after the file, while to a
-    buffer or stream, which has no name, the folder is `archive`. torch.load reads any name.
-    """
+    """The file is, over every writer, byte for byte torch.save's, CRC on and off."""
     transfer = torch_file.save(state, "model.pt", tmp_path, writer, crc=crc)
     stored = (tmp_path / "model.pt").read_bytes()
     assert stored == _stock(state, crc=crc)
     assert (transfer.bytes, transfer.durable) == (len(stored), True)
+    assert "serialize" in transfer.phases_s
+    _assert_same(torch.load(tmp_path / "model.pt"), state, same)
+
+
+def test_an_unknown_torch_is_streamed(writer, state, same, tmp_path: Path, monkeypatch) -> None:
+    """Where the file cannot be put together as torch does it, torch writes it to our stream."""
+    monkeypatch.setattr(torch_image, "_is_like_stock", lambda: False)
+    transfer = torch_file.save(state, "model.pt", tmp_path, writer)
+    assert transfer.bytes == (tmp_path / "model.pt").stat().st_size
     _assert_same(torch.load(tmp_path / "model.pt"), state, same)
 
 
 def test_crc_off_differs(state) -> None:
     """Without CRC the file is another, so the test above compares two things."""
     assert _stock(state, crc=True) != _stock(state, crc=False)
-
-
-def test_size_hint_may_be_wrong(writer, state, tmp_path: Path) -> None:
-    """A size hint above or below the file's true size changes nothing in the file."""
-    for hint in (100, 10_000_000):
-        torch_file.save(state, "model.pt", tmp_path, writer, size_hint=hint)
-        assert (tmp_path / "model.pt").read_bytes() == _stock(state)
 
 
 @pytest.mark.parametrize("crc", [True, False])
@@ -255,10 +253,11 @@ def test_crc_setting_under_threads(buffered, state, tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join(60)
-    wanted = [_stock(state, crc=False), _stock(state, crc=True)]
     for index in range(4):
         for turn in range(5):
-            assert (tmp_path / f"{index}-{turn}.pt").read_bytes() == wanted[index % 2]
+            name = f"{index}-{turn}.pt"
+            wanted = _stock(state, crc=bool(index % 2), name=name)
+            assert (tmp_path / name).read_bytes() == wanted
     assert get_crc32_options() is True
 
 

@@ -58,6 +58,8 @@ def test_the_table_in_a_pipe_is_plain_aligned_and_uncut(
         "buffered  restore    1.00 GiB   1.25 (1.34)      1.00-1.56      50.0 %       0.20  "
         "read 0.600, scatter 0.200                            VALID (scaled)",
         "",
+        "fastest save: no difference shown between odirect, buffered",
+        "fastest restore: no difference shown between odirect, buffered",
         "ceiling: save 2.00 GiB/s (2.15 GB/s) by fio io_uring 1MiB x 32",
         "ceiling: restore 2.50 GiB/s (2.68 GB/s) by fio io_uring 1MiB x 32",
         "interval: 3 samples can bound a median with 75 % confidence at most",
@@ -174,3 +176,21 @@ def test_every_format_ends_with_one_newline(example: ResultFile, name: Format) -
 def test_an_unknown_format_is_refused(example: ResultFile) -> None:
     with pytest.raises(ValueError, match="'html' is not a valid Format"):
         text(summarise(example), "html")
+
+
+@pytest.mark.parametrize("name", ["table", "md"])
+def test_what_a_writer_chose_stands_below_the_table(example: ResultFile, name: str) -> None:
+    made = {"direct: large": 9, "buffered: tail": 2}
+    first, *others = example.samples
+    report = with_samples(example, [replace(first, decisions=made), *others])
+    told = [line for line in text(report, name).splitlines() if " chose " in line]
+    assert [line.removeprefix("- ") for line in told] == [
+        f"{first.writer} {first.operation} chose direct: large (9), buffered: tail (2)"
+    ]
+
+
+def test_csv_has_a_column_for_each_decision(example: ResultFile) -> None:
+    first, *others = example.samples
+    report = with_samples(example, [replace(first, decisions={"direct: large": 9}), *others])
+    rows = csv.DictReader(io.StringIO(text(report, "csv")))
+    assert [row["decision.direct: large"] for row in rows] == ["9", "", "", ""]

@@ -55,7 +55,10 @@ def test_figures_of_a_summary_by_hand(example: ResultFile) -> None:
 
 def test_the_document_has_the_promised_keys(example: ResultFile) -> None:
     document = summarise(example).document()
-    assert list(document) == ["schema", "environment", "workload", "ceiling", "summaries"]
+    assert list(document) == [
+        *("schema", "environment", "workload", "ceiling", "baseline", "summaries", "winners"),
+        "failures",
+    ]
     assert document["schema"] == "iobench.report/1"
     assert set(document["workload"]) >= {"name", "rank", "bytes", "full_bytes", "files", "scaled"}
     assert set(document["ceiling"]) >= {
@@ -73,12 +76,15 @@ def test_the_document_has_the_promised_keys(example: ResultFile) -> None:
         "median_bytes_per_s",
         "ci95_bytes_per_s",
         "of_ceiling",
+        "ratio",
+        "ratio_ci95",
         "cpu_s_per_gib",
         "first_done_s",
         "last_done_s",
         "phases_s",
         "paths",
         "fallbacks",
+        "decisions",
         "verdict",
         "reasons",
     }
@@ -131,6 +137,14 @@ def test_a_fallback_is_listed_once_and_never_lost(example: ResultFile) -> None:
     one = summarise(replace(example, samples=(*fell, saves[2], *restores))).summaries[0]
     assert one.fallbacks == (fallback,)
     assert "2 of 3 samples: wanted direct, used buffered: EINVAL" in one.reasons
+
+
+def test_decisions_are_added_up_the_most_frequent_first(example: ResultFile) -> None:
+    saves = only(example, "odirect", "save")
+    made = ({"buffered: tail": 1}, {"direct: large": 9, "buffered: tail": 1}, {})
+    chose = [replace(s, decisions=d) for s, d in zip(saves, made, strict=True)]
+    one = summarise(replace(example, samples=tuple(chose))).summaries[0]
+    assert list(one.decisions.items()) == [("direct: large", 9), ("buffered: tail", 2)]
 
 
 def test_an_outlier_is_flagged_and_counted(example: ResultFile) -> None:

@@ -72,6 +72,7 @@ samples = st.builds(
     phases_s=st.dictionaries(texts, seconds, max_size=3),
     paths=st.dictionaries(texts, st.builds(PathCount, operations=sizes, bytes=sizes), max_size=2),
     fallbacks=tuples(st.builds(Fallback, wanted=texts, used=texts, reason=texts)),
+    decisions=st.dictionaries(texts, sizes, max_size=2),
     cpu_s=seconds,
     system_cpu_s=st.none() | seconds,
     cold=st.none() | st.builds(Cold, resident_bytes=sizes, resident_fraction=seconds, method=texts),
@@ -115,7 +116,7 @@ def test_keys_that_a_newer_release_added_are_left_aside(example: ResultFile) -> 
 
 def test_fields_with_defaults_may_be_absent(example: ResultFile) -> None:
     values = to_record(example.samples[0])
-    for name in ("retries", "fallbacks", "cold", "verified", "stores", "notes"):
+    for name in ("retries", "fallbacks", "decisions", "cold", "verified", "stores", "notes"):
         del values[name]
     assert from_record(values) == example.samples[0]
 
@@ -143,8 +144,8 @@ def test_fields_with_defaults_may_be_absent(example: ResultFile) -> None:
         ({"device": {}}, "device.read_bytes is missing"),
         ({"started_at": "yesterday"}, "started_at must be ISO 8601 with a time zone"),
         ({"started_at": "2026-01-31T12:00:00"}, "started_at must be ISO 8601 with a time zone"),
-        ({"kind": "series"}, "kind 'series' is none of run, sample, ceiling, end"),
-        ({"kind": ["run"]}, "kind ['run'] is none of run, sample, ceiling, end"),
+        ({"kind": "series"}, "kind 'series' is none of run, sample, ceiling, failure, train, end"),
+        ({"kind": ["run"]}, "kind ['run'] is none of run, sample, ceiling, failure, train, end"),
         ({"schema": "iobench.result/2"}, "written by a newer iobench (schema iobench.result/2)"),
         ({"schema": "iobench.result/x"}, "not a record of an iobench result file"),
         ({"schema": "iobench.report/1"}, "not a record of an iobench result file"),

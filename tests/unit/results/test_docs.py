@@ -9,7 +9,7 @@ import pytest
 
 from iobench.report.ceiling import Ceiling
 from iobench.report.summary import Summary
-from iobench.results import CeilingSample, End, Fallback, PathCount, Run, Sample
+from iobench.results import CeilingSample, End, Failure, Fallback, PathCount, Run, Sample
 
 DOCS = Path(__file__).parents[3] / "docs" / "results.md"
 COMMON = {"run_id"}  # told once, for all records
@@ -46,6 +46,7 @@ def documented(heading: str) -> set[str]:
         (Run, "## `run`"),
         (Sample, "## `sample`"),
         (CeilingSample, "## `ceiling`"),
+        (Failure, "## `failure`"),
         (End, "## `end`"),
     ],
 )

@@ -37,6 +37,16 @@ def test_one_row_per_sample_with_flat_columns(example_path: Path) -> None:
     assert not {"cold", "device", "verified", "paths", "options", "phases_s"} & set(frame.columns)
 
 
+def test_each_decision_is_a_column(tmp_path: Path, example_path: Path) -> None:
+    text = example_path.read_text()
+    path = tmp_path / "run.jsonl"
+    path.write_text(text.replace('"fallbacks": []', '"decisions": {"direct: large": 9}', 1))
+    frame = load(path)
+    assert frame["decision.direct: large"].sum() == 9
+    assert "decisions" not in frame
+    assert not [name for name in load(example_path) if name.startswith("decision")]
+
+
 def test_rates_can_be_recomputed(example_path: Path) -> None:
     saves = load(example_path).query("operation == 'save'")
     medians = saves.groupby("writer")["bytes_per_s"].median()

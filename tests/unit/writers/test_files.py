@@ -197,6 +197,27 @@ def test_set_size_is_exact(tmp_path: Path, reserved: int, size: int) -> None:
     assert found.st_blocks * 512 <= 2 * 4096 + 4096
 
 
+@pytest.mark.parametrize("heeds_after_sync", [True, False])
+def test_a_size_that_is_not_set(
+    tmp_path: Path, heeds_after_sync: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ftruncate that does nothing, as with s3fs, is noticed: repeated, or an error."""
+    real, synced, meter = os.ftruncate, [], Meter()
+    monkeypatch.setattr(os, "fsync", synced.append)
+    monkeypatch.setattr(
+        os, "ftruncate", lambda fd, size: heeds_after_sync and synced and real(fd, size)
+    )
+    with NewFile(tmp_path / "file", 0, meter) as file:
+        os.write(file.fd, bytes(4096))
+        if heeds_after_sync:
+            file.set_size(1000)
+            assert os.fstat(file.fd).st_size == 1000
+        else:
+            with pytest.raises(TransferError, match="has 4096 bytes after ftruncate to 1000"):
+                file.set_size(1000)
+    assert [fallback.wanted for fallback in meter.fallbacks] == ["ftruncate"]
+
+
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
 def test_reserving_where_it_cannot_be(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch

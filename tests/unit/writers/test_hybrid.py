@@ -13,15 +13,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from iobench import linux
-from iobench.errors import TransferError
+from iobench.errors import TransferError, UnavailableError
 from iobench.testing import content
 from iobench.units import KIB
-from iobench.writers import hybrid_file
+from iobench.writers import direct_engine, flight, hybrid, hybrid_file
+from iobench.writers.direct_io import written_on
 from iobench.writers.hybrid import HybridWriter
 from iobench.writers.hybrid_file import HybridFile
 from iobench.writers.image import FileImage
+from iobench.writers.memory_pressure import MemoryPressure, Pressure
 from iobench.writers.path_policy import Decision, Operation, PathPolicy
 from iobench.writers.path_policy import Path as Way
+from iobench.writers.ring import Ring, open_ring
+from iobench.writers.transfer import PathCount, Transfer
 
 _BLOCK = 64 * KIB
 _SMALL = 16 * KIB
@@ -29,7 +33,7 @@ _PAGE = linux.PAGE
 
 
 def _writer(**options: object) -> HybridWriter:
-    return HybridWriter(**{"block_size": _BLOCK, "threads": 3, "small_size": _SMALL, **options})
+    return HybridWriter(**{"block_size": _BLOCK, "iodepth": 3, "small_size": _SMALL, **options})
 
 
 def _require_direct(directory: Path) -> None:
@@ -38,23 +42,47 @@ def _require_direct(directory: Path) -> None:
         pytest.skip(reason)
 
 
+def _require_ring(directory: Path) -> None:
+    _require_direct(directory)
+    reason = _writer().available(directory).reason
+    if "io_uring" in reason:
+        pytest.skip(reason)
+
+
+def _direct(moved: Transfer) -> PathCount:
+    """What went past the page cache, whoever carried it."""
+    found = [count for path, count in moved.paths.items() if path.endswith("direct")]
+    assert len(found) == 1
+    return found[0]
+
+
 class _Paths:
     """Which operations were given to which path: (way, first byte, end), in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[tuple[str, int, int]] = []
         self.left: list[tuple[int, int]] = []
-        write_by, leave = HybridFile._write_by, HybridFile._leave_cache
+        write, leave = HybridFile._write, HybridFile._leave_cache
+        send_small = HybridWriter._send_small
 
-        def recorded(file, image, start, stop, offset, meter, path):
-            write_by(file, image, start, stop, offset, meter, path)
+        def recorded(file, image, start, stop, *arguments):
+            path = write(file, image, start, stop, *arguments)
+            offset = arguments[3]
             self.seen.append((str(path), offset, offset + stop - start))
+            return path
 
         def left(file, start, stop):
             leave(file, start, stop)
             self.left.append((start, stop))
 
-        monkeypatch.setattr(HybridFile, "_write_by", recorded)
+        def small(writer, file, image, meter):
+            written = send_small(writer, file, image, meter)
+            if written:
+                self.seen.append(("buffered", 0, image.size_bytes))
+            return written
+
+        monkeypatch.setattr(HybridWriter, "_send_small", small)
+        monkeypatch.setattr(HybridFile, "_write", recorded)
         monkeypatch.setattr(HybridFile, "_leave_cache", left)
 
     def pages(self) -> Counter[tuple[str, int]]:
@@ -95,16 +123,18 @@ _FEW = settings(
 
 @pytest.mark.usefixtures("_any_way")
 @_FEW
-@given(size=st.integers(0, 6 * _BLOCK), streamed=st.booleans())
-def test_no_page_by_two_paths(tmp_path: Path, paths: _Paths, size: int, streamed: bool) -> None:
+@given(size=st.integers(0, 6 * _BLOCK), streamed=st.booleans(), uring=st.booleans())
+def test_no_page_by_two_paths(
+    tmp_path: Path, paths: _Paths, size: int, streamed: bool, uring: bool
+) -> None:
     """Whatever the policy chooses, no page is touched by a cached and a direct write."""
     paths.seen.clear()
     data = content(size)
     if streamed:
-        with _writer().open(tmp_path / "file") as stream:
+        with _writer(uring=uring).open(tmp_path / "file") as stream:
             stream.write(data)
     else:
-        _writer().write(FileImage.of("file", [data]), tmp_path)
+        _writer(uring=uring).write(FileImage.of("file", [data]), tmp_path)
     assert (tmp_path / "file").read_bytes() == data.tobytes()
     assert sum(stop - start for _, start, stop in paths.seen) == size
     assert all(count == 1 for count in paths.pages().values()), paths.seen
@@ -112,15 +142,15 @@ def test_no_page_by_two_paths(tmp_path: Path, paths: _Paths, size: int, streamed
 
 @pytest.mark.usefixtures("_any_way")
 @_FEW
-@given(pieces=st.lists(st.integers(1, 3 * _BLOCK), min_size=1, max_size=6))
+@given(pieces=st.lists(st.integers(1, 3 * _BLOCK), min_size=1, max_size=6), uring=st.booleans())
 def test_pages_written_twice_leave_the_cache_between(
-    tmp_path: Path, paths: _Paths, pieces: list[int]
+    tmp_path: Path, paths: _Paths, pieces: list[int], uring: bool
 ) -> None:
     """After a flush a page may be written again, past the cache only when it has left the cache."""
     paths.seen.clear()
     paths.left.clear()
     data = content(sum(pieces))
-    with _writer().open(tmp_path / "file") as stream:
+    with _writer(uring=uring).open(tmp_path / "file") as stream:
         start = 0
         for length in pieces:
             stream.write(data[start : start + length])
@@ -138,8 +168,9 @@ def test_a_tail_costs_no_direct_write(tmp_path: Path, paths: _Paths) -> None:
     """Whole pages of a large file go past the page cache, the rest of its last page through it."""
     _require_direct(tmp_path)
     paths.seen.clear()
-    data = content(2 * _BLOCK + _SMALL + 100)
-    moved = _writer(threads=1, paths="direct").write(FileImage.of("file", [data]), tmp_path)
+    data = content(2 * _BLOCK + _SMALL + 101)[1:]  # at an odd address
+    writer = _writer(iodepth=1, paths="direct", uring=False)
+    moved = writer.write(FileImage.of("file", [data]), tmp_path)
     end = len(data) - len(data) % _PAGE
     assert paths.seen == [
         ("direct", 0, _BLOCK),
@@ -259,11 +290,11 @@ def test_a_direct_write_that_is_refused_is_done_again(
     def refuse(*_: object) -> int:
         raise OSError(errno.EINVAL, "Invalid argument")
 
-    monkeypatch.setattr(hybrid_file, "pwrite_direct", refuse)
+    monkeypatch.setattr(direct_engine, "pwrite_direct", refuse)
     data = content(6 * _BLOCK)
-    moved = _writer().write(FileImage.of("file", [data]), tmp_path)
+    moved = _writer(uring=False).write(FileImage.of("file", [data]), tmp_path)
     assert (tmp_path / "file").read_bytes() == data.tobytes()
-    assert any("a direct write is refused" in one.reason for one in moved.fallbacks)
+    assert any("direct I/O is refused" in one.reason for one in moved.fallbacks)
     assert sum(moved.decisions.values()) == 6
 
 
@@ -271,22 +302,23 @@ def test_direct_in_name_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """Where a direct write turns up in the page cache, O_DIRECT is given up and that is told."""
     monkeypatch.setattr(linux, "cachestat_resident_bytes", lambda *_: _BLOCK)
     data = content(6 * _BLOCK)
-    moved = _writer(threads=1).write(FileImage.of("file", [data]), tmp_path)
+    moved = _writer().write(FileImage.of("file", [data]), tmp_path)
     assert (tmp_path / "file").read_bytes() == data.tobytes()
-    assert moved.paths["direct"].bytes == _BLOCK
+    assert _direct(moved).bytes == _BLOCK
     assert ("direct", "page cache") in {(one.wanted, one.used) for one in moved.fallbacks}
 
 
-def test_one_reader_reads_in_order(tmp_path: Path) -> None:
-    """One reader takes the way that reads ahead; several take the direct one."""
+def test_reads_without_a_ring(tmp_path: Path) -> None:
+    """Direct reads are made by threads then; with nothing direct one thread reads in order."""
     _require_direct(tmp_path)
     data = content(3 * _BLOCK)
     _writer().write(FileImage.of("file", [data]), tmp_path)
-    for threads, reason in ((1, "uncached: large"), (3, "direct: large, staged")):
+    for paths, reason in (("uncached", "uncached: large"), ("all", "direct: large, staged")):
         with (tmp_path / "file").open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         room = np.zeros(len(data) + 1, dtype=np.uint8)[1:]
-        moved = _writer(read_threads=threads).read(FileImage.of("file", [room]), tmp_path)
+        writer = _writer(paths=paths, uring=False)
+        moved = writer.read(FileImage.of("file", [room]), tmp_path)
         assert np.array_equal(room, data)
         assert moved.decisions == {reason: 3}
 
@@ -297,18 +329,138 @@ def test_with_no_path_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     def refuse(*_: object, **__: object) -> None:
         raise hybrid_file._RefusedError("it is refused")
 
-    monkeypatch.setattr(HybridFile, "_write_by", refuse)
+    monkeypatch.setattr(HybridFile, "_go_cached", refuse)
+    monkeypatch.setattr(HybridFile, "_go_direct", refuse)
     with pytest.raises(TransferError, match="no other path is left"):
-        _writer().write(FileImage.of("file", [content(10)]), tmp_path)
+        _writer().write(FileImage.of("file", [content(_SMALL)]), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_phases_of_a_stream_are_counted_once(tmp_path: Path) -> None:
     """The crew's clock counts the writing of a block, not that and the block's own again."""
     _require_direct(tmp_path)
-    with _writer(threads=1, paths="direct").open(tmp_path / "file") as stream:
+    with _writer(iodepth=1, paths="direct", uring=False).open(tmp_path / "file") as stream:
         stream.write(content(20 * _BLOCK))
     assert stream.transfer is not None
     assert set(stream.transfer.phases_s) >= {"gather", "write", "sync", "commit"}
     assert stream.transfer.phases_s["write"] <= stream.transfer.elapsed_s
     assert stream.transfer.paths["direct"].bytes == 20 * _BLOCK
+
+
+# The ring.
+
+
+def _written(
+    writer: HybridWriter, data: np.ndarray, directory: Path, *, streamed: bool
+) -> Transfer:
+    if not streamed:
+        return writer.write(FileImage.of("file", [data]), directory)
+    with writer.open(directory / "file") as stream:
+        stream.write(data)
+    assert stream.transfer is not None
+    return stream.transfer
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_large_blocks_go_by_a_ring(tmp_path: Path, streamed: bool) -> None:
+    """What the policy sends past the page cache goes in pieces by a ring, the tail as ever."""
+    _require_ring(tmp_path)
+    data, writer = content(8 * _BLOCK + 100), _writer(paths="direct")
+    moved = _written(writer, data, tmp_path, streamed=streamed)
+    assert moved.paths["io_uring direct"].bytes == 8 * _BLOCK
+    assert moved.fallbacks == ()
+    assert moved.decisions["buffered: tail"] == 1
+    with (tmp_path / "file").open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    back = np.zeros(len(data) + 1, dtype=np.uint8)[1:]
+    read = writer.read(FileImage.of("file", [back]), tmp_path)
+    assert np.array_equal(back, data)
+    assert read.paths["io_uring direct"].operations == 8
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_without_a_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streamed: bool) -> None:
+    """Where the kernel refuses io_uring, threads take its place and that is told."""
+
+    def refuse(_: int) -> None:
+        raise UnavailableError("uring", "io_uring is disabled.", "")
+
+    _require_direct(tmp_path)
+    monkeypatch.setattr(hybrid, "open_ring", refuse)
+    data, writer = content(8 * _BLOCK), _writer(paths="direct")
+    assert "io_uring is disabled; threads" in writer.available(tmp_path).reason
+    moved = _written(writer, data, tmp_path, streamed=streamed)
+    assert (tmp_path / "file").read_bytes() == data.tobytes()
+    assert set(moved.paths) == {"direct"}
+    assert [(one.wanted, one.used) for one in moved.fallbacks] == [("io_uring", "threads")]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_ring_that_is_refused_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streamed: bool
+) -> None:
+    """When the first ring can be had and the next one cannot, all is written without, and told."""
+    _require_ring(tmp_path)
+    left = [1]
+
+    def open_one(iodepth: int) -> Ring:
+        if not left:
+            raise UnavailableError("uring", "the kernel refuses a ring.", "")
+        left.pop()
+        return open_ring(iodepth)
+
+    monkeypatch.setattr(hybrid, "open_ring", open_one)
+    data = content(8 * _BLOCK)
+    moved = _written(_writer(paths="direct"), data, tmp_path, streamed=streamed)
+    assert (tmp_path / "file").read_bytes() == data.tobytes()
+    assert set(moved.paths) == {"direct"}
+    assert [one.wanted for one in moved.fallbacks] == ["io_uring"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_ring_whose_first_write_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streamed: bool
+) -> None:
+    """A refusal that a ring tells at the end of the first operation loses no byte."""
+    _require_ring(tmp_path)
+
+    def refused(*_: object) -> int:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(flight, "written_on", refused)
+    data = content(8 * _BLOCK)
+    moved = _written(_writer(), data, tmp_path, streamed=streamed)
+    assert (tmp_path / "file").read_bytes() == data.tobytes()
+    assert [(one.wanted, one.used) for one in moved.fallbacks] == [("direct", "uncached")]
+    assert sum(moved.decisions.values()) == 8
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_ring_that_fails_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streamed: bool
+) -> None:
+    """A later failure is the transfer's, and nothing is published."""
+    _require_ring(tmp_path)
+    calls = iter(range(100))
+
+    def failing(*arguments: int) -> int:
+        if next(calls) == 5:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return written_on(*arguments)
+
+    monkeypatch.setattr(flight, "written_on", failing)
+    with pytest.raises(TransferError, match="Input/output error"):
+        _written(_writer(), content(40 * _BLOCK), tmp_path, streamed=streamed)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_small_file_spares_the_page_cache_when_memory_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The short way of small files asks the policy too, and leaves such a file to HybridFile."""
+    short = Pressure(total_bytes=1 << 34, available_bytes=1)
+    monkeypatch.setattr(MemoryPressure, "now", lambda _: short)
+    images = [FileImage.of(name, [content(100)]) for name in "ab"]
+    moved = _writer().write_many(images, tmp_path)
+    assert moved.decisions == {"uncached: small file, memory is short": 2}
+    assert (tmp_path / "b").read_bytes() == content(100).tobytes()

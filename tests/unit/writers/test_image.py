@@ -108,13 +108,13 @@ def test_memory_without_a_buffer_is_refused() -> None:
 
 
 def test_tensors_are_told_the_way() -> None:
-    """A torch tensor without a buffer of its own (bfloat16) is told of tensor_bytes."""
+    """A torch tensor without a buffer of its own (bfloat16) is told of tensor_memory."""
 
     class Tensor:
         def data_ptr(self) -> int:
             return 0
 
-    with pytest.raises(UsageError, match="tensor_bytes"):
+    with pytest.raises(UsageError, match="tensor_memory"):
         FileImage.of("f", [Tensor()])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import mmap
 import threading
 from itertools import islice
 
@@ -175,6 +176,19 @@ def test_a_block_comes_back_after_an_error() -> None:
 
 def _helpers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "iobench-worker"]
+
+
+@pytest.mark.parametrize("size", [4096, 12288, 1 << 20, (1 << 20) + 4096, 3 << 20])
+def test_blocks_are_aligned_and_apart(size: int) -> None:
+    """However many one huge page holds, blocks are page-aligned, writable and apart."""
+    pool = BlockPool(size)
+    blocks = [pool.take() for _ in range((4 << 20) // size + 2)]
+    for number, block in enumerate(blocks):
+        assert len(block) == size
+        assert block.ctypes.data % mmap.PAGESIZE == 0
+        block[[0, -1]] = number % 256
+    for number, block in enumerate(blocks):
+        assert block[0] == block[-1] == number % 256
 
 
 def test_workers_apart() -> None:

@@ -1,0 +1,84 @@
+"""Contenders by name: from what `--writer` says to what takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from iobench import peers
+from iobench.bench.contender import Contender, WriterContender
+from iobench.bench.peer_contender import PeerContender
+from iobench.bench.target import Location
+from iobench.errors import IobenchError, UnknownNameError, UsageError
+from iobench.writers import registry
+
+__all__ = ["PEER", "choose", "find_baseline"]
+
+PEER = "peer:"
+"""What the names of peers begin with."""
+
+_ALL = "all"
+_BASELINE = f"{PEER}torch-save"
+_HARNESS = "null"  # no contender: it stores nothing
+
+
+def choose(text: str, target: Location) -> tuple[list[Contender], list[str]]:
+    """The contenders of `odirect,threads=4,peer:dcp`; of `all` those that work in `target`.
+
+    Also gives the lines that say who is left out of `all`, and why. Raises UsageError and its kin
+    for what cannot be meant, UnavailableError for a contender that cannot be imported.
+    """
+    if text.strip() != _ALL:
+        return _on_equal_terms(_distinct(text)), []
+    chosen, left_out = [], []
+    names = [*registry.names(), *(f"{PEER}{name}" for name in peers.names())]
+    for name in names:
+        if name == _HARNESS:
+            continue
+        try:
+            one = _make(name, {})
+            one.check_scheme(target)
+            one.require(target)
+        except UsageError:
+            continue  # for targets of another kind
+        except IobenchError as error:
+            left_out.append(str(error))
+        else:
+            chosen.append(one)
+    return _on_equal_terms(chosen), left_out
+
+
+def find_baseline(text: str | None, chosen: Sequence[Contender]) -> Contender | None:
+    """The contender that `--baseline` means: by its name, or its name and options as given there.
+
+    Without a text `peer:torch-save` where it takes part. Raises UnknownNameError.
+    """
+    for one in chosen:
+        if (text or _BASELINE) in (one.name, one.label):
+            return one
+    if text is None:
+        return None
+    raise UnknownNameError("baseline", text, [one.label for one in chosen])
+
+
+def _on_equal_terms(chosen: list[Contender]) -> list[Contender]:
+    """Beside peers, which return new tensors, our writers restore into new memory as well."""
+    if not any(one.is_peer for one in chosen):
+        return chosen
+    return [
+        WriterContender(one.writer, fresh=True) if isinstance(one, WriterContender) else one
+        for one in chosen
+    ]
+
+
+def _distinct(text: str) -> list[Contender]:
+    chosen = [_make(name, values) for name, values in registry.split_specs(text)]
+    for index, one in enumerate(chosen):
+        if any(o.name == one.name and o.options == one.options for o in chosen[:index]):
+            raise UsageError(f"--writer {text!r}: {one.name} with the same options twice")
+    return chosen
+
+
+def _make(name: str, values: dict[str, str]) -> Contender:
+    if name.startswith(PEER):
+        return PeerContender(peers.make(name.removeprefix(PEER), **values))
+    return WriterContender(registry.make(name, **values))

@@ -1,0 +1,101 @@
+"""Sampler: a counter of the device, or of this process, read ten times a second by a child."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from iobench.environment.device import parse_stat
+
+__all__ = ["FileSampler", "Reading", "Sampler", "Source"]
+
+_PROGRAM = Path(__file__).with_name("sampling.py")
+_INTERVAL_MS = 100
+
+Source = Literal["device", "process"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """The counters at `at_s`, of time.perf_counter where nothing else is said."""
+
+    at_s: float
+    read_bytes: int
+    write_bytes: int
+
+
+class FileSampler:
+    """The texts of small files, ten times a second.
+
+    A child process reads them, as long as the `with` block lasts: a thread would run inside what is
+    timed.
+    """
+
+    def __init__(self, files: Sequence[str]) -> None:
+        self._files = files
+        self._child: subprocess.Popen[bytes] | None = None
+        self._output = -1
+
+    def __enter__(self) -> Self:
+        self._output = os.memfd_create("iobench-sampler", os.MFD_CLOEXEC)
+        command = [sys.executable, "-I", "-S", str(_PROGRAM), str(_INTERVAL_MS), *self._files]
+        self._child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=self._output, start_new_session=True
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._child is not None and self._child.stdin is not None:
+            self._child.stdin.close()
+            self._child.wait()
+        os.close(self._output)
+
+    def texts(self, since_s: float, until_s: float) -> list[tuple[float, list[str]]]:
+        """(when, text of each file on one line), strictly between two moments of perf_counter."""
+        size = os.fstat(self._output).st_size
+        lines = os.pread(self._output, size, 0).decode().splitlines(keepends=True)
+        found = [line.rstrip("\n").split("\t") for line in lines if line.endswith("\n")]
+        return [(float(at), texts) for at, *texts in found if since_s < float(at) < until_s]
+
+
+class Sampler(FileSampler):
+    """Readings of the device's counters, or of this process's where there is no device.
+
+    `source` says which: `device` counts what the block device moved, for anybody; `process` what
+    this process's read and write calls moved (rchar and wchar of /proc/PID/io).
+    """
+
+    def __init__(self, device_files: Sequence[Path]) -> None:
+        """`device_files` are the devices' stat files; none where there is no device to ask."""
+        self.source: Source = "device" if device_files else "process"
+        super().__init__([str(path) for path in device_files] or [f"/proc/{os.getpid()}/io"])
+
+    def readings(self, since_s: float, until_s: float) -> list[Reading]:
+        """Those taken strictly between two moments of time.perf_counter."""
+        found = [self._parse(at_s, texts) for at_s, texts in self.texts(since_s, until_s)]
+        return [one for one in found if one is not None]
+
+    def _parse(self, at_s: float, texts: list[str]) -> Reading | None:
+        if self.source == "process":
+            words = texts[0].split()
+            values = dict(zip(words[::2], words[1::2], strict=True))
+            read, write = int(values["rchar:"]), int(values["wchar:"])
+        else:
+            counters = [parse_stat(text) for text in texts]
+            known = [one for one in counters if one is not None]
+            if len(known) < len(counters):
+                return None
+            read = sum(one.read_bytes for one in known)
+            write = sum(one.write_bytes for one in known)
+        return Reading(at_s=at_s, read_bytes=read, write_bytes=write)

@@ -1,0 +1,38 @@
+"""Read counters every so often until our standard input closes; each reading is a line.
+
+Run by path as a program of its own, with nothing of iobench: a thread beside what is timed would
+take part in it.
+
+    python sampling.py INTERVAL_MS FILE ...     writes SECONDS<tab>TEXT<tab>TEXT ...
+
+SECONDS are of CLOCK_MONOTONIC, the clock of all processes; TEXT is a file's content on one line.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+
+_LONGEST_BYTES = 4096
+
+
+def main() -> None:
+    interval_ms, *names = sys.argv[1:]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the pipe alone decides
+    files = [os.open(name, os.O_RDONLY) for name in names]
+    watched = select.poll()
+    watched.register(0, select.POLLIN | select.POLLHUP)
+    while True:
+        texts = [os.pread(file, _LONGEST_BYTES, 0).decode() for file in files]
+        line = "\t".join([repr(time.monotonic()), *(" ".join(text.split()) for text in texts)])
+        os.write(1, f"{line}\n".encode())
+        if watched.poll(int(interval_ms)):
+            return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Target: where a run stores its checkpoints: a directory, or a prefix in a bucket.
+
+What differs between them is behind these two interfaces; the runner and its trials know neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from iobench.bench.counters import Monitor
+from iobench.results.records import Cold
+from iobench.writers.s3_target import is_s3
+
+if TYPE_CHECKING:
+    from iobench.bench.contender import Contender
+
+__all__ = ["Location", "Scratch", "Staged", "Target", "target_of"]
+
+Location = str | Path
+"""What a writer is given: a directory, or `s3://bucket/prefix`."""
+
+
+class Staged(Protocol):
+    """A checkpoint being written; not one before `publish`."""
+
+    @property
+    def directory(self) -> Location:
+        """Where its files go until it is published."""
+
+    def publish(self, manifest: Mapping[str, Any]) -> None:
+        """Make it a checkpoint: durable and visible on return."""
+
+
+class Scratch(Protocol):
+    """A place of the run's own in its target, empty at first and removed at the end."""
+
+    @property
+    def directory(self) -> Path | None:
+        """The same as a directory, where it is one."""
+
+    def locate(self, name: str) -> Location:
+        """Where the published checkpoint `name` is."""
+
+    def staged(self, name: str) -> AbstractContextManager[Staged]:
+        """The new checkpoint `name`; removed when the block is left without `publish`."""
+
+    def make_cold(self, name: str) -> Cold:
+        """Have no byte of the checkpoint `name` in this machine's memory, and prove it."""
+
+    def remove(self, name: str) -> None:
+        """Remove the checkpoint `name`, if there is one."""
+
+    def settle(self, monitor: Monitor) -> None:
+        """Wait until earlier work has left the storage alone."""
+
+
+class Target(Protocol):
+    """Where the checkpoints of a run are stored."""
+
+    @property
+    def location(self) -> str:
+        """As the record shows it."""
+
+    @property
+    def no_ceiling(self) -> str:
+        """Why fio cannot measure a ceiling here; empty where it can."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of a restore's figure must know of this kind of target."""
+
+    def check(self) -> None:
+        """Raise TargetError or UnavailableError unless it can be written."""
+
+    def free_bytes(self) -> int | None:
+        """Bytes that a run may use; None where nobody can say."""
+
+    def describe(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(facts of the machine, facts of the storage), for the record."""
+
+    def monitor(self) -> Monitor:
+        """The counters of the device beneath."""
+
+    def scratch(self) -> AbstractContextManager[Scratch]:
+        """A place of the run's own, removed whatever happens."""
+
+
+def target_of(location: Location, contenders: Sequence[Contender]) -> Target:
+    """The target that `location` names, as `contenders` will use it.
+
+    Raises UsageError when one of them does not store in targets of that kind.
+    """
+    from iobench.bench.bucket import BucketTarget
+    from iobench.bench.directory import DirectoryTarget
+
+    for one in contenders:
+        one.check_scheme(location)
+    if is_s3(location):
+        return BucketTarget.of(str(location), contenders)
+    return DirectoryTarget(path=Path(location))

@@ -1,0 +1,172 @@
+"""Leaf: a tensor to save. View: one that lies in another's memory, as tied weights do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from iobench.formats.safetensors_header import DTYPES
+from iobench.formats.tensors import dtype_name, tensor_bytes, torch_dtype
+from iobench.writers.image import Bytes
+
+__all__ = ["Leaf", "View", "share"]
+
+_ALIGNMENT = 16  # of any torch dtype's elements
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaf:
+    """A tensor of the file: `dtype` is its torch name, `source` a tensor or a numpy array's bytes.
+
+    `size_bytes` is what it takes in the file.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+    source: torch.Tensor | Bytes
+
+    @classmethod
+    def of_tensor(cls, tensor: torch.Tensor) -> Leaf:
+        """As the file shows it: by its dtype and shape, or as bytes where the file lacks those."""
+        dtype, size = dtype_name(tensor.dtype), tensor.numel() * tensor.element_size()
+        if dtype not in DTYPES:
+            return cls(dtype="uint8", shape=(size,), size_bytes=size, source=tensor)
+        return cls(dtype=dtype, shape=tuple(tensor.shape), size_bytes=size, source=tensor)
+
+    @classmethod
+    def of_bytes(cls, data: Bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Leaf:
+        """A numpy array with these bytes."""
+        if dtype.isnative and dtype.name in DTYPES:
+            return cls(dtype=dtype.name, shape=shape, size_bytes=len(data), source=data)
+        return cls(dtype="uint8", shape=(len(data),), size_bytes=len(data), source=data)
+
+    @property
+    def on_cpu(self) -> bool:
+        return not isinstance(self.source, torch.Tensor) or self.source.device.type == "cpu"
+
+    def cpu_bytes(self) -> Bytes:
+        """Its bytes as they lie; a copy only of a tensor that is not contiguous."""
+        if isinstance(self.source, torch.Tensor):
+            return tensor_bytes(self.source)
+        return self.source
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """Where a tensor lies in the leaf `leaf`; `layout` is empty where it is just that leaf."""
+
+    leaf: str
+    layout: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, entry: Mapping[str, Any]) -> View:
+        keys = ("dtype", "shape", "stride", "offset")
+        return cls(leaf=entry["$tensor"], layout={key: entry[key] for key in keys})
+
+    def of(self, leaf: torch.Tensor) -> torch.Tensor:
+        """The tensor, on the memory of `leaf`."""
+        dtype = torch_dtype(self.layout["dtype"])
+        offset, odd = divmod(self.layout["offset"], dtype.itemsize)
+        shape, stride = self.layout["shape"], self.layout["stride"]
+        reach = sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) + 1
+        if odd or (offset + reach) * dtype.itemsize > leaf.numel() * leaf.element_size():
+            raise ValueError(f"a view at {self.layout['offset']} does not lie in {self.leaf}")
+        empty = torch.empty(0, dtype=dtype)
+        return empty.set_(leaf.untyped_storage(), offset, shape, stride)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Span:
+    """The bytes [begin, end) of a device's memory that a tensor spans."""
+
+    name: str
+    tensor: torch.Tensor
+    begin: int
+    end: int
+
+    @classmethod
+    def of(cls, name: str, tensor: torch.Tensor) -> _Span:
+        begin = tensor.data_ptr()
+        reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+        return cls(name=name, tensor=tensor, begin=begin, end=begin + reach * tensor.element_size())
+
+
+def share(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, Leaf], dict[str, View]]:
+    """(leaves by name, for each tensor that is not a leaf by itself its view).
+
+    Tensors whose memory overlaps share one leaf; the others have their own, contiguous, whatever
+    else is in their storage.
+    """
+    leaves: dict[str, Leaf] = {}
+    views: dict[str, View] = {}
+    spans = []
+    for name, tensor in tensors.items():
+        if tensor.numel():
+            spans.append(_Span.of(name, tensor))
+        else:
+            leaves[name] = Leaf.of_tensor(tensor)
+    spans.sort(key=lambda span: (str(span.tensor.device), span.begin, -span.end))
+    for group in _overlapping(spans):
+        if len(group) == 1:
+            leaves[group[0].name] = Leaf.of_tensor(group[0].tensor)
+        else:
+            _share_one(group, leaves, views)
+    for name, tensor in tensors.items():
+        if name in leaves and dtype_name(tensor.dtype) not in DTYPES:
+            views[name] = View(leaf=name, layout=_layout(_contiguous(tensor), 0))
+    return leaves, views
+
+
+def _overlapping(spans: list[_Span]) -> list[list[_Span]]:
+    """`spans`, sorted, in groups that overlap."""
+    groups: list[list[_Span]] = []
+    device, end = None, 0
+    for span in spans:
+        if span.tensor.device != device or span.begin >= end:
+            groups.append([])
+            device, end = span.tensor.device, 0
+        groups[-1].append(span)
+        end = max(end, span.end)
+    return groups
+
+
+def _share_one(group: list[_Span], leaves: dict[str, Leaf], views: dict[str, View]) -> None:
+    begin, end = group[0].begin, max(span.end for span in group)
+    base = next(
+        (s for s in group if (s.begin, s.end) == (begin, end) and s.tensor.is_contiguous()), None
+    )
+    if base is None or dtype_name(base.tensor.dtype) not in DTYPES:
+        storage = group[0].tensor.untyped_storage()
+        begin -= (begin - storage.data_ptr()) % _ALIGNMENT
+        raw = torch.empty(0, dtype=torch.uint8, device=storage.device)
+        whole = raw.set_(storage, begin - storage.data_ptr(), (end - begin,), (1,))
+        base = _Span(name=group[0].name, tensor=whole, begin=begin, end=end)
+    leaves[base.name] = Leaf.of_tensor(base.tensor)
+    for span in group:
+        same = (
+            span.begin == base.begin
+            and span.tensor.dtype == base.tensor.dtype
+            and span.tensor.shape == base.tensor.shape
+            and span.tensor.is_contiguous()
+        )
+        layout = {} if same else _layout(span.tensor, span.begin - base.begin)
+        views[span.name] = View(leaf=base.name, layout=layout)
+
+
+def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """One without memory that has its shape and lies one element after the other."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
+def _layout(tensor: torch.Tensor, offset: int) -> dict[str, Any]:
+    return {
+        "dtype": dtype_name(tensor.dtype),
+        "shape": list(tensor.shape),
+        "stride": list(tensor.stride()),
+        "offset": offset,
+    }

@@ -1,0 +1,359 @@
+"""Checkpointer: what a trainer holds to save and restore its state."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+import weakref
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from iobench.checkpoint.commit import Committer
+from iobench.checkpoint.ledger import Ledger
+from iobench.checkpoint.lock import DirectoryLock, lock_location
+from iobench.checkpoint.persister import OnFull, Persister, Snapshot
+from iobench.checkpoint.restore import Loaded, OnCorrupt, restore
+from iobench.checkpoint.retention import KeepAll, Retention
+from iobench.checkpoint.save import Save
+from iobench.checkpoint.schedule import Schedule
+from iobench.checkpoint.serialized import Serialized
+from iobench.checkpoint.slots import Slot, SlotPool
+from iobench.checkpoint.snapshot import LazyCopy, copy_into
+from iobench.checkpoint.store import store_at
+from iobench.errors import OptionError, UsageError
+from iobench.units import parse_size
+from iobench.writers.base import Writer
+from iobench.writers.registry import make
+
+__all__ = ["Checkpointer"]
+
+_REMEMBERED = 1000  # saves that `saves` tells of
+
+
+class Checkpointer:
+    """Saves a training state to `location`, a directory or `s3://bucket/prefix`, and restores it.
+
+        ckpt = Checkpointer("runs/a", slots=2, keep=KeepLast(3), schedule=Every(500))
+        for step, batch in enumerate(data):
+            train(batch)
+            if ckpt.due(step):
+                ckpt.save_async({"model": model.state_dict(), "step": step}, step)
+        ckpt.close()
+
+    A checkpoint is visible only when all of it is durable: `step-N`, with `manifest.json` in it.
+    What a killed process left half written is removed when the next one opens the directory.
+    States are nested dicts, lists and tuples of tensors (CPU or CUDA), numpy arrays, numbers,
+    strings, bytes and None. They are restored on the CPU.
+
+    - `writer`: a Writer or its name: the I/O path
+    - `slots`: snapshots that host memory holds. With 1 a save waits until the one before it is on
+      storage (CheckFreq); with more only until it is copied (PCcheck). Of the snapshots that wait
+      the newest is written next; the older ones are dropped, `superseded`
+    - `on_full`: what `save_async` does when no slot is free: "wait", "skip" this save, or
+      "supersede" the oldest snapshot that waits
+    - `keep`: which checkpoints stay; the others go once a newer one is committed
+    - `schedule`: what `due` asks
+    - `budget`: bytes that all slots together may take (`"16GiB"`)
+    - `bandwidth_limit`: bytes per second that background saves may write (`"500MiB"`)
+    - `lazy`: `save_async` returns before the copy; `before_optimizer_step` waits for it
+
+    One Checkpointer at a time has a directory; TargetError names the other's pid and host. An
+    object store knows no such lock. To be used by one thread. What fails in the background is
+    raised by the next `save`, `save_async`, `wait` or `close`, and never told as a success.
+    """
+
+    def __init__(
+        self,
+        location: str | Path,
+        *,
+        writer: Writer | str = "hybrid",
+        slots: int = 2,
+        on_full: OnFull = "wait",
+        keep: Retention | None = None,
+        schedule: Schedule | None = None,
+        budget: int | str | None = None,
+        bandwidth_limit: int | str | None = None,
+        lazy: bool = False,
+    ) -> None:
+        if slots < 1:
+            raise OptionError(f"slots={slots}: at least 1")
+        if on_full not in ("wait", "skip", "supersede"):
+            raise OptionError(f"on_full={on_full!r}: 'wait', 'skip' or 'supersede'")
+        limit = None if bandwidth_limit is None else parse_size(bandwidth_limit)
+        if limit == 0:
+            raise OptionError("bandwidth_limit=0: nothing could be written")
+        self._writer = make(writer) if isinstance(writer, str) else writer
+        if not self._writer.stores:
+            raise UsageError(f"writer {self._writer.name!r} stores nothing")
+        self._pool = SlotPool(slots, None if budget is None else parse_size(budget))
+        self._schedule, self._on_full, self._lazy = schedule, on_full, lazy
+        self._store = store_at(location, self._writer)
+        self._lock = lock_location(location)
+        try:
+            self._writer.require(location)
+            self._store.clean()
+            self._ledger = Ledger(self._store, keep or KeepAll())
+        except BaseException:
+            _release(self._lock)
+            raise
+        self._committer = Committer(store=self._store, writer=self._writer, ledger=self._ledger)
+        self._persister = Persister(self._pool.slots, _Persist(self._committer, limit))
+        self._copying: tuple[LazyCopy, Save] | None = None
+        self._saves: deque[Save] = deque(maxlen=_REMEMBERED)
+        self._pid = os.getpid()
+        self.loaded: Loaded | None = None
+        """What the last `load` restored, and which damaged checkpoints it passed over."""
+        self._unclosed = weakref.finalize(
+            self, _close_unclosed, str(location), self._pid, self._persister, self._lock
+        )
+
+    @property
+    def saves(self) -> tuple[Save, ...]:
+        """What became of the last 1,000 saves, oldest first."""
+        return tuple(self._saves)
+
+    def due(self, step: int) -> bool:
+        """Whether the schedule wants a checkpoint after `step`; ask once after every step."""
+        if self._schedule is None:
+            raise UsageError("due() needs a schedule: Checkpointer(..., schedule=Every(500))")
+        return self._schedule.due(step)
+
+    def save_async(self, state: Any, step: int) -> Save:
+        """Take a snapshot of `state`, to be written in the background.
+
+        On return the state may change; with `lazy` its numpy arrays and plain values may, and its
+        tensors after `before_optimizer_step`. Nothing is durable yet: see the Save's status, or
+        `wait`. Raises StateError for a state that cannot be saved or does not fit, UsageError for
+        a step saved twice (nothing is copied then), and what failed in the background before.
+        """
+        began_s = time.perf_counter()
+        serialized, save = self._begin(state, step)
+        try:
+            slot = self._take_slot(serialized, self._on_full)
+            if slot is None:
+                save.status = "skipped"
+            else:
+                self._copy(Snapshot(save=save, serialized=serialized, slot=slot))
+        except BaseException as error:
+            save.status, save.error = "failed", error
+            raise
+        save.stall_s = time.perf_counter() - began_s
+        if self._schedule:
+            self._schedule.started(save)
+        return save
+
+    def save(self, state: Any, step: int) -> Save:
+        """Write `state`; on return it is durable and visible.
+
+        Waits for saves in the background first. CPU tensors are written from where they lie.
+        Raises what `save_async` does, and TransferError; nothing is visible then.
+        """
+        began_s = time.perf_counter()
+        self.wait()
+        serialized, save = self._begin(state, step)
+        try:
+            if serialized.on_cpu:
+                self._committer.commit(save, serialized, serialized.image())
+            else:
+                self._save_from_gpu(serialized, save)
+        except BaseException as error:
+            if save.status != "committed":
+                save.status, save.error = "failed", error
+            raise
+        save.stall_s = time.perf_counter() - began_s
+        if self._schedule:
+            self._schedule.started(save)
+        return save
+
+    def before_optimizer_step(self) -> None:
+        """Wait for what is left of a lazy save's copy; the tensors may change then.
+
+        Raises what failed in the background, and StateError when a tensor was changed while it was
+        copied; that checkpoint is not saved.
+        """
+        self._finish_copy()
+        self._persister.raise_failure()
+
+    def wait(self) -> None:
+        """Wait until every save is committed, superseded or failed; raise what failed."""
+        self._check_usable()
+        self._finish_copy()
+        self._persister.wait()
+        self._persister.raise_failure()
+
+    def load(
+        self,
+        step: int | Literal["latest"] = "latest",
+        *,
+        on_corrupt: OnCorrupt = "raise",
+        like: Any = None,
+    ) -> Any:
+        """The state of the checkpoint `step`, or of the newest one; saves are waited for first.
+
+        Every byte is compared with its checksum. A damaged checkpoint raises DataMismatchError;
+        with `on_corrupt="previous"` the newest sound one before it is taken, with a RuntimeWarning,
+        and `loaded` tells which. `like`, a state of the form expected, makes a checkpoint of
+        another model raise StateMismatchError, which lists the names that are missing, unexpected
+        or mis-shaped; only the top-level entries of `like` are compared. Raises TargetError when
+        there is no such checkpoint. Later checkpoints stay, and saves of their steps replace them.
+        """
+        self._check_usable()
+        self._finish_copy()
+        self._persister.wait()
+        self.loaded = restore(self._store, self._writer, step, on_corrupt=on_corrupt, like=like)
+        self._ledger.resumed_from(self.loaded.step)
+        return self.loaded.state
+
+    def latest(self) -> int | None:
+        """The step of the newest complete checkpoint; None when there is none."""
+        return max(self._store.steps(), default=None)
+
+    def steps(self) -> list[int]:
+        """The steps of all complete checkpoints, oldest first."""
+        return self._store.steps()
+
+    def remove(self, step: int) -> None:
+        """Remove the checkpoint `step`; saves are waited for first. Raises UsageError for none."""
+        self._check_usable()
+        self._finish_copy()
+        self._persister.wait()
+        self._ledger.remove(step)
+
+    def close(self) -> None:
+        """Wait for every save, give memory and directory back, and raise what went wrong.
+
+        Twice does nothing. Interrupted while it waits it is not closed yet.
+        """
+        if not self._unclosed.alive or os.getpid() != self._pid:
+            return
+        self._finish_copy()
+        self._persister.wait()
+        self._unclosed.detach()
+        self._pool.free()
+        _release(self._lock)
+        self._persister.raise_failure()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except Exception as failure:
+            if error is None:
+                raise
+            error.add_note(f"and a checkpoint failed: {failure!r}")
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise UsageError("a Checkpointer does not work in a forked child; make one there")
+        if not self._unclosed.alive:
+            raise UsageError("this Checkpointer is closed")
+
+    def _begin(self, state: Any, step: int) -> tuple[Serialized, Save]:
+        """What every save does before anything is copied."""
+        self._check_usable()
+        self._finish_copy()
+        self._persister.raise_failure()
+        if type(step) is not int or step < 0:
+            raise UsageError(f"step {step!r}: a whole number, 0 or more")
+        serialized = Serialized.of(state)
+        save = Save(
+            step=step, status="copying", created_s=time.time(), size_bytes=serialized.size_bytes
+        )
+        self._ledger.claim(save)
+        self._saves.append(save)
+        return serialized, save
+
+    def _take_slot(self, serialized: Serialized, on_full: OnFull) -> Slot | None:
+        """A slot that has room for it; None for a save to be skipped."""
+        pinned = not serialized.on_cpu
+        if self._pool.grow(serialized.size_bytes):
+            self._persister.for_each_free(lambda slot: self._pool.ready(slot, pinned=pinned))
+        slot = self._persister.take(on_full)
+        if slot is None:
+            return None
+        try:
+            self._pool.ready(slot, pinned=pinned)
+        except BaseException:
+            self._persister.give(slot)
+            raise
+        return slot
+
+    def _copy(self, snapshot: Snapshot) -> None:
+        """Fill the slot, now or lazily, and have it written then."""
+        try:
+            if self._lazy:
+                self._copying = LazyCopy(snapshot, self._persister), snapshot.save
+                return
+            copy_into(snapshot.slot.memory, snapshot.serialized)
+            self._persister.submit(snapshot)
+        except BaseException:
+            self._persister.give(snapshot.slot)
+            raise
+
+    def _finish_copy(self) -> None:
+        """Wait for what is left of a lazy copy."""
+        if self._copying is None:
+            return
+        copy, save = self._copying
+        began_s = time.perf_counter()
+        copy.join()
+        save.stall_s += time.perf_counter() - began_s
+        self._copying = None
+
+    def _save_from_gpu(self, serialized: Serialized, save: Save) -> None:
+        slot = self._take_slot(serialized, "wait")
+        assert slot is not None
+        try:
+            copy_into(slot.memory, serialized)
+            self._committer.commit(save, serialized, serialized.image_in(slot.memory))
+        finally:
+            self._persister.give(slot)
+
+
+class _Persist:
+    """Writes one snapshot: what the persister does in the background."""
+
+    def __init__(self, committer: Committer, rate_bytes_per_s: int | None) -> None:
+        self._committer, self._rate_bytes_per_s = committer, rate_bytes_per_s
+
+    def __call__(self, snapshot: Snapshot) -> None:
+        image = snapshot.serialized.image_in(snapshot.slot.memory)
+        self._committer.commit(
+            snapshot.save, snapshot.serialized, image, rate_bytes_per_s=self._rate_bytes_per_s
+        )
+
+
+def _release(lock: DirectoryLock | None) -> None:
+    if lock:
+        lock.release()
+
+
+def _close_unclosed(
+    location: str, pid: int, persister: Persister, lock: DirectoryLock | None
+) -> None:
+    """A Checkpointer was forgotten: its saves are finished all the same, and failures told."""
+    if os.getpid() != pid or not persister.wait():
+        return
+    _release(lock)
+    try:
+        persister.raise_failure()
+    except Exception as error:  # noqa: BLE001 -- nobody is left to raise it to
+        warnings.warn(
+            f"the Checkpointer of {location} was never closed, and a save had failed: {error!r}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    else:
+        warnings.warn(
+            f"the Checkpointer of {location} was never closed", ResourceWarning, stacklevel=2
+        )

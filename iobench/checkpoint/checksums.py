@@ -1,0 +1,73 @@
+"""Checksums of a file image, piece by piece: made when it is saved, compared when restored."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Sequence
+
+import xxhash
+
+from iobench.checkpoint.manifest import FileRecord, Piece
+from iobench.errors import DataMismatchError
+from iobench.units import MIB
+from iobench.writers.image import FileImage
+from iobench.writers.transfer import Meter
+from iobench.writers.workers import Blocks, run_workers
+
+__all__ = ["record_of", "verify"]
+
+_WORTH_A_THREAD = 32 * MIB
+_MOST_THREADS = 4
+
+
+def record_of(
+    image: FileImage, pieces: Sequence[tuple[str, int]], *, threads: int = 1
+) -> FileRecord:
+    """The record of the file `image`, which consists of `pieces`, (name, bytes) each."""
+    digests = _digests(image, [size for _, size in pieces], threads)
+    return FileRecord(
+        path=image.path,
+        size_bytes=image.size_bytes,
+        pieces=tuple(
+            Piece(name=name, size_bytes=size, xxh3_64=digest)
+            for (name, size), digest in zip(pieces, digests, strict=True)
+        ),
+    )
+
+
+def verify(image: FileImage, record: FileRecord, where: object) -> None:
+    """Compare the image's memory with `record`. Raises DataMismatchError, which names the pieces.
+
+    Runs in several threads where that is worth it.
+    """
+    sizes = [piece.size_bytes for piece in record.pieces]
+    if sum(sizes) != image.size_bytes or image.size_bytes != record.size_bytes:
+        raise DataMismatchError(
+            f"{where}: {image.size_bytes} bytes, its manifest tells of {record.size_bytes}"
+        )
+    threads = min(_MOST_THREADS, os.cpu_count() or 1, image.size_bytes // _WORTH_A_THREAD + 1)
+    found = _digests(image, sizes, threads)
+    wrong = [
+        piece.name or "the header"
+        for piece, digest in zip(record.pieces, found, strict=True)
+        if piece.xxh3_64 != digest
+    ]
+    if wrong:
+        shown = ", ".join(wrong[:5]) + (", ..." if len(wrong) > 5 else "")
+        raise DataMismatchError(f"{where}: damaged, checksums differ of {len(wrong)}: {shown}")
+
+
+def _digests(image: FileImage, sizes: Iterable[int], threads: int) -> list[str]:
+    ends = list(itertools.accumulate(sizes))
+    digests = [""] * len(ends)
+
+    def work(numbers: Blocks, _: Meter) -> None:
+        for number, _end in numbers:
+            digest = xxhash.xxh3_64()
+            for view in image.views(ends[number - 1] if number else 0, ends[number]):
+                digest.update(view.data)
+            digests[number] = digest.hexdigest()
+
+    run_workers(threads, Blocks(0, len(ends), 1), work, Meter())
+    return digests

@@ -1,0 +1,73 @@
+"""Ledger: which steps have a checkpoint, which are on the way, and which are not wanted longer."""
+
+from __future__ import annotations
+
+import threading
+
+from iobench.checkpoint.retention import Retention
+from iobench.checkpoint.save import Save
+from iobench.checkpoint.store import CheckpointStore
+from iobench.errors import DataMismatchError, UsageError
+
+__all__ = ["Ledger"]
+
+
+class Ledger:
+    """What is in `store`, known from its manifests at first and kept up to date from then on."""
+
+    def __init__(self, store: CheckpointStore, keep: Retention) -> None:
+        self._store, self._keep = store, keep
+        self._lock = threading.Lock()
+        self._saves: dict[int, Save] = {}
+        self._replaceable: set[int] = set()
+        self._present = set(store.steps())
+        self._created_s: dict[int, float] = {}
+        for step in self._present:
+            try:
+                self._created_s[step] = store.manifest(step).created_s
+            except DataMismatchError:  # its age is unknown: retention leaves it, and load will tell
+                continue
+
+    def claim(self, save: Save) -> None:
+        """Note that `save` is on its way. Raises UsageError when its step was saved already."""
+        with self._lock:
+            earlier = self._saves.get(save.step)
+            if earlier and earlier.on_the_way:
+                raise UsageError(f"step {save.step} is being saved already")
+            if save.step in self._present - self._replaceable:
+                raise UsageError(
+                    f"step {save.step} is saved already, in {self._store.locate(save.step)}; "
+                    "remove(step) it first if it is to be replaced"
+                )
+            self._saves = {step: other for step, other in self._saves.items() if other.on_the_way}
+            self._saves[save.step] = save
+
+    def make_room(self, step: int) -> None:
+        """Remove the checkpoint of `step` that is about to be replaced, if there is one."""
+        if step in self._present:
+            self.remove(step)
+
+    def committed(self, save: Save) -> None:
+        """`save` is durable and visible: note it, then remove what need not be kept any more."""
+        with self._lock:
+            self._present.add(save.step)
+            self._replaceable.discard(save.step)
+            self._created_s[save.step] = save.created_s
+            obsolete = self._keep.obsolete(self._created_s)
+        for step in obsolete:
+            if step != save.step:
+                self.remove(step)
+
+    def remove(self, step: int) -> None:
+        """Remove a checkpoint. Raises UsageError when there is none, TransferError."""
+        if step not in self._present:
+            raise UsageError(f"there is no checkpoint of step {step}")
+        self._store.remove(step)
+        with self._lock:
+            self._present.discard(step)
+            self._created_s.pop(step, None)
+
+    def resumed_from(self, step: int) -> None:
+        """Training goes on from `step`: later checkpoints may be replaced, step by step."""
+        with self._lock:
+            self._replaceable = {other for other in self._present if other > step}

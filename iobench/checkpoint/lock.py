@@ -1,0 +1,103 @@
+"""DirectoryLock: one process writes checkpoints to a directory; told by pid and host."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+import weakref
+from pathlib import Path
+
+from iobench.errors import TargetError, TransferError
+from iobench.writers.files import sync_directory
+from iobench.writers.s3_target import is_s3
+
+__all__ = ["LOCK", "DirectoryLock", "lock_location"]
+
+LOCK = ".iobench-lock"
+"""The file that is locked; it stays behind, and tells who held it last."""
+
+
+class DirectoryLock:
+    """An flock(2) on a file of `directory`, from when it is made until `release`.
+
+    The kernel releases it when the process ends, however it ends; children that are forked do not
+    keep it. Raises TargetError, which names the holder, when somebody holds it.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        path = directory / LOCK
+        self._fd = -1
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise TransferError.wrap(error, "locking", path) from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 4096, 0).decode(errors="replace")
+            os.close(fd)
+            raise TargetError(
+                f"{directory} is in use: {_told(holder)}. Close that Checkpointer first; to read "
+                "checkpoints meanwhile use iobench.load_checkpoint"
+            ) from None
+        except OSError as error:
+            os.close(fd)
+            raise TransferError.wrap(error, "locking", path) from error
+        self._fd = fd
+        holder = json.dumps(
+            {"pid": os.getpid(), "host": socket.gethostname(), "since_s": int(time.time())}
+        )
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, holder.encode(), 0)
+        _held.add(self)
+
+    def release(self) -> None:
+        """Let others have it. Twice does nothing."""
+        fd, self._fd = self._fd, -1
+        _held.discard(self)
+        if fd >= 0:
+            os.close(fd)
+
+
+def lock_location(location: str | Path) -> DirectoryLock | None:
+    """The lock of a directory, which is made if need be; None for an object store, which has none.
+
+    Raises TargetError when it cannot be made or somebody holds it.
+    """
+    if is_s3(location):
+        return None
+    directory = Path(location)
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for path in missing:
+            sync_directory(path.parent)
+    except OSError as error:
+        raise TargetError(
+            error.errno, f"cannot be made ({error.strerror})", str(location)
+        ) from error
+    return DirectoryLock(directory)
+
+
+_held: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    """A forked child shares the lock as long as it has the descriptor."""
+    for lock in list(_held):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
+
+
+def _told(holder: str) -> str:
+    try:
+        found = json.loads(holder)
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["since_s"]))
+        return f"process {found['pid']} on host {found['host']} holds it since {since}"
+    except (ValueError, KeyError, TypeError):
+        return "another process holds it, and does not tell which"

@@ -1,0 +1,94 @@
+"""Manifest: what a checkpoint holds. Written last; a checkpoint is complete when it has one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import xxhash
+
+from iobench.errors import DataMismatchError
+
+__all__ = ["SCHEMA", "FileRecord", "Manifest", "Piece"]
+
+SCHEMA = "iobench.checkpoint/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Consecutive bytes of a file, one tensor for the most part, and their XXH3-64 in hex."""
+
+    name: str
+    size_bytes: int
+    xxh3_64: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRecord:
+    """A file of the checkpoint, its path relative to it. The pieces follow without gaps."""
+
+    path: str
+    size_bytes: int
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """`created_s` is seconds since the epoch; `writer` holds its name and options."""
+
+    step: int
+    created_s: float
+    world_size: int
+    iobench: str
+    writer: Mapping[str, Any]
+    format: str
+    files: tuple[FileRecord, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files but the manifest itself."""
+        return sum(file.size_bytes for file in self.files)
+
+    def file(self, path: str) -> FileRecord:
+        """The record of the file `path`. Raises DataMismatchError when there is none."""
+        for file in self.files:
+            if file.path == path:
+                return file
+        raise DataMismatchError(f"the manifest names no file {path!r}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it, with a checksum of itself."""
+        document = {"schema": SCHEMA, **asdict(self)}
+        return {**document, "xxh3_64": _checksum(document)}
+
+    @classmethod
+    def parse(cls, text: bytes, where: str) -> Manifest:
+        """The manifest in `text`. DataMismatchError for a damaged one, or a newer kind."""
+        try:
+            document = json.loads(text)
+            if document["schema"] != SCHEMA:
+                raise DataMismatchError(
+                    f"{where}: schema {document['schema']!r}, this iobench reads {SCHEMA!r}"
+                )
+            said = document.pop("xxh3_64")
+            if _checksum(document) != said:
+                raise DataMismatchError(f"{where}: damaged, its checksum is not {said}")
+            return cls._from(document)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise DataMismatchError(f"{where}: no manifest of a checkpoint ({error!r})") from error
+
+    @classmethod
+    def _from(cls, document: dict[str, Any]) -> Manifest:
+        del document["schema"]
+        files = [
+            FileRecord(**{**file, "pieces": tuple(Piece(**piece) for piece in file["pieces"])})
+            for file in document.pop("files")
+        ]
+        return cls(files=tuple(files), **document)
+
+
+def _checksum(document: Mapping[str, Any]) -> str:
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return xxhash.xxh3_64_hexdigest(text.encode())

@@ -1,0 +1,149 @@
+"""Persister: writes snapshots in the background, newest first, one at a time."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from iobench import linux
+from iobench.checkpoint.save import Save
+from iobench.checkpoint.serialized import Serialized
+from iobench.checkpoint.slots import Slot
+
+__all__ = ["OnFull", "Persister", "Snapshot"]
+
+OnFull = Literal["wait", "skip", "supersede"]
+
+_NICE = 10  # a tenth of the CPU where training wants all of it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """A copy of a state in a slot, and the save that it is for."""
+
+    save: Save
+    serialized: Serialized
+    slot: Slot
+
+
+class Persister:
+    """Owns which slot is free, which snapshot waits and which one is being written.
+
+    `persist` writes one snapshot and raises when it could not. It runs in a thread of low CPU and
+    I/O priority that lives as long as there is something to write; an interpreter that ends waits
+    for it.
+    """
+
+    def __init__(self, slots: list[Slot], persist: Callable[[Snapshot], None]) -> None:
+        self._free = list(slots)
+        self._persist = persist
+        self._waiting: list[Snapshot] = []
+        self._thread: threading.Thread | None = None
+        self._failures: list[BaseException] = []
+        self._changed = threading.Condition()
+
+    def take(self, on_full: OnFull) -> Slot | None:
+        """A free slot; None when there is none and `on_full` is "skip".
+
+        "wait" waits for one. "supersede" takes that of the oldest snapshot that waits, which is
+        never written then, and waits only when none waits.
+        """
+        with self._changed:
+            while not self._free:
+                if on_full == "skip":
+                    return None
+                if on_full == "supersede" and self._waiting:
+                    self._drop(self._waiting.pop(0))
+                    continue
+                self._changed.wait()
+            return self._free.pop()
+
+    def for_each_free(self, prepare: Callable[[Slot], None]) -> None:
+        """`prepare` every free slot; only the thread that takes slots may ask for it."""
+        with self._changed:
+            free = list(self._free)
+        for slot in free:
+            prepare(slot)
+
+    def give(self, slot: Slot) -> None:
+        """Give back a slot in which there is no snapshot."""
+        with self._changed:
+            self._free.append(slot)
+            self._changed.notify_all()
+
+    def submit(self, snapshot: Snapshot) -> None:
+        """Have `snapshot` written, at once or in its turn; its slot is free again afterwards.
+
+        Raises RuntimeError when no thread can be started; the slot stays the caller's then.
+        """
+        with self._changed:
+            if self._thread is not None:
+                snapshot.save.status = "waiting"
+                self._waiting.append(snapshot)
+                return
+            thread = threading.Thread(target=self._run, args=(snapshot,), name="iobench-persister")
+            thread.start()
+            self._thread = thread
+
+    def wait(self) -> bool:
+        """Wait until nothing waits and nothing is written. False in its own thread, at once."""
+        with self._changed:
+            if threading.current_thread() is self._thread:
+                return False
+            return self._changed.wait_for(lambda: self._thread is None)
+
+    def raise_failure(self) -> None:
+        """Raise what went wrong in the background since this was last asked."""
+        with self._changed:
+            failures, self._failures = self._failures, []
+        if failures:
+            for other in failures[1:]:
+                failures[0].add_note(f"and after it: {other!r}")
+            raise failures[0]
+
+    def fail(self, save: Save, error: BaseException) -> None:
+        """Note that `save` failed, to be raised in the trainer's thread."""
+        error.add_note(f"in the background, while step {save.step} was saved")
+        save.error = error
+        if save.status != "committed":
+            save.status = "failed"
+        with self._changed:
+            self._failures.append(error)
+
+    def _drop(self, snapshot: Snapshot) -> None:
+        snapshot.save.status = "superseded"
+        self._free.append(snapshot.slot)
+
+    def _run(self, first: Snapshot) -> None:
+        try:
+            linux.yield_to_others(_NICE)
+        except OSError as error:
+            warnings.warn(
+                f"checkpoints are written at the trainer's own priority ({error})",
+                RuntimeWarning,
+                stacklevel=1,
+            )
+        snapshot: Snapshot | None = first
+        while snapshot:
+            try:
+                self._persist(snapshot)
+            except BaseException as error:  # noqa: BLE001 -- raised in the trainer's thread
+                self.fail(snapshot.save, error)
+            snapshot = self._next(snapshot)
+
+    def _next(self, done: Snapshot) -> Snapshot | None:
+        """The newest snapshot that waits, those before it being dropped; None ends the thread."""
+        with self._changed:
+            self._free.append(done.slot)
+            self._changed.notify_all()
+            if not self._waiting:
+                self._thread = None
+                return None
+            newest = self._waiting.pop()
+            for older in self._waiting:
+                self._drop(older)
+            self._waiting.clear()
+            return newest

@@ -1,0 +1,177 @@
+"""Restoring a checkpoint: read, compared with its manifest, put together again."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from iobench.checkpoint.checksums import verify
+from iobench.checkpoint.serialized import SKELETON, TENSORS
+from iobench.checkpoint.state_tree import put_together
+from iobench.checkpoint.store import CheckpointStore, store_at
+from iobench.errors import (
+    DataMismatchError,
+    OptionError,
+    StateMismatchError,
+    TargetError,
+    TransferError,
+)
+from iobench.formats import safetensors
+from iobench.formats.tensors import dtype_name
+from iobench.writers.base import Writer
+from iobench.writers.image import FileImage
+from iobench.writers.registry import make
+from iobench.writers.transfer import Transfer
+
+__all__ = ["Loaded", "OnCorrupt", "load_checkpoint", "restore"]
+
+OnCorrupt = Literal["raise", "previous"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A state that was restored: of which step, how its tensors were read, and which were damaged.
+
+    `passed_over` maps the steps of damaged checkpoints to what is wrong with them.
+    """
+
+    state: Any
+    step: int
+    transfer: Transfer
+    passed_over: dict[int, str]
+
+
+def load_checkpoint(
+    location: str | Path,
+    step: int | Literal["latest"] = "latest",
+    *,
+    writer: Writer | str = "hybrid",
+    on_corrupt: OnCorrupt = "raise",
+    like: Any = None,
+) -> Any:
+    """The state of a checkpoint in `location`, also while a Checkpointer writes there.
+
+    For evaluation and export: takes no lock and changes nothing. See `Checkpointer.load`.
+    """
+    chosen = make(writer) if isinstance(writer, str) else writer
+    store = store_at(location, chosen)
+    return restore(store, chosen, step, on_corrupt=on_corrupt, like=like).state
+
+
+def restore(
+    store: CheckpointStore,
+    writer: Writer,
+    step: int | Literal["latest"],
+    *,
+    on_corrupt: OnCorrupt = "raise",
+    like: Any = None,
+) -> Loaded:
+    """The state of the checkpoint `step`, or of the newest one.
+
+    Every byte is read and compared with the manifest's checksums before this returns. A damaged
+    checkpoint raises DataMismatchError, or with `on_corrupt="previous"` the one before it is taken,
+    with a RuntimeWarning. With `like`, a state of the form expected, a checkpoint of another model
+    raises StateMismatchError before any tensor is read. Raises TargetError when there is none.
+    """
+    if on_corrupt not in ("raise", "previous"):
+        raise OptionError(f"on_corrupt={on_corrupt!r}: 'raise' or 'previous'")
+    passed_over: dict[int, str] = {}
+    candidates = _candidates(store, step)
+    for index, candidate in enumerate(candidates):
+        try:
+            state, transfer = _restore_one(store, writer, candidate, like)
+        except (DataMismatchError, TransferError) as error:
+            damage = _damage(error, store.locate(candidate))
+            if damage is None:
+                raise
+            if on_corrupt == "raise":
+                if candidates[index + 1 :]:
+                    damage.add_note(
+                        f'before it there is step {candidates[index + 1]}; on_corrupt="previous" '
+                        "takes the newest one that is not damaged"
+                    )
+                raise damage from error
+            passed_over[candidate] = str(error)
+            warnings.warn(f"step {candidate} is passed over: {error}", RuntimeWarning, stacklevel=3)
+            continue
+        return Loaded(state=state, step=candidate, transfer=transfer, passed_over=passed_over)
+    raise DataMismatchError(f"{store}: every checkpoint is damaged: {passed_over}")
+
+
+def _damage(
+    error: DataMismatchError | TransferError, location: str | Path
+) -> DataMismatchError | None:
+    """What `error` says of the checkpoint; None for what passes, as a store that is not reached."""
+    if isinstance(error, DataMismatchError):
+        return error
+    unreadable = error.errno == errno.EIO and isinstance(location, Path)  # a bad block of a disk
+    return DataMismatchError(str(error)) if error.errno == errno.ENOENT or unreadable else None
+
+
+def _candidates(store: CheckpointStore, step: int | Literal["latest"]) -> list[int]:
+    """The step asked for and those before it, newest first."""
+    steps = store.steps()
+    if step == "latest":
+        if not steps:
+            raise TargetError(f"{store}: holds no complete checkpoint")
+        return steps[::-1]
+    if step not in steps:
+        raise TargetError(
+            f"{store}: holds no checkpoint of step {step}; there are {steps or 'none'}"
+        )
+    return [found for found in reversed(steps) if found <= step]
+
+
+def _restore_one(
+    store: CheckpointStore, writer: Writer, step: int, like: Any
+) -> tuple[Any, Transfer]:
+    manifest, location = store.manifest(step), store.locate(step)
+    record = manifest.file(SKELETON)
+    image = FileImage.of(SKELETON, [np.empty(record.size_bytes, dtype=np.uint8)])
+    writer.read(image, location)
+    verify(image, record, os.path.join(location, SKELETON))
+    skeleton = json.loads(image.views(0, image.size_bytes)[0].tobytes())
+    tensors, image = safetensors.prepare(TENSORS, location, writer)
+    state = put_together(skeleton, tensors)
+    if like is not None:
+        _compare(f"{store}: step {step}", like, state)
+    transfer = writer.read(image, location)
+    verify(image, manifest.file(TENSORS), os.path.join(location, TENSORS))
+    return state, transfer
+
+
+def _compare(where: str, like: Any, state: Any) -> None:
+    """Raises StateMismatchError unless both hold tensors of the same names, dtypes and shapes."""
+    if isinstance(like, dict) and isinstance(state, dict):
+        state = {key: state[key] for key in like if key in state}
+    expected, found = dict(_described(like)), dict(_described(state))
+    missing = [name for name in expected if name not in found]
+    unexpected = [name for name in found if name not in expected]
+    misshaped = {
+        name: (expected[name], found[name])
+        for name in expected
+        if name in found and expected[name] != found[name]
+    }
+    if missing or unexpected or misshaped:
+        raise StateMismatchError(where, missing=missing, unexpected=unexpected, misshaped=misshaped)
+
+
+def _described(state: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """(path, dtype and shape) of every tensor and array of a state."""
+    if isinstance(state, torch.Tensor):
+        yield path, f"{dtype_name(state.dtype)} {list(state.shape)}"
+    elif isinstance(state, np.ndarray):
+        yield path, f"{state.dtype} {list(state.shape)}"
+    elif isinstance(state, dict | list | tuple):
+        items = state.items() if isinstance(state, dict) else enumerate(state)
+        for key, value in items:
+            yield from _described(value, f"{path}.{key}" if path else str(key))

@@ -1,0 +1,129 @@
+"""When to save: every so many steps, or as often as a budget of time allows."""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from statistics import median
+
+from iobench.checkpoint.save import Save
+from iobench.errors import OptionError
+
+__all__ = ["Auto", "Every", "Schedule"]
+
+
+class Schedule(ABC):
+    """Says when a checkpoint is due. The Checkpointer tells it of the saves that are made."""
+
+    @abstractmethod
+    def due(self, step: int) -> bool:
+        """Whether to save after `step`; to be asked once after every step."""
+
+    @abstractmethod
+    def started(self, save: Save) -> None:
+        """`save` was asked for, and stalled the trainer for `save.stall_s`.
+
+        Its `status` and `persist_s` change while the background works.
+        """
+
+
+class Every(Schedule):
+    """After every `steps` steps: with 20 after the steps 19, 39, ... counted from 0."""
+
+    def __init__(self, steps: int) -> None:
+        if steps < 1:
+            raise OptionError(f"Every({steps}): at least 1")
+        self.steps = steps
+        self._last: int | None = None
+
+    def due(self, step: int) -> bool:
+        if self._last is None:
+            self._last = step - 1
+        return step - self._last >= self.steps
+
+    def started(self, save: Save) -> None:
+        self._last = save.step
+
+
+class Auto(Schedule):
+    """As often as costs at most the fraction `budget` of training time: CheckFreq's rule.
+
+    The first `warmup_steps` steps measure the time of a step; then one checkpoint measures its
+    stall and its persist time. The interval is the shortest that lets a checkpoint be written
+    before the next begins, `ceil(persist / step)`, and whose stall fits the budget,
+    `ceil(stall / (budget * step))`. It grows by 2 whenever the steps of an interval, which persist
+    in the background slows, took longer than the budget allows. (Mohan et al., "CheckFreq:
+    Frequent, Fine-Grained DNN Checkpointing", FAST '21, section 4.3.)
+    """
+
+    def __init__(
+        self,
+        budget: float = 0.035,
+        *,
+        warmup_steps: int = 10,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not 0 < budget < 1:
+            raise OptionError(f"Auto(budget={budget}): a fraction between 0 and 1, such as 0.035")
+        if warmup_steps < 2:
+            raise OptionError(f"Auto(warmup_steps={warmup_steps}): at least 2")
+        self.budget, self.warmup_steps = budget, warmup_steps
+        self.interval: int | None = None
+        """Steps between checkpoints; None until the first one was measured."""
+        self._clock = clock
+        self._asked_s: float | None = None
+        self._steps_s: list[float] = []
+        self._since_s = 0.0
+        self._since_steps = 0
+        self._stall_s = self._persist_s = 0.0
+        self._last: Save | None = None
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step without checkpoints: the median of the warm-up."""
+        return median(self._steps_s)
+
+    def due(self, step: int) -> bool:  # noqa: ARG002 -- counts by itself
+        now_s = self._clock()
+        if self._asked_s is not None:
+            self._stepped(now_s - self._asked_s)
+        self._asked_s = now_s
+        if len(self._steps_s) < self.warmup_steps:
+            return False
+        self._learn()
+        if self.interval is not None:
+            return self._since_steps >= self.interval
+        return self._last is None or not self._last.on_the_way
+
+    def started(self, save: Save) -> None:
+        if self.interval is not None:
+            self._adjust(self.interval)
+        self._since_s, self._since_steps = 0.0, 0
+        self._last = save
+
+    def shortest(self) -> int:
+        """The shortest interval that the measured times allow, in steps."""
+        step_s = max(self.step_s, 1e-9)
+        by_storage = math.ceil(self._persist_s / step_s)
+        by_stall = math.ceil(self._stall_s / (self.budget * step_s))
+        return max(by_storage, by_stall, 1)
+
+    def _stepped(self, elapsed_s: float) -> None:
+        """A step ended, `elapsed_s` after the last one; what a save stalled is part of it."""
+        if len(self._steps_s) < self.warmup_steps:
+            self._steps_s.append(elapsed_s)
+        self._since_s += elapsed_s
+        self._since_steps += 1
+
+    def _learn(self) -> None:
+        """The interval, once a first checkpoint was committed."""
+        if self.interval is None and self._last and self._last.status == "committed":
+            self._stall_s, self._persist_s = self._last.stall_s, self._last.persist_s or 0.0
+            self.interval = self.shortest()
+
+    def _adjust(self, interval: int) -> None:
+        plain_s = self.step_s * self._since_steps
+        if plain_s and (self._since_s - plain_s) / plain_s > self.budget:
+            self.interval = interval + 2

@@ -1,0 +1,125 @@
+"""Snapshot: copying a state into a slot, at the speed of memory."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from iobench.checkpoint.aliases import Leaf
+from iobench.checkpoint.persister import Persister, Snapshot
+from iobench.checkpoint.serialized import Serialized
+from iobench.errors import StateError
+from iobench.units import MIB
+from iobench.writers.image import Bytes
+from iobench.writers.transfer import Meter
+from iobench.writers.workers import Blocks, run_workers
+
+__all__ = ["LazyCopy", "SideStreams", "copy_into"]
+
+_BLOCK = 64 * MIB  # a large memcpy goes past the CPU's caches, many small ones do not
+_MOST_THREADS = 8
+
+
+def copy_into(memory: Bytes, serialized: Serialized, streams: SideStreams | None = None) -> None:
+    """Copy the tensor file to the beginning of `memory`. On return the state may change.
+
+    Tensors of the CPU are copied by several threads without the GIL, those of a GPU on `streams`.
+    """
+    if serialized.on_cpu:
+        image = serialized.image()
+
+        def work(blocks: Blocks, _: Meter) -> None:
+            for start, stop in blocks:
+                image.gather(start, stop, memory[start:stop])
+
+        threads = min(_MOST_THREADS, os.cpu_count() or 1, -(-image.size_bytes // _BLOCK))
+        run_workers(max(1, threads), Blocks(0, image.size_bytes, _BLOCK), work, Meter())
+        return
+    base = len(serialized.header)
+    np.copyto(memory[:base], np.frombuffer(serialized.header, dtype=np.uint8))
+    streams = streams or SideStreams(serialized.leaves)
+    for name, (begin, end) in serialized.places.items():
+        leaf, place = serialized.leaves[name], memory[base + begin : base + end]
+        if leaf.on_cpu:
+            np.copyto(place, leaf.cpu_bytes())
+        else:
+            streams.copy(leaf, place)
+    streams.synchronize()
+
+
+class SideStreams:
+    """Copies from GPUs, each device's in a stream that begins after the work queued so far.
+
+    To be made in the thread that queued that work.
+    """
+
+    def __init__(self, leaves: Mapping[str, Leaf]) -> None:
+        sources = (leaf.source for leaf in leaves.values() if isinstance(leaf.source, torch.Tensor))
+        devices = {source.device for source in sources if source.is_cuda}
+        self._streams = {device: torch.cuda.Stream(device) for device in devices}  # type: ignore[no-untyped-call]
+        for device, stream in self._streams.items():
+            stream.wait_stream(torch.cuda.current_stream(device))
+
+    def copy(self, leaf: Leaf, place: Bytes) -> None:
+        source = leaf.source
+        assert isinstance(source, torch.Tensor)
+        if not len(place):
+            return
+        with torch.cuda.stream(self._streams[source.device]):
+            target = torch.from_numpy(place).view(source.dtype).view(source.shape)
+            target.copy_(source, non_blocking=True)
+
+    def synchronize(self) -> None:
+        """Wait until all copies are done."""
+        for stream in self._streams.values():
+            stream.synchronize()
+
+
+def _versions(serialized: Serialized) -> dict[str, int]:
+    """How often each tensor was changed in place so far, as autograd counts it."""
+    return {
+        name: leaf.source._version
+        for name, leaf in serialized.leaves.items()
+        if isinstance(leaf.source, torch.Tensor) and not leaf.source.is_inference()
+    }
+
+
+class LazyCopy(threading.Thread):
+    """`copy_into` in a thread, under the forward and backward pass that come next.
+
+    Only torch tensors are read later; numpy arrays and all the rest are taken at once. When the
+    copy is whole the snapshot is handed to the persister; so is StateError if a tensor was changed
+    while it was copied.
+    """
+
+    def __init__(self, snapshot: Snapshot, persister: Persister) -> None:
+        super().__init__(name="iobench-snapshot")
+        self._snapshot, self._persister = snapshot, persister
+        self._serialized = snapshot.serialized.with_arrays_copied()
+        self._streams = None if self._serialized.on_cpu else SideStreams(self._serialized.leaves)
+        self._versions = _versions(self._serialized)
+        self.start()
+
+    def run(self) -> None:
+        try:
+            copy_into(self._snapshot.slot.memory, self._serialized, self._streams)
+            self._check_unchanged()
+            self._persister.submit(self._snapshot)
+        except BaseException as error:  # noqa: BLE001 -- raised in the trainer's thread
+            self._persister.fail(self._snapshot.save, error)
+            self._persister.give(self._snapshot.slot)
+
+    def _check_unchanged(self) -> None:
+        """By autograd's counters, which see in-place operations, though not those on `.data`."""
+        now = _versions(self._serialized)
+        changed = [name for name, version in self._versions.items() if now[name] != version]
+        if changed:
+            raise StateError(
+                f"{changed[0]} ({len(changed)} tensors in all) was changed while it was copied "
+                f"lazily, so step {self._snapshot.save.step} is not saved; call "
+                "before_optimizer_step() before whatever changes the state"
+            )

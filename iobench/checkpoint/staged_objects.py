@@ -1,0 +1,66 @@
+"""StagedObjects: a checkpoint under a prefix of an object store; its manifest is the commit.
+
+A store has no rename. The files are written under the checkpoint's own prefix, each of them durable
+once it is there, and the manifest last: a prefix without a manifest is no checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from iobench.checkpoint.staged import MANIFEST
+from iobench.errors import IobenchError, TargetError
+from iobench.writers.image import FileImage
+from iobench.writers.s3 import S3Writer
+from iobench.writers.s3_objects import S3Objects
+from iobench.writers.s3_target import S3Target
+
+__all__ = ["StagedObjects"]
+
+
+class StagedObjects:
+    """The prefix `final` to write objects under; `publish` makes it a checkpoint.
+
+    As a context manager: left without `publish`, everything written is deleted and unfinished
+    uploads are aborted. Raises TargetError when there is something under `final` already.
+    """
+
+    def __init__(self, final: str, writer: S3Writer) -> None:
+        self.directory = final
+        self._writer = writer
+        self._objects = S3Objects(writer.client, S3Target.parse(final))
+        self._published = False
+
+    def __enter__(self) -> Self:
+        if self._objects.keys():
+            raise TargetError(
+                f"{self.directory} exists; a checkpoint never replaces another in place"
+            )
+        return self
+
+    def publish(self, manifest: Mapping[str, Any]) -> None:
+        """Write the manifest. On return all of the checkpoint is visible and durable.
+
+        Raises TransferError; it is no checkpoint then.
+        """
+        text = json.dumps(manifest, indent=1).encode()
+        self._writer.write(FileImage.of(MANIFEST, [text]), self.directory)
+        self._published = True
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._published:
+            return
+        try:
+            self._objects.remove()
+        except IobenchError as failure:
+            if error is None:
+                raise
+            error.add_note(f"{self.directory}: what was written could not be removed ({failure})")

@@ -1,0 +1,238 @@
+"""`iobench plan`: what measured times mean for a training job, and how often to save."""
+
+from __future__ import annotations
+
+import enum
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from iobench.errors import OptionError, UnknownNameError, UsageError
+from iobench.units import parse_seconds, parse_size
+
+if TYPE_CHECKING:
+    from iobench.train.measured import Candidate
+
+_MOST_SIZES = 64
+
+
+class Format(enum.StrEnum):
+    """How the plan is printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    MD = "md"
+
+
+def plan(
+    nodes: Annotated[
+        str,
+        typer.Option(
+            "--nodes",
+            help="Nodes of the job: 2048, a list 64,512,2048, or 1024-131072 (doubling).",
+        ),
+    ],
+    results: Annotated[
+        Path | None,
+        typer.Option("--results", help="Plan with the times measured in this result file."),
+    ] = None,
+    save: Annotated[
+        str | None,
+        typer.Option("--save", help="Without results: how long a save takes (30s, 2min)."),
+    ] = None,
+    restore: Annotated[
+        str | None, typer.Option("--restore", help="Without results: how long a restore takes.")
+    ] = None,
+    blocking: Annotated[
+        str | None,
+        typer.Option(
+            "--blocking",
+            help="Plan asynchronous saves too: how long the snapshot stops training.",
+        ),
+    ] = None,
+    persist: Annotated[
+        str | None,
+        typer.Option(
+            "--persist",
+            help="Without results: from snapshot to durable in the background.",
+            show_default="as long as --save",
+        ),
+    ] = None,
+    slots: Annotated[
+        int, typer.Option("--slots", min=1, help="Snapshots that may be in flight at once.")
+    ] = 1,
+    gpus_per_node: Annotated[
+        int, typer.Option("--gpus-per-node", min=1, help="GPUs of each node.")
+    ] = 8,
+    failures: Annotated[
+        float,
+        typer.Option(
+            "--failures-per-1000-node-days",
+            help="How often nodes fail; the default is that of a large A100 cluster (arXiv "
+            "2410.21680).",
+        ),
+    ] = 6.5,
+    restart: Annotated[
+        str,
+        typer.Option("--restart", help="From a failure until the checkpoint is being read."),
+    ] = "5min",
+    step: Annotated[
+        str | None,
+        typer.Option("--step", help="Time of a training step: intervals are shown in steps too."),
+    ] = None,
+    budget: Annotated[
+        float,
+        typer.Option(
+            "--budget", help="Overhead allowed to the CheckFreq interval: 0.035 is 3.5 %."
+        ),
+    ] = 0.035,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            "--size",
+            help="Bytes that each node saves (75GiB).",
+            show_default="the workload at full size",
+        ),
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            "--baseline",
+            help="The writer that savings are counted from.",
+            show_default="buffered, else the slowest",
+        ),
+    ] = None,
+    include_invalid: Annotated[
+        bool, typer.Option("--include-invalid", help="Count samples that are not VALID too.")
+    ] = False,
+    simulate: Annotated[
+        int,
+        typer.Option("--simulate", help="Failures to simulate for each figure; 0 for none."),
+    ] = 100_000,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the simulation.")] = 0,
+    format_: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.TABLE,
+) -> None:
+    """Tell how often to save, and what each writer gives back, in a job whose nodes fail.
+
+    Times come from a result file (--results run.jsonl) or by hand: --save 30s --restore 60s, for
+    asynchronous saves --blocking 2s --persist 20s. Formulas and a simulation are printed side by
+    side.
+    """
+    from iobench.report.forecast import Outlook, write_json, write_markdown, write_table
+    from iobench.train.forecast import Method, forecast
+    from iobench.train.job import Job
+
+    jobs = [
+        Job(
+            nodes=count,
+            gpus_per_node=gpus_per_node,
+            failures_per_1000_node_days=failures,
+            restart_s=parse_seconds(restart),
+        )
+        for count in _sizes(nodes)
+    ]
+    method = Method(budget=budget, step_s=_seconds(step), failures=simulate, seed=seed)
+    if results is None:
+        _refuse({"--size": size, "--include-invalid": include_invalid}, "needs --results")
+        title = "times given by hand"
+        candidates = _by_hand(save, restore, blocking, persist, slots)
+        notes: list[str] = []
+    else:
+        _refuse(
+            {"--save": save, "--restore": restore, "--persist": persist},
+            "is measured in --results; give one or the other",
+        )
+        title, candidates, notes = _measured(results, size, blocking, slots, include_invalid)
+    base = _baseline(candidates, baseline)
+    outlook = Outlook(
+        title=title,
+        method=method,
+        forecasts=tuple(one for job in jobs for one in forecast(candidates, base, job, method)),
+        notes=tuple(notes),
+    )
+    write = {Format.TABLE: write_table, Format.JSON: write_json, Format.MD: write_markdown}
+    write[format_](outlook, sys.stdout)
+
+
+def _by_hand(
+    save: str | None, restore: str | None, blocking: str | None, persist: str | None, slots: int
+) -> list[Candidate]:
+    from iobench.train.measured import by_hand
+
+    if restore is None or not (save or (blocking and persist)):
+        raise UsageError(
+            "give --results FILE, or times by hand: --save and --restore, for asynchronous saves "
+            "--blocking, --persist and --restore"
+        )
+    if persist and not blocking:
+        raise UsageError("--persist is of asynchronous saves; give --blocking too")
+    return by_hand(
+        save_s=_seconds(save),
+        blocking_s=_seconds(blocking),
+        persist_s=_seconds(persist),
+        restore_s=parse_seconds(restore),
+        slots=slots,
+    )
+
+
+def _measured(
+    path: Path, size: str | None, blocking: str | None, slots: int, include_invalid: bool
+) -> tuple[str, list[Candidate], list[str]]:
+    from iobench.results import read
+    from iobench.train.measured import from_results
+
+    result = read(path)
+    if result.incomplete:
+        typer.echo(f"warning: {result.incomplete}", err=True)
+    candidates, notes = from_results(
+        result,
+        size_bytes=None if size is None else parse_size(size),
+        blocking_s=_seconds(blocking),
+        slots=slots,
+        invalid_too=include_invalid,
+    )
+    return f"{result.run.workload.name} as measured in {path}", candidates, notes
+
+
+def _baseline(candidates: list[Candidate], name: str | None) -> Candidate:
+    """The candidate that `name` means; without one that of `buffered`, else the slowest to save."""
+    wanted = "buffered" if name is None else name
+    found = [one for one in candidates if one.name == wanted or one.name.split()[0] == wanted]
+    if name is not None and not found:
+        raise UnknownNameError("baseline", name, {one.name for one in candidates})
+    return max(found or candidates, key=lambda one: one.costs.blocking_s)
+
+
+def _sizes(text: str) -> list[int]:
+    """Numbers of nodes in `text`, ascending: `2048`, `64,512`, `1024-131072` (doubling)."""
+    counts: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part)
+        if not match or part.lstrip().startswith("0"):  # 2,048 is no list of 2 and 48
+            raise OptionError(
+                f"--nodes {text}: write 2048, 64,512,2048 or 1024-131072, from 1 up and without "
+                "thousands separators"
+            )
+        low, high = int(match[1]), int(match[2] or match[1])
+        if low > high:
+            raise OptionError(f"--nodes {part.strip()}: the smaller number comes first")
+        while low < high:
+            counts.add(low)
+            low *= 2
+        counts.add(high)
+    if len(counts) > _MOST_SIZES:
+        raise OptionError(f"--nodes names {len(counts)} sizes; {_MOST_SIZES} are the most")
+    return sorted(counts)
+
+
+def _seconds(text: str | None) -> float | None:
+    return None if text is None else parse_seconds(text)
+
+
+def _refuse(given: dict[str, object], why: str) -> None:
+    for name, value in given.items():
+        if value:
+            raise UsageError(f"{name} {why}")

@@ -1,0 +1,90 @@
+"""`iobench s3`: what killed processes left half uploaded in a bucket."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from iobench.cli.formats import Format, FormatOption
+from iobench.units import parse_seconds
+
+if TYPE_CHECKING:
+    from iobench.writers.s3_objects import S3Objects, UnfinishedUpload
+
+app = typer.Typer(
+    no_args_is_help=True, help="Multipart uploads that killed processes left in a bucket."
+)
+
+_Place = Annotated[str, typer.Argument(metavar="s3://BUCKET[/PREFIX]", help="Where to look.")]
+_Endpoint = Annotated[
+    str, typer.Option("--endpoint-url", help="Of a store that is not AWS.", show_default="boto3's")
+]
+_Older = Annotated[
+    str,
+    typer.Option("--older-than", help="Only uploads begun this long ago: 90s, 2h, 1d."),
+]
+
+
+@app.command("list-uploads")
+def list_uploads(
+    place: _Place,
+    older_than: _Older = "0s",
+    endpoint_url: _Endpoint = "",
+    format_: FormatOption = Format.TABLE,
+) -> None:
+    """List unfinished multipart uploads. Their parts are stored, and paid for, until aborted."""
+    found = _older(_objects(place, endpoint_url), older_than)
+    if format_ is Format.JSON:
+        listed = [
+            {
+                "target": str(upload.target),
+                "upload_id": upload.upload_id,
+                "initiated": upload.initiated.isoformat(),
+            }
+            for upload in found
+        ]
+        json.dump({"schema": "iobench.uploads/1", "uploads": listed}, sys.stdout, indent=1)
+        print()
+        return
+    for upload in found:
+        print(f"{upload.initiated.isoformat(timespec='seconds')}  {upload.target}")
+    print(f"{len(found)} unfinished uploads below {place}", file=sys.stderr)
+
+
+@app.command("abort-uploads")
+def abort_uploads(
+    place: _Place,
+    older_than: _Older = "0s",
+    endpoint_url: _Endpoint = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list them.")] = False,
+) -> None:
+    """Abort unfinished multipart uploads, those of running processes too unless they are younger.
+
+    No object is touched: a checkpoint that is complete stays.
+    """
+    objects = _objects(place, endpoint_url)
+    found = _older(objects, older_than)
+    for upload in found:
+        if not dry_run:
+            objects.abort(upload)
+        print(f"{'would abort' if dry_run else 'aborted'} {upload.target}")
+    print(f"{len(found)} unfinished uploads below {place}", file=sys.stderr)
+
+
+def _objects(place: str, endpoint_url: str) -> S3Objects:
+    from iobench.writers.s3 import S3Writer
+    from iobench.writers.s3_objects import S3Objects
+    from iobench.writers.s3_target import S3Target
+
+    client = S3Writer(endpoint_url=endpoint_url, checksum="none").client
+    return S3Objects(client, S3Target.parse(place))
+
+
+def _older(objects: S3Objects, than: str) -> list[UnfinishedUpload]:
+    seconds = parse_seconds(than)
+    latest = datetime.now(UTC) - timedelta(seconds=seconds)
+    return [upload for upload in objects.uploads() if not seconds or upload.initiated <= latest]

@@ -1,0 +1,138 @@
+"""`iobench train`: what checkpoints cost a training loop."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from iobench.errors import DataMismatchError
+
+if TYPE_CHECKING:
+    from iobench.results import ResultFile
+
+
+class Format(enum.StrEnum):
+    """How the report is printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    MD = "md"
+
+
+class Device(enum.StrEnum):
+    """Where the model is trained."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def train(
+    workload: Annotated[
+        str,
+        typer.Option("--workload", "-w", help="Whose checkpoint: a named workload or YAML."),
+    ],
+    writer: Annotated[
+        str,
+        typer.Option(
+            "--writer",
+            help="Writers, separated by commas, NAME=VALUE sets an option of the one before it; "
+            "peer:torch-save is stock torch.save.",
+        ),
+    ] = "hybrid,buffered,peer:torch-save",
+    mode: Annotated[
+        str,
+        typer.Option(
+            "--mode",
+            help="none, sync, async, lazy; async=1 and lazy=1 say how many snapshots memory holds "
+            "(2). none always takes part.",
+        ),
+    ] = "none,sync,async",
+    target: Annotated[
+        Path, typer.Option("--target", help="Where to save.", show_default="here")
+    ] = Path(),
+    size: Annotated[
+        str,
+        typer.Option(
+            "--size", help="Scale the checkpoint to this many bytes (4GiB); 'full' for all of it."
+        ),
+    ] = "1GiB",
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of a block.")] = 100,
+    every: Annotated[
+        int, typer.Option("--every", min=1, help="Steps from checkpoint to checkpoint.")
+    ] = 20,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Blocks of each arm.")] = 4,
+    model_params: Annotated[
+        int,
+        typer.Option(
+            "--model-params", help="Parameters of the small GPT that is trained, 100,000 or more."
+        ),
+    ] = 1_000_000,
+    simulate_step: Annotated[
+        bool,
+        typer.Option(
+            "--simulate-step",
+            help="Let forward and backward last the workload's published step time, the CPU idle.",
+        ),
+    ] = False,
+    device: Annotated[Device, typer.Option("--device", help="Where to train.")] = Device.CPU,
+    seed: Annotated[int, typer.Option("--seed", help="Of model and data.")] = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="The result file.", show_default="results/<run>.jsonl"),
+    ] = None,
+    format_: Annotated[
+        Format, typer.Option("--format", help="How to print the report.")
+    ] = Format.TABLE,
+) -> None:
+    """Train a small GPT with checkpoints of a workload's size, and tell what they cost.
+
+    Each writer in each mode trains the same steps, in turns, beside training without checkpoints.
+    Losses must be equal bit for bit, also after a resume; if not, the exit code is 4.
+    """
+    from iobench.cli.progress import TrainProgress
+    from iobench.report import training
+    from iobench.results import ResultWriter, default_path, read
+    from iobench.train.session import make_session
+
+    session = make_session(
+        workload=workload,
+        writers=writer,
+        modes=mode,
+        target=target,
+        size=size,
+        steps=steps,
+        every=every,
+        repeat=repeat,
+        model_params=model_params,
+        simulate_step=simulate_step,
+        device=device.value,
+        seed=seed,
+    )
+    for line in session.lines():
+        print(line, file=sys.stderr)
+    path = output or default_path(f"train-{session.workload.name}")
+    with TrainProgress() as progress, ResultWriter(path) as results:
+        session.run(results, progress)
+    result = read(path)
+    write = {
+        Format.TABLE: training.write_table,
+        Format.JSON: training.write_json,
+        Format.MD: training.write_markdown,
+    }
+    write[format_](result, sys.stdout)
+    print(f"record: {result.path}", file=sys.stderr)
+    _raise_differences(result)
+
+
+def _raise_differences(result: ResultFile) -> None:
+    wrong = {
+        f"{block.writer} {block.mode}".strip()
+        for block in result.training
+        if not block.losses_equal or block.resumed_equal is False
+    }
+    if wrong:
+        raise DataMismatchError(f"losses differ from those without checkpoints: {', '.join(wrong)}")

@@ -1,0 +1,82 @@
+"""FileMemory: the memory that a whole file is restored into."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from iobench import linux
+from iobench.environment.memory import host_takes_free_memory
+from iobench.errors import TransferError
+from iobench.formats.tensors import Allocate, allocate
+from iobench.writers.image import Bytes, FileImage, Memory
+from iobench.writers.pages import fresh_pages
+
+__all__ = ["FileMemory"]
+
+
+class FileMemory:
+    """Memory for `size_bytes` of a file, handed out part by part as they stand in the file.
+
+    All of it is one piece, and the file's first byte is at the start of a page. So every block of
+    the image lies in memory as it does on storage, and direct reads go straight to where the bytes
+    stay. Each part is memory of its own to whoever has it: a tensor on it has its own storage. A
+    part that is not used any more frees its whole pages; the ends of it that share a page with a
+    neighbour are freed with the last part. The pages are huge ones, which take half as long to
+    touch, unless a host would have to find them first (docs/decisions/0006).
+
+    With `allocate` each part is what that gives.
+    """
+
+    def __init__(self, file: str, size_bytes: int, allocate: Allocate | None = None) -> None:
+        """`file` is for the message. Raises TransferError (ENOMEM)."""
+        self._size, self._allocate = size_bytes, allocate
+        self._whole: Bytes | None = None
+        if allocate is None:
+            try:
+                self._whole = fresh_pages(size_bytes, huge=not host_takes_free_memory())
+            except OSError as error:
+                raise TransferError.wrap(error, "making room in memory", file) from error
+        self._apart: list[tuple[int, Memory]] = []
+
+    def take(self, start: int, stop: int, unit: int) -> Memory:
+        """Memory for the file's bytes [start, stop), at an address that is a multiple of `unit`.
+
+        `unit`, a power of 2 up to the page size, is what the values in there need. Where the file
+        does not keep to it they get memory of their own.
+        """
+        if self._whole is not None and start % unit == 0:
+            return np.asarray(_Part(self._whole, start, stop))
+        memory = (self._allocate or allocate)(stop - start)
+        self._apart.append((start, memory))
+        return memory
+
+    def image(self, path: str) -> FileImage:
+        """The image of the whole file, with memory also for what was not taken."""
+        parts: list[Any] = []
+        position = 0
+        for start, memory in sorted(self._apart, key=lambda part: part[0]):
+            parts += [self._rest(position, start), memory]
+            position = start + len(memory)
+        return FileImage.of(path, [*parts, self._rest(position, self._size)])
+
+    def _rest(self, start: int, stop: int) -> Any:
+        return bytearray(stop - start) if self._whole is None else self._whole[start:stop]
+
+
+class _Part:
+    """One part of the memory as numpy takes it, which gives its whole pages back at its end."""
+
+    def __init__(self, whole: Bytes, start: int, stop: int) -> None:
+        self._whole = whole  # kept until every part is gone
+        self._address, self._length = whole.ctypes.data + start, stop - start
+        self.__array_interface__ = {
+            "shape": (self._length,),
+            "typestr": "|u1",
+            "data": (self._address, False),
+            "version": 3,
+        }
+
+    def __del__(self) -> None:
+        linux.give_up_pages(self._address, self._length)

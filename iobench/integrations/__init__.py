@@ -1,0 +1,1 @@
+"""Frameworks that save and restore through our writers. Each needs its framework only."""

@@ -1,0 +1,74 @@
+"""peer:dcp: torch.distributed.checkpoint with its file system writer and reader."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from iobench.peers.base import Peer, State
+from iobench.writers.options import WriterOptions, option
+
+__all__ = ["Dcp"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DcpOptions(WriterOptions):
+    """Options of `dcp`."""
+
+    thread_count: int = option(
+        4, help="Threads that write, one file each.", low=1, high=64, search=(1, 2, 4, 8)
+    )
+
+
+class Dcp(Peer):
+    """`dcp.save` and `dcp.load` of one process. The writer syncs its files (`sync_files`)."""
+
+    name = "dcp"
+    summary = "torch.distributed.checkpoint's FileSystemWriter (sync_files) and Reader"
+    syncs = True
+    modules = ("torch.distributed.checkpoint",)
+    Options = DcpOptions
+    options: DcpOptions
+
+    def save(self, state: State, path: str) -> None:
+        from torch.distributed.checkpoint.filesystem import FileSystemWriter
+        from torch.distributed.checkpoint.state_dict_saver import save
+
+        writer = FileSystemWriter(path, sync_files=True, thread_count=self.options.thread_count)
+        with _one_process():
+            save(dict(state), storage_writer=writer, no_dist=True)
+
+    def restore(self, path: str, wanted: State) -> State:
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        state: dict[str, Any] = {
+            name: torch.empty_like(tensor, device="cpu") for name, tensor in wanted.items()
+        }
+        with _one_process():
+            load(state, storage_reader=FileSystemReader(path), no_dist=True)
+        return state
+
+
+@contextmanager
+def _one_process() -> Iterator[None]:
+    """Without torch's warning that there is only one process, which is as it shall be.
+
+    CheckpointException is a BaseException and swallows even Ctrl-C: it is taken apart here.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            yield
+    except CheckpointException as error:
+        (cause, _), *_ = error.failures.values()
+        if isinstance(cause, KeyboardInterrupt):
+            raise KeyboardInterrupt from error
+        raise RuntimeError(f"DCP: {type(cause).__name__}: {cause}") from error

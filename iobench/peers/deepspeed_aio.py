@@ -1,0 +1,189 @@
+"""peer:deepspeed-aio: DeepSpeed's asynchronous I/O handle (libaio, O_DIRECT, pinned memory).
+
+The handle moves whole pinned buffers to places in a file and knows nothing of tensors. So the
+tensors of a state go one after another through two pinned buffers, one being filled while the other
+is written, as DeepSpeed's own FastFileWriter does with double buffering.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from iobench.peers.base import Peer, State
+from iobench.units import MIB
+from iobench.writers.availability import Availability
+from iobench.writers.options import WriterOptions, option
+
+__all__ = ["DeepspeedAio"]
+
+_DATA, _INDEX = "data", "index.json"  # of the directory that one state becomes
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepspeedAioOptions(WriterOptions):
+    """Options of `deepspeed-aio`; the first four are those of `aio_handle`."""
+
+    block_size: int = option(8 * MIB, unit="bytes", help="Bytes per request.", low=4096)
+    queue_depth: int = option(32, help="Requests in flight.", low=1, high=1024)
+    intra_op_parallelism: int = option(2, help="Threads that submit.", low=1, high=64)
+    single_submit: bool = option(False, help="Submit requests one by one.")
+    buffer: int = option(
+        64 * MIB, unit="bytes", help="Each of two pinned buffers.", low=MIB, multiple_of=MIB
+    )
+
+
+class DeepspeedAio(Peer):
+    """O_DIRECT by libaio; the bench syncs the files, DeepSpeed does not.
+
+    Each state is a file of raw bytes and an index.
+    """
+
+    name = "deepspeed-aio"
+    summary = "DeepSpeed's aio_handle: libaio, O_DIRECT, two pinned buffers, with fsync"
+    packages = "deepspeed ninja, and apt-get install libaio-dev"
+    Options = DeepspeedAioOptions
+    options: DeepspeedAioOptions
+
+    def available(self, target: str) -> Availability:  # noqa: ARG002
+        """Builds the async_io operator where it has not been built before: some minutes."""
+        try:
+            self._engine  # noqa: B018
+        except Exception as error:  # noqa: BLE001 -- a build that fails raises whatever it likes
+            return Availability(
+                ok=False,
+                reason=f"its async_io operator cannot be had ({type(error).__name__}: {error}).",
+                remedy=f"Type: pip install {self.packages}.",
+            )
+        return Availability(ok=True)
+
+    def save(self, state: State, path: str) -> None:
+        os.mkdir(path)
+        handle, buffers = self._engine
+        stream, index = _Stream(handle, buffers, os.path.join(path, _DATA)), {}
+        for name, tensor in state.items():
+            index[name] = stream.position
+            stream.put(_bytes(tensor))
+        stream.finish()
+        with open(os.path.join(path, _INDEX), "w") as file:
+            json.dump(index, file)
+
+    def restore(self, path: str, wanted: State) -> State:
+        handle, buffers = self._engine
+        with open(os.path.join(path, _INDEX)) as file:
+            index = json.load(file)
+        state = {name: torch.empty_like(tensor, device="cpu") for name, tensor in wanted.items()}
+        places = {index[name]: _bytes(tensor) for name, tensor in state.items()}
+        _fill(handle, buffers, os.path.join(path, _DATA), dict(sorted(places.items())))
+        return state
+
+    @cached_property
+    def _engine(self) -> tuple[Any, list[torch.Tensor]]:
+        from deepspeed.ops.op_builder import AsyncIOBuilder
+
+        handle = (
+            AsyncIOBuilder()
+            .load()
+            .aio_handle(
+                block_size=self.options.block_size,
+                queue_depth=self.options.queue_depth,
+                single_submit=self.options.single_submit,
+                overlap_events=True,
+                intra_op_parallelism=self.options.intra_op_parallelism,
+            )
+        )
+        like = torch.empty(0, dtype=torch.uint8)
+        return handle, [handle.new_cpu_locked_tensor(self.options.buffer, like) for _ in range(2)]
+
+
+class _Stream:
+    """Fills one buffer while the other is being written."""
+
+    def __init__(self, handle: Any, buffers: list[torch.Tensor], path: str) -> None:
+        self._handle, self._buffers, self._path = handle, buffers, path
+        self._used = self._offset = self._turn = 0
+        self._writing = False
+
+    @property
+    def position(self) -> int:
+        """Bytes put so far."""
+        return self._offset + self._used
+
+    def put(self, data: torch.Tensor) -> None:
+        """Append `data`."""
+        while len(data):
+            buffer = self._buffers[self._turn]
+            part = data[: len(buffer) - self._used]
+            buffer[self._used : self._used + len(part)].copy_(part)
+            self._used += len(part)
+            data = data[len(part) :]
+            if self._used == len(buffer):
+                self._write(buffer)
+
+    def finish(self) -> None:
+        """Write the rest, padded to the alignment of direct I/O."""
+        if self._used:
+            self._write(self._buffers[self._turn][: _padded(self._handle, self._used)])
+        self._wait()
+
+    def _write(self, buffer: torch.Tensor) -> None:
+        self._wait()
+        _check(self._handle.async_pwrite(buffer, self._path, self._offset), self._path)
+        self._writing = True
+        self._offset += self._used
+        self._used, self._turn = 0, 1 - self._turn
+
+    def _wait(self) -> None:
+        if self._writing:
+            self._handle.wait()
+            self._writing = False
+
+
+def _fill(
+    handle: Any, buffers: list[torch.Tensor], path: str, places: dict[int, torch.Tensor]
+) -> None:
+    """Read the blocks that hold bytes of `places` (offset -> memory, in order), two in turn."""
+    block, size = len(buffers[0]), os.path.getsize(path)
+    blocks = [
+        start
+        for start in range(0, size, block)
+        if any(at < start + block and at + len(data) > start for at, data in places.items())
+    ]
+    pending: tuple[int, torch.Tensor] | None = None
+    for turn, start in enumerate([*blocks, None]):
+        if pending:
+            handle.wait()
+        ready, pending = pending, None
+        if start is not None:
+            into = buffers[turn % 2][: min(block, size - start)]
+            _check(handle.async_pread(into, path, start), path)
+            pending = (start, into)
+        if ready:
+            _scatter(*ready, places)
+
+
+def _scatter(start: int, block: torch.Tensor, places: dict[int, torch.Tensor]) -> None:
+    """Copy what the block, read from `start`, holds of each place."""
+    for at, data in places.items():
+        begin, end = max(at, start), min(at + len(data), start + len(block))
+        if begin < end:
+            data[begin - at : end - at].copy_(block[begin - start : end - start])
+
+
+def _padded(handle: Any, size: int) -> int:
+    alignment: int = handle.get_alignment()
+    return -(-size // alignment) * alignment
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def _check(answer: int, path: str) -> None:
+    if answer < 0:
+        raise OSError(f"{path}: DeepSpeed's aio_handle refused the request ({answer})")

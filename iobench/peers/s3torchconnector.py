@@ -1,0 +1,66 @@
+"""peer:s3torchconnector: Amazon's S3 Connector for PyTorch, torch.save straight into an upload."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+
+from iobench.peers.base import Peer, State
+from iobench.peers.s3_session import endpoint_url, region
+from iobench.units import MIB
+from iobench.writers.availability import Availability
+from iobench.writers.options import WriterOptions, option
+
+__all__ = ["S3TorchConnector"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class S3TorchConnectorOptions(WriterOptions):
+    """Options of `s3torchconnector`; those of its S3ClientConfig."""
+
+    part_size: int = option(8 * MIB, unit="bytes", help="Part size.", low=5 * MIB)
+    throughput_target_gbps: int = option(10, unit="Gbit/s", help="What it aims at.", low=1)
+
+
+class S3TorchConnector(Peer):
+    """`S3Checkpoint.writer` and `.reader`; an object is visible and durable when it is closed."""
+
+    name = "s3torchconnector"
+    summary = "Amazon S3 Connector for PyTorch: S3Checkpoint with torch.save and torch.load"
+    schemes = ("s3",)
+    syncs = True
+    modules = ("s3torchconnector",)
+    packages = "s3torchconnector"
+    Options = S3TorchConnectorOptions
+    options: S3TorchConnectorOptions
+
+    def available(self, target: str) -> Availability:
+        answer = super().available(target)
+        if answer.ok:
+            self._checkpoint  # noqa: B018 -- made now, not when the clock runs
+        return answer
+
+    def save(self, state: State, path: str) -> None:
+        with self._checkpoint.writer(path) as file:
+            torch.save(dict(state), file)
+
+    def restore(self, path: str, wanted: State) -> State:  # noqa: ARG002
+        with self._checkpoint.reader(path) as file:
+            return cast(State, torch.load(file, weights_only=True))
+
+    @cached_property
+    def _checkpoint(self) -> Any:
+        from s3torchconnector import S3Checkpoint, S3ClientConfig
+
+        return S3Checkpoint(
+            region(),
+            endpoint=endpoint_url(),
+            s3client_config=S3ClientConfig(
+                part_size=self.options.part_size,
+                throughput_target_gbps=float(self.options.throughput_target_gbps),
+                force_path_style=endpoint_url() is not None,
+            ),
+        )

@@ -1,0 +1,42 @@
+"""peer:safetensors: the safetensors library's own save_file and load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from iobench.peers.base import Peer, State
+from iobench.writers.options import WriterOptions, option
+
+__all__ = ["Safetensors"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SafetensorsOptions(WriterOptions):
+    """Options of `safetensors`."""
+
+    backend: str = option("mmap", help="How safe_open reads the file.", choices=("mmap", "pread"))
+
+
+class Safetensors(Peer):
+    """`save_file`, then fsync by the bench; `safe_open` and every tensor in memory."""
+
+    name = "safetensors"
+    summary = "safetensors' save_file and safe_open, every tensor copied out, with fsync"
+    suffix = ".safetensors"
+    modules = ("safetensors.torch",)
+    packages = "safetensors"
+    Options = SafetensorsOptions
+    options: SafetensorsOptions
+
+    def save(self, state: State, path: str) -> None:
+        from safetensors.torch import save_file
+
+        save_file(dict(state), path)
+
+    def restore(self, path: str, wanted: State) -> State:
+        from safetensors import safe_open
+
+        with safe_open(path, framework="pt", backend=self.options.backend) as file:
+            if self.options.backend != "mmap":
+                return {name: file.get_tensor(name) for name in wanted}
+            return {name: file.get_tensor(name).clone() for name in wanted}

@@ -1,0 +1,41 @@
+"""peer:torch-save: `torch.save` and `torch.load`, as every training script has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from iobench.peers.base import Peer, State
+from iobench.writers.options import WriterOptions, option
+
+__all__ = ["TorchSave"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchSaveOptions(WriterOptions):
+    """Options of `torch-save`."""
+
+    crc: bool = option(True, help="Compute the zip's CRC32, as torch.save does by itself.")
+
+
+class TorchSave(Peer):
+    """`torch.save(state, path)`, then fsync by the bench: torch syncs nothing."""
+
+    name = "torch-save"
+    summary = "torch.save and torch.load, with fsync"
+    suffix = ".pt"
+    Options = TorchSaveOptions
+    options: TorchSaveOptions
+
+    def save(self, state: State, path: str) -> None:
+        before = torch.serialization.get_crc32_options()
+        torch.serialization.set_crc32_options(self.options.crc)
+        try:
+            torch.save(dict(state), path)
+        finally:
+            torch.serialization.set_crc32_options(before)
+
+    def restore(self, path: str, wanted: State) -> State:  # noqa: ARG002
+        return cast(State, torch.load(path, weights_only=True))

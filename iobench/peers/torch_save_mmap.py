@@ -1,0 +1,21 @@
+"""peer:torch-save-mmap: `torch.save`, and `torch.load` by mmap, its tensors then copied out."""
+
+from __future__ import annotations
+
+import torch
+
+from iobench.peers.base import State
+from iobench.peers.torch_save import TorchSave
+
+__all__ = ["TorchSaveMmap"]
+
+
+class TorchSaveMmap(TorchSave):
+    """`torch.load(mmap=True)` reads nothing by itself: a tensor's bytes come when it is copied."""
+
+    name = "torch-save-mmap"
+    summary = "torch.save, and torch.load(mmap=True) with every tensor copied out"
+
+    def restore(self, path: str, wanted: State) -> State:
+        mapped = torch.load(path, mmap=True, weights_only=True)
+        return {name: mapped[name].clone() for name in wanted}

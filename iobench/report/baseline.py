@@ -1,0 +1,42 @@
+"""The baseline: the contender of a run that the others' rates are given as ratios to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from iobench.bench import stats
+from iobench.results import Operation, Sample
+
+__all__ = ["baseline_samples", "paired_ratio"]
+
+
+def baseline_samples(
+    groups: Mapping[tuple[str, Operation], Sequence[Sample]],
+    baseline: Mapping[str, Any] | None,
+    of: Sample,
+) -> Sequence[Sample]:
+    """The baseline's samples of the operation that `of` is of; none where `of` is one of them.
+
+    `baseline` has the contender's `name` and `options`; None where there is no baseline.
+    """
+    if baseline is None or _is(of, baseline):
+        return []
+    found = (s for s in groups.values() if s[0].operation == of.operation and _is(s[0], baseline))
+    return next(found, [])
+
+
+def paired_ratio(samples: Sequence[Sample], against: Sequence[Sample]) -> stats.Ratio | None:
+    """How many times the rate of `against`, over the repetitions that both have; None for none."""
+    one, other = (
+        {sample.repetition: stats.rate(sample.bytes, sample.elapsed_s) for sample in some}
+        for some in (samples, against)
+    )
+    common = sorted(one.keys() & other.keys())
+    if not common:
+        return None
+    return stats.paired_log_ratio([one[r] for r in common], [other[r] for r in common])
+
+
+def _is(sample: Sample, contender: Mapping[str, Any]) -> bool:
+    return (sample.writer, dict(sample.options)) == (contender["name"], contender["options"])

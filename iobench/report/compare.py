@@ -1,0 +1,238 @@
+"""Two runs side by side: for each contender and operation a ratio, its interval and a finding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from iobench.bench.comparison import LEAST_FLOOR, LEAST_SAMPLES, Finding, compare_runs, noise_floor
+from iobench.bench.stats import median, rate
+from iobench.bench.verdict import Context, Status, combine, judge
+from iobench.environment.storage import leaf_devices
+from iobench.report.summary import group
+from iobench.results import Operation, ResultFile, Run, Sample, to_plain
+from iobench.units import GIB, format_size
+
+__all__ = ["SCHEMA", "Comparison", "Row", "compare", "unlike"]
+
+SCHEMA = "iobench.compare/1"
+
+_Key = tuple[str, Operation]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One contender's saves or restores in both runs.
+
+    `ratio` is of the new rate to the old one, `ci95` its interval, `floor` the part that counts as
+    noise; see docs/statistics.md. `finding` is None where a run's samples are INVALID: such figures
+    are not judged; `spoilt` where only the new ones are. `regression` is set where it is worse, and
+    by more than the threshold.
+    """
+
+    workload: str
+    writer: str
+    options: Mapping[str, Any]
+    operation: Operation
+    old_samples: int
+    new_samples: int
+    old_bytes_per_s: float
+    new_bytes_per_s: float
+    ratio: float
+    ci95: tuple[float, float] | None
+    floor: float
+    finding: Finding | None
+    regression: bool
+    spoilt: bool
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """`unlike` says what differs between the runs; `missing` and `added` who is in one only."""
+
+    schema: str = SCHEMA
+    old: str
+    new: str
+    threshold: float
+    unlike: tuple[str, ...]
+    rows: tuple[Row, ...]
+    missing: tuple[str, ...]
+    added: tuple[str, ...]
+
+    @property
+    def regressions(self) -> list[Row]:
+        return [row for row in self.rows if row.regression]
+
+    def document(self) -> dict[str, Any]:
+        """The comparison as plain JSON values, described in docs/results.md."""
+        document: dict[str, Any] = to_plain(self)
+        return document
+
+
+def unlike(old: Run, new: Run) -> list[str]:
+    """What differs between two runs and makes their figures incomparable, in words.
+
+    Machine (CPU, CPUs, memory, GPUs), kernel, file system, devices, workload, rank and size. Not
+    the host's name, free space, or the versions of packages: those may be what is being compared.
+    """
+    before, after = dict(_facts(old)), dict(_facts(new))
+    return [
+        f"{name}: {before[name]} before, {after[name]} now"
+        for name in before
+        if before[name] != after[name]
+    ]
+
+
+def compare(old: ResultFile, new: ResultFile, threshold: float) -> Comparison:
+    """Every contender that both runs have. `threshold` is a part: 0.05 for 5 %."""
+    before, after = group(old), group(new)
+    pairs = _pairs(before, after)
+    contexts = Context.of(old.run), Context.of(new.run)
+    rows = [
+        _row(new.run.workload.name, before[one], after[other], contexts, threshold)
+        for one, other in pairs
+    ]
+    rows.sort(key=lambda row: row.operation == "restore")
+    return Comparison(
+        old=str(old.path),
+        new=str(new.path),
+        threshold=threshold,
+        unlike=tuple(unlike(old.run, new.run)),
+        rows=tuple(rows),
+        missing=_names(before, {one for one, _ in pairs}),
+        added=_names(after, {other for _, other in pairs}),
+    )
+
+
+def _pairs(before: Mapping[_Key, Any], after: Mapping[_Key, Any]) -> list[tuple[_Key, _Key]]:
+    """Equal settings; then, where one is left of a writer in both runs, those two."""
+    pairs = [(key, key) for key in before if key in after]
+    for key in before:
+        if key in after:
+            continue
+        left = [_others(key, groups, before, after) for groups in (before, after)]
+        if [len(keys) for keys in left] == [1, 1]:
+            pairs.append((key, left[1][0]))
+    return pairs
+
+
+def _others(
+    key: _Key, groups: Mapping[_Key, Any], before: Mapping[_Key, Any], after: Mapping[_Key, Any]
+) -> list[_Key]:
+    """The keys in `groups` of the same writer and operation, without those in both runs."""
+    return [
+        other
+        for other in groups
+        if not (other in before and other in after)
+        and (_writer(other), other[1]) == (_writer(key), key[1])
+    ]
+
+
+def _writer(key: _Key) -> str:
+    writer: str = json.loads(key[0])[0]
+    return writer
+
+
+def _names(groups: Mapping[_Key, Sequence[Sample]], matched: set[_Key]) -> tuple[str, ...]:
+    return tuple(
+        f"{samples[0].writer} {samples[0].operation}"
+        for key, samples in groups.items()
+        if key not in matched
+    )
+
+
+def _row(
+    workload: str,
+    old: Sequence[Sample],
+    new: Sequence[Sample],
+    contexts: tuple[Context, Context],
+    threshold: float,
+) -> Row:
+    floors = [floor for side in (old, new) if (floor := noise_floor(side)) is not None]
+    difference = compare_runs(new, old, max(floors, default=LEAST_FLOOR))
+    ratio = difference.ratio
+    invalid = {
+        when: f"INVALID {when}: {verdict.reasons[0]}"
+        for when, samples, context in zip(("before", "now"), (old, new), contexts, strict=True)
+        if (verdict := combine([judge(s, context) for s in samples])).status is Status.INVALID
+    }
+    finding = None if invalid else difference.finding
+    return Row(
+        workload=workload,
+        writer=new[0].writer,
+        options=new[0].options,
+        operation=new[0].operation,
+        old_samples=len(old),
+        new_samples=len(new),
+        old_bytes_per_s=_middle(old),
+        new_bytes_per_s=_middle(new),
+        ratio=ratio.ratio,
+        ci95=(ratio.interval.low, ratio.interval.high) if ratio.interval else None,
+        floor=difference.floor,
+        finding=finding,
+        regression=finding is Finding.WORSE and ratio.ratio < 1 - threshold,
+        spoilt="now" in invalid and "before" not in invalid,
+        notes=(
+            *invalid.values(),
+            *_changed_options(old[0].options, new[0].options),
+            *_too_few(ratio.samples),
+        ),
+    )
+
+
+def _too_few(samples: int) -> list[str]:
+    few = samples < LEAST_SAMPLES
+    return [f"{samples} samples cannot show a difference; --repeat {LEAST_SAMPLES}"] if few else []
+
+
+def _changed_options(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    names = dict.fromkeys([*old, *new])
+    return [
+        f"{name}: {_value(old, name)} before, {_value(new, name)} now"
+        for name in names
+        if name not in old or name not in new or old[name] != new[name]
+    ]
+
+
+def _value(options: Mapping[str, Any], name: str) -> str:
+    return str(options[name]) if name in options else "no such option"
+
+
+def _middle(samples: Sequence[Sample]) -> float:
+    return median([rate(sample.bytes, sample.elapsed_s) for sample in samples])
+
+
+def _facts(run: Run) -> Iterator[tuple[str, str]]:
+    """What must be alike, by name and in words. Facts that a record lacks are `unknown`."""
+    machine, storage = run.environment.machine, run.environment.storage
+    cpu, memory = _part(machine, "cpu"), _part(machine, "memory")
+    yield "CPU", _word(cpu.get("model"))
+    yield "CPUs", _word(cpu.get("usable_cpus"))
+    total = memory.get("total_bytes")
+    yield "memory", f"{round(total / GIB)} GiB" if isinstance(total, int) else _word(None)
+    gpus = machine.get("gpus")
+    names = [gpu.get("name") for gpu in gpus if isinstance(gpu, Mapping)] if gpus else []
+    yield "GPUs", ", ".join(sorted(map(str, names))) or "none"
+    yield "kernel", _word(machine.get("kernel"))
+    yield "file system", _word(storage.get("fs_type"))
+    yield "device", ", ".join(map(_device, leaf_devices(storage.get("device")))) or _word(None)
+    yield "workload", f"{run.workload.name}, rank {run.workload.rank}"
+    yield "size", f"{format_size(run.workload.bytes)} ({run.workload.bytes} bytes)"
+
+
+def _device(leaf: Mapping[str, Any]) -> str:
+    size = leaf.get("size_bytes")
+    known = [leaf.get("type"), leaf.get("model"), format_size(size) if size else None]
+    return " ".join(str(fact) for fact in known if fact)
+
+
+def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = values.get(name)
+    return part if isinstance(part, Mapping) else {}
+
+
+def _word(value: Any) -> str:
+    return "unknown" if value is None else str(value)

@@ -1,0 +1,124 @@
+"""A comparison as people and programs read it: terminal table, Markdown, JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import TYPE_CHECKING, TextIO
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from iobench.report.compare import Comparison, Row
+
+__all__ = ["CompareFormat", "write"]
+
+_HEADERS = ("writer", "operation", "before GiB/s", "now GiB/s", "ratio", "95 % interval", "finding")
+_FIGURES = range(2, 6)
+_STYLES = {"better": "green", "worse": "bold red"}
+_NO_TERMINAL_WIDTH = 1000
+
+
+class CompareFormat(StrEnum):
+    """What `iobench compare --format` takes."""
+
+    TABLE = "table"
+    MD = "md"
+    JSON = "json"
+
+
+def write(comparison: Comparison, form: CompareFormat, stream: TextIO) -> None:
+    """Write `comparison`; Markdown is ready for a pull request, JSON is unrounded."""
+    if form is CompareFormat.JSON:
+        json.dump(comparison.document(), stream, indent=2, allow_nan=False)
+        stream.write("\n")
+    elif form is CompareFormat.MD:
+        stream.writelines(f"{line}\n" for line in _markdown(comparison))
+    else:
+        _table(comparison, stream)
+
+
+def _cells(label: str, row: Row) -> list[str]:
+    from iobench.units import GIB
+
+    ci = row.ci95
+    finding = "not judged" if row.finding is None else str(row.finding)
+    return [
+        label,
+        row.operation,
+        f"{row.old_bytes_per_s / GIB:.2f}",
+        f"{row.new_bytes_per_s / GIB:.2f}",
+        f"{row.ratio:.3f}",
+        f"{ci[0]:.3f}-{ci[1]:.3f}" if ci else "-",
+        f"{finding} (regression)" if row.regression else finding,
+    ]
+
+
+def _notes(comparison: Comparison) -> Iterator[str]:
+    from iobench.results.labels import labels
+
+    yield f"before: {comparison.old}"
+    yield f"now: {comparison.new}"
+    for what in comparison.unlike:
+        yield f"unlike runs, compared by force: {what}"
+    for label, one in zip(labels(comparison.rows), comparison.rows, strict=True):
+        for note in one.notes:
+            yield f"{note} [{label} {one.operation}]"
+    if comparison.missing:
+        yield f"only before: {', '.join(comparison.missing)}"
+    if comparison.added:
+        yield f"only now: {', '.join(comparison.added)}"
+    floors = sorted({one.floor for one in comparison.rows})
+    if floors:
+        shown = " to ".join(f"{100 * floor:.1f} %" for floor in {floors[0]: 0, floors[-1]: 0})
+        yield (
+            f"a difference is shown when the whole interval is beyond {shown}; "
+            f"a regression is worse by more than {100 * comparison.threshold:g} %"
+        )
+
+
+def _markdown(comparison: Comparison) -> Iterator[str]:
+    from iobench.report.markdown import escape, row
+    from iobench.results.labels import labels
+
+    workload = comparison.rows[0].workload
+    count = len(comparison.regressions)
+    title = f"{count} regression{'s' * (count != 1)}" if count else "no regression"
+    yield f"**{escape(workload)}: {title}**"
+    yield ""
+    yield row(_HEADERS)
+    yield row("---:" if i in _FIGURES else "---" for i in range(len(_HEADERS)))
+    for label, one in zip(labels(comparison.rows), comparison.rows, strict=True):
+        yield row(_cells(label, one))
+    yield ""
+    for note in _notes(comparison):
+        yield f"- {escape(note)}"
+
+
+def _table(comparison: Comparison, stream: TextIO) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    from iobench.results.labels import labels
+
+    width = None if stream.isatty() else _NO_TERMINAL_WIDTH
+    console = Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+    table = Table(
+        box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold"
+    )
+    for i, header in enumerate(_HEADERS):
+        table.add_column(header, justify="right" if i in _FIGURES else "left", overflow="fold")
+    for label, one in zip(labels(comparison.rows), comparison.rows, strict=True):
+        cells = [Text(cell) for cell in _cells(label, one)]
+        cells[-1].stylize(_STYLES.get(str(one.finding), ""))
+        table.add_row(*cells)
+    with console.capture() as captured:
+        console.print(comparison.rows[0].workload, style="bold")
+        console.print()
+        console.print(table)
+        console.print()
+        for note in _notes(comparison):
+            console.print(note, soft_wrap=width is not None)
+    stream.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())

@@ -1,0 +1,249 @@
+"""Forecasts of `iobench plan` as terminal tables, Markdown or JSON (`iobench.plan/1`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TextIO
+
+from iobench.bench.stats import Interval
+from iobench.bench.verdict import Reason
+from iobench.report.grid import Grid, write_grids_as_markdown, write_grids_as_table
+from iobench.train.forecast import Forecast, Method, Proposal
+from iobench.train.job import Job
+from iobench.train.measured import Candidate
+from iobench.units import format_seconds
+
+__all__ = ["SCHEMA", "Outlook", "write_json", "write_markdown", "write_table"]
+
+SCHEMA = "iobench.plan/1"
+
+_MISSING = "-"
+_FEW_SAMPLES = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """What is printed: forecasts by size of the job, how they were made, and what to know."""
+
+    title: str
+    method: Method
+    forecasts: tuple[Forecast, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The sizes planned for, in the order given."""
+        return list(dict.fromkeys(one.job for one in self.forecasts))
+
+
+def write_table(outlook: Outlook, stream: TextIO) -> None:
+    """Write heading, tables and notes to `stream`; nothing is cut when it is not a terminal."""
+    write_grids_as_table(_heading(outlook), _grids(outlook), _footnotes(outlook), stream)
+
+
+def write_markdown(outlook: Outlook, stream: TextIO) -> None:
+    """Write a heading, the tables and a list of notes."""
+    write_grids_as_markdown(_heading(outlook), _grids(outlook), _footnotes(outlook), stream)
+
+
+def write_json(outlook: Outlook, stream: TextIO) -> None:
+    """Write one document and a newline; numbers unrounded, seconds and hours as the keys say."""
+    document = {
+        "schema": SCHEMA,
+        "title": outlook.title,
+        "method": asdict(outlook.method),
+        "forecasts": [_document(one) for one in outlook.forecasts],
+        "notes": list(outlook.notes),
+    }
+    json.dump(document, stream, indent=2, allow_nan=False)
+    stream.write("\n")
+
+
+def _document(one: Forecast) -> dict[str, Any]:
+    job, candidate = one.job, one.candidate
+    return {
+        "nodes": job.nodes,
+        "gpus": job.gpus,
+        "failures_per_1000_node_days": job.failures_per_1000_node_days,
+        "mtbf_s": job.mtbf_s,
+        "restart_s": job.restart_s,
+        "writer": candidate.name,
+        "mode": candidate.mode,
+        "baseline": one.baseline,
+        "costs": asdict(candidate.costs),
+        "save_samples": candidate.save_samples,
+        "restore_samples": candidate.restore_samples,
+        "interval_s": one.best.interval_s,
+        "interval_s_ci95": _pair(one.interval_s_interval),
+        "ettr": one.best.ettr,
+        "ettr_ci95": _pair(one.ettr_interval),
+        "lost_work_per_failure_s": one.lost_work_s,
+        "saved_per_month": one.saved
+        and {
+            "wall_s": one.saved.wall_s,
+            "wall_s_ci95": _pair(one.saved.wall_s_interval),
+            "gpu_hours": one.saved.gpu_hours,
+            "gpu_hours_ci95": _pair(one.saved.gpu_hours_interval),
+        },
+        "proposals": [asdict(proposal) for proposal in one.proposals],
+        "warnings": [str(reason) for reason in one.warnings],
+    }
+
+
+def _pair(interval: Interval | None) -> list[float] | None:
+    return [interval.low, interval.high] if interval else None
+
+
+def _heading(outlook: Outlook) -> Iterator[str]:
+    yield outlook.title
+    first = outlook.jobs[0]
+    rate = f"{first.failures_per_1000_node_days:g} failures per 1000 node-days"
+    restart = f"restart {format_seconds(first.restart_s)} and then the restore"
+    if len(outlook.jobs) == 1:
+        size = f"{first.nodes:,} nodes, {first.gpus:,} GPUs"
+        yield f"{size}, {rate}: one every {format_seconds(first.mtbf_s)}; {restart}"
+    else:
+        yield f"{first.gpus_per_node} GPUs per node, {rate}; {restart}"
+
+
+def _grids(outlook: Outlook) -> Iterator[Grid]:
+    many = len(outlook.jobs) > 1
+    columns = [column for column in _COLUMNS if many in column.by_sizes]
+    yield Grid(
+        columns=tuple((column.name, column.figure) for column in columns),
+        rows=[[column.cell(one) for column in columns] for one in outlook.forecasts],
+    )
+    if not many:
+        yield _formulas(outlook)
+
+
+def _formulas(outlook: Outlook) -> Grid:
+    step_s = outlook.method.step_s
+    steps = (("steps", True),) if step_s else ()
+    return Grid(
+        columns=(
+            *(("writer", False), ("mode", False), ("formula", False), ("interval", True)),
+            *steps,
+            *(("ETTR", True), ("first\norder", True), ("simulated", True)),
+        ),
+        rows=[
+            [
+                one.candidate.name,
+                one.candidate.mode,
+                proposal.formula + (" (slots)" if proposal.raised else ""),
+                format_seconds(proposal.interval_s),
+                *([f"{proposal.interval_s / step_s:,.0f}"] if step_s else []),
+                f"{proposal.ettr:.4f}",
+                f"{proposal.first_order_ettr:.4f}",
+                _simulated(proposal),
+            ]
+            for one in outlook.forecasts
+            for proposal in one.proposals
+        ],
+    )
+
+
+def _simulated(proposal: Proposal) -> str:
+    found = proposal.simulated
+    return f"{found.ettr:.4f} ± {found.ettr_error:.4f}" if found else _MISSING
+
+
+def _save(one: Forecast) -> str:
+    costs = one.candidate.costs
+    blocking = format_seconds(costs.blocking_s)
+    return blocking + (f" + {format_seconds(costs.persist_s)}" if costs.asynchronous else "")
+
+
+def _spread(interval: Interval | None, scale: float, digits: int) -> str:
+    if interval is None:
+        return _MISSING
+    to = "-" if interval.low >= 0 else " to "
+    return f"{interval.low / scale:,.{digits}f}{to}{interval.high / scale:,.{digits}f}"
+
+
+def _gpu_hours(one: Forecast) -> str:
+    if one.saved is None:
+        return "baseline" if one.baseline else _MISSING
+    return f"{one.saved.gpu_hours:,.0f}"
+
+
+def _hours(one: Forecast) -> str:
+    if one.saved is None:
+        return _MISSING
+    spread = one.saved.wall_s_interval
+    return f"{one.saved.wall_s / 3600:,.1f}" + (f" ({_spread(spread, 3600, 1)})" if spread else "")
+
+
+@dataclass(frozen=True)
+class _Column:
+    name: str
+    figure: bool
+    cell: Callable[[Forecast], str]
+    by_sizes: tuple[bool, ...] = (True, False)  # for several sizes of the job, and for one
+
+
+_COLUMNS = (
+    _Column("nodes", True, lambda one: f"{one.job.nodes:,}", (True,)),
+    _Column("MTBF", True, lambda one: format_seconds(one.job.mtbf_s), (True,)),
+    _Column("writer", False, lambda one: one.candidate.name),
+    _Column("mode", False, lambda one: one.candidate.mode),
+    _Column("save", True, _save),
+    _Column("restore", True, lambda one: format_seconds(one.candidate.costs.restore_s)),
+    _Column("best\ninterval", True, lambda one: format_seconds(one.best.interval_s)),
+    _Column("ETTR", True, lambda one: f"{one.best.ettr:.4f}"),
+    _Column("95 %\ninterval", True, lambda one: _spread(one.ettr_interval, 1, 4)),
+    _Column("simulated", True, lambda one: _simulated(one.best), (True,)),
+    _Column("lost work\nper failure", True, lambda one: format_seconds(one.lost_work_s)),
+    _Column("GPU-hours\nsaved/month", True, _gpu_hours),
+    _Column("hours saved/month\n(95 % interval)", True, _hours),
+)
+
+
+def _footnotes(outlook: Outlook) -> list[str]:
+    return [*outlook.notes, *_method(outlook), *_warnings(outlook.forecasts)]
+
+
+def _method(outlook: Outlook) -> Iterator[str]:
+    method = outlook.method
+    yield "interval: training time between two saves; ETTR: exact for failures without memory"
+    yield from _resampling(one.candidate for one in outlook.forecasts)
+    if any(one.saved for one in outlook.forecasts):
+        yield "saved: wall clock of work that takes the baseline 30 days, each at its best interval"
+    if any(one.candidate.costs.slots > 1 for one in outlook.forecasts):
+        yield "slots: the persist time must be that with as many saves in flight"
+    if method.failures:
+        yield f"simulated: {method.failures:,} failures for each figure, seed {method.seed}"
+    if len(outlook.jobs) == 1:
+        step = f", steps of {format_seconds(method.step_s)}" if method.step_s else ""
+        yield f"CheckFreq: overhead within {100 * method.budget:g} %{step}, whatever the failures"
+
+
+def _resampling(candidates: Iterable[Candidate]) -> Iterator[str]:
+    """How the 95 % intervals were made, and what few samples can bound at most."""
+    counts = [min(one.save_samples, one.restore_samples) for one in candidates if one.resampled]
+    if not counts:
+        return
+    fewest = min(counts)
+    sure = f", which bound a median with {100 * (1 - 2.0 ** (1 - fewest)):.0f} % at most"
+    few = sure if fewest < _FEW_SAMPLES else ""
+    yield f"95 % interval: by medians of {fewest} or more resampled samples{few}"
+
+
+def _warnings(forecasts: Sequence[Forecast]) -> Iterator[str]:
+    """Each warning once, with whose it is unless it is everybody's."""
+    found: dict[str, list[tuple[Forecast, Reason]]] = {}
+    for one in forecasts:
+        for reason in one.warnings:
+            found.setdefault(reason.text, []).append((one, reason))
+    many = len({one.job for one in forecasts}) > 1
+    for text, cases in found.items():
+        if many:
+            yield f"warning: {text} [from {min(one.job.nodes for one, _ in cases):,} nodes]"
+            continue
+        figures = dict.fromkeys(figure for _, reason in cases for figure in reason.measured)
+        who = dict.fromkeys(f"{one.candidate.name} {one.candidate.mode}" for one, _ in cases)
+        merged = Reason(text=text, measured=tuple(figures))
+        whose = "" if len(who) == len(forecasts) else f" [{', '.join(who)}]"
+        yield f"warning: {merged}{whose}"

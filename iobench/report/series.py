@@ -1,0 +1,65 @@
+"""Series in a terminal: bytes over time of every sample, one line per way of counting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TextIO
+
+from iobench.results import ResultFile, Sample, contender_of
+from iobench.results.labels import labels
+from iobench.units import format_rate, format_seconds
+
+__all__ = ["bars", "write"]
+
+_BARS = "▁▂▃▄▅▆▇█"
+_NOTHING = "·"
+_MOST_COLUMNS = 100
+
+
+def write(result: ResultFile, stream: TextIO) -> None:
+    """Write the series of each sample that has one, by contender, operation and repetition.
+
+    `·` stands for nothing in that time, the bars for parts of the highest rate of the line.
+    """
+    have = [sample for sample in result.samples if sample.series is not None]
+    if not have:
+        stream.write("no series: recorded before iobench kept them\n")
+        return
+    first = {contender_of(sample): sample for sample in reversed(have)}
+    names = dict(zip(first, labels(first.values()), strict=True))
+    have.sort(key=lambda one: (one.operation == "restore", names[contender_of(one)]))
+    for sample in have:
+        stream.write(f"{names[contender_of(sample)]} {sample.operation} {sample.repetition}: ")
+        stream.write(f"{format_seconds(sample.elapsed_s)}\n")
+        stream.writelines(f"  {line}\n" for line in _lines(sample))
+
+
+def _lines(sample: Sample) -> Iterator[str]:
+    series = sample.series
+    assert series is not None
+    counted = (("completed", series.completed), (series.counter, series.counted))
+    for name, values in counted:
+        if values is not None:
+            step = math.ceil(len(values) / _MOST_COLUMNS)
+            rates = _rates(values, step, series.interval_s, sample.elapsed_s)
+            of = format_seconds(step * series.interval_s)
+            yield f"{name:<9} {bars(rates)} {of} each, up to {format_rate(max(rates))}"
+
+
+def _rates(values: Sequence[int], step: int, interval_s: float, elapsed_s: float) -> list[float]:
+    """Bytes per second of every `step` intervals; the last one is cut off by the end."""
+    rates = []
+    for begin in range(0, len(values), step):
+        end_s = min((begin + step) * interval_s, elapsed_s)
+        rates.append(sum(values[begin : begin + step]) / max(end_s - begin * interval_s, 1e-9))
+    return rates
+
+
+def bars(rates: Sequence[float]) -> str:
+    """One character for each rate, in eighths of the highest."""
+    top = max(rates)
+    return "".join(
+        _BARS[min(int(len(_BARS) * rate / top), len(_BARS) - 1)] if rate > 0 else _NOTHING
+        for rate in rates
+    )

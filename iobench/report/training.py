@@ -1,0 +1,236 @@
+"""What checkpoints cost training, arm by arm, from the record of `iobench train`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TextIO
+
+from iobench.bench.stats import (
+    Interval,
+    bootstrap_median_interval,
+    median,
+    paired_log_ratio,
+)
+from iobench.report.grid import Grid, write_grids_as_markdown, write_grids_as_table
+from iobench.results import ResultFile, TrainBlock, to_plain
+from iobench.results.labels import labels
+from iobench.units import GIB, format_rate, format_seconds, format_size
+
+__all__ = [
+    "SCHEMA",
+    "TrainingCost",
+    "training_costs",
+    "write_json",
+    "write_markdown",
+    "write_table",
+]
+
+SCHEMA = "iobench.train/1"
+
+_MISSING = "-"
+_COLUMNS = (
+    ("checkpoints", False),
+    ("step", True),
+    ("step while\npersisting", True),
+    ("stall", True),
+    ("snapshot\nGiB/s", True),
+    ("persist", True),
+    ("overhead", True),
+    ("95 %\ninterval", True),
+    ("peak\nmemory", True),
+    ("peak\ndirty", True),
+    ("committed", True),
+    ("same\nlosses", False),
+    ("same after\nresume", False),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingCost:
+    """One arm beside the blocks without checkpoints. Medians over all blocks; times in seconds.
+
+    `step_s` is that of steps with nothing in the background, `persisting_step_s` of those beside a
+    checkpoint on its way; None where no step was of that kind. `slowdown` is the latter over the
+    median step without checkpoints, less 1. `overhead` is the wall clock of a block over that of
+    the one without checkpoints in the same repetition, less 1, `overhead_interval` holds 95 %.
+    `snapshot_bytes_per_s` is a checkpoint's size over its stall, for modes whose stall is a copy.
+    """
+
+    label: str
+    writer: str
+    mode: str
+    slots: int | None
+    blocks: int
+    step_s: float | None
+    persisting_step_s: float | None
+    slowdown: float | None
+    stall_s: float | None
+    stall_interval: Interval | None
+    persist_s: float | None
+    snapshot_bytes_per_s: float | None
+    overhead: float | None
+    overhead_interval: Interval | None
+    peak_memory_bytes: int | None
+    peak_dirty_bytes: int | None
+    saves: int
+    committed: int
+    losses_equal: bool
+    resumed_equal: bool | None
+
+
+def training_costs(result: ResultFile) -> list[TrainingCost]:
+    """A row per arm, in the order of the first repetition. Arms that were cut off count as far."""
+    arms: dict[str, list[TrainBlock]] = {}
+    for block in result.training:
+        arms.setdefault(json.dumps(_arm(block), sort_keys=True), []).append(block)
+    names = labels(blocks[0] for blocks in arms.values())
+    plain = next((blocks for blocks in arms.values() if blocks[0].mode == "none"), [])
+    return [_cost(name, blocks, plain) for name, blocks in zip(names, arms.values(), strict=True)]
+
+
+def _arm(block: TrainBlock) -> list[Any]:
+    return [block.writer, to_plain(block.options), block.mode, block.slots]
+
+
+def _cost(name: str, blocks: Sequence[TrainBlock], plain: Sequence[TrainBlock]) -> TrainingCost:
+    first = blocks[0]
+    mode = f"{first.mode}={first.slots}" if first.slots else first.mode
+    quiet, busy = _steps(blocks, persisting=False), _steps(blocks, persisting=True)
+    base, saves = _steps(plain, persisting=False), [save for one in blocks for save in one.saves]
+    taken = [save for save in saves if save.status != "skipped"]
+    stall_s = _median([save.stall_s for save in taken])
+    walls = {one.repetition: one.wall_s for one in plain}
+    pairs = [(one.wall_s, walls[one.repetition]) for one in blocks if one.repetition in walls]
+    ratio = None
+    if pairs and first.mode != "none":
+        ratio = paired_log_ratio([own for own, _ in pairs], [wall for _, wall in pairs])
+    resumed = [one.resumed_equal for one in blocks if one.resumed_equal is not None]
+    return TrainingCost(
+        label=f"{name} {mode}".strip(),
+        writer=first.writer,
+        mode=first.mode,
+        slots=first.slots,
+        blocks=len(blocks),
+        step_s=_median(quiet),
+        persisting_step_s=_median(busy),
+        slowdown=median(busy) / median(base) - 1 if busy and base else None,
+        stall_s=stall_s,
+        stall_interval=bootstrap_median_interval([s.stall_s for s in taken]) if taken else None,
+        persist_s=_median([save.persist_s for save in saves if save.persist_s is not None]),
+        snapshot_bytes_per_s=first.bytes / stall_s if stall_s and first.mode == "async" else None,
+        overhead=ratio.ratio - 1 if ratio else None,
+        overhead_interval=Interval(ratio.interval.low - 1, ratio.interval.high - 1)
+        if ratio and ratio.interval
+        else None,
+        peak_memory_bytes=_highest([one.peak_memory_bytes for one in blocks]),
+        peak_dirty_bytes=_highest([one.peak_dirty_bytes for one in blocks]),
+        saves=len(saves),
+        committed=sum(save.status == "committed" for save in saves),
+        losses_equal=all(one.losses_equal for one in blocks),
+        resumed_equal=all(resumed) if resumed else None,
+    )
+
+
+def _steps(blocks: Sequence[TrainBlock], *, persisting: bool) -> list[float]:
+    return [
+        step_s
+        for block in blocks
+        for step_s, beside in zip(block.step_s, block.persisting, strict=True)
+        if beside == persisting
+    ]
+
+
+def write_table(result: ResultFile, stream: TextIO) -> None:
+    """Write heading, table and notes to `stream`."""
+    write_grids_as_table([_heading(result)], [_grid(result)], _notes(result), stream)
+
+
+def write_markdown(result: ResultFile, stream: TextIO) -> None:
+    """Write a heading, the table and a list of notes."""
+    write_grids_as_markdown([_heading(result)], [_grid(result)], _notes(result), stream)
+
+
+def write_json(result: ResultFile, stream: TextIO) -> None:
+    """Write one document and a newline: the arms, numbers unrounded, and what was asked."""
+    document = {
+        "schema": SCHEMA,
+        "record": str(result.path),
+        "run": to_plain(result.run),
+        "incomplete": result.incomplete,
+        "arms": [asdict(cost) for cost in training_costs(result)],
+    }
+    json.dump(document, stream, indent=2, allow_nan=False)
+    stream.write("\n")
+
+
+def _heading(result: ResultFile) -> str:
+    facts, plan = result.run.workload, result.run.plan
+    return (
+        f"{facts.name}: checkpoints of {format_size(facts.bytes)} every {plan['every']} steps, "
+        f"{plan['steps']} steps a block"
+    )
+
+
+def _grid(result: ResultFile) -> Grid:
+    return Grid(columns=_COLUMNS, rows=[list(_row(cost)) for cost in training_costs(result)])
+
+
+def _row(cost: TrainingCost) -> Iterator[str]:
+    none = cost.mode == "none"
+    yield cost.label
+    yield _seconds(cost.step_s)
+    busy = cost.persisting_step_s
+    yield _MISSING if busy is None else f"{format_seconds(busy)} ({_percent(cost.slowdown)})"
+    yield _seconds(cost.stall_s)
+    rate = cost.snapshot_bytes_per_s
+    yield _MISSING if rate is None else f"{rate / GIB:.2f}"
+    yield _seconds(cost.persist_s)
+    yield _percent(cost.overhead)
+    held = cost.overhead_interval
+    yield f"{_percent(held.low)} to {_percent(held.high)}" if held else _MISSING
+    yield _size(cost.peak_memory_bytes)
+    yield _size(cost.peak_dirty_bytes)
+    yield _MISSING if none else f"{cost.committed} of {cost.saves}"
+    yield _yes(cost.losses_equal)
+    yield _yes(cost.resumed_equal)
+
+
+def _notes(result: ResultFile) -> Iterator[str]:
+    plan = result.run.plan
+    if plan["simulated_s"]:
+        yield (
+            f"forward and backward take {format_seconds(plan['simulated_s'])}, the workload's "
+            "published step time; the CPU rests meanwhile"
+        )
+    yield f"a plain copy of memory: {format_rate(plan['memcpy_bytes_per_s'])}"
+    blocks = [cost.blocks for cost in training_costs(result)]
+    yield (
+        f"{min(blocks, default=0)} blocks of each; overhead: wall clock until the last checkpoint "
+        "is durable, beside the block without checkpoints of the same repetition"
+    )
+
+
+def _seconds(value: float | None) -> str:
+    return _MISSING if value is None else format_seconds(value)
+
+
+def _percent(value: float | None) -> str:
+    return _MISSING if value is None else f"{value:+.1%}"
+
+
+def _size(value: int | None) -> str:
+    return _MISSING if value is None else format_size(value)
+
+
+def _yes(value: bool | None) -> str:
+    return _MISSING if value is None else "yes" if value else "NO"
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return median(values) if values else None
+
+
+def _highest(values: Sequence[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)

@@ -1,0 +1,109 @@
+"""KilledSaves: saves that are killed (kill -9) at random moments, in every phase of a save."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from iobench.testing import save_server
+from iobench.testing.expect import expect
+
+__all__ = ["KilledSaves", "killed_saves"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Moment:
+    """A time within a save that was measured: its phase, and the time until the next begins."""
+
+    phase: str
+    entry: int
+    lasts_s: float
+
+
+class KilledSaves:
+    """One writer's saves of numbered checkpoints, each in a process of its own.
+
+    The times to kill at are drawn over a save that was measured first: its phases in turn, so that
+    each is met as often as any other, however short it is; by chance which of its entries, and how
+    long after.
+    """
+
+    def __init__(self, server: subprocess.Popen[str], seed: int) -> None:
+        self._server, self._random = server, random.Random(seed)
+        self._moments: dict[str, list[_Moment]] = {}
+        self._turn = 0
+
+    def save(self, number: int) -> None:
+        """Save checkpoint `number` to the end, and take the moments to kill at from it."""
+        entered = self._ask({"number": number})
+        expect(entered[-1][0] == save_server.DONE, f"save {number} ended in {entered[-1][0]}")
+        times = [at for _, at in entered]
+        self._moments = {}
+        for (phase, at), until in zip(entered, [*times[1:], times[-1]], strict=True):
+            found = self._moments.setdefault(phase, [])
+            found.append(_Moment(phase=phase, entry=len(found), lasts_s=until - at))
+
+    def kill(self, number: int, phase: str = "", entry: int | None = None) -> str:
+        """Begin to save checkpoint `number`, kill that; the phase it was in, `done` after the last.
+
+        `phase`, and which of its entries (from 0), are chosen unless they are given. Needs a `save`
+        before it.
+        """
+        self._turn += 1
+        entries = self._moments[phase or sorted(self._moments)[self._turn % len(self._moments)]]
+        moment = self._random.choice(entries) if entry is None else entries[entry]
+        after_s = self._random.uniform(0, moment.lasts_s)
+        entered = self._ask(
+            {"number": number, "phase": moment.phase, "entry": moment.entry, "after_s": after_s}
+        )
+        return entered[-1][0]
+
+    def _ask(self, request: Mapping[str, Any]) -> list[tuple[str, float]]:
+        """The phases that the save entered, with seconds since it began."""
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps(request) + "\n")
+        self._server.stdin.flush()
+        answer = self._server.stdout.readline()
+        expect(answer, "the process that saves has ended; its traceback is on stderr")
+        told = json.loads(answer)
+        status = told["status"]
+        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        expect(killed, f"save {request['number']} failed; its traceback is on stderr")
+        return sorted(((phase, at) for phase, at in told["entered"]), key=lambda one: one[1])
+
+
+@contextmanager
+def killed_saves(
+    writer: str,
+    options: Mapping[str, object],
+    target: str,
+    *,
+    how: str,
+    size_bytes: int,
+    seed: int = 7,
+) -> Iterator[KilledSaves]:
+    """Saves by the registered `writer` to `target`; `how`: write, stream or checkpoint.
+
+    The first two replace `model` each time. A checkpoint is `step-NUMBER`, published as a whole:
+    3/4 of the bytes in `model`, which is streamed, and the rest in `shards/0` and `shards/1`. Every
+    8 bytes are the number; `size_bytes` is a multiple of 64.
+    """
+    order = {
+        "writer": writer, "options": dict(options), "target": target, "how": how, "size": size_bytes
+    }  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, save_server.__file__, json.dumps(order)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
+        yield KilledSaves(server, seed)

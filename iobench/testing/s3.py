@@ -1,0 +1,80 @@
+"""Object stores for tests: real servers as child processes, and a bucket as a Place."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeVar
+
+from iobench.bench.local_s3 import LocalS3, local_s3, run_server
+from iobench.errors import UnavailableError
+from iobench.writers.s3 import S3Writer
+from iobench.writers.s3_objects import S3Objects
+from iobench.writers.s3_target import S3Target
+
+__all__ = ["Bucket", "LocalS3", "local_s3", "moto_s3"]
+
+_T = TypeVar("_T")
+
+
+@contextmanager
+def moto_s3() -> Iterator[LocalS3]:
+    """moto's server, as `local_s3` is rclone's. It checks no keys and keeps everything in memory.
+
+    Raises UnavailableError without moto (extra `dev`).
+    """
+    if find_spec("moto") is None or find_spec("flask") is None:
+        raise UnavailableError("moto", "it is not installed.", "Type: pip install 'moto[server]'.")
+
+    def command(port: int, directory: Path) -> list[str]:  # noqa: ARG001 -- keeps no files
+        return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+
+    with run_server(command) as server:
+        yield server
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A prefix in a bucket of a server that is active, as a Place. Leaves no connection open."""
+
+    target: str
+    flat = True
+    """No directories: a name may be an object and the beginning of others' names."""
+
+    def locate(self, name: str) -> str:
+        return f"{self.target}/{name}"
+
+    def stored(self, name: str) -> bytes | None:
+        def get(s3: Any, bucket: str, prefix: str) -> bytes | None:
+            try:
+                body: bytes = s3.get_object(Bucket=bucket, Key=prefix + name)["Body"].read()
+            except s3.exceptions.NoSuchKey:
+                return None
+            return body
+
+        return self._with_client(get)
+
+    def put(self, name: str, data: bytes) -> None:
+        self._with_client(
+            lambda s3, bucket, prefix: s3.put_object(Bucket=bucket, Key=prefix + name, Body=data)
+        )
+
+    def names(self) -> set[str]:
+        """Every object; and every upload that is not complete, as `name (upload)`."""
+
+        writer, place = S3Writer(checksum="none"), S3Target.parse(self.target)
+        objects = S3Objects(writer.client, place)
+        found = {*objects.keys(), *(f"{u.target.key} (upload)" for u in objects.uploads())}
+        return {name.removeprefix(f"{place.key}/") for name in found}
+
+    def _with_client(self, use: Callable[[Any, str, str], _T]) -> _T:
+        bucket, _, prefix = self.target.removeprefix("s3://").partition("/")
+        client = S3Writer(checksum="none").client.boto3
+        try:
+            return use(client, bucket, f"{prefix}/")
+        finally:
+            client.close()

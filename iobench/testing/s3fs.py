@@ -1,0 +1,60 @@
+"""The bucket of a server as a directory, by s3fs (FUSE): for writers of files to be tried on it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from iobench.bench.local_s3 import LocalS3
+from iobench.errors import UnavailableError
+
+__all__ = ["mounted_s3fs"]
+
+_PATIENCE_S, _INTERVAL_S = 15.0, 0.02
+
+
+@contextmanager
+def mounted_s3fs(server: LocalS3) -> Iterator[Path]:
+    """The bucket of `server`, mounted for the length of the block. Needs root and s3fs.
+
+    `moto_s3` is a server for it. rclone's, `local_s3`, is not: there the object by which s3fs marks
+    a directory becomes a file, and nothing can be made in it. Raises UnavailableError.
+    """
+    program = shutil.which("s3fs")
+    if program is None:
+        raise UnavailableError("s3fs", "it is not installed.", "Type: apt install s3fs.")
+    with tempfile.TemporaryDirectory(prefix="iobench-s3fs-") as name:
+        base = Path(name)
+        at, login = base / "at", base / "login"
+        at.mkdir()
+        login.touch(0o600)
+        login.write_text(f"{server.access_key}:{server.secret_key}")
+        options = f"url={server.endpoint_url},use_path_request_style,passwd_file={login}"
+        with (base / "log").open("wb") as log, subprocess.Popen(
+            [program, "-f", server.bucket, at, "-o", f"{options},tmpdir={base}"],
+            stdout=log,
+            stderr=log,
+            env={k: v for k, v in os.environ.items() if not k.startswith("AWS_")},
+        ) as process:  # fmt: skip
+            try:
+                _wait(process, at, base / "log")
+                yield at
+            finally:
+                subprocess.run(["umount", "--lazy", at], check=False, capture_output=True)
+                process.terminate()
+
+
+def _wait(process: subprocess.Popen[bytes], at: Path, log: Path) -> None:
+    """Until it is mounted."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while not at.is_mount():
+        if process.poll() is not None or time.monotonic() > deadline:
+            said = " ".join(log.read_text(errors="replace").split())[-300:]
+            raise UnavailableError("s3fs", f"it does not mount ({said}).")
+        time.sleep(_INTERVAL_S)

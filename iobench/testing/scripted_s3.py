@@ -1,0 +1,307 @@
+"""ScriptedS3: a small S3 on a real socket, in memory, that fails as it is told to.
+
+    with scripted_s3() as server:
+        server.fail("part", answer(503, "SlowDown"), times=3)
+        writer = S3Writer(endpoint_url=server.endpoint_url, addressing_style="path")
+
+Operations are put, create, part, complete, abort, delete, head, get, list, pending (that lists
+unfinished uploads, here always none) and remove (of several objects). It checks no signatures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+__all__ = [
+    "Fault",
+    "Handler",
+    "ScriptedS3",
+    "answer",
+    "etag",
+    "part_etag",
+    "reset",
+    "scripted_s3",
+    "silence",
+    "xml",
+]
+
+_PATIENCE_S = 20.0
+
+Fault = Callable[["Handler", bytes], None]
+"""Deals with a request, given its body, in place of the server."""
+
+
+@dataclass
+class ScriptedS3:
+    """What is stored, what was asked, and what is to go wrong."""
+
+    endpoint_url: str = ""
+    objects: dict[str, bytes] = field(default_factory=dict)
+    uploads: dict[str, dict[int, bytes]] = field(default_factory=dict)
+    seen: list[str] = field(default_factory=list)
+    released: threading.Event = field(default_factory=threading.Event)
+    _faults: list[tuple[str, Fault, list[int]]] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def fail(self, operation: str, fault: Fault, *, times: int = 1, after: int = 0) -> None:
+        """Have `fault` meet the next `times` requests of `operation`, `after` so many good ones."""
+        self._faults.append((operation, fault, [after, times]))
+
+    def fault_for(self, operation: str) -> Fault | None:
+        with self._lock:
+            self.seen.append(operation)
+            for wanted, fault, left in self._faults:
+                if wanted != operation or not left[1]:
+                    continue
+                if left[0]:
+                    left[0] -= 1
+                    continue
+                left[1] -= 1
+                return fault
+        return None
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection. `operation` is as S3 calls it, in short: put, create, part, complete ..."""
+
+    protocol_version = "HTTP/1.1"
+    server: Any
+    key: str
+    operation: str
+    length: int
+    query: dict[str, str]
+
+    @property
+    def script(self) -> ScriptedS3:
+        """What this server is to do."""
+        found: ScriptedS3 = self.server.script
+        return found
+
+    @property
+    def data(self) -> bytes:
+        """The object that was asked for."""
+        return self.script.objects[self.key]
+
+    def log_message(self, *arguments: object) -> None:
+        """Says nothing."""
+
+    def _serve(self) -> None:
+        parts = urlsplit(self.path)
+        self.query = {k: v[0] for k, v in parse_qs(parts.query, keep_blank_values=True).items()}
+        self.key = parts.path.removeprefix("/bucket/")
+        self.operation = _operation(self.command, self.query)
+        self.length = int(self.headers.get("Content-Length", 0))
+        fault = self.script.fault_for(self.operation)
+        if fault is not None and getattr(fault, "unread", False):
+            fault(self, b"")
+            return
+        body = self.rfile.read(self.length)
+        (fault or getattr(Handler, f"_{self.operation}"))(self, body)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve  # noqa: N815
+
+    def answer(self, status: int, body: bytes = b"", /, **headers: str) -> None:
+        """Answer; underscores in names of headers stand for dashes."""
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def error(self, status: int, code: str) -> None:
+        """Answer with an S3 error."""
+        text = f"<Error><Code>{code}</Code><Message>scripted</Message></Error>"
+        self.answer(status, b"" if self.command == "HEAD" else text.encode())
+
+    def _put(self, body: bytes) -> None:
+        self.script.objects[self.key] = body
+        self.answer(200, ETag=etag(body), **self.checksums())
+
+    def checksums(self) -> dict[str, str]:
+        """The checksums that came with the request."""
+        return {k: v for k, v in self.headers.items() if k.lower().startswith("x-amz-checksum-c")}
+
+    def _create(self, _: bytes) -> None:
+        name = f"upload-{len(self.script.uploads)}-{len(self.script.seen)}"
+        self.script.uploads[name] = {}
+        self.answer(200, xml("InitiateMultipartUploadResult", UploadId=name))
+
+    def _part(self, body: bytes) -> None:
+        self.script.uploads[self.query["uploadId"]][int(self.query["partNumber"])] = body
+        self.answer(200, ETag=etag(body), **self.checksums())
+
+    def _complete(self, _: bytes) -> None:
+        if self.query["uploadId"] not in self.script.uploads:
+            self.error(404, "NoSuchUpload")
+            return
+        parts = self.script.uploads.pop(self.query["uploadId"])
+        self.script.objects[self.key] = b"".join(parts[number] for number in sorted(parts))
+        told = {
+            f"Checksum{name.split('-')[-1].upper()}": value
+            for name, value in self.checksums().items()
+        }
+        self.answer(200, xml("CompleteMultipartUploadResult", ETag=part_etag(parts), **told))
+
+    def _abort(self, _: bytes) -> None:
+        found = self.script.uploads.pop(self.query["uploadId"], None)
+        if found is None:
+            self.error(404, "NoSuchUpload")
+        else:
+            self.answer(204)
+
+    def _delete(self, _: bytes) -> None:
+        self.script.objects.pop(self.key, None)
+        self.answer(204)
+
+    def _head(self, _: bytes) -> None:
+        data = self.script.objects.get(self.key)
+        if data is None:
+            self.error(404, "")
+            return
+        self.answer(200, data, ETag=etag(data))
+
+    def _get(self, _: bytes) -> None:
+        data = self.script.objects[self.key]
+        start, end = self.asked()
+        if self.headers.get("If-Match") not in (None, etag(data)):
+            self.error(412, "PreconditionFailed")
+            return
+        total = f"bytes {start}-{end}/{len(data)}"
+        self.answer(206, data[start : end + 1], ETag=etag(data), Content_Range=total)
+
+    def _list(self, _: bytes) -> None:
+        prefix, until = self.query.get("prefix", ""), self.query.get("delimiter")
+        keys = [key for key in sorted(self.script.objects) if key.startswith(prefix)]
+        found = [("Contents", "Key", key) for key in keys]
+        if until:
+            below = {key[: key.find(until, len(prefix)) + 1] for key in keys}
+            found = [("CommonPrefixes", "Prefix", name) for name in sorted(below - {""})]
+        inner = "".join(_element(kind, _element(name, value)) for kind, name, value in found)
+        self.answer(200, _answer_of("ListBucketResult", inner))
+
+    def _pending(self, _: bytes) -> None:
+        self.answer(200, xml("ListMultipartUploadsResult"))  # keys of uploads are not kept
+
+    def _remove(self, body: bytes) -> None:
+        for key in re.findall(r"<Key>(.*?)</Key>", body.decode()):
+            self.script.objects.pop(key, None)
+        self.answer(200, xml("DeleteResult"))
+
+    def asked(self) -> tuple[int, int]:
+        """The first and the last byte of the range that was asked for."""
+        found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"])
+        assert found is not None
+        return int(found[1]), int(found[2])
+
+    def reset(self) -> None:
+        """Break the connection so that the other side gets ECONNRESET."""
+        linger = struct.pack("ii", 1, 0)
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self.close_connection = True
+        self.connection.close()
+
+
+def answer(status: int, code: str) -> Fault:
+    """A fault: that HTTP status with that S3 error code."""
+    return lambda handler, _: handler.error(status, code)
+
+
+def reset(handler: Handler, _: bytes) -> None:
+    """A fault: the connection breaks in the middle of what is sent to the server."""
+    handler.rfile.read(handler.length // 2)
+    handler.reset()
+
+
+def silence(handler: Handler, _: bytes) -> None:
+    """A fault: no answer, until the client or the test has had enough."""
+    handler.script.released.wait(_PATIENCE_S)
+    handler.reset()
+
+
+reset.unread = silence.unread = True  # type: ignore[attr-defined]
+
+
+def _operation(method: str, query: dict[str, str]) -> str:
+    if "uploads" in query:
+        return {"POST": "create", "GET": "pending"}[method]
+    if "uploadId" in query:
+        return {"PUT": "part", "POST": "complete", "DELETE": "abort"}[method]
+    if "list-type" in query:
+        return "list"
+    return "remove" if "delete" in query else method.lower()
+
+
+def etag(data: bytes) -> str:
+    """The ETag of an object that was put."""
+    return f'"{hashlib.md5(data).hexdigest()}"'
+
+
+def part_etag(parts: dict[int, bytes]) -> str:
+    """The ETag of an object that was uploaded in parts."""
+    digests = b"".join(hashlib.md5(parts[number]).digest() for number in sorted(parts))
+    return f'"{hashlib.md5(digests).hexdigest()}-{len(parts)}"'
+
+
+def xml(kind: str, **values: str) -> bytes:
+    """An answer of that kind."""
+    return _answer_of(kind, "".join(_element(name, value) for name, value in values.items()))
+
+
+def _answer_of(kind: str, inner: str) -> bytes:
+    return f"<?xml version='1.0'?>{_element(kind, inner)}".encode()
+
+
+def _element(name: str, inner: str) -> str:
+    return f"<{name}>{inner}</{name}>"
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = False  # so that server_close waits for them
+    script: ScriptedS3
+
+    def __init__(self, script: ScriptedS3) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.script = script
+        self._open: list[socket.socket] = []
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._open.append(request)
+        super().process_request(request, client_address)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """The client or a fault has broken the connection."""
+
+    def hang_up(self) -> None:
+        for connection in self._open:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def scripted_s3() -> Iterator[ScriptedS3]:
+    """The server, listening on 127.0.0.1 for the length of the block."""
+    script = ScriptedS3()
+    server = _Server(script)
+    script.endpoint_url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield script
+    finally:
+        script.released.set()
+        server.shutdown()
+        thread.join()
+        server.hang_up()
+        server.server_close()

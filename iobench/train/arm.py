@@ -1,0 +1,107 @@
+"""Arm: one way to take checkpoints while training: a writer, or stock torch.save, in one mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from iobench.errors import UsageError
+from iobench.peers.torch_save import TorchSave
+from iobench.writers import registry
+from iobench.writers.base import Writer
+
+__all__ = ["NONE", "Arm", "Mode", "choose_arms", "most_copies"]
+
+Mode = Literal["none", "sync", "async", "lazy"]
+
+_MODES = ("none", "sync", "async", "lazy")
+_PEER, _STOCK = "peer:", f"peer:{TorchSave.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """How checkpoints are taken. `by` is None for mode `none`: there are no checkpoints then.
+
+    `slots` is how many snapshots host memory holds, None for a mode or a peer that has none.
+    """
+
+    mode: Mode
+    by: Writer | TorchSave | None = None
+    slots: int | None = None
+
+    @property
+    def writer(self) -> str:
+        """The name of the writer or peer; empty for none."""
+        if self.by is None:
+            return ""
+        return f"{_PEER}{self.by.name}" if isinstance(self.by, TorchSave) else self.by.name
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return {} if self.by is None else self.by.options.to_dict()
+
+    @property
+    def label(self) -> str:
+        """`hybrid async=2`, `peer:torch-save sync`, `none`."""
+        mode = f"{self.mode}={self.slots}" if self.slots else self.mode
+        options = [] if self.by is None else self.by.options.changed()
+        return " ".join(filter(None, [",".join([self.writer, *options]), mode]))
+
+    @property
+    def copies(self) -> int:
+        """How many times the size of a checkpoint it takes in host memory, at most."""
+        background = isinstance(self.by, TorchSave) and self.mode == "async"
+        return self.slots or int(background)
+
+
+NONE = Arm(mode="none")
+
+
+def choose_arms(writers: str, modes: str) -> tuple[list[Arm], list[str]]:
+    """The arms of `hybrid,peer:torch-save` in `none,sync,async=2`, `none` first; who is left out.
+
+    `async` and `lazy` have 2 slots where no number is given. `peer:torch-save` is the only peer: in
+    the background it copies the state to new memory, then a thread calls torch.save; it has no
+    `lazy`. Raises UsageError and its kin.
+    """
+    wanted = [_mode(text.strip()) for text in modes.split(",")]
+    arms, left_out = [NONE], []
+    for by in _savers(writers):
+        for mode, slots in wanted:
+            if mode == "none":
+                continue
+            if isinstance(by, TorchSave):
+                if mode == "lazy":
+                    left_out.append(f"{_STOCK} has no lazy mode")
+                    continue
+                slots = None
+            arm = Arm(mode=mode, by=by, slots=slots)
+            if arm.label not in [one.label for one in arms]:
+                arms.append(arm)
+    return arms, left_out
+
+
+def _savers(writers: str) -> Iterator[Writer | TorchSave]:
+    for name, values in registry.split_specs(writers):
+        if name == _STOCK:
+            yield TorchSave(TorchSave.Options.from_mapping(values))
+        elif name.startswith(_PEER):
+            raise UsageError(f"{name} cannot save a training state; of peers only {_STOCK} can")
+        else:
+            yield registry.make(name, **values)
+
+
+def _mode(text: str) -> tuple[Mode, int | None]:
+    name, equals, number = text.partition("=")
+    background = name in ("async", "lazy")
+    if name not in _MODES or (equals and not (background and number.isdecimal() and int(number))):
+        raise UsageError(
+            f"--mode {text!r}: none, sync, async or lazy; async=1 and lazy=1 say how many slots"
+        )
+    return cast(Mode, name), (int(number) if equals else 2) if background else None
+
+
+def most_copies(arms: Sequence[Arm]) -> int:
+    """The most copies of a checkpoint that any of the arms holds in memory."""
+    return max(arm.copies for arm in arms)

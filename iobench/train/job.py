@@ -1,0 +1,54 @@
+"""A training job: its size, how often it fails, and how long it takes to be up again."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from iobench.errors import OptionError
+
+__all__ = ["DAY_S", "MONTH_S", "Job"]
+
+DAY_S = 86_400.0
+MONTH_S = 30 * DAY_S
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job on `nodes` nodes that stops as a whole when one of them fails.
+
+    Node failures are independent and without memory, so those of the job are a Poisson process:
+    MTBF = 1 / (nodes x failures per node-day), arXiv 2410.21680, section III; there 6.50 failures
+    per 1000 node-days give 16,384 GPUs, 8 to a node, 1.8 h. `restart_s` runs from the failure until
+    the job may read its checkpoint: detection, scheduling, start. Raises OptionError for a value
+    out of range.
+    """
+
+    nodes: int
+    gpus_per_node: int = 8
+    failures_per_1000_node_days: float = 6.5
+    restart_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        _at_least("nodes", self.nodes, 1)
+        _at_least("gpus-per-node", self.gpus_per_node, 1)
+        rate = self.failures_per_1000_node_days
+        if not (math.isfinite(rate) and rate > 0):
+            raise OptionError(f"failures-per-1000-node-days must be above zero, and is {rate}")
+        if not (math.isfinite(self.restart_s) and self.restart_s >= 0):
+            raise OptionError(f"restart must be zero or more seconds, and is {self.restart_s}")
+
+    @property
+    def mtbf_s(self) -> float:
+        """Mean time between failures of the whole job, seconds."""
+        return DAY_S / (self.nodes * self.failures_per_1000_node_days / 1000)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the whole job."""
+        return self.nodes * self.gpus_per_node
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise OptionError(f"{name} must be {least} or more, and is {value}")

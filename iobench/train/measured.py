@@ -1,0 +1,181 @@
+"""What a checkpoint costs with each writer, from the samples of a result file or by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from iobench.bench.stats import median
+from iobench.bench.verdict import Context, Status, judge, with_verification
+from iobench.errors import ResultFileError
+from iobench.results import ResultFile, Sample, to_plain
+from iobench.results.labels import labels
+from iobench.train.costs import Costs
+from iobench.units import format_size
+
+__all__ = ["Candidate", "by_hand", "from_results"]
+
+_RESAMPLES = 1000
+_SEED = 20260131
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One way to save: its costs by medians, and again by `resampled` medians for intervals.
+
+    `resampled` is empty where one sample, or none, says nothing about the spread.
+    """
+
+    name: str
+    costs: Costs
+    resampled: tuple[Costs, ...] = ()
+    save_samples: int = 0
+    restore_samples: int = 0
+
+    @property
+    def mode(self) -> str:
+        """`sync` or `async`."""
+        return "async" if self.costs.asynchronous else "sync"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Setting:
+    writer: str
+    options: Mapping[str, Any]
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {"save": [], "restore": []})
+    invalid: list[str] = field(default_factory=list)  # the first reason of each such sample
+
+
+def by_hand(
+    *,
+    save_s: float | None,
+    blocking_s: float | None,
+    persist_s: float | None,
+    restore_s: float,
+    slots: int = 1,
+) -> list[Candidate]:
+    """A synchronous save of `save_s`, and an asynchronous one that blocks for `blocking_s`.
+
+    The latter persists for `persist_s`, or else for `save_s`: what a save takes when training
+    waits for it.
+    """
+    found = []
+    if save_s is not None:
+        found.append(Candidate(name="given", costs=Costs(blocking_s=save_s, restore_s=restore_s)))
+    background_s = persist_s if persist_s is not None else save_s
+    if blocking_s is not None and background_s is not None:
+        costs = Costs(
+            blocking_s=blocking_s, persist_s=background_s, restore_s=restore_s, slots=slots
+        )
+        found.append(Candidate(name="given", costs=costs))
+    return found
+
+
+def from_results(
+    result: ResultFile,
+    *,
+    size_bytes: int | None = None,
+    blocking_s: float | None = None,
+    slots: int = 1,
+    invalid_too: bool = False,
+) -> tuple[list[Candidate], list[str]]:
+    """Each setting of the run, and what must be known of how its times were made.
+
+    A time is that of a sample at `size_bytes` (by default the workload at full size) and the
+    sample's own rate. Fastest save first; with `blocking_s` then asynchronous candidates as well,
+    persisting for as long as the save took. Only samples whose verdict is VALID count, unless
+    `invalid_too`. Raises ResultFileError when no setting has a save and a restore that count.
+    """
+    size = size_bytes or result.run.workload.full_bytes
+    settings = _settings(result, size, invalid_too)
+    names = labels(settings)
+    notes = list(_size_notes(result, size))
+    found: list[Candidate] = []
+    for position, (setting, name) in enumerate(zip(settings, names, strict=True)):
+        notes += _invalid(setting, name, invalid_too)
+        save, restore = setting.seconds["save"], setting.seconds["restore"]
+        if not save or not restore:
+            missing = " and ".join(what for what, times in setting.seconds.items() if not times)
+            notes.append(f"{name} is not planned for: no {missing} of it counts")
+            continue
+        draws = list(zip(_medians(save, position, 0), _medians(restore, position, 1), strict=True))
+        pairs = [(median(save), median(restore)), *(draws if len(save) > 1 else [])]
+        for blocking in (None, blocking_s) if blocking_s is not None else (None,):
+            costs = [_costs(*pair, blocking, slots) for pair in pairs]
+            found.append(
+                Candidate(
+                    name=name,
+                    costs=costs[0],
+                    resampled=tuple(costs[1:]),
+                    save_samples=len(save),
+                    restore_samples=len(restore),
+                )
+            )
+    if not found:
+        why = "; ".join(notes) or "it has no samples"
+        raise ResultFileError(
+            f"{result.path} has nothing to plan with: {why}; see iobench show {result.path}"
+        )
+    return sorted(found, key=_by_save_time), notes
+
+
+def _costs(save_s: float, restore_s: float, blocking_s: float | None, slots: int) -> Costs:
+    if blocking_s is None:
+        return Costs(blocking_s=save_s, restore_s=restore_s)
+    return Costs(blocking_s=blocking_s, persist_s=save_s, restore_s=restore_s, slots=slots)
+
+
+def _by_save_time(one: Candidate) -> tuple[bool, float]:
+    return one.costs.asynchronous, one.costs.blocking_s + one.costs.persist_s
+
+
+def _settings(result: ResultFile, size: int, invalid_too: bool) -> list[_Setting]:
+    context = Context.of(result.run)
+    groups: dict[str, _Setting] = {}
+    for sample in with_verification(result.samples):
+        setting = groups.setdefault(
+            _key(sample), _Setting(writer=sample.writer, options=to_plain(sample.options))
+        )
+        verdict = judge(sample, context)
+        if verdict.status is Status.INVALID:
+            setting.invalid.append(verdict.reasons[0].text)
+            if not invalid_too:
+                continue
+        seconds = sample.elapsed_s * size / sample.bytes
+        setting.seconds[sample.operation].append(seconds)
+    return list(groups.values())
+
+
+def _key(sample: Sample) -> str:
+    return json.dumps([sample.writer, to_plain(sample.options), sample.format], sort_keys=True)
+
+
+def _invalid(setting: _Setting, name: str, counted: bool) -> Iterator[str]:
+    fate = "counted all the same" if counted else "left out"
+    for text in dict.fromkeys(setting.invalid):
+        count = setting.invalid.count(text)
+        yield f"{name}: {count} invalid {'sample' if count == 1 else 'samples'} {fate}: {text}"
+
+
+def _size_notes(result: ResultFile, size: int) -> Iterator[str]:
+    moved = result.run.workload.bytes
+    if size != moved:
+        yield (
+            f"times are those of {format_size(moved)}, scaled to {format_size(size)} by the "
+            "measured rate"
+        )
+    yield (
+        f"every node saves {format_size(size)} at the same time and as fast as here: "
+        "storage that nodes share is slower"
+    )
+
+
+def _medians(values: Sequence[float], position: int, operation: int) -> list[float]:
+    """Bootstrapped medians (Efron and Tibshirani, 1993, section 13.3), each setting on its own."""
+    rng = np.random.default_rng([_SEED, position, operation])
+    picks = rng.integers(0, len(values), size=(_RESAMPLES, len(values)))
+    return [float(one) for one in np.median(np.asarray(values)[picks], axis=1)]

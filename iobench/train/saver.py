@@ -1,0 +1,219 @@
+"""Saver: takes the checkpoints of one block of training in the way of its arm, and counts them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from iobench.checkpoint.checkpointer import Checkpointer
+from iobench.checkpoint.retention import KeepLast
+from iobench.checkpoint.save import Save
+from iobench.errors import TransferError
+from iobench.peers.torch_save import TorchSave
+from iobench.results import TrainSave
+from iobench.train.arm import Arm
+from iobench.writers.base import Writer
+from iobench.writers.files import sync_directory
+
+__all__ = ["Saver", "saver_for"]
+
+
+class Saver(ABC):
+    """Takes checkpoints and keeps the last one. To be closed, whatever happens."""
+
+    @abstractmethod
+    def save(self, state: Any, step: int) -> None:
+        """Take a checkpoint; on return the state may change as the arm's mode allows."""
+
+    def before_update(self) -> None:  # noqa: B027
+        """Wait until the state may change."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Wait until every checkpoint is durable. Raises what failed."""
+
+    @property
+    @abstractmethod
+    def persisting(self) -> bool:
+        """Whether a checkpoint is on its way to storage."""
+
+    @abstractmethod
+    def saves(self) -> tuple[TrainSave, ...]:
+        """What became of each, oldest first."""
+
+    @abstractmethod
+    def load(self) -> Any:
+        """The state of the last checkpoint."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Wait and give memory back."""
+
+
+def saver_for(arm: Arm, directory: Path) -> Saver:
+    """The saver of `arm`, its checkpoints in `directory`, which it makes."""
+    if arm.by is None:
+        return _NoSaver()
+    if isinstance(arm.by, TorchSave):
+        return _StockSaver(arm.by, directory, background=arm.mode == "async")
+    return _OurSaver(arm, arm.by, directory)
+
+
+class _NoSaver(Saver):
+    def save(self, state: Any, step: int) -> None:
+        """Nothing is taken."""
+
+    def wait(self) -> None:
+        """There is nothing to wait for."""
+
+    @property
+    def persisting(self) -> bool:
+        return False
+
+    def saves(self) -> tuple[TrainSave, ...]:
+        return ()
+
+    def load(self) -> Any:
+        raise AssertionError("no checkpoint was taken")
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+class _OurSaver(Saver):
+    """A Checkpointer."""
+
+    def __init__(self, arm: Arm, writer: Writer, directory: Path) -> None:
+        self._sync = arm.mode == "sync"
+        self._checkpointer = Checkpointer(
+            directory,
+            writer=writer,
+            slots=arm.slots or 1,
+            keep=KeepLast(1),
+            lazy=arm.mode == "lazy",
+        )
+
+    def save(self, state: Any, step: int) -> None:
+        if self._sync:
+            self._checkpointer.save(state, step)
+        else:
+            self._checkpointer.save_async(state, step)
+
+    def before_update(self) -> None:
+        self._checkpointer.before_optimizer_step()
+
+    def wait(self) -> None:
+        self._checkpointer.wait()
+
+    @property
+    def persisting(self) -> bool:
+        return any(one.on_the_way for one in self._checkpointer.saves)
+
+    def saves(self) -> tuple[TrainSave, ...]:
+        return tuple(self._told(one) for one in self._checkpointer.saves)
+
+    def load(self) -> Any:
+        return self._checkpointer.load()
+
+    def close(self) -> None:
+        self._checkpointer.close()
+
+    def _told(self, save: Save) -> TrainSave:
+        return TrainSave(
+            step=save.step,
+            status=save.status,
+            stall_s=save.stall_s,
+            persist_s=None if self._sync else save.persist_s,
+        )
+
+
+class _StockSaver(Saver):
+    """torch.save to a file aside, fsync, rename, fsync of the directory.
+
+    In the background: of a copy in new memory, by one thread that the next save waits for.
+    """
+
+    def __init__(self, peer: TorchSave, directory: Path, *, background: bool) -> None:
+        directory.mkdir()
+        self._peer, self._directory, self._background = peer, directory, background
+        self._file = directory / f"latest{peer.suffix}"
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._saves: list[TrainSave] = []
+
+    def save(self, state: Any, step: int) -> None:
+        began_s = time.perf_counter()
+        if not self._background:
+            self._write(state)
+            self._note(step, "committed", time.perf_counter() - began_s, None)
+            return
+        self.wait()
+        copied = _copied(state)
+        stall_s = time.perf_counter() - began_s
+        self._thread = threading.Thread(
+            target=self._persist, args=(copied, step, stall_s), name="torch-save"
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        if self._thread:
+            self._thread.join()
+            self._thread = None
+        if self._error:
+            error, self._error = self._error, None
+            raise error
+
+    @property
+    def persisting(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def saves(self) -> tuple[TrainSave, ...]:
+        return tuple(self._saves)
+
+    def load(self) -> Any:
+        return self._peer.restore(str(self._file), {})
+
+    def close(self) -> None:
+        self.wait()
+
+    def _persist(self, state: Any, step: int, stall_s: float) -> None:
+        began_s = time.perf_counter()
+        try:
+            self._write(state)
+        except BaseException as error:  # noqa: BLE001 -- raised by the next call
+            self._error = error
+        else:
+            self._note(step, "committed", stall_s, time.perf_counter() - began_s)
+
+    def _write(self, state: Any) -> None:
+        aside = self._file.with_suffix(".part")
+        try:
+            self._peer.save(state, str(aside))
+            with aside.open("rb") as file:
+                os.fsync(file.fileno())
+            aside.rename(self._file)
+        except OSError as error:
+            raise TransferError.wrap(error, "writing", self._file) from error
+        sync_directory(self._directory)
+
+    def _note(self, step: int, status: str, stall_s: float, persist_s: float | None) -> None:
+        self._saves.append(
+            TrainSave(step=step, status=status, stall_s=stall_s, persist_s=persist_s)
+        )
+
+
+def _copied(state: Any) -> Any:
+    """`state` with every tensor in new memory on the host."""
+    if isinstance(state, torch.Tensor):
+        return torch.empty_like(state, device="cpu").copy_(state)
+    if isinstance(state, dict):
+        return {key: _copied(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(map(_copied, state))
+    return state

@@ -1,0 +1,281 @@
+"""Session: training with and without checkpoints, in interleaved blocks, and its record."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from iobench import workloads
+from iobench.bench.directory import DirectoryTarget
+from iobench.bench.sampler import FileSampler
+from iobench.bench.stats import median
+from iobench.environment.memory import describe_memory
+from iobench.errors import OptionError, TargetError, UsageError
+from iobench.results import (
+    Environment,
+    ResultWriter,
+    Run,
+    TrainBlock,
+    WorkloadFacts,
+    config_hash,
+    new_run_id,
+    utc_now,
+)
+from iobench.train.arm import Arm, choose_arms, most_copies
+from iobench.train.block import GAUGES, Blocks
+from iobench.train.trainer import Trainer
+from iobench.units import MIB, format_seconds, format_size, parse_size
+from iobench.workloads.workload import Workload
+
+__all__ = ["Progress", "Session", "make_session"]
+
+_BYTES_PER_PARAM = 12  # fp32 weights, and AdamW's two moments
+_MEMCPY_BYTES, _MEMCPY_ROUNDS = 256 * MIB, 5
+_ON_STORAGE = 2  # checkpoints at a time: the last one, and the one being written
+
+
+class Progress(Protocol):
+    """Is told what a session does."""
+
+    def begin(self, steps: int) -> None:
+        """So many blocks will follow."""
+
+    def step(self, what: str) -> None:
+        """The next one begins."""
+
+    def block(self, label: str, block: TrainBlock) -> None:
+        """One was recorded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """What to train and how. `size_bytes` is that of a checkpoint: `workload`'s shard, scaled.
+
+    `simulated_s` is how long forward and backward take at least, 0 for as long as they take.
+    """
+
+    workload: Workload
+    full_bytes: int
+    rank: int
+    size_bytes: int
+    arms: tuple[Arm, ...]
+    left_out: tuple[str, ...]
+    target: DirectoryTarget
+    steps: int
+    every: int
+    repeat: int
+    model_params: int
+    simulated_s: float
+    device: str
+    seed: int
+
+    def lines(self) -> list[str]:
+        """The plan in words, before anything is measured."""
+        scale = f", {self.workload.scale.text}" if self.workload.scale else ""
+        step = format_seconds(self.simulated_s) if self.simulated_s else "as long as it takes"
+        return [
+            f"workload  {self.workload.name}, rank {self.rank}: checkpoints of "
+            f"{format_size(self.size_bytes)} of {format_size(self.full_bytes)}{scale}",
+            f"arms      {', '.join(arm.label for arm in self.arms)}",
+            *(f"left out  {line}" for line in self.left_out),
+            f"target    {self.target.location}",
+            f"train     {self.repeat} blocks of {self.steps} steps for each arm, checkpoints every "
+            f"{self.every}, forward and backward {step}",
+        ]
+
+    def run(self, results: ResultWriter, progress: Progress) -> None:
+        """Write the run's header and a record per block. Nothing stays in the target.
+
+        The arms take turns in the order A B C, then C B A, so that what drifts hits them alike. A
+        block whose losses differ is recorded so. Raises what a writer raises: the run ends there.
+        """
+        progress.begin(1 + len(self.arms) * self.repeat)
+        progress.step("preparing")
+        trainer = self._trainer()
+        run = self._header()
+        results.write(run)
+        monitor = self.target.monitor()
+        files = [name.format(pid=os.getpid()) for name in GAUGES]
+        with self.target.scratch() as scratch, FileSampler(files) as sampler:
+            blocks = Blocks(
+                trainer=trainer,
+                steps=self.steps,
+                every=self.every,
+                simulated_s=self.simulated_s,
+                size_bytes=self.size_bytes,
+                sampler=sampler,
+                run_id=run.run_id,
+            )
+            reference = blocks.reference()
+            for repetition in range(self.repeat):
+                arms = self.arms if repetition % 2 == 0 else self.arms[::-1]
+                for order, arm in enumerate(arms):
+                    progress.step(arm.label)
+                    scratch.settle(monitor)
+                    directory = Path(scratch.locate(f"{repetition}-{order}"))
+                    block = blocks.run(
+                        arm,
+                        directory,
+                        reference,
+                        repetition=repetition,
+                        order=order,
+                        resume=repetition == 0,
+                    )
+                    results.write(block)
+                    progress.block(arm.label, block)
+                    if arm.by is not None:
+                        shutil.rmtree(directory)
+
+    def _trainer(self) -> Trainer:
+        trainer = Trainer(self.model_params, seed=self.seed, device=self.device)
+        own = _BYTES_PER_PARAM * sum(one.numel() for one in trainer.model.parameters())
+        if own > self.size_bytes:
+            raise OptionError(
+                f"--model-params {self.model_params}: its state is {format_size(own)} and --size "
+                f"{format_size(self.size_bytes)}; choose a smaller model"
+            )
+        return Trainer(
+            self.model_params,
+            seed=self.seed,
+            device=self.device,
+            ballast_bytes=self.size_bytes - own,
+            ballast_parts=self.every if self.simulated_s else 1,
+        )
+
+    def _header(self) -> Run:
+        machine, storage = self.target.describe()
+        asked = {
+            "verb": "train",
+            "arms": [arm.label for arm in self.arms],
+            "steps": self.steps,
+            "every": self.every,
+            "repeat": self.repeat,
+            "model_params": self.model_params,
+            "simulated_s": self.simulated_s,
+            "device": self.device,
+            "seed": self.seed,
+        }
+        scale = self.workload.scale
+        return Run(
+            run_id=new_run_id(),
+            started_at=utc_now(),
+            command=("iobench", *sys.argv[1:]),
+            config_hash=config_hash(asked),
+            environment=Environment(machine=machine, storage=storage),
+            workload=WorkloadFacts(
+                name=self.workload.name,
+                rank=self.rank,
+                bytes=self.size_bytes,
+                full_bytes=self.full_bytes,
+                files=1,
+                scaled=scale is not None,
+                scale=scale.text if scale else None,
+            ),
+            plan=asked | {"memcpy_bytes_per_s": memcpy_bytes_per_s(self.size_bytes)},
+        )
+
+
+def make_session(
+    *,
+    workload: str,
+    writers: str,
+    modes: str,
+    target: Path,
+    size: str,
+    steps: int,
+    every: int,
+    repeat: int,
+    model_params: int,
+    simulate_step: bool,
+    device: str,
+    seed: int,
+    rank: int = 0,
+) -> Session:
+    """A session that was checked: writers work in the target, memory and space suffice.
+
+    Raises UsageError and its kin, UnavailableError.
+    """
+    if steps < every:
+        raise OptionError(f"--steps {steps}: fewer than --every {every}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise OptionError("--device cuda: torch sees no CUDA device here")
+    full = workloads.load(workload)
+    if simulate_step and full.step_time is None:
+        raise UsageError(
+            f"--simulate-step: workload {full.name!r} has no published step time; "
+            "iobench workloads show tells which have one"
+        )
+    scaled = full if size == "full" else full.scaled(parse_size(size), rank)
+    arms, left_out = choose_arms(writers, modes)
+    place = DirectoryTarget(path=target)
+    place.check()
+    for arm in arms:
+        if arm.by is not None:
+            arm.by.check_scheme(target)
+            arm.by.require(target)
+    session = Session(
+        workload=scaled,
+        full_bytes=full.size_bytes(rank),
+        rank=rank,
+        size_bytes=scaled.size_bytes(rank),
+        arms=tuple(arms),
+        left_out=tuple(left_out),
+        target=place,
+        steps=steps,
+        every=every,
+        repeat=repeat,
+        model_params=model_params,
+        simulated_s=full.step_time.seconds if simulate_step and full.step_time else 0.0,
+        device=device,
+        seed=seed,
+    )
+    _check_room(session)
+    return session
+
+
+def _check_room(session: Session) -> None:
+    """Memory for the state, an arm's copies and what a resume loads; space for two checkpoints."""
+    size_bytes = session.size_bytes
+    needed = size_bytes * (2 + most_copies(session.arms))
+    available = describe_memory()["available_bytes"]
+    if available is not None and needed > available:
+        raise OptionError(
+            f"--size {format_size(size_bytes)} needs {format_size(needed)} of memory and "
+            f"{format_size(available)} are available; choose a smaller --size or fewer slots"
+        )
+    stored, free = _ON_STORAGE * size_bytes, session.target.free_bytes()
+    if free is not None and stored > free and len(session.arms) > 1:
+        raise TargetError(
+            f"--target {session.target.location}: {format_size(free)} are free and "
+            f"{format_size(stored)} needed; choose a smaller --size"
+        )
+
+
+def memcpy_bytes_per_s(size_bytes: int) -> float:
+    """How fast memory that is there is copied: the better of torch, all threads, and numpy, one.
+
+    Medians of 5 copies of 256 MiB, or of `size_bytes` where that is less.
+    """
+    count = min(size_bytes, _MEMCPY_BYTES)
+    source, copy = torch.ones(count, dtype=torch.uint8), torch.ones(count, dtype=torch.uint8)
+    into, out_of = copy.numpy(), source.numpy()
+
+    def by_numpy() -> None:
+        into[:] = out_of
+
+    ways: Sequence[Callable[[], object]] = (lambda: copy.copy_(source), by_numpy)
+    return count / min(median([_timed(way) for _ in range(_MEMCPY_ROUNDS)]) for way in ways)
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began_s = time.perf_counter()
+    work()
+    return time.perf_counter() - began_s

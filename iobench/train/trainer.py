@@ -1,0 +1,91 @@
+"""Trainer: a real training loop, the same losses for the same seed, resumable bit for bit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from iobench.train.gpt import CONTEXT, VOCABULARY, Gpt
+
+__all__ = ["Trainer"]
+
+
+class Trainer:
+    """Trains a Gpt of about `params` parameters with AdamW on `device`.
+
+    The batch of a step depends on `seed` and the step alone, so a run that is resumed sees what it
+    would have seen. `ballast_bytes` are added to the state, to give it the size of another model's;
+    a step changes one of `ballast_parts` parts of them, in turn.
+    """
+
+    def __init__(
+        self,
+        params: int,
+        *,
+        seed: int = 0,
+        batch: int = 8,
+        device: str = "cpu",
+        ballast_bytes: int = 0,
+        ballast_parts: int = 1,
+    ) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.model = Gpt.of_size(params).to(device)
+        self._initial = copy.deepcopy(self.model.state_dict())
+        self.optimizer = self._new_optimizer()
+        self._seed, self._batch, self._device = seed, batch, device
+        self._ballast = torch.zeros(ballast_bytes, dtype=torch.uint8, device=device)
+        self._ballast.random_(generator=torch.Generator(device).manual_seed(seed))
+        self._parts = self._ballast.chunk(ballast_parts)
+        self.steps_done = 0
+
+    def step(self, before_update: Callable[[], None] = lambda: None) -> float:
+        """Train on the next batch; its loss. `before_update` is called when gradients are there.
+
+        Parameters, optimizer state and ballast change after `before_update` and not before.
+        """
+        loss = self.model.loss(self._tokens())
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        before_update()
+        self.optimizer.step()
+        self._parts[self.steps_done % len(self._parts)].add_(1)
+        self.steps_done += 1
+        return float(loss.detach())
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold to go on from here. Its tensors are the trainer's own."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "ballast": self._ballast,
+            "steps_done": self.steps_done,
+        }
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Go on from a state that `state` gave. Copies it."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._ballast.copy_(state["ballast"])
+        self.steps_done = state["steps_done"]
+
+    def rewind(self) -> None:
+        """Back to before the first step, bit for bit, in the memory that is there."""
+        self.model.load_state_dict(self._initial)
+        self.optimizer = self._new_optimizer()
+        for index, part in enumerate(self._parts):
+            part.sub_(len(range(index, self.steps_done, len(self._parts))) % 256)
+        self.steps_done = 0
+
+    def _new_optimizer(self) -> torch.optim.AdamW:
+        return torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+
+    def _tokens(self) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self.steps_done)
+        shape = (self._batch, CONTEXT + 1)
+        # A walk, so that there is something to learn: each token is near the one before it.
+        walk = torch.randint(-2, 3, shape, generator=generator).cumsum(dim=1)
+        return (walk % VOCABULARY).to(self._device)

@@ -1,0 +1,234 @@
+"""The `gds` writer: between CUDA memory and storage by cuFile (GPUDirect Storage)."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from iobench import linux
+from iobench.errors import TransferError, UnavailableError
+from iobench.units import GIB, KIB, MIB
+from iobench.writers.availability import Availability
+from iobench.writers.cufile import CuFile, cufile_lacks, open_cufile
+from iobench.writers.device import Device, DeviceBytes
+from iobench.writers.direct_engine import BlockingEngine
+from iobench.writers.direct_file import DirectFile, round_up
+from iobench.writers.direct_io import read_on, written_on
+from iobench.writers.files import NewFile
+from iobench.writers.image import FileImage
+from iobench.writers.odirect import ODirectOptions, ODirectWriter
+from iobench.writers.options import WriterOptions, option
+from iobench.writers.staging import StagedImage
+from iobench.writers.stream import Stream
+from iobench.writers.transfer import Meter
+from iobench.writers.workers import Blocks
+
+__all__ = ["GdsOptions", "GdsWriter"]
+
+_COMPAT = "cuFile compatibility mode"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GdsOptions(ODirectOptions):
+    """Options of `gds`."""
+
+    block_size: int = option(
+        16 * MIB,
+        unit="bytes",
+        low=4 * KIB,
+        high=GIB,
+        multiple_of=4 * KIB,
+        search=(MIB, 4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB),
+        help="bytes of one cuFile write or read",
+    )
+    threads: int = option(
+        4, low=1, high=256, search=(1, 2, 4, 8, 16), help="workers, each with one block in flight"
+    )
+
+
+class GdsWriter(ODirectWriter):
+    """Each worker gathers the next block on the GPU and has cuFile write it from there.
+
+    A block is memory of the GPU that is registered with cuFile and kept for the next transfer, so
+    every operation is aligned, whatever the tensors' sizes; the copy within the GPU costs some
+    hundredths of the time over PCIe. The tail is padded, written and cut off again. Blocks without
+    any device memory, and streams, go as `odirect` has them go. Where cuFile itself goes through
+    host memory (compatibility mode), the Transfer has a fallback with the reason.
+    """
+
+    name = "gds"
+    summary = "GPU memory straight to storage by cuFile (GPUDirect Storage), 16 MiB blocks"
+    Options = GdsOptions
+    options: GdsOptions
+
+    def __init__(self, options: WriterOptions | None = None, **values: object) -> None:
+        super().__init__(options, **values)
+        self._blocks = _DeviceBlocks(self.options.block_size)
+
+    def available(self, target: str | Path = ".") -> Availability:
+        lacks = cufile_lacks()
+        if lacks is not None:
+            return Availability(ok=False, reason=lacks[0], remedy=lacks[1])
+        try:
+            cufile = open_cufile()
+        except UnavailableError as error:
+            return Availability(ok=False, reason=error.reason, remedy=error.remedy)
+        answer = super().available(target)
+        if not answer.ok or not cufile.compatibility_reason:
+            return answer
+        reason = f"{cufile.compatibility_reason}; cuFile goes through host memory."
+        return Availability(ok=True, reason=reason)
+
+    def _send(self, file: NewFile, image: FileImage, meter: Meter) -> None:
+        if not self._by_cufile(file.fd, image, 0, image.size_bytes, _CuFileEngine.write, meter):
+            super()._send(file, image, meter)
+
+    def _receive(self, fd: int, image: FileImage, start: int, stop: int, meter: Meter) -> None:
+        def read(engine: _CuFileEngine, within: StagedImage, begin: int, end: int) -> None:
+            engine.read(within, begin, max(begin, start), end)
+
+        if not self._by_cufile(fd, image, start, stop, read, meter):
+            super()._receive(fd, image, start, stop, meter)
+
+    def _by_cufile(
+        self,
+        fd: int,
+        image: FileImage,
+        start: int,
+        stop: int,
+        move: Callable[[_CuFileEngine, StagedImage, int, int], None],
+        meter: Meter,
+    ) -> bool:
+        """Move [start, stop) by blocks. False, and a fallback, where cuFile cannot."""
+        if not isinstance(image, StagedImage):
+            if stop > start:
+                meter.fell_back("gds", "direct", "the memory is the host's, not a GPU's")
+            return False
+        cufile = open_cufile()
+        direct = DirectFile(fd=fd, alignment=self._alignment(fd))
+        unit = max(direct.alignment.offset, linux.PAGE)
+        with contextlib.ExitStack() as registered:
+            try:
+                handle = registered.enter_context(cufile.file(fd))
+            except TransferError as error:
+                meter.fell_back("gds", "direct", str(error))
+                return False
+            if cufile.compatibility_reason:
+                meter.fell_back("gds", _COMPAT, cufile.compatibility_reason)
+            before = cufile.host_operations()
+
+            def work(blocks: Blocks, own: Meter) -> None:
+                host = BlockingEngine(self._pool, own, path="direct")
+                with contextlib.ExitStack() as held:
+
+                    def block_on(device: Device) -> DeviceBytes:
+                        return held.enter_context(self._blocks.block(cufile, device, own))
+
+                    engine = _CuFileEngine(cufile, handle, direct, unit, host, block_on, own)
+                    for begin, end in blocks:
+                        move(engine, image, begin, end)
+
+            self._run(start - start % unit, stop, work, meter)
+            through_host = cufile.host_operations() - before
+            if through_host and not cufile.compatibility_reason:
+                reason = f"cuFile made {through_host} operations of this file so (its statistics)"
+                meter.fell_back("gds", _COMPAT, reason)
+        return True
+
+    def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:
+        meter.fell_back("gds", "direct", "a stream's bytes come from host memory")
+        return super()._stream(file, meter, size)
+
+
+class _CuFileEngine:
+    """Moves the blocks of one worker."""
+
+    def __init__(
+        self,
+        cufile: CuFile,
+        handle: int,
+        file: DirectFile,
+        unit: int,
+        host: BlockingEngine,
+        block_on: Callable[[Device], DeviceBytes],
+        meter: Meter,
+    ) -> None:
+        self._cufile, self._handle, self._file, self._unit = cufile, handle, file, unit
+        self._host, self._block_on, self._meter = host, block_on, meter
+        self._on: dict[Device, DeviceBytes] = {}
+
+    def write(self, image: StagedImage, start: int, stop: int) -> None:
+        block = self._block_for(image, start, stop)
+        if block is None:
+            self._host.write(self._file, image, start, stop, at=start)
+            return
+        with self._meter.phase("gather"):
+            image.gather(start, stop, block)
+        length, done, calls = round_up(stop - start, self._unit), 0, 0
+        with self._meter.phase("write"):
+            while done < length:
+                count = self._cufile.write(
+                    self._handle, block.address, length - done, start + done, done
+                )
+                calls += 1
+                done = written_on(done, count, start, self._unit)
+        self._meter.count("gds", length, calls)
+
+    def read(self, image: StagedImage, begin: int, wanted: int, stop: int) -> None:
+        block = self._block_for(image, wanted, stop)
+        if block is None:
+            self._host.read(self._file, image, begin, wanted, stop)
+            return
+        length, done, calls = round_up(stop - begin, self._unit), 0, 0
+        with self._meter.phase("read"):
+            while done < stop - begin:
+                count = self._cufile.read(
+                    self._handle, block.address, length - done, begin + done, done
+                )
+                calls += 1
+                done = read_on(done, count, stop - begin, begin, self._unit)
+        with self._meter.phase("scatter"):
+            image.scatter(wanted, stop, block[wanted - begin :])
+        self._meter.count("gds", stop - begin, calls)
+
+    def _block_for(self, image: FileImage, start: int, stop: int) -> DeviceBytes | None:
+        """A block on the device that has the first of the bytes that a device has, if one has."""
+        for piece in image.pieces(start, stop):
+            if isinstance(piece, DeviceBytes):
+                if piece.device not in self._on:
+                    self._on[piece.device] = self._block_on(piece.device)
+                return self._on[piece.device]
+        return None
+
+
+class _DeviceBlocks:
+    """Blocks of GPU memory, registered with cuFile as long as their writer lives."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size = size_bytes
+        self._free: dict[Device, list[DeviceBytes]] = {}
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def block(self, cufile: CuFile, device: Device, meter: Meter) -> Iterator[DeviceBytes]:
+        """A block for the length of a `with`; one that cannot be registered is a fallback."""
+        with self._lock:
+            kept = self._free.setdefault(device, [])
+            block = kept.pop() if kept else None
+        if block is None:
+            block = device.allocate(self._size)
+            try:
+                cufile.register(block.address, self._size)
+            except TransferError as error:
+                meter.fell_back("registered GPU memory", "cuFile's own buffers", str(error))
+            else:
+                weakref.finalize(self, cufile.deregister, block.address).atexit = False
+        try:
+            yield block
+        finally:
+            with self._lock:
+                kept.append(block)

@@ -1,0 +1,237 @@
+"""The `s3` writer: multipart uploads and ranged GETs, many at once, checksums end to end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from iobench.errors import DataMismatchError, IobenchError, TransferError, UnavailableError
+from iobench.units import KIB
+from iobench.writers.availability import Availability
+from iobench.writers.base import Writer
+from iobench.writers.image import Bytes, FileImage
+from iobench.writers.options import WriterOptions
+from iobench.writers.s3_checksum import Checksum
+from iobench.writers.s3_client import INSTALL, S3Client, boto3_missing
+from iobench.writers.s3_download import S3Download
+from iobench.writers.s3_options import S3Options
+from iobench.writers.s3_parts import StreamParts, part_size_for
+from iobench.writers.s3_source import S3Source
+from iobench.writers.s3_stream import S3Stream
+from iobench.writers.s3_target import S3Target, is_s3
+from iobench.writers.s3_upload import S3Upload
+from iobench.writers.staging import staged
+from iobench.writers.stream import Stream
+from iobench.writers.transfer import Meter, Transfer
+from iobench.writers.workers import Blocks, run_workers
+
+__all__ = ["S3Options", "S3Writer"]
+
+_TINY = 64 * KIB  # segments shorter than this on average are put together first
+_PROBE = ".iobench-probe"
+_PROBE_ATTEMPTS = 2
+
+
+class S3Writer(Writer):
+    """Objects in a store that speaks S3. Targets are `s3://bucket/prefix`, or a key for `open`.
+
+    Durable means: the store answered 200 to CompleteMultipartUpload (or PutObject), its body held
+    no error, and the checksum that it tells is ours. `durable=False` changes nothing but the label.
+    A failed or interrupted write is aborted: the key keeps what it had, and no upload stays behind.
+    """
+
+    name = "s3"
+    summary = "object store: multipart uploads, ranged GETs, checksums end to end (boto3)"
+    schemes = ("s3",)
+    Options = S3Options
+    options: S3Options
+
+    def __init__(self, options: WriterOptions | None = None, **values: object) -> None:
+        super().__init__(options, **values)
+        self._client = S3Client(self.options)
+
+    @property
+    def client(self) -> S3Client:
+        """The client that this writer uses, for what it does not do itself: lists, deletions."""
+        return self._client
+
+    def write(
+        self,
+        image: FileImage,
+        target: str | Path,
+        *,
+        durable: bool = True,
+        sync_directory: bool = True,  # noqa: ARG002 -- a store has no directories to sync
+    ) -> Transfer:
+        meter = Meter()
+        place = S3Target.parse(target).below(image.path)
+        options, size = self.options, image.size_bytes
+        part_size = part_size_for(size, fixed_bytes=options.part_size, threads=options.threads)
+        upload = S3Upload(self._client, place, Checksum.named(options.checksum))
+        try:
+            with staged(image, meter) as within:
+                if size <= part_size:
+                    with _outgoing(within, 0, size, [], meter) as views:
+                        upload.put(views, meter)
+                else:
+                    upload.begin(meter)
+                    self._send(upload, within, part_size, meter)
+            if upload.begun:
+                upload.complete(meter)
+        except BaseException:
+            upload.abort()
+            raise
+        return meter.transfer(self.name, "write", size, durable=durable)
+
+    def read(
+        self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
+    ) -> Transfer:
+        meter = Meter()
+        start, stop = self._range_to_fill(image, start, stop)
+        place = S3Target.parse(target).below(image.path)
+        whole = stop - start == image.size_bytes
+        verify = whole and self.options.checksum != "none"
+        download = S3Download(self._client, place, meter, verify=verify)
+        if download.size_bytes != image.size_bytes:
+            raise DataMismatchError(
+                f"{place}: has {download.size_bytes} bytes, its image has {image.size_bytes}"
+            )
+        if stop > start:
+            with staged(image, meter) as within:
+                self._receive(download, within, start, stop, meter)
+        if verify and stop > start:
+            download.verify()
+            if not download.verifiable:
+                meter.fell_back(
+                    "the object's checksum compared on restore",
+                    "its size and ETag",
+                    "the server tells no checksum of the whole object",
+                )
+        return meter.transfer(self.name, "read", stop - start, durable=True)
+
+    def open(self, target: str | Path, size: int | None = None) -> Stream:
+        meter = Meter()
+        place = S3Target.object(target)
+        options = self.options
+        parts = StreamParts.expecting(size, fixed_bytes=options.part_size, threads=options.threads)
+        upload = S3Upload(self._client, place, Checksum.named(options.checksum))
+        return S3Stream(upload, str(place), self.name, meter, parts=parts, threads=options.threads)
+
+    def open_source(self, target: str | Path) -> S3Source:
+        return S3Source(self._client, S3Target.object(target))
+
+    def available(self, target: str | Path = ".") -> Availability:
+        if reason := boto3_missing():
+            return Availability(ok=False, reason=reason, remedy=INSTALL)
+        if not is_s3(target):
+            return Availability(
+                ok=False,
+                reason="it stores in buckets, and the target is a directory.",
+                remedy="Give --target s3://bucket/prefix, or --s3-local to iobench run.",
+            )
+        try:
+            self._probe(S3Target.parse(target))
+        except IobenchError as error:
+            reason = getattr(error, "reason", "") or f"{error}."
+            return Availability(ok=False, reason=reason, remedy=getattr(error, "remedy", ""))
+        return Availability(ok=True)
+
+    def require(self, target: str | Path) -> None:
+        """As `available` tries it; a bucket that there is not is a TargetError."""
+        self.check_scheme(target)
+        if reason := boto3_missing():
+            raise UnavailableError(self.name, reason, INSTALL)
+        try:
+            self._probe(S3Target.parse(target))
+        except TransferError as error:
+            raise UnavailableError(self.name, f"{error}.") from error
+
+    def _probe(self, place: S3Target) -> None:
+        """Begin an upload and abort it: what a write needs, and no object ever."""
+        Checksum.named(self.options.checksum)
+        key = {"Bucket": place.bucket, "Key": place.below(_PROBE).key}
+
+        def begin_and_abort(s3: Any) -> None:
+            upload = s3.create_multipart_upload(**key)["UploadId"]
+            s3.abort_multipart_upload(**key, UploadId=upload)
+
+        self._client.call(
+            begin_and_abort, Meter(), doing="trying to write", where=place, attempts=_PROBE_ATTEMPTS
+        )
+
+    def _send(self, upload: S3Upload, image: FileImage, part_size: int, meter: Meter) -> None:
+        def work(blocks: Blocks, own: Meter) -> None:
+            staging: list[Bytes] = []
+            try:
+                for start, stop in blocks:
+                    with _outgoing(image, start, stop, staging, own) as views:
+                        upload.send(start // part_size + 1, views, own)
+            except BaseException:
+                upload.stop.set()
+                raise
+
+        self._run(0, image.size_bytes, part_size, work, meter)
+
+    def _receive(
+        self, download: S3Download, image: FileImage, start: int, stop: int, meter: Meter
+    ) -> None:
+        options = self.options
+        size = part_size_for(stop - start, fixed_bytes=options.part_size, threads=options.threads)
+
+        def work(blocks: Blocks, own: Meter) -> None:
+            staging: list[Bytes] = []
+            try:
+                for begin, end in blocks:
+                    with image.incoming(begin, end, own) as views:
+                        if not _are_tiny(views, end - begin):
+                            download.fill(views, begin, end, own)
+                            continue
+                        block = _staging(staging, end - begin)
+                        download.fill([block], begin, end, own)
+                        with own.phase("scatter"):
+                            image.scatter(begin, end, block)
+            except BaseException:
+                download.stop.set()
+                raise
+
+        self._run(start, stop, size, work, meter)
+
+    def _run(
+        self,
+        start: int,
+        stop: int,
+        size: int,
+        work: Callable[[Blocks, Meter], None],
+        meter: Meter,
+    ) -> None:
+        threads = max(1, min(self.options.threads, -(-(stop - start) // size)))
+        run_workers(threads, Blocks(start, stop, size), work, meter)
+
+
+@contextmanager
+def _outgoing(
+    image: FileImage, start: int, stop: int, staging: list[Bytes], meter: Meter
+) -> Iterator[list[Bytes]]:
+    """The bytes [start, stop) as they lie, or put together in one block when cut too small."""
+    with image.outgoing(start, stop, meter) as views:
+        if _are_tiny(views, stop - start):
+            block = _staging(staging, stop - start)
+            with meter.phase("gather"):
+                image.gather(start, stop, block)
+            views = [block]
+        yield views
+
+
+def _are_tiny(views: list[Bytes], size_bytes: int) -> bool:
+    return len(views) > 1 and size_bytes < _TINY * len(views)
+
+
+def _staging(kept: list[Bytes], size_bytes: int) -> Bytes:
+    """A block of `size_bytes`, kept by one worker from part to part."""
+    if not kept or len(kept[0]) < size_bytes:
+        kept[:] = [np.empty(size_bytes, dtype=np.uint8)]
+    return kept[0][:size_bytes]

@@ -1,0 +1,70 @@
+"""Every writer against the whole suite, with the memory of all images on a (fake) device."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from iobench.testing import Bucket, Check, local_s3, writer_checks
+from iobench.testing.device import FakeDevice, on_device
+from iobench.writers import registry
+
+_SETTINGS: dict[str, dict[str, object]] = {
+    "buffered": {"block_size": "64KiB"},
+    "uncached": {"block_size": "64KiB", "threads": 3},
+    "odirect": {"block_size": "64KiB", "threads": 3},
+    "hybrid": {"block_size": "64KiB", "iodepth": 3, "small_size": "8KiB"},
+    "aiofiles": {"block_size": "64KiB", "iodepth": 3},
+    "uring": {"block_size": "64KiB", "iodepth": 4},
+    "null": {"block_size": "64KiB", "threads": 3},
+}
+_MORE = (
+    ("uncached", {"block_size": "64KiB", "method": "sync_file_range"}),
+    ("hybrid", {"block_size": "64KiB", "paths": "uncached"}),
+    ("hybrid", {"block_size": "64KiB", "paths": "direct", "uring": False}),
+)
+_MIXED = ("buffered", "odirect", "hybrid", "aiofiles")
+
+
+def _cases() -> Iterator[object]:
+    for name, options in (*_SETTINGS.items(), *_MORE):
+        stores = registry.writer_class(name).stores
+        for mixed in (False, True) if name in _MIXED and options is _SETTINGS[name] else (False,):
+            shown = ",".join([name, *(f"{k}={v}" for k, v in options.items())])
+            for item in writer_checks(stores=stores):
+                where = "mixed" if mixed else "device"
+                yield pytest.param(item, name, options, mixed, id=f"{shown}-{where}-{item}")
+
+
+@pytest.mark.parametrize(("item", "name", "options", "mixed"), list(_cases()))
+def test_files(
+    item: Check, name: str, options: dict[str, object], mixed: bool, tmp_path: Path
+) -> None:
+    """Each claim holds for device memory, all of it pinned on its way, and no copy is left over."""
+    device = FakeDevice()
+    make = functools.partial(on_device(registry.writer_class(name), device, mixed=mixed), **options)
+    answer = make().available(tmp_path)
+    if not answer.ok:
+        pytest.skip(f"{answer.reason} {answer.remedy}")
+    item(make, tmp_path)
+    assert not device.pending
+    assert not device.pageable
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    with local_s3() as server, server.active():
+        yield server.target
+
+
+@pytest.mark.parametrize("item", [pytest.param(item, id=str(item)) for item in writer_checks()])
+def test_buckets(item: Check, bucket: str) -> None:
+    """The same through s3, in parts of 5 MiB."""
+    device = FakeDevice()
+    kind = on_device(registry.writer_class("s3"), device, mixed=True)
+    item(functools.partial(kind, part_size="5MiB"), Bucket(f"{bucket}/device/{item}"))
+    assert not device.pending
+    assert not device.pageable

@@ -1,0 +1,62 @@
+"""The writers of files in a bucket that s3fs has mounted: FUSE with an object store behind it.
+
+A choice of the suite, as every file costs ten requests or more; `check_writer` tries all of it."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from iobench.errors import UnavailableError
+from iobench.testing import Check, Directory, moto_s3, mounted_s3fs, writer_checks
+from iobench.writers import registry
+
+_ONLY = (
+    *("sizes_around_alignments", "sizes_around_blocks", "longer_file_replaced", "nested_paths"),
+    *("many_tiny_segments", "tensors_of_every_dtype", "torch_save_in_one_line", "partial_reads"),
+    *("another_size_is_a_mismatch", "missing_file", "exception_publishes_nothing"),
+    *("failed_write_keeps_the_old", "available_without_a_trace", "transfers_add_up"),
+)
+_SETTINGS: dict[str, dict[str, object]] = {
+    "buffered": {"threads": 3},
+    "uncached": {"threads": 3},
+    "odirect": {"threads": 3},
+    "uring": {"iodepth": 4, "rings": 2},
+    "hybrid": {"small_size": "8KiB"},
+    "aiofiles": {"iodepth": 3},
+}
+
+
+class _FuseDirectory(Directory):
+    """One in which libfuse keeps, for a moment, what was removed before its RELEASE came."""
+
+    def names(self) -> set[str]:
+        return {name for name in super().names() if ".fuse_hidden" not in name}
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[Path]:
+    """A bucket of moto's server as a directory."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    try:
+        with moto_s3() as server, mounted_s3fs(server) as at:
+            yield at
+    except UnavailableError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("name", _SETTINGS)
+@pytest.mark.parametrize("item", [c for c in writer_checks() if c.name in _ONLY], ids=str)
+def test_s3fs(item: Check, name: str, bucket: Path) -> None:
+    """Each claim holds there too."""
+    make = functools.partial(registry.make, name, block_size="64KiB", **_SETTINGS[name])
+    answer = make().available(bucket)
+    if not answer.ok:
+        pytest.skip(f"{answer.reason} {answer.remedy}")
+    item(make, _FuseDirectory(bucket / name / item.name))

@@ -1,0 +1,98 @@
+"""kill -9 of a trainer at any moment of its background saves."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from iobench import Checkpointer, load_checkpoint
+
+_KILLS = 25
+_SIZE = 50_000
+
+_TRAINERS = """
+import os, sys
+import torch
+from iobench import Checkpointer, KeepLast
+
+def train(directory, mode, size):
+    ckpt = Checkpointer(directory, writer="odirect", keep=KeepLast(2), lazy=mode == "lazy", slots=3)
+    step = (ckpt.latest() or 0)
+    state = {"w": torch.full((size,), float(step)), "step": step}
+    told = 0
+    while True:
+        step += 1
+        ckpt.before_optimizer_step()
+        state["w"].add_(1)
+        state["step"] = step
+        save = (ckpt.save if mode == "sync" else ckpt.save_async)(state, step)
+        known = max((s.step for s in ckpt.saves if s.status == "committed"), default=0)
+        if known > told:
+            told = known
+            print("step", known, flush=True)
+
+for line in sys.stdin:
+    directory, mode, size = line.split()
+    child = os.fork()  # before torch has threads
+    if not child:
+        train(directory, mode, int(size))
+    print("pid", child, flush=True)
+    os.waitpid(child, 0)
+    print("ended 0", flush=True)
+"""
+
+
+@pytest.mark.parametrize("mode", ["async", "lazy", "sync"])
+def test_killed(mode: str, tmp_path: Path) -> None:
+    """`load` gives the newest complete checkpoint, whole, and none that was told is lost."""
+    moments = random.Random(mode)
+    command = [sys.executable, "-c", _TRAINERS]
+    with Checkpointer(tmp_path) as ckpt:
+        ckpt.save({"w": torch.zeros(_SIZE), "step": 0}, 0)
+    held = 0
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as trainers:
+        for number in range(_KILLS):
+            after = ("pid", "step")[number % 2]
+            told = _kill_one(trainers, tmp_path, mode, after, moments.uniform(0, 0.05))
+            state = load_checkpoint(tmp_path)
+            assert state["w"].unique().tolist() == [state["step"]]
+            assert len(state["w"]) == _SIZE
+            assert state["step"] >= max(told, held)
+            held = state["step"]
+    with Checkpointer(tmp_path) as ckpt:  # which removes what is half written
+        left = {path.name for path in tmp_path.iterdir()} - {".iobench-lock"}
+        assert left == {f"step-{step}" for step in ckpt.steps()}
+    assert held >= _KILLS // 2
+
+
+def _kill_one(
+    trainers: subprocess.Popen[str], directory: Path, mode: str, after: str, delay_s: float
+) -> int:
+    """Kill a trainer some time after it began, or told its first step; the last step it told."""
+    assert trainers.stdin is not None
+    assert trainers.stdout is not None
+    print(directory, mode, _SIZE, file=trainers.stdin, flush=True)
+    pid = told = 0
+    for line in trainers.stdout:
+        what, number = line.split()
+        if what == "ended":
+            return told
+        if what == "pid":
+            pid = int(number)
+        else:
+            told = int(number)
+        if pid and after in ("pid", what):
+            threading.Event().wait(delay_s)
+            os.kill(pid, signal.SIGKILL)
+            after = "ended"
+    raise AssertionError("the trainers ended")

@@ -1,0 +1,168 @@
+"""kill -9 at random moments of a save into a bucket, a hundred times."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from iobench.checkpoint.staged import MANIFEST
+from iobench.errors import UnavailableError
+from iobench.testing import LocalS3, killed_saves, local_s3
+from iobench.units import MIB
+from iobench.writers.s3 import S3Writer
+from iobench.writers.s3_objects import S3Objects
+from iobench.writers.s3_target import S3Target
+from iobench.writers.transfer import Meter
+
+_KILLS = {"write": 30, "stream": 30, "checkpoint": 40}
+_SIZE = 11 * MIB + 64  # three parts
+_OPTIONS = {"part_size": "5MiB", "threads": 2}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LocalS3]:
+    """rclone's server, active."""
+    try:
+        with local_s3() as running, running.active():
+            yield running
+    except UnavailableError as error:
+        pytest.skip(str(error))
+
+
+class _Seen:
+    """What lies below one prefix, as somebody else's client sees it."""
+
+    def __init__(self, target: str) -> None:
+        self._writer = S3Writer(checksum="none")
+        self._place = S3Target.parse(target)
+        self._objects = S3Objects(self._writer.client, self._place)
+
+    def keys(self) -> set[str]:
+        found = self._objects.keys()
+        return {key.removeprefix(f"{self._place.key}/") for key in found}
+
+    def number(self, name: str, size_bytes: int) -> int:
+        """The checkpoint of which the object is, which is whole.
+
+        Asked again while the server breaks off its answers, as rclone does while it replaces it.
+        """
+        where = {"Bucket": self._place.bucket, "Key": self._place.below(name).key}
+        body = self._writer.client.call(
+            lambda s3: s3.get_object(**where)["Body"].read(), Meter(), doing="reading", where=name
+        )
+        found = np.frombuffer(body, dtype=np.uint64)
+        assert found.nbytes == size_bytes
+        assert (found == found[0]).all(), "a torn object"
+        return int(found[0])
+
+    def abort_uploads(self) -> int:
+        """Abort what is not complete; how many there were."""
+        left = self._objects.uploads()
+        for upload in left:
+            self._objects.abort(upload)
+        assert not self._objects.uploads()
+        return len(left)
+
+
+@pytest.mark.parametrize("how", ["write", "stream"])
+def test_objects(server: LocalS3, how: str) -> None:
+    """The key holds a whole object, the last or one before; what is left can be aborted."""
+    target = f"{server.target}/killed-{how}"
+    seen, met, kept, left = _Seen(target), Counter[str](), Counter[bool](), 0
+    with killed_saves("s3", _OPTIONS, target, how=how, size_bytes=_SIZE) as saves:
+        saves.save(1)
+        held = 1
+        for number in range(2, 2 + _KILLS[how]):
+            phase = saves.kill(number)
+            if phase != "commit":  # what the store may be completing still is not to be aborted
+                left += seen.abort_uploads()
+            before, held = held, seen.number("model", _SIZE)
+            assert before <= held <= number  # a store may finish what it was asked after the kill
+            assert phase != "done" or held == number
+            met[phase] += 1
+            kept[held == number] += 1
+        saves.save(1000)
+    seen.abort_uploads()
+    assert seen.number("model", _SIZE) == 1000
+    assert seen.keys() == {"model"}
+    assert left
+    assert min(kept[True], kept[False]) >= 3, "the kills all fell before or after the publication"
+    assert len(met) >= 3
+
+
+def test_checkpoints(server: LocalS3) -> None:
+    """A prefix with a manifest is a whole checkpoint; the earlier ones stay."""
+    target = f"{server.target}/killed-checkpoints"
+    seen, met, done = _Seen(target), Counter[str](), {1}
+    with killed_saves("s3", _OPTIONS, target, how="checkpoint", size_bytes=_SIZE) as saves:
+        saves.save(1)
+        for number in range(2, 2 + _KILLS["checkpoint"]):
+            phase = saves.kill(number)
+            met[phase] += 1
+            if phase == "done":
+                done.add(number)
+        saves.save(1000)
+    seen.abort_uploads()
+    keys = seen.keys()
+    visible = {int(key.split("/")[0][5:]) for key in keys if key.endswith(f"/{MANIFEST}")}
+    assert done | {1000} <= visible
+    for number in visible:
+        assert seen.number(f"step-{number}/model", _SIZE - _SIZE // 4) == number
+        for shard in ("0", "1"):
+            assert seen.number(f"step-{number}/shards/{shard}", _SIZE // 8) == number
+    assert {key for key in keys if key.endswith("/shards/0")} - {
+        f"step-{number}/shards/0" for number in visible
+    }, "no kill fell into a save"
+    assert len(met) >= 4
+
+
+def _iobench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "iobench", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_abort_uploads(server: LocalS3) -> None:
+    """The command lists what a killed save left and aborts it; no object is touched."""
+    target = f"{server.target}/aborted"
+    seen = _Seen(target)
+    with killed_saves("s3", _OPTIONS, target, how="write", size_bytes=_SIZE) as saves:
+        saves.save(1)
+        saves.kill(2, phase="upload", entry=1)
+    listed = _iobench("s3", "list-uploads", target)
+    assert listed.returncode == 0, listed.stderr
+    assert len(listed.stdout.splitlines()) == 1
+    aborted = _iobench("s3", "abort-uploads", target)
+    assert aborted.returncode == 0, aborted.stderr
+    assert aborted.stdout == f"aborted {target}/model\n"
+    assert server.secret_key not in listed.stderr + aborted.stderr
+    assert not seen.abort_uploads()
+    assert seen.number("model", _SIZE) == 1
+
+
+def test_a_server_dies_with_its_process() -> None:
+    """However the process ends, neither the server nor its directory stays."""
+    code = (
+        "import os, signal\nfrom iobench.testing import local_s3\n"
+        "with local_s3() as server:\n"
+        "    print(server.endpoint_url, server.directory.parent, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if "rclone" in done.stderr:
+        pytest.skip(done.stderr.splitlines()[-1])
+    endpoint, directory = done.stdout.split()
+    deadline = time.monotonic() + 20
+    while os.path.exists(directory) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not os.path.exists(directory)
+    port = f":{int(endpoint.rpartition(':')[2]):04X} "
+    with open("/proc/net/tcp") as table:
+        assert not [line for line in table if port in line and " 0A " in line]

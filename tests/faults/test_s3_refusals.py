@@ -1,0 +1,113 @@
+"""What a store refuses, and what is said about it: one line, the code, the remedy, no secret."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from iobench.errors import IobenchError, TransferError, UnavailableError
+from iobench.testing import content
+from iobench.testing.scripted_s3 import answer
+from iobench.units import MIB
+from iobench.writers.image import FileImage
+from iobench.writers.s3 import S3Writer
+
+_DATA = content(3 * 5 * MIB + 777)
+_TARGET = "s3://bucket/run"
+
+
+def _image(data=_DATA) -> FileImage:
+    return FileImage.of("model", [data])
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "exit_code", "says"),
+    [
+        (404, "NoSuchBucket", IobenchError, 2, "no such bucket (NoSuchBucket)"),
+        (403, "AccessDenied", UnavailableError, 3, "not permitted (AccessDenied"),
+        (400, "ExpiredToken", UnavailableError, 3, "(ExpiredToken). Get new credentials"),
+        (403, "InvalidAccessKeyId", UnavailableError, 3, "(InvalidAccessKeyId). Check"),
+        (403, "SignatureDoesNotMatch", UnavailableError, 3, "(SignatureDoesNotMatch). Check"),
+        (301, "PermanentRedirect", UnavailableError, 3, "another region"),
+        (400, "EntityTooLarge", TransferError, 1, "EntityTooLarge"),
+    ],
+)
+def test_refusals(
+    server, writer, status, code, kind, exit_code, says, s3_save, expect_no_secret
+) -> None:
+    """Each refusal is one line with the S3 code and what to do, and is not tried again."""
+    server.fail("create", answer(status, code), times=99)
+    for call in (
+        lambda: writer.write(_image(), _TARGET),
+        lambda: s3_save(writer, "stream", _DATA),
+    ):
+        before = server.seen.count("create")
+        with pytest.raises(kind) as caught:
+            call()
+        assert caught.value.exit_code == exit_code
+        assert says in str(caught.value)
+        assert "\n" not in str(caught.value)
+        expect_no_secret(caught.value)
+        assert server.seen.count("create") == before + 1
+    found = writer.available(_TARGET)
+    assert not found.ok
+    assert code in found.reason
+
+
+@pytest.mark.parametrize(
+    ("fault", "exit_code", "says"),
+    [
+        (answer(404, "NoSuchBucket"), 2, "(NoSuchBucket); check its name, or create it"),
+        (answer(403, "AccessDenied"), 3, "(AccessDenied: scripted). It needs s3:GetObject"),
+        (answer(400, "ExpiredToken"), 3, "(ExpiredToken). Get new credentials"),
+        (None, 3, "no credentials were found (NoCredentialsError). Set AWS_PROFILE"),
+    ],
+)
+def test_at_the_command_line(server, fault, exit_code, says, monkeypatch) -> None:
+    """`iobench run` says it in one line, with the exit code of that kind of error."""
+    if fault is None:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+            monkeypatch.delenv(name)
+    else:
+        server.fail("create", fault, times=99)
+    writer = f"s3,endpoint_url={server.endpoint_url},addressing_style=path"
+    command = ("run", "--workload", "llama7b", "--writer", writer, "--target", _TARGET)
+    done = subprocess.run(
+        [sys.executable, "-m", "iobench", *command], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (exit_code, "")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert says in done.stderr
+    assert "do-not-tell" not in done.stderr
+
+
+def test_an_endpoint_that_nobody_answers(writer, server, expect_no_secret) -> None:
+    """Said with the option and the variable that name it; exit code 3 before a run, 1 within."""
+    nobody = S3Writer(endpoint_url="http://127.0.0.1:9", max_attempts=2, addressing_style="path")
+    answer = nobody.available(_TARGET)
+    assert not answer.ok
+    assert "AWS_ENDPOINT_URL_S3" in answer.reason
+    with pytest.raises(TransferError) as caught:
+        nobody.write(_image(), _TARGET)
+    expect_no_secret(caught.value)
+    with pytest.raises(UnavailableError):
+        nobody.require(_TARGET)
+
+
+def test_no_credentials(server, writer, monkeypatch) -> None:
+    """Without credentials nothing is sent."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name)
+    with pytest.raises(UnavailableError, match=r"no credentials were found.*AWS_PROFILE"):
+        writer.write(_image(), _TARGET)
+    assert not server.seen
+
+
+def test_the_writer_shows_no_credentials(server, writer) -> None:
+    """Neither repr nor options hold any."""
+    writer.write(_image(content(100)), _TARGET)
+    shown = repr(writer) + repr(writer.options.to_dict()) + repr(writer.client)
+    assert "AKID" not in shown
+    assert "do-not-tell" not in shown

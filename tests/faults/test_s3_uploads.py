@@ -1,0 +1,174 @@
+"""Uploads to a server that fails in every way a server can, on a real socket."""
+
+from __future__ import annotations
+
+import pytest
+
+from iobench.errors import TransferError
+from iobench.testing import content
+from iobench.testing.scripted_s3 import answer, etag, part_etag, reset, silence, xml
+from iobench.units import MIB
+from iobench.writers.image import FileImage
+from iobench.writers.s3_retry import THROTTLED
+
+_DATA = content(3 * 5 * MIB + 777)
+_TARGET = "s3://bucket/run"
+
+
+def _image(data=_DATA) -> FileImage:
+    return FileImage.of("model", [data])
+
+
+_HOW = pytest.mark.parametrize("how", ["write", "stream"])
+
+
+@_HOW
+@pytest.mark.parametrize(
+    ("operation", "fault", "throttled"),
+    [
+        ("part", answer(503, "SlowDown"), 3),
+        ("part", answer(429, "TooManyRequests"), 3),
+        ("part", answer(500, "InternalError"), 0),
+        ("part", reset, 0),
+        ("create", answer(503, "SlowDown"), 3),
+        ("complete", answer(500, "InternalError"), 0),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_storms_are_sat_out(server, writer, how, operation, fault, throttled, s3_save) -> None:
+    """Three failures in a row are tried again, counted, and the object is whole."""
+    server.fail(operation, fault, times=3, after=1 if operation == "part" else 0)
+    moved = s3_save(writer, how, _DATA)
+    assert server.objects["run/model"] == _DATA.tobytes()
+    assert moved.retries == 3
+    assert (moved.paths[THROTTLED].operations if THROTTLED in moved.paths else 0) == throttled
+    assert moved.paths["part upload"].operations == 4
+    assert not server.uploads
+
+
+@_HOW
+@pytest.mark.parametrize("operation", ["part", "complete"])
+@pytest.mark.parametrize("fault", [answer(503, "SlowDown"), answer(500, "InternalError"), reset])
+def test_what_never_ends_is_given_up(
+    server, writer, how, operation, fault, s3_save, expect_no_secret
+) -> None:
+    """The attempts are bounded; the upload is aborted and the key keeps what it had."""
+    server.objects["run/model"] = b"the last good one"
+    server.fail(operation, fault, times=99)
+    with pytest.raises(TransferError) as caught:
+        s3_save(writer, how, _DATA)
+    expect_no_secret(caught.value)
+    assert server.objects == {"run/model": b"the last good one"}
+    assert not server.uploads
+    assert server.seen.count(operation) <= 4 * 4
+
+
+@_HOW
+def test_a_200_that_is_none(server, writer, how, s3_save) -> None:
+    """CompleteMultipartUpload may answer 200 and put an error into the body: that is a failure."""
+    error = b"<?xml version='1.0'?><Error><Code>InternalError</Code><Message>no</Message></Error>"
+
+    def answer(handler, _) -> None:
+        handler.answer(200, error)
+
+    server.fail("complete", answer, times=99)
+    with pytest.raises(TransferError, match="InternalError"):
+        s3_save(writer, how, _DATA)
+    assert not server.objects
+    assert not server.uploads
+
+
+def test_a_completion_whose_answer_is_lost(server, writer) -> None:
+    """The object is there when the second attempt asks: it is recognised by its ETag."""
+
+    def complete_andreset(handler, _) -> None:
+        parts = server.uploads.pop(handler.query["uploadId"])
+        data = b"".join(parts[n] for n in sorted(parts))
+        server.objects[handler.key] = data
+        handler.reset()
+        server.parts = parts
+
+    def head(handler, _) -> None:
+        data = server.objects[handler.key]
+        handler.answer(200, data, ETag=part_etag(server.parts))
+
+    server.fail("complete", complete_andreset)
+    server.fail("head", head, times=9)
+    assert writer.write(_image(), _TARGET).retries == 1
+    assert server.objects["run/model"] == _DATA.tobytes()
+
+
+@_HOW
+def test_a_part_that_is_never_answered(server, writer, how, s3_save) -> None:
+    """Silence ends with the timeout, and the part is sent again."""
+    server.fail("part", silence)
+    moved = s3_save(writer, how, _DATA)
+    assert moved.retries == 1
+    assert server.objects["run/model"] == _DATA.tobytes()
+
+
+def test_a_part_that_arrives_damaged(server, writer) -> None:
+    """A checksum that is not ours is another attempt, and in the end an error."""
+
+    def damaged(handler, body) -> None:
+        handler.answer(200, ETag=etag(body), x_amz_checksum_crc64nvme="AAAAAAAAAAA=")
+
+    server.fail("part", damaged)
+    assert writer.write(_image(), _TARGET).retries == 1
+    assert server.objects.pop("run/model") == _DATA.tobytes()
+    server.fail("part", damaged, times=99)
+    with pytest.raises(TransferError, match="the server received other bytes"):
+        writer.write(_image(), _TARGET)
+    assert not server.objects
+    assert not server.uploads
+
+
+def test_an_object_that_is_stored_damaged(server, writer) -> None:
+    """A checksum of the whole that is not ours: the object is removed and the write fails."""
+
+    def damaged(handler, _) -> None:
+        server.uploads.pop(handler.query["uploadId"])
+        server.objects[handler.key] = b"something else"
+        text = xml("CompleteMultipartUploadResult", ETag='"x-4"', ChecksumCRC64NVME="AAAAAAAAAAA=")
+        handler.answer(200, text)
+
+    server.fail("complete", damaged)
+    with pytest.raises(TransferError, match="stored something else"):
+        writer.write(_image(), _TARGET)
+    assert not server.objects
+
+
+def test_a_server_without_checksums(server, writer) -> None:
+    """One that refuses them gets none, which is recorded."""
+    server.fail("create", answer(501, "NotImplemented"))
+    moved = writer.write(_image(), _TARGET)
+    assert server.objects["run/model"] == _DATA.tobytes()
+    assert [fallback.wanted for fallback in moved.fallbacks] == ["crc64nvme checksum"]
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, MemoryError])
+@_HOW
+def test_interrupts_abort(server, writer, how, kind, monkeypatch) -> None:
+    """Ctrl-C in the middle leaves neither object nor upload, and arrives as it is."""
+
+    class _Breaks(FileImage):
+        def views(self, start, stop):
+            if start:
+                raise kind
+            return super().views(start, stop)
+
+    if how == "write":
+        image = _image()
+        with pytest.raises(kind):
+            writer.write(_Breaks(path="model", segments=image.segments), _TARGET)
+    else:
+
+        def save() -> None:
+            with writer.open(f"{_TARGET}/model") as stream:
+                stream.write(_DATA)
+                raise kind
+
+        with pytest.raises(kind):
+            save()
+    assert not server.objects
+    assert not server.uploads

@@ -1,0 +1,93 @@
+"""Checkpointer on a bucket: the manifest object is the commit."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from iobench import Checkpointer, KeepLast, load_checkpoint
+from iobench.errors import DataMismatchError, TargetError, UnavailableError, UsageError
+from iobench.testing import Bucket, LocalS3, local_s3, moto_s3
+from iobench.writers.s3 import S3Writer
+
+_SERVERS = {"rclone": local_s3, "moto": moto_s3}
+
+
+@pytest.fixture(scope="module", params=_SERVERS)
+def server(request: pytest.FixtureRequest) -> Iterator[LocalS3]:
+    """Each of the two servers."""
+    try:
+        with _SERVERS[request.param]() as running:
+            yield running
+    except UnavailableError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def bucket(server: LocalS3) -> Iterator[Bucket]:
+    """A prefix of the test's own."""
+    with server.active():
+        yield Bucket(f"{server.target}/run-{secrets.token_hex(4)}")
+
+
+@pytest.fixture
+def writer(bucket: Bucket) -> Iterator[S3Writer]:
+    """The writer that talks to that server."""
+    made = S3Writer(part_size="5MiB", threads=2)
+    yield made
+    made.client.close()
+
+
+def _state(value: float) -> dict[str, Any]:
+    return {"w": torch.full((2_000_000,), value), "tied": [torch.zeros(3)] * 2, "step": value}
+
+
+def test_saved_kept_loaded(bucket: Bucket, writer: S3Writer) -> None:
+    """As on a directory: background saves, retention, restore of any step, verified."""
+    with Checkpointer(bucket.target, writer=writer, keep=KeepLast(2)) as ckpt:
+        for step in (1, 2, 10):
+            state = _state(step)
+            ckpt.save_async(state, step)
+            state["w"].fill_(-1)
+            ckpt.wait()
+        assert ckpt.steps() == [2, 10]
+        loaded = ckpt.load()
+        assert (loaded["w"] == 10).all()
+        assert loaded["tied"][0].data_ptr() == loaded["tied"][1].data_ptr()
+        with pytest.raises(UsageError, match="step 10 is saved already, in s3://"):
+            ckpt.save(_state(10), 10)
+    assert (load_checkpoint(bucket.target, 2, writer=writer)["w"] == 2).all()
+    names = {f"step-{n}/{f}" for n in (2, 10) for f in ("tensors.safetensors", "state.json")}
+    assert bucket.names() == names | {"step-2/manifest.json", "step-10/manifest.json"}
+
+
+def test_damaged_and_unfinished(bucket: Bucket, writer: S3Writer) -> None:
+    """Without a manifest it is no checkpoint and is cleaned up; damage is found."""
+    with Checkpointer(bucket.target, writer=writer) as ckpt:
+        for step in (1, 2):
+            ckpt.save(_state(step), step)
+    held = bytearray(bucket.stored("step-2/tensors.safetensors") or b"")
+    held[-5] ^= 1
+    bucket.put("step-2/tensors.safetensors", bytes(held))
+    bucket.put("step-3/tensors.safetensors", b"half")
+    bucket.put("other/notes", b"mine")
+    with Checkpointer(bucket.target, writer=writer) as ckpt:
+        assert ckpt.latest() == 2
+        assert "step-3/tensors.safetensors" not in bucket.names()
+        assert bucket.stored("other/notes") == b"mine"
+        with pytest.raises(DataMismatchError, match=r"checksums differ of 1: tied.0"):
+            ckpt.load()
+        with pytest.warns(RuntimeWarning, match="step 2 is passed over"):
+            assert ckpt.load(on_corrupt="previous")["step"] == 1
+        ckpt.save_async(_state(22), 2)
+        assert ckpt.load()["step"] == 22
+
+
+def test_nothing_there(bucket: Bucket, writer: S3Writer) -> None:
+    """An empty prefix holds no checkpoint."""
+    with pytest.raises(TargetError, match="holds no complete checkpoint"):
+        load_checkpoint(bucket.target, writer=writer)

@@ -1,0 +1,289 @@
+"""torch.distributed.checkpoint through our writers: ours and stock read each other's files."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+
+from iobench.errors import DataMismatchError, TargetError, TransferError, UsageError
+from iobench.integrations import dcp_reader
+from iobench.integrations.dcp import StorageReader, StorageWriter
+from iobench.testing import local_s3
+from iobench.writers.buffered import BufferedWriter
+from iobench.writers.registry import make
+
+WRITERS = ("buffered", "odirect", "uring", "hybrid")
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """DCP warns that it is used in one process, and of its own deprecated calls."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def make_state(seed: int = 0) -> dict[str, Any]:
+    """Tensors of several kinds and sizes, nested, and what is no tensor."""
+    torch.manual_seed(seed)
+    wide = torch.randn(64, 300)
+    return {
+        "model": {
+            "large": torch.randn(700, 1001),
+            "view": wide[:, 10:20],
+            "bf16": torch.randn(333).to(torch.bfloat16),
+            "bool": torch.rand(77) > 0.5,
+            "scalar": torch.tensor(3.5 + seed),
+            "empty": torch.empty(0, 4),
+        },
+        "optimizer": {
+            "state": {"0": {"step": torch.tensor(seed), "exp_avg": torch.randn(1 << 16)}}
+        },
+        "epoch": 7 + seed,
+        "note": "text",
+    }
+
+
+def blank(state: Any) -> Any:
+    """The same structure to load into, with other values."""
+    if isinstance(state, dict):
+        return {key: blank(value) for key, value in state.items()}
+    if isinstance(state, torch.Tensor):
+        return torch.full_like(state.contiguous(), 1)
+    return None
+
+
+def assert_equal(found: Any, wanted: Any) -> None:
+    if isinstance(wanted, dict):
+        assert found.keys() == wanted.keys()
+        for key, value in wanted.items():
+            assert_equal(found[key], value)
+    elif isinstance(wanted, torch.Tensor):
+        assert found.dtype == wanted.dtype
+        assert torch.equal(found, wanted)
+    else:
+        assert found == wanted
+
+
+def loaded(reader: Any, state: dict[str, Any]) -> dict[str, Any]:
+    found = blank(state)
+    dcp.load(found, storage_reader=reader, no_dist=True)
+    return found
+
+
+@pytest.mark.parametrize("single_file_per_rank", [True, False])
+@pytest.mark.parametrize("name", WRITERS)
+def test_ours_is_read_by_stock(tmp_path: Path, name: str, single_file_per_rank: bool) -> None:
+    """Whatever the writer, stock FileSystemReader loads it; so do we, by another path."""
+    state = make_state()
+    writer = StorageWriter(
+        tmp_path, name, single_file_per_rank=single_file_per_rank, thread_count=3
+    )
+    dcp.save(state, storage_writer=writer, no_dist=True)
+    assert_equal(loaded(FileSystemReader(tmp_path), state), state)
+    assert_equal(loaded(StorageReader(tmp_path, "buffered"), state), state)
+    assert all(transfer.durable and transfer.writer == name for transfer in writer.transfers)
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert len(writer.transfers) == len(files)
+    assert files[0] == ".metadata"
+    if single_file_per_rank:
+        assert files[1:] == ["__0_0.distcp", "__0_1.distcp", "__0_2.distcp"]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_stocks_is_read_by_us(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stock FileSystemWriter saved loads by every writer, also when it is read in pieces."""
+    state = make_state()
+    dcp.save(state, storage_writer=FileSystemWriter(tmp_path, thread_count=2), no_dist=True)
+    assert_equal(loaded(StorageReader(tmp_path, name), state), state)
+    for at_once in (4096, 1 << 17):
+        monkeypatch.setattr(dcp_reader, "_AT_ONCE", at_once)
+        reader = StorageReader(tmp_path, make(name))
+        assert_equal(loaded(reader, state), state)
+        assert len(reader.transfers) > 2
+
+
+def test_a_part_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a file of which little is wanted, little is read."""
+    monkeypatch.setattr(dcp_reader, "_GAP", 4096)
+    state = {f"t{number}": torch.randn(1 << 16) for number in range(40)}
+    dcp.save(state, storage_writer=StorageWriter(tmp_path, "odirect"), no_dist=True)
+    wanted = {"t3": state["t3"], "t30": state["t30"]}
+    reader = StorageReader(tmp_path, "odirect")
+    assert_equal(loaded(reader, wanted), wanted)
+    assert sum(transfer.bytes for transfer in reader.transfers) < 4 * (1 << 18)
+
+
+def test_the_same_writer_again(tmp_path: Path) -> None:
+    """`dcp.save` with another checkpoint_id moves the writer there; the first stays."""
+    writer, reader = StorageWriter(tmp_path / "a", "buffered"), StorageReader(".", "buffered")
+    for name, seed in (("a", 1), ("b", 2)):
+        place = tmp_path / name
+        dcp.save(make_state(seed), checkpoint_id=place, storage_writer=writer, no_dist=True)
+    for name, seed in (("a", 1), ("b", 2)):
+        found = blank(make_state(seed))
+        dcp.load(found, checkpoint_id=tmp_path / name, storage_reader=reader, no_dist=True)
+        assert_equal(found, make_state(seed))
+
+
+def test_overwriting(tmp_path: Path) -> None:
+    """A second save replaces the first, or is refused when that was asked."""
+    dcp.save(make_state(1), storage_writer=StorageWriter(tmp_path, "buffered"), no_dist=True)
+    with pytest.raises(dcp.api.CheckpointException, match="a checkpoint already"):
+        dcp.save(
+            make_state(2),
+            storage_writer=StorageWriter(tmp_path, "buffered", overwrite=False),
+            no_dist=True,
+        )
+    assert_equal(loaded(StorageReader(tmp_path, "buffered"), make_state(1)), make_state(1))
+    dcp.save(make_state(2), storage_writer=StorageWriter(tmp_path, "odirect"), no_dist=True)
+    assert_equal(loaded(StorageReader(tmp_path, "odirect"), make_state(2)), make_state(2))
+
+
+class Failing(BufferedWriter):
+    """Fails to open the second file."""
+
+    opened = 0
+
+    def open(self, target: Any, size: int | None = None) -> Any:
+        type(self).opened += 1
+        if type(self).opened == 2:
+            raise TransferError(28, "No space left on device", str(target))
+        return super().open(target, size)
+
+
+def test_a_file_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread's failure is the save's: no metadata, the old checkpoint gone, never a mix."""
+    dcp.save(make_state(1), storage_writer=StorageWriter(tmp_path, "buffered"), no_dist=True)
+    monkeypatch.setattr(Failing, "opened", 0)
+    writer = StorageWriter(tmp_path, Failing(), thread_count=3)
+    with pytest.raises(dcp.api.CheckpointException, match="No space left"):
+        dcp.save(make_state(2), storage_writer=writer, no_dist=True)
+    assert not (tmp_path / ".metadata").exists()
+    with pytest.raises(dcp.api.CheckpointException, match="No such file"):
+        loaded(StorageReader(tmp_path, "buffered"), make_state())
+    assert not list(tmp_path.glob("*iobench-part"))
+
+
+@pytest.mark.parametrize("damage", ["short", "flipped", "no metadata", "other object"])
+def test_damage(tmp_path: Path, damage: str) -> None:
+    """A file that is not what the metadata says is refused."""
+    state = {"weight": torch.randn(100_000)}
+    dcp.save(state, storage_writer=StorageWriter(tmp_path, "buffered"), no_dist=True)
+    data, metadata = tmp_path / "__0_0.distcp", tmp_path / ".metadata"
+    if damage == "short":
+        os.truncate(data, 1000)
+    elif damage == "flipped":
+        data.write_bytes(b"\xff" * data.stat().st_size)
+    elif damage == "no metadata":
+        metadata.write_bytes(metadata.read_bytes()[:100])
+    else:
+        metadata.write_bytes(pickle.dumps({"a": 1}))
+    about_metadata = damage in ("no metadata", "other object")
+    word = "no metadata of DCP" if about_metadata else "DataMismatchError"
+    with pytest.raises(dcp.api.CheckpointException, match=word):
+        loaded(StorageReader(tmp_path, "buffered"), state)
+
+
+def test_bad_arguments(tmp_path: Path) -> None:
+    """A place that is not the writer's and threads that are none are refused at once."""
+    with pytest.raises(UsageError, match="s3"):
+        StorageWriter("s3://bucket/step", "odirect")
+    with pytest.raises(UsageError, match="thread_count=0"):
+        StorageWriter(tmp_path, "odirect", thread_count=0)
+    assert not StorageWriter.validate_checkpoint_id(tmp_path)
+    (tmp_path / ".metadata").touch()
+    with pytest.raises(TargetError, match="already"):
+        StorageWriter(tmp_path, "buffered", overwrite=False).prepare_local_plan(dcp.SavePlan([]))
+    with pytest.raises(DataMismatchError, match="no metadata of DCP"):
+        StorageReader(tmp_path, "buffered").read_metadata()
+
+
+def test_a_bucket() -> None:
+    """Saved to and loaded from an object store, and replaced there."""
+    with local_s3() as server, server.active():
+        place = f"s3://{server.bucket}/step-1"
+        for seed in (1, 2):
+            writer = StorageWriter(place, make("s3"))
+            dcp.save(make_state(seed), storage_writer=writer, no_dist=True)
+            found = loaded(StorageReader(place, make("s3")), make_state(seed))
+            assert_equal(found, make_state(seed))
+
+
+JOB = """
+import sys
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from iobench.integrations.dcp import StorageReader, StorageWriter
+
+def state(mesh, placement, fill=None):
+    torch.manual_seed(0)
+    full = torch.randn(96, 1031), torch.randn(50_000)
+    if fill is not None:
+        full = tuple(torch.full_like(one, fill) for one in full)
+    return {
+        "sharded": distribute_tensor(full[0], mesh, [placement]),
+        "replicated": full[1],
+        "step": 5 if fill is None else None,
+    }
+
+def main(path, how):
+    dist.init_process_group("cpu:gloo", timeout=timedelta(seconds=60))
+    mesh = init_device_mesh("cpu", (2,))
+    saved = state(mesh, Shard(0))
+    if how == "sync":
+        dcp.save(saved, storage_writer=StorageWriter(path, "odirect"))
+    else:
+        kind = {"thread": AsyncCheckpointerType.THREAD, "process": AsyncCheckpointerType.PROCESS}
+        writer = StorageWriter(path, "odirect")
+        future = dcp.async_save(saved, storage_writer=writer, async_checkpointer_type=kind[how])
+        saved["replicated"].fill_(9)  # after the staging, before the save
+        future.result()
+    for reader in (StorageReader(path, "odirect"), dcp.FileSystemReader(path)):
+        for placement in (Shard(1), Replicate()):
+            found, wanted = state(mesh, placement, fill=1.0), state(mesh, placement)
+            dcp.load(found, storage_reader=reader)
+            assert found["step"] == 5
+            assert torch.equal(found["replicated"], wanted["replicated"])
+            assert torch.equal(found["sharded"].full_tensor(), wanted["sharded"].full_tensor())
+    dist.barrier()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("how", ["sync", "thread", "process"])
+def test_two_ranks(tmp_path: Path, how: str) -> None:
+    """Sharded tensors of two ranks are saved, also asynchronously, and loaded sharded otherwise."""
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+        *(str(script), str(tmp_path / "checkpoint"), how),
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert ended.returncode == 0, ended.stderr[-5000:]
+    names = sorted(path.name for path in (tmp_path / "checkpoint").iterdir())
+    assert names[0] == ".metadata"
+    assert {name[:4] for name in names[1:]} == {"__0_", "__1_"}

@@ -1,0 +1,71 @@
+"""With a real GPU: the suite with CUDA memory, restores to the GPU, and GPUDirect Storage.
+
+Skipped where torch sees no CUDA device; then tests/conformance/test_device_memory.py and
+tests/unit/writers/test_gds.py say the same of a played device.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from iobench.formats import safetensors, torch_file
+from iobench.testing import Check, writer_checks
+from iobench.testing.device import on_device
+from iobench.writers import registry
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason=f"torch {torch.__version__} sees no CUDA device"
+)
+_WRITERS = ("buffered", "uncached", "odirect", "uring", "hybrid", "aiofiles", "gds")
+
+
+class _Gpu:
+    """The current CUDA device, for `on_device`: memory goes there on a stream that is kept busy."""
+
+    def upload(self, data: np.ndarray) -> object:
+        from iobench.writers.cuda import CudaBytes
+
+        if len(data):
+            torch.cuda._sleep(1_000_000)  # the copy below is not done when this returns
+        return CudaBytes(torch.from_numpy(data.copy()).to("cuda", non_blocking=True))
+
+    def download(self, memory: object) -> np.ndarray:
+        return memory.tensor.cpu().numpy()
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["device", "mixed"])
+@pytest.mark.parametrize("name", _WRITERS)
+@pytest.mark.parametrize("item", writer_checks(), ids=str)
+def test_suite(item: Check, name: str, mixed: bool, tmp_path: Path) -> None:
+    """Each claim of the suite holds for CUDA memory."""
+    kind = on_device(registry.writer_class(name), _Gpu(), mixed=mixed)
+    make = functools.partial(kind, block_size="64KiB")
+    if not (answer := make().available(tmp_path)).ok:
+        pytest.skip(f"{answer.reason} {answer.remedy}")
+    item(make, tmp_path)
+
+
+@pytest.mark.parametrize("name", _WRITERS)
+def test_state_dicts(name: str, tmp_path: Path) -> None:
+    """CUDA state dicts are saved as CPU ones are, and restored to the GPU."""
+    writer = registry.make(name)
+    if not (answer := writer.available(tmp_path)).ok:
+        pytest.skip(f"{answer.reason} {answer.remedy}")
+    state = {
+        "large": torch.randn(9_000_001, device="cuda"),
+        "half": torch.randn(999, device="cuda").to(torch.bfloat16),
+        "none": torch.empty(0, device="cuda"),
+    }
+    for format_ in (safetensors, torch_file):
+        format_.save(state, "f", tmp_path, writer)
+        found, moved = format_.load("f", tmp_path, writer, device="cuda")
+        for key, tensor in state.items():
+            assert found[key].device == tensor.device
+            assert torch.equal(found[key], tensor)
+        if name == "gds" and format_ is safetensors:
+            assert "gds" in moved.paths

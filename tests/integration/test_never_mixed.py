@@ -1,0 +1,136 @@
+"""Never mixed, never stale: what is saved is the state at the call, under any schedule.
+
+A trainer changes its tensors in place right after each call returns, while the writer, held back
+and let go at random, is anywhere in earlier saves. Whatever was committed is then read back.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from iobench import Checkpointer, KeepLast, load_checkpoint
+from iobench.writers.buffered import BufferedWriter
+from iobench.writers.transfer import Transfer
+
+_SCHEDULES = 2000
+_STEPS = 6
+
+
+@pytest.fixture
+def runs() -> Iterator[Path]:
+    """A directory in memory, where syncs cost nothing."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as made:
+        yield Path(made)
+
+
+class _Delayed(BufferedWriter):
+    """Spends a random time, of none to a millisecond, before, between and after its files."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._random = random.Random(seed)
+
+    def write_many(self, images: Any, target: Any, **options: Any) -> Transfer:
+        parts = []
+        for image in images:
+            self._pause()
+            parts.append(self.write(image, target, **options))
+            self._pause()
+        return Transfer.total(parts)
+
+    def _pause(self) -> None:
+        # Yielding to the trainer matters, not how long: it runs until it gives way.
+        deadline = self._random.choice((0, 0, 50, 500))
+        for _ in range(deadline):
+            np.random.default_rng(0)
+
+
+class _Training:
+    """A state whose every element tells the step it belongs to, changed in place by `step`."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.weights = torch.zeros(self.random.choice((1, 7, 1000)))
+        self.flat = torch.zeros(64)
+        self.array = np.zeros(9)
+        self.count = 0
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "weights": self.weights,
+            "tied": self.weights,
+            "parts": [self.flat[:32], self.flat[16:48], self.flat.view(8, 8).t()],
+            "array": self.array,
+            "optimizer": {0: {"step": torch.tensor(float(self.count)), "lr": float(self.count)}},
+            "count": self.count,
+        }
+
+    def step(self) -> None:
+        """Change every element in place."""
+        self.count += 1
+        for changed in (self.weights, self.flat):
+            changed.add_(1)
+        self.array += 1
+
+
+def _values(state: Any) -> set[float]:
+    """Every number in a state."""
+    if isinstance(state, torch.Tensor | np.ndarray):
+        return set(state.flatten().tolist())
+    if isinstance(state, dict | list):
+        items = state.values() if isinstance(state, dict) else state
+        return set().union(*map(_values, items))
+    return {state}
+
+
+def _train(seed: int, directory: Path) -> Checkpointer:
+    training = _Training(seed)
+    choose = training.random.choice
+    options: dict[str, Any] = {
+        "slots": choose((1, 2, 3)),
+        "on_full": choose(("wait", "skip", "supersede")),
+        "lazy": choose((True, False)),
+        "keep": choose((None, KeepLast(1), KeepLast(2))),
+    }
+    with Checkpointer(directory, writer=_Delayed(seed), **options) as ckpt:
+        for step in range(1, _STEPS + 1):
+            ckpt.before_optimizer_step()
+            training.step()
+            match choose(("async", "async", "async", "sync", "load", "wait", "none")):
+                case "async":
+                    ckpt.save_async(training.state(), step)
+                case "sync":
+                    ckpt.save(training.state(), step)
+                case "load" if ckpt.latest() is not None:
+                    assert _values(ckpt.load()) == {float(ckpt.latest() or 0)}
+                case "wait":
+                    ckpt.wait()
+    return ckpt
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_never_mixed_never_stale(runs: Path, part: int) -> None:
+    """Each committed checkpoint holds its own step's values and no other, whatever overlapped."""
+    statuses: set[str] = set()
+    for seed in range(part, _SCHEDULES, 4):
+        directory = runs / str(seed)
+        ckpt = _train(seed, directory)
+        committed = {save.step for save in ckpt.saves if save.status == "committed"}
+        statuses |= {save.status for save in ckpt.saves}
+        held = ckpt.steps()
+        assert set(held) <= committed, f"schedule {seed}"
+        assert max(held, default=None) == max(committed, default=None), f"schedule {seed}"
+        for step in held:
+            assert _values(load_checkpoint(directory, step)) == {float(step)}, f"schedule {seed}"
+        shutil.rmtree(directory)
+    assert statuses == {"committed", "skipped", "superseded"}

@@ -1,0 +1,119 @@
+"""Peers beside our writers: real libraries, small states, every byte back, all in one table."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from iobench import peers
+from iobench.peers.base import Peer, State
+from iobench.results import read
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+FILES = [name for name in peers.names() if "file" in peers.peer_class(name).schemes]
+STORES = [name for name in peers.names() if "s3" in peers.peer_class(name).schemes]
+BUILT = ("deepspeed-aio",)
+"""Built by a compiler on first use, which takes minutes: not for these tests."""
+HEAVY = {"fastsafetensors", "obstore", "runai-streamer", "s3torchconnector", "tensorstore"}
+"""Not in the extra `dev`: tested where they happen to be installed."""
+
+
+def state() -> dict[str, torch.Tensor]:
+    """Tensors of several types and shapes, among them a scalar, an empty and an odd one."""
+    random = torch.Generator().manual_seed(1)
+    kinds = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    made = {f"layer.{i}": torch.randn(99 + i, 257, generator=random).to(kinds[i]) for i in range(4)}
+    made["optimizer/0/exp_avg"] = torch.randn(1000, 100, generator=random)
+    made["bytes"] = torch.randint(0, 255, (12_345,), dtype=torch.uint8, generator=random)
+    return made | {"step": torch.tensor(3.5), "none": torch.empty(0, 4)}
+
+
+def described(given: State) -> dict[str, torch.Tensor]:
+    return {name: torch.empty_like(tensor, device="meta") for name, tensor in given.items()}
+
+
+def equal(found: State, expected: State) -> bool:
+    return all(
+        found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
+        for name, tensor in expected.items()
+    )
+
+
+def usable(name: str, target: str) -> Peer:
+    if name in BUILT:
+        pytest.skip(f"{name} is built when it is first used")
+    peer = peers.make(name)
+    answer = peer.available(target)
+    if not answer.ok:
+        assert name in HEAVY, answer
+        pytest.skip(answer.reason)
+    return peer
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_come_back(tmp_path: Path, name: str) -> None:
+    """Every tensor of every type, all of them or some, and nothing of it is mapped afterwards."""
+    peer, path, saved = usable(name, str(tmp_path)), str(tmp_path / "state"), state()
+    (peer if peer.saves else peers.make("safetensors")).save(saved, path)
+    assert equal(peer.restore(path, described(saved)), saved)
+    some = {name: saved[name] for name in ("layer.1", "optimizer/0/exp_avg")}
+    found = peer.restore(path, described(some))
+    assert equal(found, some)
+    assert path not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_state_that_is_not_there(tmp_path: Path, name: str) -> None:
+    """A restore of nothing raises, whatever the peer calls its error."""
+    peer = usable(name, str(tmp_path))
+    with pytest.raises(Exception):  # noqa: B017, PT011
+        peer.restore(str(tmp_path / "missing"), described(state()))
+
+
+def test_one_table(iobench: Command, tiny_path: Path, target: Path, tmp_path: Path) -> None:
+    """Writers and peers in one run: all verified, the same bytes, stdout is one document."""
+    names = ["buffered", "peer:torch-save", "peer:torch-save-mmap", "peer:safetensors", "peer:dcp"]
+    done = iobench(
+        *("run", "-w", tiny_path, "--target", target, "--writer", ",".join(names)),
+        *("--repeat", "1", "--size", "full", "--no-ceiling", "--format", "json"),
+        *("-o", tmp_path / "run.jsonl"),
+    )
+    assert done.returncode == 0, done.stderr
+    found = {(one["writer"], one["operation"]): one for one in json.loads(done.stdout)["summaries"]}
+    assert set(found) == {(name, operation) for name in names for operation in ("save", "restore")}
+    assert {one["verdict"] for one in found.values()} == {"VALID"}
+    record = read(tmp_path / "run.jsonl")
+    assert {sample.bytes for sample in record.samples} == {record.run.workload.bytes}
+    for sample in record.samples:
+        if sample.operation == "restore":
+            assert sample.verified is not None
+            assert sample.verified.tensors > 8
+            assert sample.cold is not None
+    phases = {one: set(found[one, "save"]["phases_s"]) for one in names}
+    assert phases["peer:torch-save"] == {"save", "sync", "commit"}
+    assert phases["peer:dcp"] == {"save", "commit"}
+
+
+@pytest.mark.parametrize("name", ["boto3-upload-file", "obstore"])
+def test_buckets(iobench: Command, tiny_path: Path, tmp_path: Path, name: str) -> None:
+    """Peers for object stores save to a real server and restore every byte.
+
+    Not s3torchconnector: rclone's server ends its uploads with an error.
+    """
+    assert name in STORES
+    usable(name, "s3://bucket/prefix")
+    done = iobench(
+        *("run", "-w", tiny_path, "--s3-local", "--writer", f"s3,peer:{name}", "--repeat", "1"),
+        *("--size", "full", "--format", "json", "-o", tmp_path / "run.jsonl"),
+    )
+    if done.returncode == 3 and "rclone" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stderr
+    verdicts = {one["writer"]: one["verdict"] for one in json.loads(done.stdout)["summaries"]}
+    assert verdicts == {"s3": "VALID", f"peer:{name}": "VALID"}

@@ -1,0 +1,129 @@
+"""`iobench plan` as a user calls it: by the published record, by hand, in every format."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+RECORD = Path(__file__).parents[2] / "results" / "reference-llama7b.jsonl"
+HAND = ("--save", "30s", "--restore", "60s", "--nodes", "2048")
+
+
+def document(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert (done.returncode, done.stderr) == (0, "")
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["schema"] == "iobench.plan/1"
+    return found
+
+
+def test_plan_with_the_reference_record(iobench: Command) -> None:
+    """The issue's own command: each writer with interval, ETTR, lost work and savings."""
+    options = (
+        *("--nodes", "2048", "--gpus-per-node", "8"),
+        *("--failures-per-1000-node-days", "6.5", "--restart", "5min"),
+    )
+    found = document(iobench("plan", "--results", RECORD, *options, "--format", "json"))
+    rows = {one["writer"]: one for one in found["forecasts"]}
+    assert set(rows) == {"odirect", "uncached", "buffered"}
+    assert rows["buffered"]["baseline"]
+    assert rows["buffered"]["saved_per_month"] is None
+    for row in rows.values():
+        assert row["gpus"] == 16_384
+        assert row["mtbf_s"] == pytest.approx(86_400 / (2048 * 0.0065))
+        assert row["ettr_ci95"][0] <= row["ettr"] <= row["ettr_ci95"][1]
+        simulated = row["proposals"][0]["simulated"]
+        assert abs(simulated["ettr"] - row["ettr"]) < 4 * simulated["ettr_error"]
+        assert row["save_samples"] == row["restore_samples"] == 5
+    assert rows["odirect"]["ettr"] > rows["buffered"]["ettr"]
+    assert rows["odirect"]["saved_per_month"]["gpu_hours"] > 0
+    assert any("scaled to 75.31 GiB by the measured rate" in note for note in found["notes"])
+    table = iobench("plan", "--results", RECORD, *options).stdout
+    low, high = rows["odirect"]["ettr_ci95"]
+    assert f"{rows['odirect']['ettr']:.4f}  {low:.4f}-{high:.4f}" in table
+    assert "scaled to 75.31 GiB by the measured rate" in table
+    assert "simulated: 100,000 failures for each figure, seed 0" in table
+
+
+def test_plan_over_sizes(iobench: Command) -> None:
+    """A row for each size and writer, up to 131,072 nodes, and where the formulas break."""
+    done = iobench("plan", "--results", RECORD, "--nodes", "1024-131072", "--simulate", "20000")
+    assert done.returncode == 0
+    rows = [line.split()[0] for line in done.stdout.splitlines() if "  odirect " in line]
+    assert rows[0] == "1,024"
+    assert rows[-1] == "131,072"
+    assert len(rows) == 8
+    assert "as Young, availability and the first-order ETTR assume [from " in done.stdout
+
+
+def test_plan_by_hand(iobench: Command) -> None:
+    """Synchronous and asynchronous saves side by side; the same seed gives the same answer."""
+    behind = ("--blocking", "2s", "--persist", "20s", "--step", "3.87s", "--simulate", "5000")
+    done = iobench("plan", *HAND, *behind, "--format", "json")
+    modes = {one["mode"]: one for one in document(done)["forecasts"]}
+    assert modes["sync"]["baseline"]
+    expected = {"blocking_s": 2.0, "restore_s": 60.0, "persist_s": 20.0, "slots": 1}
+    assert modes["async"]["costs"] == expected
+    assert modes["async"]["ettr"] > modes["sync"]["ettr"]
+    assert modes["async"]["ettr_ci95"] is None
+    assert iobench("plan", *HAND, *behind, "--format", "json").stdout == done.stdout
+    markdown = iobench("plan", *HAND, *behind, "--format", "md").stdout
+    assert "| given | async | 2 s + 20 s |" in markdown
+    assert "| given | async | CheckFreq | 61.9 s | 16 |" in markdown
+
+
+def test_invalid_samples_are_left_out_unless_told(iobench: Command, tmp_path: Path) -> None:
+    """A record whose odirect restores were warm: that writer is named and not planned for."""
+    lines = []
+    for line in RECORD.read_text().splitlines():
+        record = json.loads(line)
+        if record.get("writer") == "odirect" and record["operation"] == "restore":
+            record["cold"]["resident_fraction"] = 0.5
+        lines.append(json.dumps(record))
+    warm = tmp_path / "warm.jsonl"
+    warm.write_text("\n".join(lines) + "\n")
+    options = ("--results", warm, "--nodes", "64", "--simulate", "0", "--format", "json")
+    found = document(iobench("plan", *options))
+    assert {one["writer"] for one in found["forecasts"]} == {"uncached", "buffered"}
+    assert any(note.startswith("odirect: 5 invalid samples left out") for note in found["notes"])
+    found = document(iobench("plan", *options, "--include-invalid"))
+    assert {one["writer"] for one in found["forecasts"]} == {"odirect", "uncached", "buffered"}
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "arguments"),
+    [
+        (2, "--nodes", ("--save", "30s", "--restore", "60s")),
+        (2, "give --results FILE, or times by hand", ("--nodes", "8")),
+        (2, "give --results FILE, or times by hand", ("--nodes", "8", "--save", "30s")),
+        (2, "write 2048, 64,512,2048 or 1024-131072", (*HAND[:4], "--nodes", "many")),
+        (2, "the smaller number comes first", (*HAND[:4], "--nodes", "64-8")),
+        (2, "without thousands separators", (*HAND[:4], "--nodes", "2,048")),
+        (2, "from 1 up", (*HAND[:4], "--nodes", "0")),
+        (2, "is not a time", (*HAND, "--restart", "soon")),
+        (2, "budget must be above zero", (*HAND, "--budget", "0")),
+        (2, "failures-per-1000-node-days must be", (*HAND, "--failures-per-1000-node-days", "0")),
+        (2, "--persist is of asynchronous saves", (*HAND, "--persist", "3s")),
+        (2, "--size needs --results", (*HAND, "--size", "3GiB")),
+        (2, "unknown baseline 'bufered'; did you mean 'buffered'?", (RECORD, "bufered")),
+        (2, "--save is measured in --results", (*HAND, "--results", RECORD)),
+        (2, "too many to simulate", ("--save", "0.001ms", "--restore", "1s", "--nodes", "1")),
+        (1, "no such file", ("--nodes", "8", "--results", "nowhere.jsonl")),
+    ],
+)
+def test_what_cannot_be_meant(
+    iobench: Command, code: int, words: str, arguments: tuple[str | Path, ...]
+) -> None:
+    """One line on stderr that says what is wrong and what is allowed; no report."""
+    if arguments[0] == RECORD:
+        arguments = ("--nodes", "8", "--results", RECORD, "--baseline", str(arguments[1]))
+    done = iobench("plan", *arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("iobench: ")
+    assert words in done.stderr

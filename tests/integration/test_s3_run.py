@@ -1,0 +1,169 @@
+"""`iobench run` on a bucket: the real command, a real server, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from iobench.bench.contender import WriterContender
+from iobench.bench.holder import Holder
+from iobench.bench.target import target_of
+from iobench.errors import UnavailableError
+from iobench.results import read
+from iobench.testing import Bucket, LocalS3, local_s3
+from iobench.writers.registry import make
+
+_RUN = ("run", "--workload", "llama7b", "--size", "48MiB", "--repeat", "1", "--pool", "32MiB")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LocalS3]:
+    """rclone's server."""
+    try:
+        with local_s3() as running:
+            yield running
+    except UnavailableError as error:
+        pytest.skip(str(error))
+
+
+def _iobench(
+    *arguments: str | Path, environment: Mapping[str, str] = os.environ
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "iobench", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def test_s3_local(tmp_path: Path, server: LocalS3) -> None:
+    """--s3-local saves and restores on a server of its own; the record is honest about it."""
+    output = tmp_path / "run.jsonl"
+    how = ("--writer", "s3,threads=2", "--s3-local", "--format", "json", "-o", output)
+    done = _iobench(*_RUN, *how)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    summaries = {entry["operation"]: entry for entry in report["summaries"]}
+    assert set(summaries) == {"save", "restore"}
+    for summary in summaries.values():
+        assert summary["verdict"] == "VALID (scaled)", summary["reasons"]
+    assert any("server's caches" in reason for reason in summaries["restore"]["reasons"])
+    assert "part upload" in summaries["save"]["paths"]
+    assert "ranged get" in summaries["restore"]["paths"]
+    assert "fio does not measure S3" in done.stderr
+    result = read(output)
+    assert result.run.environment.storage["fs_type"] == "s3"
+    assert result.run.plan["target"] == "s3://iobench/run"
+    assert all(
+        sample.verified and not sample.verified.mismatches
+        for sample in result.samples
+        if sample.operation == "restore"
+    )
+
+
+def test_a_bucket(tmp_path: Path, server: LocalS3) -> None:
+    """A run in a bucket leaves nothing in it, and no credential in anything it writes."""
+    output = tmp_path / "run.jsonl"
+    target = f"{server.target}/somewhere"
+    command = (*_RUN, "--writer", "null,s3,checksum=crc32c", "--target", target, "-o", output)
+    done = _iobench(*command, environment=server.environment)
+    assert done.returncode == 0, done.stderr
+    with server.active():
+        assert not Bucket(target).names()
+    for text in (done.stdout, done.stderr, output.read_text()):
+        assert server.secret_key not in text
+        assert server.access_key not in text
+
+
+def test_interrupted(tmp_path: Path, server: LocalS3) -> None:
+    """Ctrl-C removes objects and uploads, and exits with 130."""
+    target = f"{server.target}/interrupted"
+    command = [sys.executable, "-m", "iobench", *_RUN, "--writer", "s3", "--target", target]
+    with subprocess.Popen(
+        [*command, "--repeat", "50", "-o", str(tmp_path / "run.jsonl")],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **server.environment},
+    ) as child:
+        assert child.stderr is not None
+        while " s3 restore:" not in child.stderr.readline():
+            assert child.poll() is None
+        time.sleep(0.05)
+        child.send_signal(signal.SIGINT)
+        rest = child.stderr.read()
+    assert child.returncode == 130, rest
+    with server.active():
+        assert not Bucket(target).names()
+
+
+def test_what_a_killed_run_left_is_removed(tmp_path: Path, server: LocalS3) -> None:
+    """kill -9 leaves objects and uploads, which the next run in that place removes; a live run's,
+    and one of another machine, stay."""
+    target = f"{server.target}/killed"
+    command = [sys.executable, "-m", "iobench", *_RUN, "--writer", "s3", "--target", target]
+    with subprocess.Popen(
+        [*command, "--repeat", "50", "-o", str(tmp_path / "killed.jsonl")],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **server.environment},
+    ) as child:
+        assert child.stderr is not None
+        while " s3 restore:" not in child.stderr.readline():
+            assert child.poll() is None
+        with server.active():
+            with target_of(target, [WriterContender(make("s3"))]).scratch():
+                alive = Bucket(target).names()  # the child's and our own
+            assert len({name.split("/")[0] for name in alive}) == 2
+        child.kill()
+    elsewhere = ".iobench-run-elsewhere/lock"
+    with server.active():
+        left = Bucket(target).names()
+        assert left
+        Bucket(target).put(elsewhere, replace(Holder.ourselves(), boot="another").to_bytes())
+        with target_of(target, [WriterContender(make("s3"))]).scratch():
+            pass
+        assert Bucket(target).names() == {elsewhere}
+
+
+@pytest.mark.parametrize(
+    ("writer", "target", "code", "says"),
+    [
+        ("odirect", "s3://iobench/run", 2, "use --writer s3"),
+        ("s3", ".", 2, "needs a target s3://bucket/prefix"),
+        ("s3", "s3://no-such-bucket-here/run", 2, "no such bucket (NoSuchBucket)"),
+        ("s3,part_size=1MiB", "s3://iobench/run", 2, "part_size"),
+        ("s3,endpoint_url=http://127.0.0.1:9", "s3://iobench/run", 3, "endpoint"),
+    ],
+)
+def test_bad_input(server: LocalS3, writer: str, target: str, code: int, says: str) -> None:
+    """One line on stderr, and the exit code that the kind of error has."""
+    done = _iobench(*_RUN, "--writer", writer, "--target", target, environment=server.environment)
+    assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
+    assert says in done.stderr
+
+
+def test_wrong_credentials(server: LocalS3) -> None:
+    """Refused before anything is written, exit code 3, and the wrong secret is not shown."""
+    wrong = {**server.environment, "AWS_SECRET_ACCESS_KEY": "n0t-the-right-one"}
+    done = _iobench(*_RUN, "--writer", "s3", "--target", server.target, environment=wrong)
+    assert done.returncode == 3
+    assert "SignatureDoesNotMatch" in done.stderr
+    assert "n0t-the" not in done.stderr + done.stdout
+
+
+def test_local_server_and_target_exclude_each_other(tmp_path: Path) -> None:
+    """--s3-local has a target of its own."""
+    done = _iobench(*_RUN, "--writer", "s3", "--s3-local", "--target", tmp_path)
+    assert done.returncode == 2
+    assert "--s3-local" in done.stderr

@@ -1,0 +1,110 @@
+"""`iobench train` as a user calls it: arms, report, record, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from iobench.results import read
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+SMALL = ("--steps", "4", "--every", "2", "--model-params", "100000")
+
+
+def test_train(iobench: Command, tiny_path: Path, target: Path, tmp_path: Path) -> None:
+    """Every mode, stock torch.save beside them: equal losses, a record that `show` prints too."""
+    record = tmp_path / "run.jsonl"
+    writers = ("--writer", "buffered,peer:torch-save", "--mode", "none,sync,async=1,lazy")
+    done = iobench(
+        *("train", "-w", tiny_path, "--target", target, "-o", record, "--size", "full"),
+        *(*writers, *SMALL, "--repeat", "1", "--format", "json"),
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["schema"] == "iobench.train/1"
+    arms = {arm["label"]: arm for arm in found["arms"]}
+    ours = {"buffered sync", "buffered async=1", "buffered lazy=2"}
+    stock = {"peer:torch-save sync", "peer:torch-save async"}
+    assert set(arms) == {"none", *ours, *stock}
+    for label, arm in arms.items():
+        assert arm["losses_equal"]
+        assert (arm["overhead"] is None) == (label == "none")
+        assert (arm["saves"], arm["committed"]) == ((0, 0) if label == "none" else (2, 2))
+        assert arm["resumed_equal"] is (None if label == "none" else True)
+        assert (arm["persist_s"] is None) == (arm["mode"] in ("none", "sync"))
+    assert arms["buffered async=1"]["snapshot_bytes_per_s"] > 0
+    blocks = read(record).training
+    assert [block.order for block in blocks] == [*range(6)]
+    for block in blocks:
+        assert len(block.step_s) == len(block.persisting) == 4
+        assert [save.step for save in block.saves] == ([] if block.mode == "none" else [1, 3])
+        assert block.wall_s >= sum(block.step_s) + sum(save.stall_s for save in block.saves)
+    assert not any(target.iterdir())
+    shown = iobench("show", record)
+    assert shown.returncode == 0
+    assert "peer:torch-save async" in shown.stdout
+    assert "left out  peer:torch-save has no lazy mode" in done.stderr
+
+
+def test_turns(iobench: Command, tiny_path: Path, target: Path, tmp_path: Path) -> None:
+    """A B, then B A; each overhead is of the pairs of one repetition."""
+    record = tmp_path / "run.jsonl"
+    done = iobench(
+        *("train", "-w", tiny_path, "--target", target, "-o", record, "--size", "full", *SMALL),
+        *("--writer", "buffered", "--mode", "sync", "--repeat", "2", "--format", "md"),
+    )
+    assert done.returncode == 0, done.stderr
+    blocks = read(record).training
+    assert [block.mode for block in blocks] == ["none", "sync", "sync", "none"]
+    assert [(block.repetition, block.order) for block in blocks] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [block.resumed_equal for block in blocks] == [None, True, None, None]
+    assert "| buffered sync |" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--mode", "often"), "none, sync, async or lazy"),
+        (("--mode", "sync=2"), "none, sync, async or lazy"),
+        (("--writer", "peer:dcp"), "only peer:torch-save"),
+        (("--steps", "3", "--every", "4"), "fewer than --every 4"),
+        (("--simulate-step",), "no published step time"),
+        (("--model-params", "5000000"), "choose a smaller model"),
+    ],
+)
+def test_refused(
+    options: tuple[str, ...], words: str, iobench: Command, tiny_path: Path, target: Path
+) -> None:
+    """What cannot be meant is one line and exit code 2; nothing is left."""
+    done = iobench("train", "-w", tiny_path, "--target", target, "--size", "full", *options)
+    assert done.returncode == 2
+    assert words in done.stderr.splitlines()[-1]
+    assert not any(target.iterdir())
+
+
+def test_interrupted(tiny_path: Path, target: Path, tmp_path: Path) -> None:
+    """Ctrl-C between blocks: exit code 130, nothing in the target, the record says so."""
+    record = tmp_path / "run.jsonl"
+    command = (
+        *(sys.executable, "-m", "iobench", "train", "-w", tiny_path, "--target", target),
+        *("-o", record, "--size", "full", "--steps", "200", "--every", "2"),
+        *("--mode", "async", "--writer", "buffered", "--model-params", "100000"),
+    )
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
+        assert process.stderr
+        while not any(target.glob(".iobench-run-*/lock")):
+            assert process.poll() is None, process.stderr.read()
+        process.send_signal(signal.SIGINT)
+        told = process.communicate()[1]
+    assert process.returncode == 130, told
+    assert not any(target.iterdir())
+    end = read(record).end
+    assert end is not None
+    assert end.status == "interrupted"

@@ -1,0 +1,224 @@
+"""Contenders by name, and peers under the rules of the bench."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from iobench import peers
+from iobench.bench import contenders
+from iobench.bench.contender import Contender, WriterContender
+from iobench.bench.contenders import choose
+from iobench.bench.directory import DirectoryScratch
+from iobench.bench.peer_contender import PeerContender
+from iobench.bench.replay import Replay
+from iobench.bench.trial import Trial
+from iobench.errors import OptionError, UnavailableError, UnknownNameError, UsageError
+from iobench.peers.base import Peer, State
+from iobench.results import Failure
+from iobench.units import KIB, MIB
+from iobench.workloads import Workload
+from iobench.writers.registry import make
+
+
+class Memory(Peer):
+    """Keeps the saved state; for tests to make it fail or lie."""
+
+    name = "memory"
+    summary = "nothing on storage but a name"
+
+    def __init__(self, change: Callable[[dict[str, torch.Tensor]], None] | None = None) -> None:
+        super().__init__()
+        self.change = change
+        self.saved: dict[str, dict[str, torch.Tensor]] = {}
+
+    def save(self, state: State, path: str) -> None:
+        Path(path).write_bytes(b"x")
+        kept = {name: tensor.clone() for name, tensor in state.items()}
+        self.saved[Path(path).name] = kept
+
+    def restore(self, path: str, wanted: State) -> State:
+        found = self.saved[Path(path).name]
+        if self.change:
+            self.change(found)
+        return found
+
+
+def trial(contender: Contender, tiny: Workload, directory: Path, idle: Any) -> Trial:
+    return Trial(
+        run_id="0" * 16,
+        repetition=0,
+        order=0,
+        contender=contender,
+        replay=Replay(tiny.files(), pool_bytes=MIB, seed=1, crc=True),
+        scratch=DirectoryScratch(directory=directory),
+        monitor=idle,
+    )
+
+
+def test_names_and_options() -> None:
+    """Writers and peers stand in one list, each with its own options."""
+    found, left_out = choose("odirect,threads=3,peer:torch-save,crc=false,buffered", ".")
+    assert [one.name for one in found] == ["odirect", "peer:torch-save", "buffered"]
+    assert found[1].options == {"crc": False}
+    assert [one.label for one in found] == [
+        "odirect,threads=3",
+        "peer:torch-save,crc=false",
+        "buffered",
+    ]
+    assert left_out == []
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("peer:torch-sav", UnknownNameError, "did you mean 'torch-save'"),
+        ("peer:torch-save,crx=1", UnknownNameError, "did you mean 'crc'"),
+        ("peer:torch-save,crc=7", OptionError, "true or false"),
+        ("peer:torch-save,peer:torch-save", UsageError, "twice"),
+        ("peer:", UnknownNameError, "unknown peer ''"),
+    ],
+)
+def test_what_cannot_be_meant(text: str, error: type[Exception], message: str) -> None:
+    """Names, options and repetitions of peers are refused as those of writers are."""
+    with pytest.raises(error, match=message):
+        choose(text, ".")
+
+
+def test_all_that_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`all` takes every writer and peer that works there, and says why another does not."""
+
+    class Missing(Memory):
+        modules = ("no_such_module",)
+        packages = "iobench[no-such]"
+
+    answers: dict[str, type[Peer]] = {"memory": Memory, "missing": Missing}
+    monkeypatch.setattr(peers, "names", lambda: sorted(answers))
+    monkeypatch.setattr(peers, "make", lambda name: answers[name]())
+    monkeypatch.setattr(contenders.registry, "names", lambda: ["buffered", "null", "s3"])
+    found, (why,) = choose("all", tmp_path)
+    assert [one.name for one in found] == ["buffered", "peer:memory"]
+    assert "No module named 'no_such_module'. Type: pip install iobench[no-such]." in why
+
+
+def test_a_peer_that_is_not_installed() -> None:
+    """Asked for by name it is refused, with the line that installs it."""
+
+    class Missing(Memory):
+        modules = ("no_such_module",)
+        packages = "iobench[no-such]"
+
+    with pytest.raises(UnavailableError, match=r"Type: pip install iobench\[no-such\]"):
+        PeerContender(Missing()).require(".")
+
+
+def test_equal_terms() -> None:
+    """Beside a peer, restores of our writers allocate their memory inside the clock as well."""
+    alone, _ = choose("buffered", ".")
+    beside, _ = choose("buffered,peer:torch-save", ".")
+    assert isinstance(alone[0], WriterContender)
+    assert isinstance(beside[0], WriterContender)
+    assert (alone[0]._fresh, beside[0]._fresh) == (False, True)
+
+
+@pytest.mark.parametrize("pool_bytes", [MIB, 4 * KIB])
+@pytest.mark.parametrize("name", ["buffered", "peer"])
+def test_every_byte_comes_back(
+    tmp_path: Path, tiny: Workload, idle: Any, name: str, pool_bytes: int
+) -> None:
+    """All formats restore right into new memory, whatever the pool's size; one byte off shows."""
+
+    def flip(state: dict[str, torch.Tensor]) -> None:
+        next(iter(state.values())).view(-1).view(torch.uint8)[-1] ^= 1
+
+    for change, expected in ((None, 0), (flip, len(tiny.files()))):
+        contender: Contender = WriterContender(make("buffered"), fresh=True)
+        if name == "peer":
+            contender = PeerContender(Memory(change))
+        elif change:
+            continue
+        directory = tmp_path / f"{name}{expected}"
+        directory.mkdir()
+        one = trial(contender, tiny, directory, idle)
+        one.save()
+        sample = one.restore()
+        assert sample is not None
+        assert sample.verified is not None
+        assert sample.verified.mismatches == expected
+        assert sample.verified.tensors == sum(len(file.tensors) for file in tiny.files())
+        assert sample.bytes == one.replay.size_bytes()
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [
+        lambda state: state.pop(next(iter(state))),
+        lambda state: state.update({k: v.reshape(-1, 1) for k, v in state.items()}),
+        lambda state: state.update({k: v.to(torch.float64) for k, v in state.items()}),
+    ],
+    ids=["missing", "reshaped", "retyped"],
+)
+def test_what_is_not_the_same_tensor(
+    tmp_path: Path, tiny: Workload, idle: Any, lose: Callable[..., Any]
+) -> None:
+    """A tensor that is missing, reshaped or of another type is wrong, whatever its bytes."""
+    one = trial(PeerContender(Memory(lose)), tiny, tmp_path, idle)
+    one.save()
+    sample = one.restore()
+    assert sample is not None
+    assert sample.verified is not None
+    assert sample.verified.mismatches >= len(tiny.files())
+
+
+@pytest.mark.parametrize("syncs", [False, True])
+def test_what_a_peer_does_not_sync_is_synced_for_it(
+    tmp_path: Path, tiny: Workload, idle: Any, monkeypatch: pytest.MonkeyPatch, syncs: bool
+) -> None:
+    """Its files are synced inside the clock before they are named, unless it does so itself."""
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def recorded(fd: int) -> None:
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    peer = Memory()
+    peer.syncs = syncs  # type: ignore[misc]
+    sample = trial(PeerContender(peer), tiny, tmp_path, idle).save()
+    assert sample is not None
+    names = [Path(file.path).name for file in tiny.files()]
+    assert [name for name in synced if name in names] == ([] if syncs else names)
+    assert ("sync" in sample.phases_s) is not syncs
+
+
+def test_one_that_only_restores(tmp_path: Path, tiny: Workload, idle: Any) -> None:
+    """It is given safetensors files that another wrote, and its save is not reported."""
+    from safetensors.torch import load_file
+
+    class Reader(Memory):
+        saves = False
+
+        def restore(self, path: str, wanted: State) -> State:
+            return load_file(path)
+
+    one = trial(PeerContender(Reader()), tiny, tmp_path, idle)
+    assert one.save() is None
+    sample = one.restore()
+    assert sample is not None
+    assert sample.verified is not None
+    assert sample.verified.mismatches == 0
+
+
+def test_a_failure_is_recorded(tmp_path: Path, tiny: Workload, idle: Any) -> None:
+    """The record names the contender, the operation and the error in one line."""
+    one = trial(PeerContender(Memory()), tiny, tmp_path, idle)
+    failure = one.failure("restore", ValueError("no\nsuch thing"))
+    assert isinstance(failure, Failure)
+    assert (failure.writer, failure.operation) == ("peer:memory", "restore")
+    assert failure.error == "ValueError: no such thing"

@@ -1,0 +1,55 @@
+"""Holders: a process is known as dead only when it is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from iobench.bench.holder import Holder
+
+
+def test_ourselves() -> None:
+    """We are alive, and the same after a round trip."""
+    holder = Holder.ourselves()
+    assert not holder.dead
+    assert Holder.parse(holder.to_bytes()) == holder
+
+
+def test_a_process_that_has_ended() -> None:
+    """One that was killed is dead, before it is reaped and after."""
+    code = "from iobench.bench.holder import Holder; print(Holder.ourselves().to_bytes().decode())"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{code}; import sys; sys.stdout.flush(); sys.stdin.read()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as child:
+        assert child.stdout is not None
+        holder = Holder.parse(child.stdout.readline())
+        assert holder is not None
+        assert not holder.dead
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert holder.dead
+    assert holder.dead
+
+
+def test_another_of_the_same_number() -> None:
+    """A process that got the number later is another one."""
+    ours = Holder.ourselves()
+    assert replace(ours, started=ours.started - 1).dead
+
+
+@pytest.mark.parametrize("field", ["boot", "pids"])
+def test_elsewhere(field: str) -> None:
+    """Of another machine or container nothing is known, so nothing is said to be dead."""
+    assert not replace(Holder.ourselves(), pid=2**22 + 1, **{field: "another"}).dead
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b"[1]", b"\xff", b'{"boot": 1}'])
+def test_no_holder(text: bytes) -> None:
+    """What is none is nobody's."""
+    assert Holder.parse(text) is None

@@ -1,0 +1,62 @@
+"""How often a run repeats: as often as it was told, or until its intervals are narrow enough."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from iobench.bench.repeat import Repeat
+from iobench.errors import OptionError, UsageError
+from iobench.results import Sample, read
+
+EXAMPLE = read(Path(__file__).parents[1] / "results" / "example.jsonl")
+SAVE = next(sample for sample in EXAMPLE.samples if sample.operation == "save")
+AUTO = Repeat.parse("auto", "5%", "10min")
+
+
+def taking(*seconds: float, writer: str = "odirect") -> list[Sample]:
+    return [
+        replace(SAVE, repetition=number, elapsed_s=elapsed, writer=writer)
+        for number, elapsed in enumerate(seconds)
+    ]
+
+
+def test_a_number_of_times() -> None:
+    three = Repeat.parse("3", "5%", "10min")
+    assert str(three) == "3 repetitions"
+    assert [three.goes_on(done, [], 1e9) for done in range(4)] == [True, True, True, False]
+
+
+def test_auto_ends_when_every_interval_is_narrow() -> None:
+    narrow, wide = taking(*[1.0, 1.02] * 3), taking(*[1.0, 1.2] * 3, writer="buffered")
+    assert not AUTO.goes_on(6, narrow, 1)
+    assert AUTO.goes_on(6, [*narrow, *wide], 1)
+    assert Repeat.parse("auto", "1%", "10min").goes_on(6, narrow, 1)
+
+
+def test_auto_takes_six_samples_at_least() -> None:
+    assert AUTO.goes_on(5, taking(*[1.0] * 5), 1)
+    assert not AUTO.goes_on(6, taking(*[1.0] * 6), 1)
+
+
+def test_auto_ends_when_its_time_is_over() -> None:
+    wide = taking(*[1.0, 2.0] * 3)
+    assert AUTO.goes_on(6, wide, 599)
+    assert not AUTO.goes_on(6, wide, 600)
+    assert not AUTO.goes_on(1, wide, 600)
+    assert AUTO.goes_on(0, [], 600)  # nothing measured is no result
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "many", "1.5", ""])
+def test_what_is_no_number_of_times(text: str) -> None:
+    with pytest.raises(UsageError, match="--repeat"):
+        Repeat.parse(text, "5%", "10min")
+
+
+def test_what_is_no_precision_or_time() -> None:
+    with pytest.raises(OptionError, match="percentage"):
+        Repeat.parse("auto", "0.05", "10min")
+    with pytest.raises(OptionError, match="not a time"):
+        Repeat.parse("auto", "5%", "soon")

@@ -1,0 +1,71 @@
+"""Targets: which one a location means, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from iobench.bench.bucket import BucketTarget
+from iobench.bench.contenders import choose
+from iobench.bench.directory import DirectoryTarget
+from iobench.bench.target import target_of
+from iobench.errors import TargetError, UsageError
+
+
+def test_a_directory(tmp_path: Path) -> None:
+    """A path is a directory, with its space, its device and room for fio."""
+    target = target_of(str(tmp_path), choose("null,buffered", ".")[0])
+    assert isinstance(target, DirectoryTarget)
+    target.check()
+    assert target.location == str(tmp_path.resolve())
+    assert target.free_bytes() is not None
+    assert (target.no_ceiling, target.notes) == ("", ())
+    with target.scratch() as scratch:
+        assert scratch.directory is not None
+        place = Path(scratch.locate("step"))
+        with scratch.staged("step") as staged:
+            (Path(staged.directory) / "file").write_bytes(b"x" * 5000)
+            staged.publish({})
+        assert (place / "file").exists()
+        assert scratch.make_cold("step").method != "remote"
+        scratch.remove("step")
+        scratch.remove("step")
+        assert not place.exists()
+    assert not os.listdir(tmp_path)
+
+
+def test_a_bucket() -> None:
+    """An s3:// location is a bucket, of which nobody can tell the free space."""
+    target = target_of("s3://bucket/run", choose("null,s3", ".")[0])
+    assert isinstance(target, BucketTarget)
+    assert target.location == "s3://bucket/run"
+    assert target.free_bytes() is None
+    assert target.monitor().read() is None
+    assert target.no_ceiling == "fio does not measure S3"
+    assert "unknown" in target.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("location", "writers"),
+    [
+        ("s3://bucket/run", ["odirect"]),
+        ("s3://bucket/run", ["s3", "buffered"]),
+        ("s3://bucket/run", ["null"]),
+        ("s3://", ["s3"]),
+        (".", ["s3"]),
+        ("gs://bucket", ["s3"]),
+        ("gs://bucket", ["odirect"]),
+    ],
+)
+def test_writers_and_locations_that_do_not_fit(location: str, writers: list[str]) -> None:
+    """Each is a usage error."""
+    with pytest.raises(UsageError):
+        target_of(location, choose(",".join(writers), location)[0])
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    """Found before anything is written."""
+    with pytest.raises(TargetError, match="no such directory"):
+        target_of(tmp_path / "nowhere", choose("null", tmp_path)[0]).check()

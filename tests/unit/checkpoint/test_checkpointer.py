@@ -1,0 +1,618 @@
+"""Checkpointer: saved, restored, kept, refused; background saves under the test's control."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import iobench
+from iobench import Checkpointer, KeepEvery, KeepLast, load_checkpoint
+from iobench.checkpoint.staged import STAGING_SUFFIX
+from iobench.errors import (
+    DataMismatchError,
+    OptionError,
+    StateError,
+    TargetError,
+    TransferError,
+    UsageError,
+)
+from iobench.writers.files import PART_SUFFIX
+
+Make = Callable[..., Checkpointer]
+
+
+@pytest.fixture
+def make(runs: Path) -> Iterator[Make]:
+    """Makes Checkpointers on one directory; all are closed at the end, whatever went wrong."""
+    made: list[Checkpointer] = []
+
+    def build(**options: Any) -> Checkpointer:
+        made.append(Checkpointer(runs, **{"writer": "buffered", **options}))
+        return made[-1]
+
+    yield build
+    for ckpt in made:
+        try:
+            ckpt.close()
+        except (iobench.errors.IobenchError, OSError, RuntimeError):
+            continue
+
+
+def _state(value: float, size: int = 10) -> dict[str, Any]:
+    return {"w": torch.full((size,), value), "step": value, "a": np.full(3, value)}
+
+
+def _value(state: dict[str, Any]) -> float:
+    """The one value that a state of `_state` is made of."""
+    values = {*state["w"].tolist(), state["step"], *state["a"].tolist()}
+    assert len(values) == 1, "a mixed state"
+    return values.pop()
+
+
+def _statuses(ckpt: Checkpointer) -> list[tuple[int, str]]:
+    return [(save.step, save.status) for save in ckpt.saves]
+
+
+def test_save_and_load(make: Make, runs: Path, expect_same) -> None:
+    """A save is there, whole, on return; each step and the latest can be loaded."""
+    ckpt = make()
+    for step in (5, 20, 10):
+        save = ckpt.save(_state(step), step)
+        assert save.status == "committed"
+        assert save.transfer is not None
+        assert save.transfer.durable
+    assert (ckpt.steps(), ckpt.latest()) == ([5, 10, 20], 20)
+    expect_same(_state(20), ckpt.load())
+    assert ckpt.loaded is not None
+    assert ckpt.loaded.step == 20
+    expect_same(_state(5), ckpt.load(5))
+    expect_same(_state(10), load_checkpoint(runs, 10))
+    assert {path.name for path in runs.iterdir()} == {
+        "step-5",
+        "step-10",
+        "step-20",
+        ".iobench-lock",
+    }
+
+
+def test_save_async(make: Make, expect_same) -> None:
+    """What is saved is the state at the call, whatever happens to it afterwards."""
+    ckpt = make()
+    state = _state(1)
+    ckpt.save_async(state, 1)
+    state["w"].fill_(-1)
+    state["a"].fill(-1)
+    state["step"] = -1
+    ckpt.wait()
+    assert _statuses(ckpt) == [(1, "committed")]
+    expect_same(_state(1), ckpt.load())
+
+
+def test_readable_by_others(make: Make, runs: Path) -> None:
+    """The tensor file is an ordinary safetensors file under the names of the state."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    make().save({"model": {"weight": torch.arange(3.0)}}, 1)
+    found = safetensors.load_file(runs / "step-1" / "tensors.safetensors")
+    assert found["model.weight"].tolist() == [0, 1, 2]
+
+
+def test_manifest(make: Make, runs: Path) -> None:
+    """It tells step, writer, format, files and a checksum of each tensor."""
+    make().save(_state(1), 7)
+    found = json.loads((runs / "step-7" / "manifest.json").read_text())
+    assert (found["step"], found["world_size"], found["format"]) == (7, 1, "safetensors")
+    assert found["writer"]["name"] == "buffered"
+    sizes = {file["path"]: file["size_bytes"] for file in found["files"]}
+    assert sizes == {
+        path.name: path.stat().st_size
+        for path in (runs / "step-7").iterdir()
+        if path.name != "manifest.json"
+    }
+    (tensors,) = (file for file in found["files"] if file["path"] == "tensors.safetensors")
+    assert [piece["name"] for piece in tensors["pieces"]] == ["", "a", "w"]
+
+
+def test_does_not_wait_while_a_slot_is_free(make: Make, gated) -> None:
+    """With two slots two saves return before anything is on storage; the third waits for one."""
+    ckpt = make(writer=gated, slots=2, on_full="skip")
+    for step in (1, 2, 3):
+        ckpt.save_async(_state(step), step)
+    assert _statuses(ckpt)[1:] == [(2, "waiting"), (3, "skipped")]
+    assert ckpt.steps() == []
+    gated.let(2)
+    ckpt.wait()
+    assert _statuses(ckpt) == [(1, "committed"), (2, "committed"), (3, "skipped")]
+
+
+def test_newest_waiting_is_next(make: Make, gated) -> None:
+    """When a save ends, the newest snapshot is written; older ones are told as superseded."""
+    ckpt = make(writer=gated, slots=4)
+    ckpt.save_async(_state(1), 1)
+    gated.begun.acquire()
+    for step in (2, 3, 4):
+        ckpt.save_async(_state(step), step)
+    gated.let(2)
+    ckpt.wait()
+    assert _statuses(ckpt) == [
+        (1, "committed"),
+        (2, "superseded"),
+        (3, "superseded"),
+        (4, "committed"),
+    ]
+    assert ckpt.steps() == [1, 4]
+
+
+def test_supersede(make: Make, gated) -> None:
+    """With on_full="supersede" a new snapshot takes the place of the one that waits."""
+    ckpt = make(writer=gated, slots=2, on_full="supersede")
+    ckpt.save_async(_state(1), 1)
+    gated.begun.acquire()
+    for step in (2, 3, 4):
+        ckpt.save_async(_state(step), step)
+    assert _statuses(ckpt)[1:] == [(2, "superseded"), (3, "superseded"), (4, "waiting")]
+    gated.let(2)
+    ckpt.wait()
+    assert _value(ckpt.load()) == 4
+
+
+def test_one_slot_waits_for_storage(make: Make, gated) -> None:
+    """slots=1: the next save begins when the one before it is committed."""
+    ckpt = make(writer=gated, slots=1)
+    ckpt.save_async(_state(1), 1)
+    gated.let(2)
+    ckpt.save_async(_state(2), 2)
+    assert ckpt.saves[0].status == "committed"
+    ckpt.wait()
+    assert ckpt.steps() == [1, 2]
+
+
+@pytest.mark.parametrize("told", ["save", "save_async", "wait", "close"])
+def test_failures_are_told_at_the_next_call(make: Make, gated, told: str) -> None:
+    """What failed in the background is raised once, by whatever is called next."""
+    ckpt = make(writer=gated)
+    gated.error = TransferError(errno.ENOSPC, "writing: No space left on device", "f")
+    gated.let(10)
+    ckpt.save_async(_state(1), 1)
+    ckpt._persister.wait()
+    arguments = (_state(2), 2) if told.startswith("save") else ()
+    with pytest.raises(TransferError, match="No space left") as caught:
+        getattr(ckpt, told)(*arguments)
+    assert caught.value.errno == errno.ENOSPC
+    assert "step 1" in caught.value.__notes__[0]
+    assert _statuses(ckpt) == [(1, "failed")]
+    if told != "close":
+        ckpt.save_async(_state(1), 1)  # the same step, now that there is room
+        ckpt.close()
+        assert ckpt.steps() == [1]
+
+
+def test_two_failures(make: Make, gated) -> None:
+    """The first is raised, the second is its note."""
+    ckpt = make(writer=gated, slots=2)
+    for step in (1, 2):
+        gated.error = TransferError(errno.EIO, f"failure {step}", "f")
+        ckpt.save_async(_state(step), step)
+        gated.begun.acquire()
+        gated.let()
+        ckpt._persister.wait()
+        if step == 1:
+            held, ckpt._persister._failures = ckpt._persister._failures, []
+    ckpt._persister._failures[:0] = held
+    with pytest.raises(TransferError, match="failure 1") as caught:
+        ckpt.close()
+    assert "failure 2" in caught.value.__notes__[-1]
+
+
+def test_failed_save_leaves_nothing(make: Make, gated, runs: Path) -> None:
+    """A save that fails is raised by save(), and no part of it stays."""
+    ckpt = make(writer=gated)
+    gated.error = TransferError(errno.EIO, "broken", "f")
+    gated.let()
+    with pytest.raises(TransferError, match="broken"):
+        ckpt.save(_state(1), 1)
+    assert _statuses(ckpt) == [(1, "failed")]
+    assert {path.name for path in runs.iterdir()} == {".iobench-lock"}
+
+
+def test_retention_after_the_commit(make: Make, gated, runs: Path) -> None:
+    """Older checkpoints go only when a newer one is committed, and not when its save fails."""
+    ckpt = make(writer=gated, keep=KeepLast(1) | KeepEvery(steps=100))
+    gated.let(3)
+    for step in (1, 50, 60):
+        ckpt.save(_state(step), step)
+    assert ckpt.steps() == [1, 60]
+    gated.error = TransferError(errno.EIO, "broken", "f")
+    gated.let()
+    with pytest.raises(TransferError):
+        ckpt.save(_state(70), 70)
+    assert ckpt.steps() == [1, 60]
+    ckpt.save_async(_state(80), 80)
+    assert ckpt.steps() == [1, 60]
+    gated.let()
+    ckpt.wait()
+    assert ckpt.steps() == [1, 80]
+
+
+def test_retention_that_fails_is_told(make: Make, monkeypatch) -> None:
+    """The save is committed all the same; that an older one could not be removed is raised."""
+    ckpt = make(keep=KeepLast(1))
+    ckpt.save(_state(1), 1)
+
+    def fail(step: int) -> None:
+        raise TransferError(errno.EACCES, "removing", f"step-{step}")
+
+    monkeypatch.setattr(ckpt._store, "remove", fail)
+    ckpt.save_async(_state(2), 2)
+    with pytest.raises(TransferError, match="removing"):
+        ckpt.wait()
+    assert _statuses(ckpt)[-1] == (2, "committed")
+    assert ckpt.steps() == [1, 2]
+
+
+def test_reopened(make: Make, runs: Path) -> None:
+    """Another process goes on: it knows what is there, and removes what was left half done."""
+    first = make(keep=KeepLast(2))
+    first.save(_state(1), 1)
+    first.close()
+    (runs / f".step-2.abcd{STAGING_SUFFIX}").mkdir()
+    (runs / f".step-2.abcd{STAGING_SUFFIX}" / "tensors.safetensors").write_bytes(b"half")
+    (runs / f".probe.1234{PART_SUFFIX}").touch()  # of a process killed while it tried the path
+    (runs / "step-9").mkdir()  # no manifest: no checkpoint
+    (runs / "notes.txt").write_text("mine")
+    second = make(keep=KeepLast(2))
+    assert second.latest() == 1
+    for step in (2, 3):
+        second.save(_state(step), step)
+    assert second.steps() == [2, 3]
+    left = {path.name for path in runs.iterdir()}
+    assert left == {"step-2", "step-3", "step-9", "notes.txt", ".iobench-lock"}
+
+
+def test_two_on_one_directory(make: Make) -> None:
+    """The second is refused and told who has it; reading needs no lock."""
+    first = make()
+    first.save(_state(1), 1)
+    with pytest.raises(TargetError, match=f"process {os.getpid()} on host"):
+        make()
+    assert _value(load_checkpoint(first._store.directory)) == 1
+    first.close()
+    make().close()
+
+
+@pytest.mark.parametrize("how", ["save", "save_async"])
+def test_a_step_saved_twice(make: Make, gated, how: str) -> None:
+    """Refused, whether the first is there or still on its way; the first stays."""
+    ckpt = make(writer=gated)
+    ckpt.save_async(_state(1), 1)
+    with pytest.raises(UsageError, match="step 1 is being saved"):
+        ckpt.save_async(_state(9), 1)
+    gated.let(5)
+    ckpt.wait()
+    with pytest.raises(UsageError, match=r"step 1 is saved already.*remove\(step\)"):
+        getattr(ckpt, how)(_state(9), 1)
+    assert _value(ckpt.load()) == 1
+    ckpt.remove(1)
+    getattr(ckpt, how)(_state(9), 1)
+    assert _value(ckpt.load()) == 9
+    with pytest.raises(UsageError, match="no checkpoint of step 5"):
+        ckpt.remove(5)
+
+
+def test_resumed_from_an_older_one(make: Make) -> None:
+    """After load(step) later checkpoints may be replaced, but no other."""
+    ckpt = make()
+    for step in (1, 2, 3):
+        ckpt.save(_state(step), step)
+    ckpt.load(1)
+    ckpt.save(_state(20), 2)
+    ckpt.save_async(_state(30), 3)
+    assert _value(ckpt.load()) == 30
+    assert _value(ckpt.load(2)) == 20
+    with pytest.raises(UsageError, match="step 2 is saved already"):
+        ckpt.save(_state(1), 2)
+
+
+def test_budget(make: Make) -> None:
+    """A state that does not fit is refused before anything is taken or copied."""
+    ckpt = make(budget="64KiB", slots=2)
+    with pytest.raises(StateError, match=r"2 slots need 160.00 KiB.*the budget is 64.00 KiB"):
+        ckpt.save_async(_state(1, size=10_000), 1)
+    assert ckpt._pool.size_bytes == 0
+    assert _statuses(ckpt) == [(1, "failed")]
+    ckpt.save(_state(1, size=10_000), 1)
+    ckpt.save_async(_state(2), 2)
+    assert 0 < ckpt._pool.size_bytes <= 64 << 10
+    ckpt.wait()
+    assert ckpt.steps() == [1, 2]
+
+
+def test_more_than_the_machine_has(make: Make) -> None:
+    """Without a budget the memory that is available is the limit."""
+    ckpt = make()
+    huge = torch.empty(1).expand(1 << 50)
+    with pytest.raises(StateError, match="are available"):
+        ckpt.save_async({"w": huge}, 1)
+
+
+def test_state_that_grows(make: Make) -> None:
+    """Slots follow a state that gets larger, as when an optimizer makes its state."""
+    ckpt = make(slots=2)
+    for step, size in enumerate([10, 50_000, 10, 200_000]):
+        ckpt.save_async(_state(step, size), step)
+    ckpt.wait()
+    sizes = [len(ckpt.load(save.step)["w"]) for save in ckpt.saves if save.status == "committed"]
+    assert sizes[-1] == 200_000
+    assert len({len(slot.memory) for slot in ckpt._pool.slots} - {0}) <= 2
+
+
+def test_unsupported_object(make: Make) -> None:
+    """Its path is named, and nothing is saved."""
+    ckpt = make()
+    for save in (ckpt.save, ckpt.save_async):
+        with pytest.raises(StateError, match=r"state\['a'\]\[1\] is a builtins.set"):
+            save({"a": [1, {2}]}, 1)
+    assert ckpt.steps() == []
+    assert ckpt.saves == ()
+
+
+def test_of_another_model(make: Make) -> None:
+    """Names that are missing, unexpected or mis-shaped are listed, before any tensor is read."""
+    ckpt = make()
+    ckpt.save({"model": {"a": torch.zeros(2), "b": torch.zeros(2, 3)}, "step": 5}, 5)
+    other = {"model": {"b": torch.zeros(3, 2), "c": torch.zeros(1)}}
+    with pytest.raises(iobench.errors.StateMismatchError) as caught:
+        ckpt.load(like=other)
+    assert caught.value.missing == ("model.c",)
+    assert caught.value.unexpected == ("model.a",)
+    assert caught.value.misshaped == {"model.b": ("float32 [3, 2]", "float32 [2, 3]")}
+    assert "step 5 is of another model: missing 1 (model.c)" in str(caught.value)
+    same = {"model": {"a": torch.zeros(2), "b": torch.zeros(2, 3)}}
+    assert ckpt.load(like=same)["step"] == 5
+    with pytest.raises(iobench.errors.StateMismatchError, match=r"missing 1 \(extra.c"):
+        ckpt.load(like={**same, "extra": {"c": torch.zeros(1)}})
+
+
+def _flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+_DAMAGES = {
+    "a tensor": lambda at: _flip(at / "tensors.safetensors", -1),
+    "its header": lambda at: _flip(at / "tensors.safetensors", 20),
+    "its length": lambda at: _flip(at / "tensors.safetensors", 0),
+    "state.json": lambda at: _flip(at / "state.json", 5),
+    "the manifest": lambda at: _flip(at / "manifest.json", 50),
+    "cut": lambda at: os.truncate(at / "tensors.safetensors", 100),
+    "cut to nothing": lambda at: os.truncate(at / "state.json", 0),
+    "cut manifest": lambda at: os.truncate(at / "manifest.json", 100),
+    "gone": lambda at: (at / "tensors.safetensors").unlink(),
+    "longer": lambda at: os.truncate(at / "tensors.safetensors", 100_000),
+}
+
+
+@pytest.mark.parametrize("damage", _DAMAGES)
+@pytest.mark.parametrize("writer", ["buffered", "hybrid"])
+def test_damaged(make: Make, runs: Path, damage: str, writer: str) -> None:
+    """Damage is found; the previous checkpoint is offered, and taken when asked for."""
+    ckpt = make(writer=writer)
+    for step in (1, 2):
+        ckpt.save(_state(step), step)
+    _DAMAGES[damage](runs / "step-2")
+    with pytest.raises(DataMismatchError) as caught:
+        ckpt.load()
+    assert "before it there is step 1" in caught.value.__notes__[0]
+    with pytest.raises(DataMismatchError):
+        load_checkpoint(runs)
+    with pytest.warns(RuntimeWarning, match="step 2 is passed over"):
+        state = ckpt.load("latest", on_corrupt="previous")
+    assert _value(state) == 1
+    assert ckpt.loaded is not None
+    assert ckpt.loaded.step == 1
+    assert list(ckpt.loaded.passed_over) == [2]
+    ckpt.save(_state(22), 2)  # training comes by there again
+    assert _value(ckpt.load()) == 22
+
+
+def test_damaged_manifest_and_retention(make: Make, runs: Path) -> None:
+    """A checkpoint of unknown age is left alone by retention; saving its step is refused."""
+    first = make()
+    first.save(_state(1), 1)
+    first.close()
+    _flip(runs / "step-1" / "manifest.json", 50)
+    ckpt = make(keep=KeepLast(1))
+    with pytest.raises(UsageError, match="step 1 is saved already"):
+        ckpt.save(_state(1), 1)
+    ckpt.save(_state(2), 2)
+    ckpt.save(_state(3), 3)
+    assert ckpt.steps() == [1, 3]
+
+
+def test_every_one_damaged(make: Make, runs: Path) -> None:
+    """When there is no sound one left, that is told and not something else."""
+    ckpt = make()
+    ckpt.save(_state(1), 1)
+    _flip(runs / "step-1" / "state.json", 3)
+    with (
+        pytest.warns(RuntimeWarning),
+        pytest.raises(DataMismatchError, match="every checkpoint is damaged"),
+    ):
+        ckpt.load(on_corrupt="previous")
+
+
+def test_nothing_to_load(make: Make) -> None:
+    """An empty directory, and a step that is not there."""
+    ckpt = make()
+    assert ckpt.latest() is None
+    with pytest.raises(TargetError, match="holds no complete checkpoint"):
+        ckpt.load()
+    ckpt.save(_state(1), 1)
+    with pytest.raises(TargetError, match=r"no checkpoint of step 7; there are \[1\]"):
+        ckpt.load(7)
+    with pytest.raises(OptionError, match="on_corrupt"):
+        ckpt.load(on_corrupt="ignore")  # type: ignore[arg-type]
+
+
+def test_lazy(make: Make) -> None:
+    """The copy ends in before_optimizer_step; plain values and arrays are taken at the call."""
+    ckpt = make(lazy=True)
+    state = _state(1, size=100_000)
+    save = ckpt.save_async(state, 1)
+    state["a"].fill(-1)
+    ckpt.before_optimizer_step()
+    ckpt.before_optimizer_step()
+    state["w"].fill_(-1)
+    ckpt.wait()
+    assert save.status == "committed"
+    assert _value(ckpt.load()) == 1
+
+
+def test_lazy_changed_too_early(make: Make, monkeypatch) -> None:
+    """A tensor that is changed while it is copied fails the save; nothing of it is visible."""
+    ckpt = make(lazy=True)
+    state = _state(1)
+    copy_into = iobench.checkpoint.snapshot.copy_into
+
+    def slow(*arguments: Any) -> None:
+        copy_into(*arguments)
+        state["w"].add_(1)
+
+    monkeypatch.setattr(iobench.checkpoint.snapshot, "copy_into", slow)
+    save = ckpt.save_async(state, 1)
+    with pytest.raises(StateError, match=r"w \(1 tensors in all\) was changed"):
+        ckpt.before_optimizer_step()
+    assert save.status == "failed"
+    assert ckpt.steps() == []
+
+
+def test_closed(make: Make) -> None:
+    """A closed one saves no more, gives memory and directory back, and closes twice."""
+    ckpt = make()
+    ckpt.save_async(_state(1), 1)
+    ckpt.close()
+    assert ckpt.saves[0].status == "committed"
+    assert ckpt._pool.size_bytes == 0
+    ckpt.close()
+    for use in (lambda: ckpt.save(_state(2), 2), lambda: ckpt.wait(), lambda: ckpt.load()):
+        with pytest.raises(UsageError, match="closed"):
+            use()
+
+
+def test_left_by_an_error(make: Make, gated) -> None:
+    """The trainer's own error goes out; what failed in the background is its note."""
+    gated.error = TransferError(errno.EIO, "broken", "f")
+    gated.let()
+    with pytest.raises(ZeroDivisionError) as caught, make(writer=gated) as ckpt:
+        raise ZeroDivisionError(ckpt.save_async(_state(1), 1))
+    assert "broken" in caught.value.__notes__[0]
+
+
+def test_forgotten(runs: Path) -> None:
+    """One that is never closed finishes its saves, frees the directory and says so."""
+    made = [Checkpointer(runs, writer="buffered")]
+    made[0].save_async(_state(1), 1)
+    with pytest.warns(ResourceWarning, match="never closed"):
+        made.clear()
+    with Checkpointer(runs, writer="buffered") as again:
+        assert _value(again.load()) == 1
+
+
+def test_in_a_forked_child(make: Make) -> None:
+    """A child of a data loader can neither save nor close what is its parent's."""
+    ckpt = make()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of fork, from Python 3.12
+        child = os.fork()
+    if not child:
+        try:
+            ckpt.close()
+            ckpt.save(_state(1), 1)
+        except UsageError as error:
+            os._exit(0 if "forked" in str(error) else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    ckpt.save(_state(1), 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"slots": 0}, "slots=0"),
+        ({"on_full": "drop"}, "on_full='drop'"),
+        ({"budget": "much"}, "not a size"),
+        ({"bandwidth_limit": 0}, "bandwidth_limit=0"),
+        ({"writer": "null"}, "stores nothing"),
+        ({"writer": "s3"}, "needs a target s3"),
+    ],
+)
+def test_nonsense(make: Make, options: dict[str, Any], match: str) -> None:
+    """Options that cannot be meant are refused, and leave the directory free."""
+    with pytest.raises(UsageError, match=match):
+        make(**options)
+    make().close()
+
+
+@pytest.mark.parametrize("step", [-1, 1.0, "7", True])
+def test_no_step(make: Make, step: Any) -> None:
+    """A step is a whole number."""
+    with pytest.raises(UsageError, match="a whole number"):
+        make().save(_state(1), step)
+
+
+def test_due(make: Make) -> None:
+    """`due` asks the schedule, and needs one."""
+    with pytest.raises(UsageError, match="needs a schedule"):
+        make().due(1)
+
+
+def test_schedule_in_use(runs: Path) -> None:
+    """A loop with Every(3) leaves a checkpoint after each third step."""
+    with Checkpointer(runs, writer="buffered", schedule=iobench.Every(3)) as ckpt:
+        for step in range(10):
+            if ckpt.due(step):
+                ckpt.save_async(_state(step), step)
+    assert ckpt.steps() == [2, 5, 8]
+
+
+def test_auto_in_use(runs: Path) -> None:
+    """With Auto the stall and the persist time reach the schedule, and it settles."""
+    schedule = iobench.Auto(0.5, warmup_steps=2)
+    with Checkpointer(runs, writer="buffered", schedule=schedule) as ckpt:
+        for step in range(200):
+            time.sleep(0.0002)
+            if ckpt.due(step):
+                ckpt.save_async(_state(step), step)
+    assert schedule.interval is not None
+    assert ckpt.latest() is not None
+
+
+def test_bandwidth_limit(make: Make, monkeypatch) -> None:
+    """Background saves are handed out at the rate; save() is not held back."""
+    slept: list[float] = []
+    monkeypatch.setattr(
+        iobench.checkpoint.pacing.PacedImage, "sleep", staticmethod(slept.append), raising=False
+    )
+    ckpt = make(bandwidth_limit="1MiB")
+    state = {"w": torch.zeros(1 << 20, dtype=torch.uint8)}
+    ckpt.save(state, 1)
+    assert not slept
+    paced = iobench.checkpoint.pacing.PacedImage.over
+    monkeypatch.setattr(
+        "iobench.checkpoint.commit.PacedImage.over",
+        lambda image, rate: dataclasses.replace(paced(image, rate), sleep=slept.append),
+    )
+    ckpt.save_async(state, 2)
+    ckpt.wait()
+    assert max(slept) == pytest.approx(1, rel=0.5)

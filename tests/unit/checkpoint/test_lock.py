@@ -1,0 +1,78 @@
+"""One process has a directory, and others are told which."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from iobench.checkpoint.lock import DirectoryLock, lock_location
+from iobench.errors import TargetError
+
+_CHILD = """
+import sys
+from pathlib import Path
+from iobench.checkpoint.lock import DirectoryLock
+lock = DirectoryLock(Path(sys.argv[1]))
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_held_by_another_process(tmp_path: Path) -> None:
+    """The error names pid and host; killing the holder frees the directory."""
+    command = [sys.executable, "-c", _CHILD, str(tmp_path)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "locked\n"
+        with pytest.raises(
+            TargetError, match=f"process {child.pid} on host {socket.gethostname()}"
+        ):
+            DirectoryLock(tmp_path)
+        child.kill()
+    DirectoryLock(tmp_path).release()
+
+
+def test_held_by_this_process(tmp_path: Path) -> None:
+    """Two in one process exclude each other too."""
+    first = DirectoryLock(tmp_path)
+    with pytest.raises(TargetError, match=f"process {os.getpid()}"):
+        DirectoryLock(tmp_path)
+    first.release()
+    first.release()
+    DirectoryLock(tmp_path).release()
+
+
+def test_forked_children_do_not_keep_it(tmp_path: Path) -> None:
+    """A data loader's worker that outlives the trainer does not hold the directory."""
+    lock = DirectoryLock(tmp_path)
+    ready, done = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(ready[1], b"x")
+        os.read(done[0], 1)
+        os._exit(0)
+    os.read(ready[0], 1)
+    lock.release()
+    DirectoryLock(tmp_path).release()
+    os.write(done[1], b"x")
+    os.waitpid(child, 0)
+    for fd in (*ready, *done):
+        os.close(fd)
+
+
+def test_makes_the_directory(tmp_path: Path) -> None:
+    """A directory that is not there yet is made; a file in its place is told."""
+    lock = lock_location(tmp_path / "runs" / "a")
+    assert lock is not None
+    lock.release()
+    (tmp_path / "file").touch()
+    with pytest.raises(TargetError, match="file"):
+        lock_location(tmp_path / "file" / "a")
+    assert lock_location("s3://bucket/run") is None

@@ -1,0 +1,90 @@
+"""Manifest and checksums: what a checkpoint holds, told so that damage shows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iobench.checkpoint.checksums import record_of, verify
+from iobench.checkpoint.manifest import SCHEMA, Manifest
+from iobench.errors import DataMismatchError
+from iobench.writers.image import FileImage
+
+_DATA = np.arange(100, dtype=np.uint8)
+_IMAGE = FileImage.of("file", [_DATA[:30].copy(), _DATA[30:].copy()])
+_RECORD = record_of(_IMAGE, [("", 8), ("a", 50), ("empty", 0), ("b", 42)])
+_MANIFEST = Manifest(
+    step=3,
+    created_s=12.5,
+    world_size=1,
+    iobench="0",
+    writer={"name": "buffered", "options": {"threads": 1}},
+    format="safetensors",
+    files=(_RECORD,),
+)
+
+
+def test_round_trip() -> None:
+    """A manifest comes back from its JSON as it was."""
+    text = json.dumps(_MANIFEST.to_dict()).encode()
+    assert Manifest.parse(text, "m") == _MANIFEST
+    assert _MANIFEST.size_bytes == 100
+    assert _MANIFEST.file("file") == _RECORD
+
+
+@given(st.data())
+def test_any_change_shows(data: st.DataObject) -> None:
+    """A manifest with a byte changed, or cut, is refused or says just the same."""
+    text = bytearray(json.dumps(_MANIFEST.to_dict()).encode())
+    at = data.draw(st.integers(0, len(text) - 1))
+    if data.draw(st.booleans()):
+        del text[at:]
+    else:
+        text[at] ^= 1 << data.draw(st.integers(0, 7))
+    try:
+        assert Manifest.parse(bytes(text), "m") == _MANIFEST
+    except DataMismatchError:
+        return
+
+
+def test_newer_schema() -> None:
+    """A manifest of a later version is refused by name."""
+    document = {**_MANIFEST.to_dict(), "schema": "iobench.checkpoint/9"}
+    with pytest.raises(DataMismatchError, match=f"checkpoint/9.*{SCHEMA}"):
+        Manifest.parse(json.dumps(document).encode(), "m")
+
+
+def test_unknown_file() -> None:
+    """A file that the manifest does not name is none of the checkpoint's."""
+    with pytest.raises(DataMismatchError, match="names no file 'other'"):
+        _MANIFEST.file("other")
+
+
+@pytest.mark.parametrize(("at", "name"), [(0, "the header"), (8, "a"), (57, "a"), (58, "b")])
+def test_damage_is_named(at: int, name: str) -> None:
+    """The piece that differs is told."""
+    data = _DATA.copy()
+    data[at] ^= 4
+    with pytest.raises(DataMismatchError, match=f"differ of 1: {name}$"):
+        verify(FileImage.of("file", [data]), _RECORD, "file")
+
+
+def test_sound_and_short() -> None:
+    """The same bytes in other segments are sound; fewer are not."""
+    verify(FileImage.of("file", [_DATA.copy()]), _RECORD, "file")
+    with pytest.raises(DataMismatchError, match="99 bytes"):
+        verify(FileImage.of("file", [_DATA[:99]]), _RECORD, "file")
+    longer = replace(_RECORD, size_bytes=101)
+    with pytest.raises(DataMismatchError, match="101"):
+        verify(_IMAGE, longer, "file")
+
+
+def test_threads_change_nothing() -> None:
+    """Checksums do not depend on how many threads computed them."""
+    pieces = [(piece.name, piece.size_bytes) for piece in _RECORD.pieces]
+    assert record_of(_IMAGE, pieces, threads=3) == _RECORD

@@ -1,0 +1,62 @@
+"""Which checkpoints stay."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iobench import KeepAll, KeepEvery, KeepLast
+from iobench.errors import OptionError
+
+_HOURLY = {step: step * 3600.0 for step in range(20)}
+
+
+def test_keep_last() -> None:
+    """The newest few, by step."""
+    assert KeepLast(3).obsolete(_HOURLY) == list(range(17))
+    assert KeepLast(30).obsolete(_HOURLY) == []
+
+
+def test_keep_every() -> None:
+    """The oldest and then one each period; the newest is never removed."""
+    assert KeepEvery(hours=6).kept(_HOURLY) == {0, 6, 12, 18}
+    assert 19 not in KeepEvery(hours=6).obsolete(_HOURLY)
+    assert KeepEvery(steps=8).kept(_HOURLY) == {0, 8, 16}
+
+
+def test_either() -> None:
+    """`|` keeps what one of them keeps."""
+    assert (KeepLast(2) | KeepEvery(steps=10)).kept(_HOURLY) == {0, 10, 18, 19}
+    assert (KeepLast(1) | KeepAll()).obsolete(_HOURLY) == []
+    assert KeepLast(1).obsolete({}) == []
+
+
+@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 5), st.integers(1, 90))
+def test_removing_at_once_or_bit_by_bit(gaps: list[int], count: int, period: int) -> None:
+    """What is kept does not depend on when retention ran: nothing kept is missed later."""
+    policy = KeepLast(count) | KeepEvery(hours=period / 3600)
+    everything: dict[int, float] = {}
+    held: dict[int, float] = {}
+    at = 0.0
+    for step, gap in enumerate(gaps):
+        at += gap
+        everything[step] = held[step] = at
+        for gone in policy.obsolete(held):
+            del held[gone]
+    assert set(held) == policy.kept(everything)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: KeepLast(0), lambda: KeepEvery(), lambda: KeepEvery(hours=-1)]
+)
+def test_nonsense(make) -> None:
+    """A policy that would keep nothing is refused."""
+    with pytest.raises(OptionError):
+        make()
+
+
+def test_both_periods() -> None:
+    """Hours and steps are two policies."""
+    with pytest.raises(OptionError, match="one of them"):
+        KeepEvery(hours=1, steps=1)

@@ -1,0 +1,120 @@
+"""When a checkpoint is due, on a clock of the test's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from iobench import Auto, Every
+from iobench.checkpoint.save import Save, Status
+from iobench.errors import OptionError
+
+
+def _save(step: int, stall_s: float = 0.0, persist_s: float = 0.0) -> Save:
+    return Save(step=step, status="committed", created_s=0, stall_s=stall_s, persist_s=persist_s)
+
+
+def _due(schedule: Every, steps: range) -> list[int]:
+    found = []
+    for step in steps:
+        if schedule.due(step):
+            found.append(step)
+            schedule.started(_save(step))
+    return found
+
+
+def test_every() -> None:
+    """After so many steps, wherever counting began."""
+    assert _due(Every(20), range(100)) == [19, 39, 59, 79, 99]
+    assert _due(Every(20), range(105, 150)) == [124, 144]
+    assert _due(Every(1), range(3)) == [0, 1, 2]
+
+
+def test_every_counts_from_the_last_save() -> None:
+    """A save between is counted; one that could not be made is due again."""
+    schedule = Every(10)
+    assert not schedule.due(0)
+    schedule.started(_save(5))
+    assert not schedule.due(14)
+    assert schedule.due(15)
+    assert schedule.due(16)
+
+
+class _Training:
+    """Steps of `step_s`, longer by `slow` while a checkpoint is written for `persist_s`."""
+
+    def __init__(self, schedule: Auto, step_s: float, stall_s: float, persist_s: float) -> None:
+        self.now_s = 0.0
+        self.schedule, self.step_s = schedule, step_s
+        self.stall_s, self.persist_s, self.slow = stall_s, persist_s, 1.0
+        self.pending: tuple[float, Save] | None = None
+        self.saved: list[int] = []
+        self.outcome: Status = "committed"
+
+    def run(self, steps: int) -> None:
+        for step in range(steps):
+            writing = self.pending is not None
+            self.now_s += self.step_s * (self.slow if writing else 1)
+            if self.pending and self.pending[0] <= self.now_s:
+                self.pending[1].status = self.outcome
+                self.pending = None
+            if self.schedule.due(step):
+                self.now_s += self.stall_s
+                save = _save(step, self.stall_s, self.persist_s)
+                save.status = "writing"
+                self.schedule.started(save)
+                self.pending = self.now_s + self.persist_s, save
+                self.saved.append(step)
+
+
+def _training(**times: float) -> _Training:
+    training: list[_Training] = []
+    schedule = Auto(0.05, warmup_steps=5, clock=lambda: training[0].now_s)
+    training.append(_Training(schedule, **times))
+    return training[0]
+
+
+def test_auto_by_stall() -> None:
+    """The interval is the shortest at which the stall is within the budget."""
+    training = _training(step_s=1.0, stall_s=0.5, persist_s=0.1)
+    training.run(60)
+    assert training.schedule.interval == 10  # 0.5 / (0.05 * 1)
+    assert training.saved[0] == 5  # five steps measured before it
+    assert {b - a for a, b in zip(training.saved, training.saved[1:], strict=False)} == {10}
+
+
+def test_auto_by_storage() -> None:
+    """A checkpoint is on storage before the next begins."""
+    training = _training(step_s=1.0, stall_s=0.0, persist_s=7.5)
+    training.run(60)
+    assert training.schedule.interval == 8
+    assert len(training.saved) > 4
+
+
+def test_auto_backs_off() -> None:
+    """While steps are slower than the budget allows the interval grows, by 2 each time."""
+    training = _training(step_s=1.0, stall_s=0.0, persist_s=4.0)
+    training.slow = 1.25  # 4 steps of each interval: 1 s lost, so 20 steps are needed
+    training.run(400)
+    assert training.schedule.interval in (20, 21, 22)
+
+
+def test_auto_tries_again() -> None:
+    """While the first checkpoint fails there is nothing to measure by; the next is tried."""
+    training = _training(step_s=1.0, stall_s=0.5, persist_s=2.0)
+    training.outcome = "failed"
+    training.run(20)
+    assert training.schedule.interval is None
+    assert len(training.saved) > 2
+    training.outcome = "committed"
+    training.run(20)
+    assert training.schedule.interval == 10
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Every(0), lambda: Auto(0), lambda: Auto(1.5), lambda: Auto(0.1, warmup_steps=1)],
+)
+def test_nonsense(make) -> None:
+    """Values that cannot be meant are refused."""
+    with pytest.raises(OptionError):
+        make()

@@ -1,0 +1,254 @@
+"""A state becomes JSON and tensors and comes back, bit for bit, aliases included."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict, defaultdict, namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iobench.checkpoint.aliases import Leaf
+from iobench.checkpoint.state_tree import put_together, take_apart
+from iobench.errors import DataMismatchError, StateError
+from iobench.formats.tensors import tensor_from_bytes, torch_dtype
+
+
+def _stored(leaf: Leaf) -> torch.Tensor:
+    """The leaf as a file gives it back: its bytes by dtype and shape, in memory of its own."""
+    return tensor_from_bytes(leaf.cpu_bytes().copy(), torch_dtype(leaf.dtype), leaf.shape)
+
+
+def _round_trip(state: Any) -> Any:
+    taken = take_apart(state)
+    skeleton = json.loads(json.dumps(taken.skeleton, allow_nan=False))
+    return put_together(skeleton, {name: _stored(leaf) for name, leaf in taken.leaves.items()})
+
+
+_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.binary(max_size=20)
+    | st.complex_numbers(),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(
+            st.text(max_size=5) | st.integers() | st.booleans() | st.none() | st.just("$tensor"),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@given(_values)
+def test_plain_values(expect_same: Callable[..., None], state: Any) -> None:
+    """Whatever is made of plain values comes back as it was, types of keys included."""
+    expect_same(state, _round_trip(state))
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "float32",
+        "float64",
+        "bfloat16",
+        "float16",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "int64",
+        "bool",
+        "uint8",
+        "uint16",
+        "complex64",
+        "complex128",
+    ],
+)
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4), (0, 5)])
+def test_dtypes(expect_same: Callable[..., None], dtype: str, shape: tuple[int, ...]) -> None:
+    """Every dtype and shape, also those that safetensors has no name for."""
+    tensor = (torch.rand(shape) * 100).to(torch_dtype(dtype))
+    expect_same({"t": tensor}, _round_trip({"t": tensor}))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+        np.arange(6)[::-2],
+        np.array(7, dtype=np.int8),
+        np.zeros((0, 2)),
+        np.arange(3, dtype=">i4"),
+        np.array(["2031-05-06"], dtype="M8[D]"),
+        np.array(["a", "bcd"]),
+        np.arange(4, dtype=np.longdouble),
+        np.array([True, False]),
+    ],
+    ids=lambda array: str(array.dtype),
+)
+def test_arrays(expect_same: Callable[..., None], array: np.ndarray) -> None:
+    """numpy arrays stay numpy arrays, of their own dtype and byte order."""
+    expect_same([array], _round_trip([array]))
+
+
+@pytest.mark.parametrize("value", [np.float32(1.5), np.int64(-3), np.bool_(True), np.str_("x")])
+def test_numpy_scalars(expect_same: Callable[..., None], value: np.generic) -> None:
+    """numpy scalars keep their type."""
+    expect_same(value, _round_trip(value))
+
+
+def test_torch_values(expect_same: Callable[..., None]) -> None:
+    """What state dicts hold besides tensors: sizes, dtypes, devices."""
+    state = [torch.Size([2, 3]), torch.bfloat16, torch.device("cuda:1"), torch.get_rng_state()]
+    expect_same(state, _round_trip(state))
+
+
+def test_modules_and_optimizers(expect_same: Callable[..., None]) -> None:
+    """Stock state dicts: OrderedDict with its metadata, integer keys, generators' states."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.8, 0.9))
+    model(torch.randn(5, 3)).sum().backward()
+    optimizer.step()
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "numpy": np.random.default_rng(1).bit_generator.state,
+    }
+    found = _round_trip(state)
+    expect_same(state, found)
+    assert found["model"]._metadata == state["model"]._metadata
+    optimizer.load_state_dict(found["optimizer"])
+
+
+def test_tied_tensors_stay_tied() -> None:
+    """One weight under two names is one tensor of the file and one memory again."""
+    weight = torch.randn(4, 4)
+    taken = take_apart({"embedding": weight, "head": weight, "other": weight.clone()})
+    assert sorted(taken.leaves) == ["embedding", "other"]
+    found = _round_trip({"embedding": weight, "head": weight})
+    found["head"][0, 0] = 77
+    assert found["embedding"][0, 0] == 77
+
+
+@given(st.data())
+def test_views_stay_views(expect_same: Callable[..., None], data: st.DataObject) -> None:
+    """Views that overlap, of any stride and dtype, come back on one memory."""
+    base = torch.arange(64, dtype=torch.int16)
+    views = []
+    for _ in range(data.draw(st.integers(1, 5))):
+        start = data.draw(st.integers(0, 60))
+        step = data.draw(st.integers(1, 4))
+        view = base[start::step]
+        if data.draw(st.booleans()) and len(view) % 2 == 0:
+            view = view.reshape(2, -1).t() if step > 1 else view.view(2, -1).t()
+        if data.draw(st.booleans()) and view.is_contiguous() and view.stride(-1) == 1:
+            view = view.view(torch.uint8)
+        views.append(view)
+    found = _round_trip(views)
+    expect_same(views, found)
+    for one, other in ((a, b) for a in range(len(views)) for b in range(a)):
+        apart = views[one].data_ptr() - views[other].data_ptr()
+        if found[one].untyped_storage().data_ptr() == found[other].untyped_storage().data_ptr():
+            assert found[one].data_ptr() - found[other].data_ptr() == apart
+        else:
+            spans = [_span(views[index]) for index in (one, other)]
+            assert spans[0][1] <= spans[1][0] or spans[1][1] <= spans[0][0]
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    return tensor.data_ptr(), tensor.data_ptr() + reach * tensor.element_size()
+
+
+def test_one_element_of_many(expect_same: Callable[..., None]) -> None:
+    """A single element may bear any stride, and counts as contiguous."""
+    state = [torch.arange(9)[8::4], torch.arange(9).view(3, 3)[2:, 2:]]
+    expect_same(state, _round_trip(state))
+
+
+def test_a_slice_is_saved_alone() -> None:
+    """A small view of a large tensor takes its own bytes, not the whole storage."""
+    (leaf,) = take_apart({"part": torch.zeros(1000)[10:12]}).leaves.values()
+    assert leaf.size_bytes == 8
+
+
+def test_names_are_paths() -> None:
+    """Leaves are named as their place is, and never alike."""
+    state = {"a": {"b.c": torch.zeros(1), 3: torch.zeros(2)}, "a.b": {"c": torch.zeros(3)}}
+    state["list"] = [torch.zeros(4), np.zeros(5)]
+    names = list(take_apart(state).leaves)
+    assert sorted(names) == ["a.3", "a.b.c", "a.b.c#2", "list.0", "list.1"]
+    assert list(take_apart(torch.zeros(1)).leaves) == ["tensor"]
+    assert list(take_apart({"__metadata__": torch.zeros(1)}).leaves) == ["tensor.__metadata__"]
+
+
+_Pair = namedtuple("_Pair", "a b")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {1, 2},
+        object(),
+        lambda: None,
+        defaultdict(list),
+        _Pair(1, 2),
+        np.array([object()]),
+        np.zeros(2, dtype=[("a", "i4")]),
+        torch.zeros(3).to_sparse(),
+        torch.zeros(3, device="meta"),
+        {object(): 1},
+    ],
+    ids=lambda bad: type(bad).__name__,
+)
+def test_unsupported_objects_are_named(bad: Any) -> None:
+    """The error tells where in the state the object is."""
+    with pytest.raises(StateError, match=r"state\['model'\]\[0\]"):
+        take_apart({"model": [bad], "fine": 1})
+
+
+def test_a_state_that_holds_itself() -> None:
+    """A cycle is told; the same list twice is none."""
+    state: dict[str, Any] = {"a": {}}
+    state["a"]["b"] = state
+    with pytest.raises(StateError, match=r"state\['a'\]\['b'\] holds itself"):
+        take_apart(state)
+    shared = [1]
+    assert _round_trip([shared, shared]) == [[1], [1]]
+
+
+@pytest.mark.parametrize(
+    "skeleton",
+    [
+        {"$tensor": "unknown"},
+        {"$array": "t", "dtype": "no dtype", "shape": [1]},
+        {"$tensor": "t", "dtype": "float32", "shape": [9], "stride": [1], "offset": 0},
+        {"$what": 1},
+        {"$float": "x"},
+        {"$tuple": 3},
+    ],
+)
+def test_damaged_skeletons(skeleton: Any) -> None:
+    """Nonsense is refused as a damaged file is."""
+    with pytest.raises(DataMismatchError, match="skeleton"):
+        put_together(skeleton, {"t": torch.zeros(2)})
+
+
+def test_ordered_dicts_stay_ordered() -> None:
+    """OrderedDict keeps its type and attributes."""
+    made = OrderedDict([(2, "b"), (1, "a")])
+    made._metadata = {"": {"version": 1}}  # type: ignore[attr-defined]
+    found = _round_trip(made)
+    assert type(found) is OrderedDict
+    assert list(found) == [2, 1]
+    assert vars(found) == vars(made)

@@ -1,0 +1,211 @@
+"""Files are restored into one piece of memory, of which each tensor's part is its own."""
+
+from __future__ import annotations
+
+import errno
+import io
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.serialization import config
+
+from iobench import linux
+from iobench.errors import TransferError
+from iobench.formats import file_memory, torch_file
+from iobench.formats import safetensors as our_safetensors
+from iobench.formats.file_memory import FileMemory
+from iobench.writers.image import FileImage
+from iobench.writers.pages import HUGE_PAGE
+from iobench.writers.registry import make
+
+Load = Callable[..., tuple[dict[str, torch.Tensor], object]]
+
+_STATE = {
+    "a": torch.arange(20_000, dtype=torch.float32),
+    "b": torch.arange(7, dtype=torch.int16),
+    "c": torch.arange(30_001, dtype=torch.int64),
+}
+
+
+def _save_safetensors(path: Path) -> None:
+    safetensors.torch.save_file(_STATE, path)
+
+
+def _save_torch(path: Path) -> None:
+    torch.save(_STATE, path)
+
+
+@pytest.fixture(params=["safetensors", "torch"])
+def load(request: pytest.FixtureRequest, tmp_path: Path) -> Load:
+    """Loads the file `model`, which was saved in each format by its own library."""
+    save, found = {
+        "safetensors": (_save_safetensors, our_safetensors.load),
+        "torch": (_save_torch, torch_file.load),
+    }[request.param]
+    save(tmp_path / "model")
+    return found
+
+
+@pytest.mark.parametrize("name", ["odirect", "uring"])
+def test_only_the_tail_is_copied(
+    name: str, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A direct read fills the tensors themselves, all but what is left beyond the last block."""
+    writer = make(name, block_size="16KiB")
+    answer = writer.available(tmp_path)
+    if not answer.ok:
+        pytest.skip(f"{answer.reason} {answer.remedy}")
+    copied: list[tuple[int, int]] = []
+    scatter = FileImage.scatter
+
+    def counted(image: FileImage, start: int, stop: int, block: np.ndarray) -> int:
+        copied.append((start, stop))
+        return scatter(image, start, stop, block)
+
+    monkeypatch.setattr(FileImage, "scatter", counted)
+    found, _ = load("model", tmp_path, writer)
+    size = (tmp_path / "model").stat().st_size
+    tail = size - size % (16 << 10)
+    assert copied == [(tail, size)]
+    assert all(torch.equal(found[key], tensor) for key, tensor in _STATE.items())
+
+
+@pytest.mark.parametrize("given_back", [True, False])
+def test_pages_of_both_sizes(
+    given_back: bool, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors beyond a huge page come back right in huge pages and in others."""
+    monkeypatch.setattr(file_memory, "host_takes_free_memory", lambda: given_back)
+    monkeypatch.setitem(_STATE, "large", torch.arange(HUGE_PAGE // 8 + 99))
+    _save_safetensors(tmp_path / "model") if load is our_safetensors.load else _save_torch(
+        tmp_path / "model"
+    )
+    found, _ = load("model", tmp_path, make("buffered"))
+    assert all(torch.equal(found[key], tensor) for key, tensor in _STATE.items())
+
+
+def test_each_tensor_has_its_own_storage(load: Load, tmp_path: Path) -> None:
+    """A storage is as long as its tensor, so that saving one tensor does not save them all."""
+    found, _ = load("model", tmp_path, make("buffered"))
+    assert {k: t.untyped_storage().nbytes() for k, t in found.items()} == {
+        k: t.nbytes for k, t in _STATE.items()
+    }
+    saved = io.BytesIO()
+    torch.save(found["b"], saved)
+    assert saved.tell() < 4096
+
+
+def test_tensors_outlive_each_other_and_may_change(load: Load, tmp_path: Path) -> None:
+    """What is done to a tensor, its end included, does not show in its neighbours."""
+    found, _ = load("model", tmp_path, make("buffered"))
+    found["a"].zero_()
+    found.pop("a")
+    found["c"] += 1
+    assert torch.equal(found.pop("b"), _STATE["b"])
+    assert torch.equal(found["c"], _STATE["c"] + 1)
+
+
+@pytest.mark.parametrize("alignment", [1, 8, 64])
+def test_torch_file_of_other_alignment(alignment: int, tmp_path: Path) -> None:
+    """Storages that a file holds at odd places are loaded to memory that fits every type."""
+    with config.patch("save.storage_alignment", alignment):
+        torch.save(_STATE, tmp_path / "model")
+    found, _ = torch_file.load("model", tmp_path, make("buffered"))
+    assert all(torch.equal(found[key], tensor) for key, tensor in _STATE.items())
+    assert not any(tensor.data_ptr() % 16 for tensor in found.values())
+
+
+@pytest.mark.parametrize("spaces", range(1, 8))
+def test_safetensors_data_at_an_odd_place(spaces: int, tmp_path: Path) -> None:
+    """A header that no multiple of 8 ends gives tensors at addresses that fit their types."""
+    content = safetensors.torch.save(_STATE)
+    length = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + length] + b" " * spaces
+    (tmp_path / "model").write_bytes(
+        len(header).to_bytes(8, "little") + header + content[8 + length :]
+    )
+    found, transfer = our_safetensors.load("model", tmp_path, make("buffered"))
+    assert transfer.bytes == len(content) + spaces
+    for key, tensor in _STATE.items():
+        assert torch.equal(found[key], tensor)
+        assert found[key].data_ptr() % tensor.itemsize == 0
+
+
+def test_image_is_one_segment() -> None:
+    """What is taken and what lies between are one piece, each byte where it stands in the file."""
+    memory = FileMemory("file", 10_000)
+    first, second = memory.take(100, 200, 4), memory.take(5000, 9000, 8)
+    (segment,) = memory.image("file").segments
+    assert segment.length == 10_000
+    assert segment.memory.ctypes.data % linux.PAGE == 0
+    begin = segment.memory.ctypes.data
+    assert [part.ctypes.data - begin for part in (first, second)] == [100, 5000]
+
+
+def test_image_with_parts_apart() -> None:
+    """A part that fits no multiple of its unit lies elsewhere, and the image goes there and on."""
+    memory = FileMemory("file", 30)
+    parts = [memory.take(20, 28, 8), memory.take(8, 16, 8), memory.take(17, 19, 2)]
+    image = memory.image("file")
+    image.scatter(0, 30, np.arange(30, dtype=np.uint8))
+    assert [part.tolist() for part in parts] == [
+        list(range(20, 28)),
+        list(range(8, 16)),
+        [17, 18],
+    ]
+    assert [s.length for s in image.segments] == [17, 2, 1, 8, 2]
+
+
+_PLACES = st.lists(st.integers(0, 5 * linux.PAGE), min_size=2, max_size=6, unique=True).map(sorted)
+
+
+@given(_PLACES, st.data())
+def test_a_part_frees_its_whole_pages_only(places: list[int], data: st.DataObject) -> None:
+    """The end of a part frees the pages that are all its own and leaves every other byte."""
+    size = 5 * linux.PAGE
+    memory = FileMemory("file", size)
+    parts = [memory.take(a, b, 1) for a, b in itertools.pairwise(places)]
+    (segment,) = memory.image("file").segments
+    whole = segment.memory
+    whole[:] = 7
+    index = data.draw(st.integers(0, len(parts) - 1))
+    begin, end = places[index], places[index + 1]
+    del parts[index]
+    freed = range(-(-begin // linux.PAGE) * linux.PAGE, end // linux.PAGE * linux.PAGE)
+    wanted = np.full(size, 7, np.uint8)
+    wanted[freed.start : max(freed.start, freed.stop)] = 0
+    assert np.array_equal(whole, wanted)
+
+
+def test_all_memory_goes_with_the_last_tensor(load: Load, tmp_path: Path) -> None:
+    """The last tensor that is dropped takes the mapping with it, and not the one before."""
+
+    def mapped(address: int) -> bool:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        ranges = [line.split()[0].split("-") for line in lines]
+        return any(int(low, 16) <= address < int(high, 16) for low, high in ranges)
+
+    found, transfer = load("model", tmp_path, make("buffered"))
+    del transfer
+    address = found["c"].data_ptr()
+    assert mapped(address)
+    last = found.pop("b")
+    found.clear()
+    assert mapped(last.data_ptr())
+    assert mapped(address)
+    del last
+    assert not mapped(address)
+
+
+def test_more_than_there_is() -> None:
+    """A file that no memory holds is one line that names it."""
+    with pytest.raises(TransferError, match="making room in memory") as caught:
+        FileMemory("huge.pt", 1 << 60)
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOMEM, "huge.pt")

@@ -1,0 +1,124 @@
+"""The image of torch.save's file is that file, byte for byte, whatever is saved."""
+
+from __future__ import annotations
+
+import pickle
+from collections import OrderedDict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from iobench.formats import torch_image
+from iobench.formats.torch_settings import crc32_setting
+
+_DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.complex64]
+
+
+def _made(path: str, state: Any, *, crc: bool = True, **options: Any) -> bytes:
+    found = torch_image.image(path, state, crc=crc, **options)
+    assert found is not None
+    return b"".join(view.tobytes() for view in found.views(0, found.size_bytes))
+
+
+def _stock(file: Path, state: Any, *, crc: bool = True, **options: Any) -> bytes:
+    with crc32_setting(crc):
+        torch.save(state, file, **options)
+    return file.read_bytes()
+
+
+def _random(size: int, dtype: torch.dtype) -> torch.Tensor:
+    if not size:
+        return torch.empty(0, dtype=dtype)
+    data = np.random.default_rng(size).integers(0, 2, size * dtype.itemsize, np.uint8)
+    return torch.from_numpy(data).view(dtype)
+
+
+_tensors = st.builds(_random, st.integers(0, 3000), st.sampled_from(_DTYPES)).flatmap(
+    lambda whole: st.sampled_from([whole, whole[::2], whole[1:]])
+)
+_states = st.recursive(
+    st.none() | st.integers() | st.text(max_size=5) | _tensors,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=20,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(state=_states, crc=st.booleans())
+def test_any_state(state: Any, crc: bool, tmp_path: Path) -> None:
+    """Nested states of tensors and views, with CRC32 and without."""
+    assert _made("s.pt", state, crc=crc) == _stock(tmp_path / "s.pt", state, crc=crc)
+
+
+@pytest.mark.parametrize("name", ["model.pt", "a", "zwölf.pt", "with space.bin", "x.tar.gz"])
+def test_any_name(name: str, tmp_path: Path) -> None:
+    """torch names the zip's folder after the file, and pads by the length of that."""
+    state = {"a": torch.arange(100), "b": torch.zeros(5)}
+    assert _made(f"below/{name}", state) == _stock(tmp_path / name, state)
+
+
+def test_large_storages(tmp_path: Path) -> None:
+    """Checksums by several threads are the same, tied storages are written once."""
+    wide = torch.randn(3_000_001)
+    state = OrderedDict(one=wide, same=wide, view=wide[5:10], other=torch.randn(1 << 20))
+    assert _made("large.pt", state) == _stock(tmp_path / "large.pt", state)
+
+
+def test_many_storages(tmp_path: Path) -> None:
+    """Keys of one to four digits."""
+    state = [torch.full((3,), number) for number in range(1200)]
+    assert _made("many.pt", state) == _stock(tmp_path / "many.pt", state)
+
+
+def test_the_memory_is_the_tensors_own() -> None:
+    """Nothing is copied: what changes in a tensor changes in the image."""
+    tensor = torch.zeros(1 << 16, dtype=torch.uint8)
+    found = torch_image.image("t.pt", {"t": tensor}, crc=False)
+    assert found is not None
+    tensor[:] = 7
+    assert max(len(view) for view in found.views(0, found.size_bytes)) == 1 << 16
+    assert b"".join(v.tobytes() for v in found.views(0, found.size_bytes)).count(7) >= 1 << 16
+
+
+class _Own(pickle.Pickler):
+    """A pickler of somebody's own."""
+
+
+class _Module:
+    """A pickle module, as torch.save takes one."""
+
+    Pickler, __name__ = _Own, "own"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"pickle_protocol": 4}, {"_disable_byteorder_record": True}, {"pickle_module": _Module}],
+)
+def test_options_of_torch_save(options: dict[str, Any], tmp_path: Path) -> None:
+    """What changes stock torch's file changes ours alike."""
+    state = {"a": torch.arange(100), "number": 5}
+    assert _made("o.pt", state, **options) == _stock(tmp_path / "o.pt", state, **options)
+
+
+def test_storages_elsewhere_have_no_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A storage that is not in host memory is left to the stream."""
+    assert torch_image.image("m.pt", {"a": 1}) is not None
+    elsewhere = SimpleNamespace(device=torch.device("cuda"))
+    monkeypatch.setattr(torch_image, "_save_skeleton", lambda *_: {"0": elsewhere})
+    assert torch_image.image("m.pt", {"a": 1}) is None
+
+
+def test_a_torch_that_writes_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever does not come out as stock is noticed before anything is saved."""
+    torch_image._is_like_stock.cache_clear()
+    monkeypatch.setattr(torch_image, "_hash_combine", lambda seed, _: seed)
+    try:
+        assert torch_image.image("m.pt", {"a": 1}) is None
+    finally:
+        torch_image._is_like_stock.cache_clear()

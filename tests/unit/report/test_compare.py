@@ -1,0 +1,230 @@
+"""`iobench compare`: findings from recorded samples, what is refused, and the exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from iobench.bench.comparison import Finding
+from iobench.cli.main import app
+from iobench.errors import IobenchError, OptionError, RegressionError, UsageError
+from iobench.report.compare import compare, unlike
+from iobench.report.compare_as import CompareFormat, write
+from iobench.results import ResultFile, ResultWriter, Sample, read
+
+REFERENCE = read(Path(__file__).parents[3] / "results" / "reference-llama7b.jsonl")
+
+
+def changed(change: Callable[[Sample], Sample], result: ResultFile = REFERENCE) -> ResultFile:
+    """The recorded run with each sample changed."""
+    return replace(result, samples=tuple(map(change, result.samples)))
+
+
+def slowed(writer: str, operation: str, factor: float) -> ResultFile:
+    """The recorded run, one writer's samples taking `factor` times as long."""
+
+    def slow(sample: Sample) -> Sample:
+        chosen = (sample.writer, sample.operation) == (writer, operation)
+        return replace(sample, elapsed_s=sample.elapsed_s * factor) if chosen else sample
+
+    return changed(slow)
+
+
+def findings(old: ResultFile, new: ResultFile) -> dict[tuple[str, str], Finding | None]:
+    rows = compare(old, new, 0.05).rows
+    return {(row.writer, row.operation): row.finding for row in rows}
+
+
+def save_as(result: ResultFile, path: Path) -> Path:
+    with ResultWriter(path) as file:
+        for record in (result.run, *result.samples):
+            file.write(record)
+    return path
+
+
+def run(*arguments: object) -> tuple[BaseException | None, str]:
+    """What `iobench compare` raises, and prints."""
+    result = CliRunner().invoke(app, ["compare", *map(str, arguments)])
+    return result.exception, result.stdout
+
+
+def test_a_run_beside_itself_shows_no_difference() -> None:
+    assert set(findings(REFERENCE, REFERENCE).values()) == {Finding.NONE}
+
+
+def test_the_saves_of_one_writer_that_sleeps_are_the_one_regression() -> None:
+    comparison = compare(REFERENCE, slowed("odirect", "save", 1.1), 0.05)
+    assert [(row.writer, row.operation) for row in comparison.regressions] == [("odirect", "save")]
+    row = comparison.regressions[0]
+    assert row.ratio == pytest.approx(1 / 1.1)
+    assert row.ci95 is not None
+    assert row.ci95[0] <= row.ratio <= row.ci95[1]
+    others = [row.finding for row in comparison.rows if not row.regression]
+    assert others == [Finding.NONE] * 5
+
+
+def test_faster_is_better() -> None:
+    found = findings(REFERENCE, slowed("buffered", "restore", 0.8))
+    assert found.pop(("buffered", "restore")) is Finding.BETTER
+    assert set(found.values()) == {Finding.NONE}
+
+
+def test_worse_by_less_than_the_threshold_is_no_regression() -> None:
+    comparison = compare(REFERENCE, slowed("odirect", "save", 1.1), 0.2)
+    assert comparison.regressions == []
+    assert Finding.WORSE in {row.finding for row in comparison.rows}
+
+
+def test_nineteen_of_twenty_runs_of_the_same_writers_show_no_difference_anywhere() -> None:
+    """Runs made of recorded samples, dealt anew; all six rows of a comparison count as one."""
+    random = np.random.default_rng(11)
+    groups: dict[tuple[str, str], list[float]] = {}
+    for sample in REFERENCE.samples:
+        groups.setdefault((sample.writer, sample.operation), []).append(sample.elapsed_s)
+
+    def dealt(sample: Sample) -> Sample:
+        return replace(
+            sample, elapsed_s=float(random.choice(groups[sample.writer, sample.operation]))
+        )
+
+    shown = sum(
+        set(findings(changed(dealt), changed(dealt)).values()) != {Finding.NONE} for _ in range(20)
+    )
+    assert shown <= 1
+
+
+@pytest.mark.parametrize(
+    ("machine", "storage", "what"),
+    [
+        ({"kernel": "6.1.0"}, {}, "kernel: 6.18.44-fc-v669 before, 6.1.0 now"),
+        ({"cpu": {"model": "Z80", "usable_cpus": 2}}, {}, "CPU: Intel"),
+        ({}, {"fs_type": "xfs"}, "file system: ext4 before, xfs now"),
+        ({}, {"device": {"type": "nvme", "size_bytes": 2**40}}, "device: virtio 256.00 GiB before"),
+    ],
+)
+def test_what_is_unlike_is_said(
+    machine: dict[str, object], storage: dict[str, object], what: str
+) -> None:
+    before = REFERENCE.run
+    environment = replace(
+        before.environment,
+        machine={**before.environment.machine, **machine},
+        storage={**before.environment.storage, **storage},
+    )
+    differing = unlike(before, replace(before, environment=environment))
+    assert len(differing) == 1
+    assert differing[0].startswith(what)
+
+
+def test_another_size_is_unlike_and_another_host_name_is_not() -> None:
+    before = REFERENCE.run
+    smaller = replace(before, workload=replace(before.workload, bytes=2**30))
+    assert [line.split(":")[0] for line in unlike(before, smaller)] == ["size"]
+    machine = {**before.environment.machine, "hostname": "other"}
+    renamed = replace(before, environment=replace(before.environment, machine=machine))
+    assert unlike(before, renamed) == []
+
+
+def test_other_settings_of_a_writer_are_compared_and_said() -> None:
+    def tuned(sample: Sample) -> Sample:
+        return replace(sample, options={**sample.options, "threads": 64})
+
+    row = compare(REFERENCE, changed(tuned), 0.05).rows[-1]
+    assert row.writer == "odirect"
+    assert "threads: 4 before, 64 now" in row.notes
+
+
+def test_a_writer_in_one_run_only_is_named() -> None:
+    fewer = replace(
+        REFERENCE, samples=tuple(s for s in REFERENCE.samples if s.writer != "buffered")
+    )
+    comparison = compare(REFERENCE, fewer, 0.05)
+    assert comparison.missing == ("buffered save", "buffered restore")
+    assert len(comparison.rows) == 4
+
+
+def test_invalid_figures_are_not_judged() -> None:
+    def warm(sample: Sample) -> Sample:
+        return replace(sample, cold=None) if sample.writer == "odirect" else sample
+
+    rows = compare(REFERENCE, changed(warm), 0.05).rows
+    (row,) = [row for row in rows if row.finding is None]
+    assert (row.writer, row.operation, row.spoilt) == ("odirect", "restore", True)
+    assert row.notes[0].startswith("INVALID now: not proved cold")
+
+
+def test_few_samples_say_that_they_are_few() -> None:
+    few = replace(REFERENCE, samples=tuple(s for s in REFERENCE.samples if s.repetition < 3))
+    row = compare(REFERENCE, few, 0.05).rows[0]
+    assert row.finding is Finding.NONE
+    assert row.notes == ("3 samples cannot show a difference; --repeat 5",)
+
+
+def test_a_regression_is_exit_code_5(tmp_path: Path) -> None:
+    old = save_as(REFERENCE, tmp_path / "old.jsonl")
+    new = save_as(slowed("odirect", "save", 1.1), tmp_path / "new.jsonl")
+    assert run(old, old)[0] is None
+    error, printed = run(old, new)
+    assert isinstance(error, RegressionError)
+    assert error.exit_code == 5
+    assert str(error) == "slower by more than 5%: odirect save"
+    assert "worse (regression)" in printed
+    assert run(old, new, "--threshold", "20%")[0] is None
+    assert isinstance(run(old, new, "--threshold", "0.2")[0], OptionError)
+
+
+def test_unlike_runs_are_refused_unless_forced(tmp_path: Path) -> None:
+    machine = {**REFERENCE.run.environment.machine, "kernel": "7.0"}
+    environment = replace(REFERENCE.run.environment, machine=machine)
+    other = replace(REFERENCE, run=replace(REFERENCE.run, environment=environment))
+    old = save_as(REFERENCE, tmp_path / "old.jsonl")
+    new = save_as(other, tmp_path / "new.jsonl")
+    error, printed = run(old, new)
+    assert isinstance(error, UsageError)
+    assert "kernel: 6.18.44-fc-v669 before, 7.0 now" in str(error)
+    assert printed == ""
+    error, printed = run(old, new, "--force")
+    assert error is None
+    assert "unlike runs, compared by force: kernel" in printed
+
+
+def test_figures_that_became_invalid_fail(tmp_path: Path) -> None:
+    old = save_as(REFERENCE, tmp_path / "old.jsonl")
+    new = save_as(changed(lambda s: replace(s, cold=None)), tmp_path / "new.jsonl")
+    error, _ = run(old, new)
+    assert type(error) is IobenchError
+    assert "INVALID now" in str(error)
+
+
+def test_nothing_in_common_is_refused(tmp_path: Path) -> None:
+    old = save_as(REFERENCE, tmp_path / "old.jsonl")
+    new = save_as(changed(lambda s: replace(s, writer="other")), tmp_path / "new.jsonl")
+    error, _ = run(old, new)
+    assert isinstance(error, UsageError)
+    assert "no writer in common" in str(error)
+
+
+def test_markdown_for_a_pull_request() -> None:
+    stream = io.StringIO()
+    write(compare(REFERENCE, slowed("odirect", "save", 1.1), 0.05), CompareFormat.MD, stream)
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "**llama7b: 1 regression**"
+    assert lines[2].startswith("| writer | operation | before GiB/s |")
+    assert any(line.startswith("| odirect | save | 1.28 | 1.16 | 0.909 |") for line in lines)
+
+
+def test_json_is_unrounded_and_plain() -> None:
+    stream = io.StringIO()
+    write(compare(REFERENCE, slowed("odirect", "save", 1.1), 0.05), CompareFormat.JSON, stream)
+    document = json.loads(stream.getvalue())
+    assert document["schema"] == "iobench.compare/1"
+    row = next(row for row in document["rows"] if row["regression"])
+    assert row["ratio"] == pytest.approx(1 / 1.1, rel=1e-12)
+    assert row["finding"] == "worse"

@@ -1,0 +1,68 @@
+"""A winner is named when a difference is shown; an A/A run tells the noise floor instead of 2 %."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from iobench.report.summary import summarise
+from iobench.report.wording import footnotes
+from iobench.results import ResultFile, Sample, read
+
+REFERENCE = read(Path(__file__).parents[3] / "results" / "reference-llama7b.jsonl")
+
+
+def winner_lines(result: ResultFile) -> list[str]:
+    return [
+        line for line in footnotes(summarise(result)) if line.startswith(("fastest", "noise floor"))
+    ]
+
+
+def saves(writer: str, *seconds: float) -> list[Sample]:
+    """The recorded saves of a writer, taking these seconds."""
+    recorded = [s for s in REFERENCE.samples if (s.writer, s.operation) == (writer, "save")]
+    return [replace(s, elapsed_s=t) for s, t in zip(recorded, seconds, strict=True)]
+
+
+def of(*samples: Sample) -> ResultFile:
+    """A run of these saves, each proved by the restores that were recorded."""
+    restores = [s for s in REFERENCE.samples if s.operation == "restore" and s.writer == "odirect"]
+    proof = restores[0].verified
+    return replace(REFERENCE, samples=tuple(replace(s, verified=proof) for s in samples))
+
+
+def test_the_reference_run_names_what_it_shows() -> None:
+    lines = winner_lines(REFERENCE)
+    assert len(lines) == 2
+    assert lines[0] == "fastest save: no difference shown between odirect, uncached"
+
+
+def test_a_clear_winner() -> None:
+    result = of(*saves("odirect", *[1.0] * 5), *saves("buffered", *[1.5] * 5))
+    assert winner_lines(result) == ["fastest save: odirect"]
+    (winner,) = summarise(result).winners
+    assert (winner.floor, winner.measured) == (0.02, False)
+
+
+def test_a_difference_within_the_measured_noise_is_none() -> None:
+    """The twins of the A/A differ by up to 10 %, the other writer by 5 %."""
+    first, twin = saves("odirect", *[1.0] * 5), saves("odirect", 1.0, 1.1, 0.95, 1.0, 1.05)
+    result = of(*first, *twin, *saves("buffered", *[1.07] * 5))
+    (winner,) = summarise(result).winners
+    assert winner.measured
+    assert winner.floor == pytest.approx(0.1)
+    assert winner_lines(result)[0].startswith("fastest save: no difference shown between")
+    assert winner_lines(result)[1] == "noise floor of save: 10.0 % by A/A"
+
+
+def test_an_aa_run_of_one_writer_has_its_floor() -> None:
+    first, twin = saves("odirect", *[1.0] * 5), saves("odirect", 1.0, 1.03, 1.0, 0.99, 1.0)
+    assert winner_lines(of(*first, *twin)) == ["noise floor of save: 3.0 % by A/A"]
+
+
+def test_invalid_figures_win_nothing() -> None:
+    fast = [replace(s, bytes=s.bytes - 1) for s in saves("odirect", *[0.1] * 5)]
+    result = of(*fast, *saves("buffered", *[1.5] * 5), *saves("uncached", *[1.2] * 5))
+    assert winner_lines(result) == ["fastest save: uncached"]

@@ -1,0 +1,90 @@
+"""Findings by hand: yes, no, undecided and not comparable, from valid pairs only."""
+
+from dataclasses import replace
+
+import pytest
+
+from iobench.errors import ResultFileError, UnknownNameError
+from iobench.results import ResultFile, Verified
+from iobench.train.reproduction import CLAIMS, Answer, Claim, Finding, judge_records, study
+
+
+@pytest.fixture
+def record(example: ResultFile) -> ResultFile:
+    """The example's odirect as hybrid: it saves 2, 3.125 and 1.28 times as fast as buffered."""
+    samples = [
+        replace(one, writer="hybrid") if one.writer == "odirect" else one for one in example.samples
+    ]
+    return replace(example, samples=tuple(samples))
+
+
+def judged(record: ResultFile, claim: Claim) -> Finding:
+    return judge_records(replace(CLAIMS["hybrid-io"], claims=(claim,)), [record])[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "answer"),
+    [(1.2, Answer.YES), (1.7, Answer.UNDECIDED), (3.0, Answer.UNDECIDED), (3.2, Answer.NO)],
+)
+def test_a_ratio_holds_if_its_whole_interval_does(
+    record: ResultFile, value: float, answer: Answer
+) -> None:
+    """The median of three pairs is 2, between 1.28 and 3.125."""
+    found = judged(record, Claim(text="saves", workload="llama7b", operation="save", value=value))
+    assert found.ours == pytest.approx(2)
+    assert found.interval is not None
+    assert (found.interval.low, found.interval.high) == pytest.approx((1.28, 3.125))
+    assert found.answer is answer
+    assert "hybrid over buffered, rank 0, 1.00 GiB of 12.55 GiB, 3 pairs" in found.setting
+
+
+def test_the_wall_clock_is_computed_and_not_called_reproduced(record: ResultFile) -> None:
+    """12.55 s with buffered, half of it with hybrid, in steps of 3.87 s: 38 % at most.
+
+    It is 12 % up to (6.28 / 0.12 - 12.55) / 3.87 = 10 steps between saves.
+    """
+    found = judged(record, Claim(text="wall", workload="llama7b", operation=None, value=0.12))
+    save_s = record.run.workload.full_bytes / record.run.workload.bytes
+    assert found.ours == pytest.approx(save_s / 2 / (save_s + 3.87))
+    assert found.answer is Answer.NOT_COMPARABLE
+    assert "computed, not trained; it would hold up to a save every 10 steps" in found.reason
+
+
+def test_what_even_a_save_after_every_step_cannot_give_is_a_no(record: ResultFile) -> None:
+    found = judged(record, Claim(text="wall", workload="llama7b", operation=None, value=0.9))
+    assert found.answer is Answer.NO
+    assert found.reason == "not even with a save after every step"
+
+
+def test_one_pair_decides_nothing(record: ResultFile) -> None:
+    first = replace(record, samples=tuple(s for s in record.samples if s.repetition == 1))
+    claim = Claim(text="saves", workload="llama7b", operation="save", value=1.7)
+    found = judged(first, claim)
+    assert (found.answer, found.interval) == (Answer.UNDECIDED, None)
+    assert "1 pair" in found.setting
+
+
+def test_invalid_samples_make_no_pair(record: ResultFile) -> None:
+    """Without any restore that was right there is nothing to compare."""
+    wrong = Verified(tensors=20, bytes=1, mismatches=1)
+    samples = tuple(
+        replace(s, verified=wrong) if (s.writer, s.operation) == ("hybrid", "restore") else s
+        for s in record.samples
+    )
+    claim = Claim(text="restores", workload="llama7b", operation="restore", value=1.6)
+    with pytest.raises(ResultFileError, match="no repetition has a valid restore of both hybrid"):
+        judged(replace(record, samples=samples), claim)
+
+
+def test_claims_without_a_record_are_left_out(record: ResultFile) -> None:
+    """Of hybrid-io the three on llama7b; a record of another workload alone is refused."""
+    found = judge_records(study("hybrid-io"), [record])
+    assert [one.claim.workload for one in found] == ["llama7b"] * 3
+    other = replace(record.run, workload=replace(record.run.workload, name="gpt2-xl"))
+    with pytest.raises(ResultFileError, match="none of the records is of llama7b or gpt5b-nemo"):
+        judge_records(study("hybrid-io"), [replace(record, run=other)])
+
+
+def test_an_unknown_claim_is_named() -> None:
+    with pytest.raises(UnknownNameError, match="unknown claim 'hybridio'; did you mean"):
+        study("hybridio")

@@ -1,0 +1,118 @@
+"""What a training record means: exact figures from blocks made by hand; arms by their text."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from iobench.errors import UsageError
+from iobench.report.training import training_costs
+from iobench.results import ResultFile, TrainBlock, TrainSave, from_record, read, to_record
+from iobench.train.arm import choose_arms
+from iobench.train.block import due
+from iobench.train.trainer import Trainer
+
+_EXAMPLE = Path(__file__).parents[1] / "results/example.jsonl"
+_NONE = TrainBlock(
+    run_id="r",
+    repetition=0,
+    order=0,
+    writer="",
+    options={},
+    mode="none",
+    slots=None,
+    bytes=1000,
+    wall_s=4.0,
+    step_s=(1.0, 1.0, 1.0, 1.0),
+    persisting=(False,) * 4,
+    saves=(),
+    peak_memory_bytes=5,
+    peak_dirty_bytes=None,
+    losses_equal=True,
+    started_at="2026-01-31T12:00:00.000Z",
+)
+_ASYNC = dataclasses.replace(
+    _NONE,
+    order=1,
+    writer="hybrid",
+    mode="async",
+    slots=2,
+    wall_s=5.0,
+    step_s=(1.0, 1.5, 1.5, 1.0),
+    persisting=(False, True, True, False),
+    saves=(
+        TrainSave(step=1, status="committed", stall_s=0.5, persist_s=3.0),
+        TrainSave(step=3, status="superseded", stall_s=0.5, persist_s=None),
+    ),
+    resumed_equal=False,
+)
+
+
+def _file(*blocks: TrainBlock) -> ResultFile:
+    return dataclasses.replace(read(_EXAMPLE), samples=(), training=blocks)
+
+
+def test_costs() -> None:
+    """Stall, slow-down and overhead of one arm, to the last digit."""
+    again = [dataclasses.replace(one, repetition=1, wall_s=8.0) for one in (_NONE, _ASYNC)]
+    plain, cost = training_costs(_file(_NONE, _ASYNC, again[1], again[0]))
+    assert (plain.label, plain.step_s, plain.overhead, plain.stall_s) == ("none", 1.0, None, None)
+    assert cost.label == "hybrid async=2"
+    assert (cost.step_s, cost.persisting_step_s, cost.slowdown) == (1.0, 1.5, 0.5)
+    assert (cost.stall_s, cost.persist_s, cost.snapshot_bytes_per_s) == (0.5, 3.0, 2000.0)
+    assert cost.overhead == pytest.approx((5 / 4 * 8 / 8) ** 0.5 - 1)
+    assert cost.overhead_interval is not None
+    assert cost.overhead_interval.low == pytest.approx(0.0)
+    assert cost.overhead_interval.high == pytest.approx(0.25)
+    assert (cost.saves, cost.committed) == (4, 2)
+    assert cost.resumed_equal is False
+    assert (cost.peak_memory_bytes, cost.peak_dirty_bytes) == (5, None)
+
+
+def test_cut_off() -> None:
+    """A record that ends before an arm's partner block gives no overhead, and no error."""
+    (cost,) = training_costs(_file(_ASYNC))
+    assert (cost.overhead, cost.slowdown) == (None, None)
+    assert training_costs(_file()) == []
+
+
+def test_record() -> None:
+    """A block comes back from JSON as it was."""
+    assert from_record(to_record(_ASYNC)) == _ASYNC
+
+
+def test_arms() -> None:
+    """Writers times modes, none first and once; what a peer lacks is named."""
+    arms, left_out = choose_arms("buffered,peer:torch-save,crc=false", "async,none,lazy=1")
+    assert [arm.label for arm in arms] == [
+        "none",
+        "buffered async=2",
+        "buffered lazy=1",
+        "peer:torch-save,crc=false async",
+    ]
+    assert left_out == ["peer:torch-save has no lazy mode"]
+    assert [arm.copies for arm in arms] == [0, 2, 1, 1]
+    for wrong in ("", "async=0", "async=x", "none=1"):
+        with pytest.raises(UsageError, match="none, sync, async or lazy"):
+            choose_arms("buffered", wrong)
+
+
+def test_due() -> None:
+    """After the first step of every interval."""
+    assert [step for step in range(1, 9) if due(step, 4)] == [1, 5]
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_rewind(parts: int) -> None:
+    """Training again after `rewind` gives every loss and the whole ballast again."""
+    trainer = Trainer(100_000, ballast_bytes=1000, ballast_parts=parts)
+    start = trainer.state()["ballast"].clone()
+    losses = [trainer.step() for _ in range(5)]
+    end = trainer.state()["ballast"].clone()
+    assert not end.equal(start)
+    trainer.rewind()
+    assert trainer.state()["ballast"].equal(start)
+    assert [trainer.step() for _ in range(5)] == losses
+    assert trainer.state()["ballast"].equal(end)

@@ -1,0 +1,161 @@
+"""The retry policy on a fake clock, and what it takes for worth a retry."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+
+import pytest
+
+from iobench.errors import DataMismatchError, TransferError, UnavailableError
+from iobench.writers.s3_errors import CorruptedError, explain, judge, without_login
+from iobench.writers.s3_retry import THROTTLED, RetryPolicy, Trouble
+from iobench.writers.transfer import Meter
+
+
+class _Clock:
+    """Remembers how long it was asked to wait."""
+
+    def __init__(self, stopped_after: int = 99) -> None:
+        self.waits: list[float] = []
+        self._stopped_after = stopped_after
+
+    def wait(self, seconds: float) -> bool:
+        self.waits.append(seconds)
+        return len(self.waits) > self._stopped_after
+
+
+def _failing(times: int, error: Exception):
+    left = [times]
+
+    def call() -> str:
+        if left[0]:
+            left[0] -= 1
+            raise error
+        return "done"
+
+    return call
+
+
+def _always(_: Exception) -> Trouble:
+    return Trouble(transient=True, throttled=True)
+
+
+def test_delays_double_up_to_the_cap() -> None:
+    """Full jitter: the random number scales the whole delay."""
+    policy = RetryPolicy(max_attempts=9, base_s=0.5, cap_s=3, random=lambda: 1.0)
+    clock, meter = _Clock(), Meter()
+    assert policy.run(_failing(5, OSError()), _always, meter, clock.wait) == "done"
+    assert clock.waits == [0.5, 1, 2, 3, 3]
+    assert meter.retries == 5
+    assert meter.paths[THROTTLED].operations == 5
+    half = RetryPolicy(max_attempts=9, base_s=0.5, random=lambda: 0.5)
+    assert half.delay_s(2) == 0.5
+    assert RetryPolicy(max_attempts=9, random=lambda: 0.0).delay_s(7) == 0
+
+
+def test_attempts_are_bounded() -> None:
+    """The last error is raised, and no wait follows it."""
+    error = ConnectionResetError("broken")
+    clock, meter = _Clock(), Meter()
+    with pytest.raises(ConnectionResetError) as caught:
+        RetryPolicy(max_attempts=4).run(_failing(9, error), judge, meter, clock.wait)
+    assert caught.value is error
+    assert (len(clock.waits), meter.retries) == (3, 3)
+
+
+def test_what_is_final_is_raised_at_once() -> None:
+    """No wait, no retry."""
+    clock, meter = _Clock(), Meter()
+    with pytest.raises(DataMismatchError):
+        RetryPolicy(max_attempts=4).run(_failing(1, DataMismatchError()), judge, meter, clock.wait)
+    assert (clock.waits, meter.retries) == ([], 0)
+
+
+def test_a_transfer_that_was_given_up_waits_no_longer() -> None:
+    """The error that was waited for is raised."""
+    clock, meter = _Clock(stopped_after=1), Meter()
+    with pytest.raises(ConnectionError):
+        RetryPolicy(max_attempts=9).run(_failing(9, ConnectionError()), judge, meter, clock.wait)
+    assert len(clock.waits) == 2
+
+
+def test_without_a_clock_it_is_the_real_one() -> None:
+    """An event that nobody sets, waited for as long as was computed."""
+    policy = RetryPolicy(max_attempts=2, base_s=0.0)
+    assert policy.run(_failing(1, ConnectionError()), judge, Meter()) == "done"
+    stopped = threading.Event()
+    stopped.set()
+    with pytest.raises(ConnectionError):
+        policy.run(_failing(1, ConnectionError()), judge, Meter(), stopped.wait)
+
+
+class _AnsweredError(Exception):
+    """Looks as botocore's ClientError does."""
+
+    def __init__(self, status: int, code: str) -> None:
+        super().__init__(code)
+        self.response = {
+            "Error": {"Code": code, "Message": "scripted"},
+            "ResponseMetadata": {"HTTPStatusCode": status},
+        }
+
+
+@pytest.mark.parametrize(
+    ("error", "transient", "throttled"),
+    [
+        (_AnsweredError(503, "SlowDown"), True, True),
+        (_AnsweredError(429, "TooManyRequests"), True, True),
+        (_AnsweredError(500, "InternalError"), True, False),
+        (_AnsweredError(200, "InternalError"), True, False),
+        (_AnsweredError(400, "RequestTimeout"), True, False),
+        (_AnsweredError(501, "NotImplemented"), False, False),
+        (_AnsweredError(403, "AccessDenied"), False, False),
+        (_AnsweredError(404, "NoSuchKey"), False, False),
+        (_AnsweredError(412, "PreconditionFailed"), False, False),
+        (ConnectionResetError(), True, False),
+        (TimeoutError(), True, False),
+        (http.client.IncompleteRead(b""), True, False),
+        (CorruptedError("other bytes"), True, False),
+        (TransferError("ours"), False, False),
+        (PermissionError(), False, False),
+        (ValueError(), False, False),
+    ],
+    ids=repr,
+)
+def test_what_is_transient(error: Exception, transient: bool, throttled: bool) -> None:
+    """Throttling, server errors and broken connections; nothing else."""
+    assert judge(error) == Trouble(transient=transient, throttled=throttled)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "code"),
+    [
+        (_AnsweredError(403, "AccessDenied"), UnavailableError, 3),
+        (_AnsweredError(400, "ExpiredToken"), UnavailableError, 3),
+        (_AnsweredError(400, "400"), UnavailableError, 3),
+        (_AnsweredError(404, "NoSuchKey"), TransferError, 1),
+        (_AnsweredError(412, "412"), DataMismatchError, 4),
+        (_AnsweredError(503, "SlowDown"), TransferError, 1),
+        (ConnectionResetError(104, "reset"), TransferError, 1),
+    ],
+    ids=repr,
+)
+def test_explanations(error: Exception, kind: type, code: int) -> None:
+    """One line that names the object, of the right kind."""
+    better = explain(error, "reading", "s3://bucket/key")
+    assert isinstance(better, kind)
+    assert better.exit_code == code  # type: ignore[attr-defined]
+    assert "\n" not in str(better)
+
+
+def test_what_is_not_ours_stays() -> None:
+    """A bug is no S3 error."""
+    error = ZeroDivisionError()
+    assert explain(error, "reading", "s3://bucket/key") is error
+
+
+def test_logins_are_cut_out_of_urls() -> None:
+    """Wherever in a text they stand."""
+    text = "Could not connect to https://user:p4ss@host:9/x or http://key@other/"
+    assert without_login(text) == "Could not connect to https://host:9/x or http://other/"

@@ -1,0 +1,142 @@
+"""Targets and options of `s3`: what is meant, what is refused, what is never shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from iobench.errors import OptionError, UsageError
+from iobench.testing import content, cut
+from iobench.units import MIB
+from iobench.writers import registry
+from iobench.writers.image import FileImage
+from iobench.writers.s3_checksum import Checksum
+from iobench.writers.s3_options import S3Options
+from iobench.writers.s3_target import S3Target
+
+
+@pytest.mark.parametrize(
+    ("text", "bucket", "key"),
+    [
+        ("s3://bucket", "bucket", ""),
+        ("s3://bucket/", "bucket", ""),
+        ("s3://bucket/a/b", "bucket", "a/b"),
+        ("s3://bucket/a/b/", "bucket", "a/b"),
+        ("s3://my.bucket-1/poids été", "my.bucket-1", "poids été"),
+    ],
+)
+def test_targets(text: str, bucket: str, key: str) -> None:
+    """A bucket, and a key without slashes at its ends."""
+    assert S3Target.parse(text) == S3Target(bucket=bucket, key=key)
+    assert S3Target.parse(str(S3Target.parse(text))) == S3Target.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("bucket/key", "/tmp", "s3:/bucket", "s3://", "s3:///key", "s3://b", "s3://a b/c"),
+        *("s3://bucket/a//b", "s3://bucket/../x", "s3://bucket/./x", f"s3://bucket/{'x' * 1025}"),
+        Path("s3://bucket/key"),
+    ],
+)
+def test_no_targets(text: object) -> None:
+    """Everything else is a usage error."""
+    with pytest.raises(UsageError):
+        S3Target.parse(text)
+
+
+def test_a_login_in_a_target_is_not_shown() -> None:
+    """Somebody takes the bucket's place for a login."""
+    with pytest.raises(UsageError) as caught:
+        S3Target.parse("s3://AKID:s3cr3t@bucket/key")
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_below_and_object() -> None:
+    """A prefix has objects below it; an object has a key."""
+    assert str(S3Target.parse("s3://bucket").below("a/b")) == "s3://bucket/a/b"
+    assert str(S3Target.parse("s3://bucket/x/").below("a")) == "s3://bucket/x/a"
+    with pytest.raises(UsageError, match="no object"):
+        S3Target.object("s3://bucket")
+
+
+@pytest.mark.parametrize("size", ["1", "1MiB", str(5 * MIB - 1), "5.1GiB", "-1"])
+def test_part_sizes_out_of_range(size: str) -> None:
+    """S3 takes 5 MiB to 5 GiB; 0 leaves the choice to us."""
+    with pytest.raises(OptionError, match="part_size"):
+        S3Options.from_mapping({"part_size": size})
+    assert S3Options(part_size=0).part_size == 0
+
+
+@pytest.mark.parametrize("url", ["host:9000", "ftp://host", "http://", "http://[broken", "x"])
+def test_endpoints_that_are_none(url: str) -> None:
+    """A URL with scheme and host, or nothing."""
+    with pytest.raises(OptionError, match="endpoint_url"):
+        S3Options(endpoint_url=url)
+
+
+@pytest.mark.parametrize(
+    "url", ["https://k:s3cr3t@host", "http://s3cr3t@host", "http://h?a=s3cr3t"]
+)
+def test_endpoints_with_a_login(url: str) -> None:
+    """Options end up in files and records: no login may be in them, nor in the refusal."""
+    with pytest.raises(OptionError) as caught:
+        S3Options(endpoint_url=url)
+    assert "s3cr3t" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["buffered", "uncached", "odirect"])
+def test_writers_of_files_refuse_buckets(name: str, tmp_path: Path, monkeypatch) -> None:
+    """In one line, and without making a directory `s3:`."""
+    monkeypatch.chdir(tmp_path)
+    writer = registry.make(name)
+    image = FileImage.of("file", [bytearray(10)])
+    for call in (
+        lambda: writer.write(image, "s3://bucket/run"),
+        lambda: writer.read(image, "s3://bucket/run"),
+        lambda: writer.open("s3://bucket/run/file"),
+        lambda: writer.open_source("s3://bucket/run/file"),
+    ):
+        with pytest.raises(UsageError, match="use --writer s3"):
+            call()
+    assert not list(tmp_path.iterdir())
+
+
+def test_s3_refuses_directories(tmp_path: Path) -> None:
+    """In one line that shows how to write it."""
+    writer = registry.make("s3")
+    image = FileImage.of("file", [bytearray(10)])
+    for call in (
+        lambda: writer.write(image, tmp_path),
+        lambda: writer.read(image, str(tmp_path)),
+        lambda: writer.open(tmp_path / "file"),
+    ):
+        with pytest.raises(UsageError, match="needs a target s3://bucket/prefix"):
+            call()
+
+
+@pytest.mark.parametrize("name", ["crc64nvme", "crc32c"])
+def test_checksums_of_parts_make_that_of_the_whole(name: str) -> None:
+    """However an object is cut, its checksum is the same; and it is the one S3 means."""
+    pytest.importorskip("awscrt", reason="awscrt is not installed")
+    checksum = Checksum.named(name)
+    assert checksum is not None
+    data = content(100_000)
+    whole = checksum.of([data])
+    pieces = cut(data, (1, 0, 4096, 70_000))
+    assert checksum.of(pieces) == whole
+    assert checksum.combined((checksum.of([piece]), len(piece)) for piece in pieces) == whole
+    known = {"crc64nvme": 0xAE8B14860A799888, "crc32c": 0xE3069283}[name]  # of "123456789"
+    assert checksum.update(np.frombuffer(b"123456789", dtype=np.uint8)) == known
+
+
+def test_checksums_that_answers_carry() -> None:
+    """Those of the whole object count; a checksum of checksums does not."""
+    pytest.importorskip("awscrt", reason="awscrt is not installed")
+    assert Checksum.named("none") is None
+    assert Checksum.of_object({}) is None
+    assert Checksum.of_object({"ChecksumCRC32C": "abc=-3", "ChecksumType": "COMPOSITE"}) is None
+    found = Checksum.of_object({"ChecksumCRC64NVME": "abc", "ChecksumType": "FULL_OBJECT"})
+    assert found == (Checksum(name="crc64nvme"), "abc")
