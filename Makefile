@@ -17,8 +17,8 @@ help: ## list the targets
 run: $(stamp) ## set up, then measure llama7b on this machine with three writers
 	$(bin)/iobench run --workload llama7b --writer buffered,uncached,odirect $(ARGS)
 
-test: $(stamp) ## set up, then run all tests
-	$(bin)/python -m pytest $(ARGS)
+test: $(stamp) ## set up, then run all tests, two at a time (ARGS="-n 0": one)
+	$(bin)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 check: $(stamp) ## format, lint and types, changing nothing
 	$(bin)/ruff format --check .

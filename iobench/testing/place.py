@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 __all__ = ["Directory", "Place"]
+
+_FUSE_RELEASES_WITHIN_S = 10.0
 
 
 class Place(Protocol):
@@ -55,5 +58,20 @@ class Directory:
         (self.path / name).write_bytes(data)
 
     def names(self) -> set[str]:
+        """See `Place`. On FUSE, a replaced file that was open is gone a moment after its close.
+
+        The kernel does not wait for the file system to answer its RELEASE; until then libfuse keeps
+        the file as `.fuse_hidden...`. Those are waited for, and told if they stay.
+        """
+        until = time.monotonic() + _FUSE_RELEASES_WITHIN_S
+        while _is_hidden_by_fuse(found := self._names()) and time.monotonic() < until:
+            time.sleep(0.01)
+        return found
+
+    def _names(self) -> set[str]:
         found = (path for path in self.path.rglob("*") if not path.is_dir())
         return {str(path.relative_to(self.path)) for path in found}
+
+
+def _is_hidden_by_fuse(names: set[str]) -> bool:
+    return any(Path(name).name.startswith(".fuse_hidden") for name in names)

@@ -31,13 +31,6 @@ _SETTINGS: dict[str, dict[str, object]] = {
 }
 
 
-class _FuseDirectory(Directory):
-    """One in which libfuse keeps, for a moment, what was removed before its RELEASE came."""
-
-    def names(self) -> set[str]:
-        return {name for name in super().names() if ".fuse_hidden" not in name}
-
-
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[Path]:
     """A bucket of moto's server as a directory."""
@@ -59,4 +52,4 @@ def test_s3fs(item: Check, name: str, bucket: Path) -> None:
     answer = make().available(bucket)
     if not answer.ok:
         pytest.skip(f"{answer.reason} {answer.remedy}")
-    item(make, _FuseDirectory(bucket / name / item.name))
+    item(make, Directory(bucket / name / item.name))
