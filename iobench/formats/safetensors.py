@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 
 from iobench.errors import DataMismatchError, IobenchError, TransferError, UsageError
 from iobench.formats.file_memory import FileMemory
+from iobench.formats.looked_at import LookedAt
 from iobench.formats.safetensors_header import DTYPES, header_bytes
 from iobench.formats.tensors import (
     Allocate,
@@ -26,7 +26,6 @@ from iobench.formats.tensors import (
 )
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
-from iobench.writers.source import LocalSource
 from iobench.writers.transfer import Transfer
 
 __all__ = ["image", "index_bytes", "load", "prepare", "read_header", "save"]
@@ -73,14 +72,18 @@ def read_header(file: str | Path, writer: Writer | None = None) -> tuple[dict[st
 
     `writer` opens the file where it is none of a mounted file system. Raises DataMismatchError.
     """
+    with LookedAt.opened(os.fspath(file), writer) as source:
+        return _header(file, source)
+
+
+def _header(file: str | Path, source: LookedAt) -> tuple[dict[str, Any], int, int]:
     try:
-        with closing(LocalSource(file) if writer is None else writer.open_source(file)) as opened:
-            size = opened.seek(0, os.SEEK_END)
-            opened.seek(0)
-            length = int.from_bytes(opened.read(8), "little")
-            if not 2 <= length <= min(_MAX_HEADER, size - 8):
-                raise DataMismatchError(f"{file}: no safetensors file (header length {length})")
-            document = json.loads(opened.read(length))
+        size = source.seek(0, os.SEEK_END)
+        source.seek(0)
+        length = int.from_bytes(source.read(8), "little")
+        if not 2 <= length <= min(_MAX_HEADER, size - 8):
+            raise DataMismatchError(f"{file}: no safetensors file (header length {length})")
+        document = json.loads(source.read(length))
     except IobenchError:
         raise
     except OSError as error:
@@ -107,17 +110,15 @@ def prepare(
     look at its header; without one it must be a file of a mounted file system. Raises
     DataMismatchError for a damaged file, TransferError.
     """
-    tensors, image, _ = _prepared(path, target, writer, allocate)
-    return tensors, image
-
-
-def _prepared(
-    path: str, target: str | Path, writer: Writer | None, allocate: Allocate | None
-) -> tuple[dict[str, torch.Tensor], FileImage, dict[str, Any]]:
-    """What `prepare` gives, and the header that it is after."""
     file = os.path.join(target, path)
-    header, data_start, size = read_header(file, writer)
-    document = dict(header)
+    with LookedAt.opened(file, writer) as source:
+        return _prepare(path, file, source, allocate)
+
+
+def _prepare(
+    path: str, file: str, source: LookedAt, allocate: Allocate | None
+) -> tuple[dict[str, torch.Tensor], FileImage]:
+    document, data_start, size = _header(file, source)
     metadata = document.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise DataMismatchError(f"{file}: __metadata__ must map strings to strings")
@@ -130,7 +131,7 @@ def _prepared(
         begin, end = data_start + place.begin, data_start + place.end
         part = memory.take(begin, end, dtype.itemsize)
         tensors[place.name] = tensor_from_bytes(part, dtype, place.shape)
-    return tensors, memory.image(path), header
+    return tensors, memory.image(path)
 
 
 def load(
@@ -147,24 +148,12 @@ def load(
     see `prepare` for `allocate`, which takes the place of `device`. Raises what `prepare` does, and
     DataMismatchError for a file that was replaced after its header was looked at.
     """
-    tensors, image, header = _prepared(path, target, writer, allocate or allocate_on(device))
+    file, allocate = os.path.join(target, path), allocate or allocate_on(device)
+    with LookedAt.opened(file, writer) as source:
+        tensors, image = _prepare(path, file, source, allocate)
     moved = writer.read(image, target)
-    _check_same(os.path.join(target, path), header, image)
+    source.check(file, image)
     return tensors, moved
-
-
-def _check_same(file: str, header: dict[str, Any], image: FileImage) -> None:
-    """Raise DataMismatchError where the bytes that were read begin with another header."""
-    raw = b"".join(view.tobytes() for view in image.views(0, 8))
-    end = min(8 + int.from_bytes(raw, "little"), image.size_bytes, _MAX_HEADER)
-    try:
-        found = json.loads(b"".join(view.tobytes() for view in image.views(8, end)))
-    except (ValueError, RecursionError, UsageError):  # no text, or a place where a tensor was to be
-        found = None
-    if found != header:
-        raise DataMismatchError(
-            f"{file}: was changed while it was read (another header); restore it again"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

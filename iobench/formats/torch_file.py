@@ -11,7 +11,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, cast
@@ -21,11 +21,12 @@ import torch
 from iobench.errors import DataMismatchError, IobenchError, TransferError
 from iobench.formats import torch_image
 from iobench.formats.file_memory import FileMemory
+from iobench.formats.looked_at import LookedAt
 from iobench.formats.tensors import Allocate, OnDevice, allocate_on, flat_tensor
 from iobench.formats.torch_settings import crc32_setting
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage, Memory
-from iobench.writers.source import LocalSource, Source
+from iobench.writers.source import Source
 from iobench.writers.transfer import Transfer
 
 __all__ = ["load", "prepare", "save", "view"]
@@ -108,7 +109,7 @@ def prepare(
     contents are a manifest's checksums to prove.
     """
     file = os.path.join(target, path)
-    with _opened(file, writer) as source:
+    with LookedAt.opened(file, writer) as source:
         return _prepare(path, file, source, allocate, weights_only)
 
 
@@ -181,11 +182,15 @@ def load(
 
     One read of the whole file over the writer's path fills all storages, which are on `device`
     ("cpu", "cuda", "cuda:1") wherever they were saved from; see `prepare` for `allocate`, which
-    takes the place of `device`.
+    takes the place of `device`. Raises what `prepare` does, and DataMismatchError for a file that
+    was replaced after it was looked at.
     """
-    allocate = allocate or allocate_on(device)
-    state, image = prepare(path, target, writer, allocate=allocate, weights_only=weights_only)
-    return state, writer.read(image, target)
+    file, allocate = os.path.join(target, path), allocate or allocate_on(device)
+    with LookedAt.opened(file, writer) as source:
+        state, image = _prepare(path, file, source, allocate, weights_only)
+    moved = writer.read(image, target)
+    source.check(file, image)
+    return state, moved
 
 
 def view(memory: Bytes, where: str) -> Any:
@@ -231,18 +236,6 @@ class _MemorySource(io.RawIOBase):
 
     def read_at(self, offsets: Iterable[int], size: int) -> list[bytes]:
         return [bytes(self._memory[offset : offset + size]) for offset in offsets]
-
-
-@contextmanager
-def _opened(file: str, writer: Writer | None) -> Iterator[Source]:
-    try:
-        source: Source = LocalSource(file) if writer is None else writer.open_source(file)
-    except IobenchError:
-        raise
-    except OSError as error:
-        raise TransferError.wrap(error, "opening", file) from error
-    with closing(source):
-        yield source
 
 
 def _records(file: str, opened: Source) -> tuple[list[tuple[int, int]], int]:
