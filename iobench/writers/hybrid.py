@@ -14,6 +14,7 @@ from iobench import linux
 from iobench.errors import UnavailableError
 from iobench.units import GIB, KIB, MIB
 from iobench.writers.availability import Availability
+from iobench.writers.batch_sync import SYNCS
 from iobench.writers.direct_engine import BlockingEngine, DirectEngine
 from iobench.writers.files import NewFile, try_directory
 from iobench.writers.hybrid_file import HybridFile
@@ -22,10 +23,11 @@ from iobench.writers.image import FileImage
 from iobench.writers.memory_pressure import MemoryPressure
 from iobench.writers.options import WriterOptions, option
 from iobench.writers.path_policy import Operation, Path, PathPolicy, Position
-from iobench.writers.posix import PosixWriter, pwrite_all
+from iobench.writers.posix import TOGETHER, PosixWriter, pwrite_all
 from iobench.writers.ring import open_ring
 from iobench.writers.ring_engine import RingEngine
 from iobench.writers.stream import Stream
+from iobench.writers.sync_ring import SyncRing
 from iobench.writers.transfer import Meter
 from iobench.writers.workers import BlockPool, Blocks, run_workers
 
@@ -270,6 +272,15 @@ class HybridWriter(PosixWriter):
         return RingEngine(
             ring, iodepth, self._pieces, meter, writes=writes, path=f"io_uring {Path.DIRECT}"
         )
+
+    def _sync_ring(self, meter: Meter) -> SyncRing | None:
+        if not self._admits_ring(meter):
+            return None
+        try:
+            return SyncRing(TOGETHER, SYNCS)
+        except UnavailableError as error:
+            meter.fell_back("fsync by io_uring", "threads", error.reason)
+            return None
 
     @property
     def _ring_depth(self) -> int:

@@ -19,13 +19,15 @@ from iobench.writers.files import sync_directory as sync_names
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.staging import staged
 from iobench.writers.stream import Stream
+from iobench.writers.sync_ring import SyncRing
 from iobench.writers.transfer import Meter, Transfer
 
-__all__ = ["IOV_MAX", "PosixWriter", "pread_all", "pwrite_all", "transfer_errors"]
+__all__ = ["IOV_MAX", "TOGETHER", "PosixWriter", "pread_all", "pwrite_all", "transfer_errors"]
 
 IOV_MAX = 1024  # limits.h: buffers in one pwritev or preadv
 
-_TOGETHER = 128  # files written while as many others are synced; each holds a descriptor
+TOGETHER = 128
+"""Files written while as many others are synced; each holds a descriptor."""
 
 
 class PosixWriter(Writer):
@@ -80,17 +82,20 @@ class PosixWriter(Writer):
         meter, listed = Meter(), list(images)
         names: dict[str, None] = {}
         with contextlib.ExitStack() as unpublished:
+            ring = self._sync_ring(meter) if durable and listed else None
+            if ring:
+                unpublished.enter_context(ring)
             syncing: BatchSync | None = None
             try:
-                for start in range(0, len(listed), _TOGETHER):
-                    batch = listed[start : start + _TOGETHER]
+                for start in range(0, len(listed), TOGETHER):
+                    batch = listed[start : start + TOGETHER]
                     written = self._write_batch(batch, target, unpublished, meter)
                     names.update(dict.fromkeys(d for file in written for d in file.directories))
                     if not durable:
                         _publish(written)
                         continue
                     _await(syncing, meter)
-                    synced, syncing = syncing, BatchSync(written)
+                    synced, syncing = syncing, BatchSync(written, ring)
                     syncing.start()
                     if synced:
                         _publish(synced.files)
@@ -165,6 +170,10 @@ class PosixWriter(Writer):
     def _reachable(self, image: FileImage, meter: Meter) -> AbstractContextManager[FileImage]:
         """`image` as `_send` and `_receive` want it: by default with all bytes on the host."""
         return staged(image, meter)
+
+    def _sync_ring(self, meter: Meter) -> SyncRing | None:  # noqa: ARG002
+        """What syncs the files of `write_many`; without one threads do."""
+        return None
 
     def _create(self, path: str | Path, meter: Meter) -> NewFile:
         return NewFile(path, self._flags, meter)

@@ -5,78 +5,130 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from iobench.errors import TransferError
+from iobench.errors import TransferError, UnavailableError
 from iobench.testing import Footprint, content
-from iobench.writers import posix
+from iobench.writers import hybrid, posix
+from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
 from iobench.writers.registry import make
+from iobench.writers.sync_ring import SyncRing
 
 _FILES = 40
 
 
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(posix, "_TOGETHER", 8)
+    monkeypatch.setattr(posix, "TOGETHER", 8)
+
+
+def _writer(how: str, directory: Path) -> Writer:
+    """One whose `write_many` syncs by threads, or by a ring; skips where there is none."""
+    if how == "threads":
+        return make("buffered")
+    writer = make("hybrid")
+    if "io_uring" in writer.available(directory).reason:
+        pytest.skip(writer.available(directory).reason)
+    return writer
 
 
 def _images() -> list[FileImage]:
     return [FileImage.of(f"{number:02}", [content(100 + number)]) for number in range(_FILES)]
 
 
-@pytest.mark.parametrize("name", ["hybrid", "buffered"])
+@pytest.mark.parametrize("how", ["threads", "ring"])
 def test_each_file_is_synced_before_it_is_visible(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """Every file is synced once, by other threads, and renamed only after that."""
-    synced, renamed, threads = set(), [], set()
+    """Every file is synced once, not by the caller's thread, and renamed only after that."""
+    synced, renamed, threads = [], [], set()
     fsync, replace = os.fsync, os.replace
+
+    def record(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        threads.add(threading.current_thread())
 
     def recorded(fd: int) -> None:
         fsync(fd)
-        synced.add(os.readlink(f"/proc/self/fd/{fd}"))
-        threads.add(threading.current_thread())
+        record(fd)
+
+    class Recorded(SyncRing):
+        def sync(self, fds: Sequence[int]) -> dict[int, OSError]:
+            failed = super().sync(fds)
+            for fd in fds:
+                record(fd)
+            return failed
 
     def checked(source: str, target: str) -> None:
         assert source in synced
         renamed.append(target)
         replace(source, target)
 
+    writer = _writer(how, tmp_path)
     monkeypatch.setattr(os, "fsync", recorded)
     monkeypatch.setattr(os, "replace", checked)
-    moved = make(name).write_many(_images(), tmp_path)
+    monkeypatch.setattr(hybrid, "SyncRing", Recorded)
+    moved = writer.write_many(_images(), tmp_path)
     assert renamed == [str(tmp_path / image.path) for image in _images()]
-    assert len(synced) == _FILES + 1  # the directory
+    files = [name for name in synced if name != str(tmp_path)]
+    assert len(files) == len(set(files)) == _FILES
+    assert synced[-1] == str(tmp_path)
     assert len(threads) > 1
     assert moved.phases_s["sync"] <= moved.elapsed_s
 
 
+@pytest.mark.parametrize("how", ["threads", "ring"])
 @pytest.mark.parametrize("nth", [0, 20, _FILES - 1])
-def test_a_failing_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
+def test_a_failing_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int, how: str
+) -> None:
     """What was published before is whole; the failed batch and later ones leave nothing."""
     fsync, calls, lock = os.fsync, iter(range(1000)), threading.Lock()
+    reader, other = os.pipe()  # fsync of a pipe is EINVAL
 
-    def failing(fd: int) -> None:
+    def broken(fd: int) -> int:
         with lock:
-            number = next(calls)
-        if number == nth:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        fsync(fd)
+            return reader if next(calls) == nth else fd
 
-    writer, images = make("hybrid"), _images()
+    class Failing(SyncRing):
+        def sync(self, fds: Sequence[int]) -> dict[int, OSError]:
+            return super().sync([broken(fd) for fd in fds])
+
+    writer, images = _writer(how, tmp_path), _images()
     with Footprint.unchanged(), monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", failing)
+        patch.setattr(os, "fsync", lambda fd: fsync(broken(fd)))
+        patch.setattr(hybrid, "SyncRing", Failing)
         with pytest.raises(TransferError) as caught:
             writer.write_many(images, tmp_path)
-    assert caught.value.errno == errno.EIO
+    assert caught.value.errno == errno.EINVAL
+    if how == "ring":  # which threads take in any order
+        assert caught.value.filename == str(tmp_path / images[nth].path)
     names = sorted(os.listdir(tmp_path))
     assert names == [image.path for image in images][: len(names)]
     assert len(names) == nth // 8 * 8
     for image in images[: len(names)]:
         assert (tmp_path / image.path).read_bytes() == image.segments[0].memory.tobytes()
+    writer.write_many(images, tmp_path)
+    assert len(os.listdir(tmp_path)) == _FILES
+    os.close(reader)
+    os.close(other)
+
+
+def test_without_a_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ring that cannot be had is a recorded fallback, and threads sync."""
+
+    def refused(*_: int) -> SyncRing:
+        raise UnavailableError("uring", "io_uring is refused.", "")
+
+    writer = _writer("ring", tmp_path)
+    monkeypatch.setattr(hybrid, "SyncRing", refused)
+    moved = writer.write_many(_images(), tmp_path)
+    assert [(one.wanted, one.used) for one in moved.fallbacks] == [("fsync by io_uring", "threads")]
+    assert len(os.listdir(tmp_path)) == _FILES
 
 
 def test_a_failing_write_while_others_are_synced(
