@@ -61,6 +61,36 @@ def tensors_of_every_dtype(rig: Rig) -> None:
             expect_same(tensor_bytes(found), tensor_bytes(tensor), what)
 
 
+def _not_contiguous() -> dict[str, torch.Tensor]:
+    """Views of each kind, of which no memory is what would be stored."""
+    base = torch.arange(6 * 8 * 10).to(torch.bfloat16).reshape(6, 8, 10)
+    complex_ = torch.complex(torch.arange(60.0), torch.arange(60.0) + 100).reshape(6, 10)
+    return {
+        "transposed": base.transpose(0, 2),
+        "every other": base[::2, :, 1::3],
+        "expanded": base[:1, :, :1].expand(5, 8, 7),
+        "channels last": base[None].to(memory_format=torch.channels_last),
+        "a column": _tensor(torch.uint8, 5000 * 3, 3).reshape(5000, 3)[:, 1],
+        "conjugated": complex_.conj().t(),
+        "negated": complex_.conj().imag,
+    }
+
+
+@check(needs_storage=False)
+def tensors_not_contiguous(rig: Rig) -> None:
+    """Of a tensor that is not contiguous the values are stored, in the order of its indices."""
+    views = _not_contiguous()
+    values = {name: torch.tensor(view.tolist(), dtype=view.dtype) for name, view in views.items()}
+    wanted = b"".join(tensor_bytes(value).tobytes() for value in values.values())
+    rig.write(rig.image("file", *map(tensor_bytes, views.values())))
+    rig.expect_stored("file", wanted)
+    back = [torch.empty_like(value) for value in values.values()]
+    rig.read(rig.image("file", *map(tensor_bytes, back)))
+    for (name, value), found in zip(values.items(), back, strict=True):
+        if rig.stores:
+            expect_same(tensor_bytes(found), tensor_bytes(value), f"{name}: read back")
+
+
 def _state() -> dict[str, object]:
     shared = torch.arange(3000, dtype=torch.float32)
     by_name = {str(dtype): _tensor(dtype, 999, n) for n, dtype in enumerate(_dtypes())}

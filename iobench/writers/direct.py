@@ -14,7 +14,7 @@ from iobench.errors import TransferError, UnavailableError
 from iobench.writers.availability import Availability
 from iobench.writers.direct_engine import DirectEngine
 from iobench.writers.direct_file import NO_DIRECT_REMEDY, REFUSED, DirectFile, direct_alignment
-from iobench.writers.files import NewFile, try_directory
+from iobench.writers.files import NewFile, ProbeFile, try_directory
 from iobench.writers.image import FileImage
 from iobench.writers.options import WriterOptions
 from iobench.writers.posix import PosixWriter
@@ -56,7 +56,7 @@ class DirectWriter(PosixWriter):
         if not answer.ok:
             return answer
         try:
-            with self._create(os.path.join(target, "probe"), Meter()) as file:
+            with self._create(os.path.join(target, "probe"), Meter(), ProbeFile) as file:
                 smallest = np.zeros(self._alignment(file.fd).offset, dtype=np.uint8)
                 self._send(file, FileImage.of("probe", [smallest]), Meter())
         except UnavailableError as error:
@@ -97,9 +97,9 @@ class DirectWriter(PosixWriter):
             blocks = Blocks(start, stop, self._block_size)
             run_workers(workers, blocks, work, meter, apart=self._apart)
 
-    def _create(self, path: str | Path, meter: Meter) -> NewFile:
+    def _create(self, path: str | Path, meter: Meter, kind: type[NewFile] = NewFile) -> NewFile:
         try:
-            return super()._create(path, meter)
+            return super()._create(path, meter, kind)
         except OSError as error:
             raise self._refused(error, os.path.dirname(path)) from error
 

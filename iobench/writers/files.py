@@ -1,4 +1,4 @@
-"""NewFile: a file written beside its name and published whole. SourceFile: one read back."""
+"""NewFile: a file written beside its name and published whole. ProbeFile: one to try with."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from iobench.errors import DataMismatchError, TransferError
 from iobench.writers.availability import Availability
 from iobench.writers.transfer import Meter
 
-__all__ = ["PART_SUFFIX", "NewFile", "open_source", "sync_directory", "try_directory"]
+__all__ = ["PART_SUFFIX", "NewFile", "ProbeFile", "open_source", "sync_directory", "try_directory"]
 
 PART_SUFFIX = ".iobench-part"
 """Ends the name of a file that is being written; what a killed process leaves bears it."""
 
 _NO_FALLOCATE = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+
+_NO_TMPFILE = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EISDIR}
 
 
 def sync_directory(directory: str | Path) -> None:
@@ -82,17 +84,20 @@ class NewFile:
         with meter.phase("open"):
             self._gained: list[str] = []
             self.part = os.path.join(directory, f".{name[:40]}.{secrets.token_hex(6)}{PART_SUFFIX}")
-            try:
-                try:
-                    self.fd = _make(self.part, flags)
-                except FileNotFoundError:
-                    self._gained = _make_parents(directory)
-                    self.fd = _make(self.part, flags)
-            except OSError:  # a refused O_DIRECT may have made the file all the same
-                Path(self.part).unlink(missing_ok=True)
-                raise
+            self.fd = self._open(directory, flags)
         self._live = True
         self._reserved = False
+
+    def _open(self, directory: str, flags: int) -> int:
+        try:
+            try:
+                return _make(self.part, flags)
+            except FileNotFoundError:
+                self._gained = _make_parents(directory)
+                return _make(self.part, flags)
+        except OSError:  # a refused O_DIRECT may have made the file all the same
+            Path(self.part).unlink(missing_ok=True)
+            raise
 
     @property
     def directories(self) -> list[str]:
@@ -173,6 +178,10 @@ class NewFile:
         self._live = False
         with contextlib.suppress(OSError):  # the bytes are not wanted any more
             self._close()
+        if self.part:
+            self._unlink()
+
+    def _unlink(self) -> None:
         try:
             os.unlink(self.part)
         except FileNotFoundError:  # its directory was removed
@@ -199,6 +208,24 @@ class NewFile:
         trace: TracebackType | None,
     ) -> None:
         self.abandon()
+
+
+class ProbeFile(NewFile):
+    """A file to try a path with, never published.
+
+    It has no name where the file system has files without (O_TMPFILE), so that a process killed
+    meanwhile leaves nothing; elsewhere it is a NewFile as any other.
+    """
+
+    def _open(self, directory: str, flags: int) -> int:
+        try:
+            fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+        except OSError as error:
+            if error.errno not in _NO_TMPFILE:
+                raise
+            return super()._open(directory, flags)
+        self.part = ""
+        return fd
 
 
 def open_source(path: str | Path, flags: int, size_bytes: int) -> int:

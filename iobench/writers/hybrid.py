@@ -16,7 +16,7 @@ from iobench.units import GIB, KIB, MIB
 from iobench.writers.availability import Availability
 from iobench.writers.batch_sync import SYNCS
 from iobench.writers.direct_engine import BlockingEngine, DirectEngine
-from iobench.writers.files import NewFile, try_directory
+from iobench.writers.files import NewFile, ProbeFile, try_directory
 from iobench.writers.hybrid_file import HybridFile
 from iobench.writers.hybrid_stream import HybridStream
 from iobench.writers.image import FileImage
@@ -120,7 +120,7 @@ class HybridWriter(PosixWriter):
             return answer
         meter, page = Meter(), np.zeros(linux.PAGE, dtype=np.uint8)
         try:
-            with self._create(os.path.join(target, "probe"), meter) as file:
+            with self._create(os.path.join(target, "probe"), meter, ProbeFile) as file:
                 for path in _PATHS[self.options.paths]:
                     policy = PathPolicy((path, Path.BUFFERED), small_size=1)
                     with self._file(file.fd, file.path, policy, writing=True) as hybrid:

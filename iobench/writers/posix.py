@@ -175,8 +175,8 @@ class PosixWriter(Writer):
         """What syncs the files of `write_many`; without one threads do."""
         return None
 
-    def _create(self, path: str | Path, meter: Meter) -> NewFile:
-        return NewFile(path, self._flags, meter)
+    def _create(self, path: str | Path, meter: Meter, kind: type[NewFile] = NewFile) -> NewFile:
+        return kind(path, self._flags, meter)
 
     def _open_source(self, path: str, size_bytes: int) -> int:
         return open_source(path, self._flags, size_bytes)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -107,3 +109,30 @@ def _number(path: Path, size_bytes: int) -> int:
     assert found.nbytes == size_bytes
     assert (found == found[0]).all(), "a torn file"
     return int(found[0])
+
+
+_PROBES = """
+import os, signal, sys
+from iobench.writers import registry
+from iobench.writers.files import NewFile
+
+NewFile.abandon = lambda self: os.kill(os.getpid(), signal.SIGKILL)
+for name in ("odirect", "uring", "hybrid"):
+    child = os.fork()
+    if not child:
+        answer = registry.make(name).available(sys.argv[1])
+        os._exit(0 if not answer.ok else 1)
+    _, status = os.waitpid(child, 0)
+    print(name, os.WIFSIGNALED(status), status)
+"""
+
+
+def test_while_trying(tmp_path: Path) -> None:
+    """`available`, killed while its file is open, leaves none: that has no name here."""
+    done = subprocess.run(
+        [sys.executable, "-c", _PROBES, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [
+        [name, "True"] for name in ("odirect", "uring", "hybrid")
+    ], done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []
