@@ -13,13 +13,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from iobench import linux
+from iobench.testing.device import FakeDevice, on_device
+from iobench.writers import gds
+from iobench.writers.base import Writer
+from iobench.writers.cufile import CuFile
 
-__all__ = ["Fails", "FakeCuFile"]
+__all__ = ["Fails", "FakeCuFile", "play_gds"]
 
 
 class _FileHandleType(IntEnum):
@@ -218,3 +222,14 @@ class FakeCuFile:
     def _maybe(self, name: str) -> None:
         if name in self.refuse:
             raise _CuFileError(self.refuse[name])
+
+
+def play_gds() -> type[Writer]:
+    """Have this process take a FakeCuFile for cuFile, for good; `gds` with images on a FakeDevice.
+
+    For the child processes of tests, which nobody else lives in.
+    """
+    cufile = CuFile(cast(Any, FakeCuFile()))
+    for name, played in {"cufile_lacks": lambda: None, "open_cufile": lambda: cufile}.items():
+        setattr(gds, name, played)
+    return on_device(gds.GdsWriter, FakeDevice())

@@ -90,16 +90,23 @@ def killed_saves(
     how: str,
     size_bytes: int,
     seed: int = 7,
+    played: bool = False,
 ) -> Iterator[KilledSaves]:
     """Saves by the registered `writer` to `target`; `how`: write, stream or checkpoint.
 
     The first two replace `model` each time. A checkpoint is `step-NUMBER`, published as a whole:
     3/4 of the bytes in `model`, which is streamed, and the rest in `shards/0` and `shards/1`. Every
-    8 bytes are the number; `size_bytes` is a multiple of 64.
+    8 bytes are the number; `size_bytes` is a multiple of 64. `played` is for `gds`, from a device
+    and through a cuFile that are played.
     """
     order = {
-        "writer": writer, "options": dict(options), "target": target, "how": how, "size": size_bytes
-    }  # fmt: skip
+        "writer": writer,
+        "options": dict(options),
+        "played": played,
+        "target": target,
+        "how": how,
+        "size": size_bytes,
+    }
     with subprocess.Popen(
         [sys.executable, save_server.__file__, json.dumps(order)],
         stdin=subprocess.PIPE,

@@ -1,7 +1,8 @@
 """Saves checkpoint after checkpoint, each in a process of its own that may be killed in the middle.
 
-Run by path, with one argument: a JSON object with `writer`, `options`, `target`, `how` (write,
-stream or checkpoint) and `size` (bytes of a checkpoint, a multiple of 64). On standard input it
+Run by path, with one argument: a JSON object with `writer`, `options`, `played` (whether that is
+gds on a machine that is played), `target`, `how` (write, stream or checkpoint) and `size` (bytes of
+a checkpoint, a multiple of 64). On standard input it
 takes one JSON object a line: `number`, the checkpoint to save, of which every 8 bytes are that
 number; and the moment to kill at: `after_s` seconds after the phase `phase` was entered for the
 `entry`-th time, counted from 0; without a `phase` the save is let be. It answers with one line: the
@@ -29,6 +30,7 @@ import numpy as np
 
 from iobench.checkpoint.staged import StagedCheckpoint
 from iobench.checkpoint.staged_objects import StagedObjects
+from iobench.testing.cufile import play_gds
 from iobench.writers import registry
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
@@ -126,7 +128,10 @@ def _serve(writer: Writer, order: dict[str, Any], request: dict[str, Any]) -> di
 
 def main() -> None:
     order = json.loads(sys.argv[1])
-    writer = registry.make(order["writer"], **order["options"])
+    if order["played"]:
+        writer = play_gds()(**order["options"])
+    else:
+        writer = registry.make(order["writer"], **order["options"])
     if isinstance(writer, S3Writer):
         _ = writer.client.boto3  # costs more than a save; it opens no connection yet
     else:

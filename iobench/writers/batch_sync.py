@@ -11,10 +11,9 @@ from iobench.writers.sync_ring import SyncRing
 from iobench.writers.transfer import Meter
 from iobench.writers.workers import Blocks, run_workers
 
-__all__ = ["SYNCS", "BatchSync"]
+__all__ = ["BatchSync"]
 
-SYNCS = 8
-"""fsyncs side by side."""
+_SYNCS = 8  # side by side, by our threads
 
 
 class BatchSync:
@@ -77,4 +76,4 @@ class BatchSync:
 
         numbers = Blocks(0, len(self.files), 1)
         # the caller's clock counts what it waited for
-        run_workers(min(SYNCS, len(self.files)), numbers, sync, Meter())
+        run_workers(min(_SYNCS, len(self.files)), numbers, sync, Meter())

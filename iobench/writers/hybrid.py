@@ -14,7 +14,6 @@ from iobench import linux
 from iobench.errors import UnavailableError
 from iobench.units import GIB, KIB, MIB
 from iobench.writers.availability import Availability
-from iobench.writers.batch_sync import SYNCS
 from iobench.writers.direct_engine import BlockingEngine, DirectEngine
 from iobench.writers.files import NewFile, ProbeFile, try_directory
 from iobench.writers.hybrid_file import HybridFile
@@ -41,6 +40,7 @@ _PATHS = {
 
 _Move = Callable[[int, int, Meter, DirectEngine], None]
 
+_SYNCS = 16  # side by side, by the kernel's threads; measured in docs/decisions/0020
 _PIECE = MIB  # of a large operation on a ring; measured in docs/decisions/0010
 
 
@@ -277,7 +277,7 @@ class HybridWriter(PosixWriter):
         if not self._admits_ring(meter):
             return None
         try:
-            return SyncRing(TOGETHER, SYNCS)
+            return SyncRing(TOGETHER, _SYNCS)
         except UnavailableError as error:
             meter.fell_back("fsync by io_uring", "threads", error.reason)
             return None

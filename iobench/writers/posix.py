@@ -6,8 +6,8 @@ import contextlib
 import errno
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +169,7 @@ class PosixWriter(Writer):
 
     def _reachable(self, image: FileImage, meter: Meter) -> AbstractContextManager[FileImage]:
         """`image` as `_send` and `_receive` want it: by default with all bytes on the host."""
-        return staged(image, meter)
+        return staged(image, meter) if image.on_device else contextlib.nullcontext(image)
 
     def _sync_ring(self, meter: Meter) -> SyncRing | None:  # noqa: ARG002
         """What syncs the files of `write_many`; without one threads do."""
@@ -193,15 +193,20 @@ def _await(batch: BatchSync | None, meter: Meter) -> None:
             batch.wait()
 
 
-@contextmanager
-def transfer_errors(doing: str, path: str | Path) -> Iterator[None]:
+class transfer_errors:  # noqa: N801 -- used as a function; a generator costs twice as much
     """The kernel's errors as TransferError, which names the file; our own as they are."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, IobenchError):
-            raise
-        raise TransferError.wrap(error, doing, path) from error
+
+    __slots__ = ("_doing", "_path")
+
+    def __init__(self, doing: str, path: str | Path) -> None:
+        self._doing, self._path = doing, path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError) and not isinstance(error, IobenchError):
+            raise TransferError.wrap(error, self._doing, self._path) from error
 
 
 def pwrite_all(fd: int, views: list[Bytes], offset: int, flags: int = 0) -> int:

@@ -31,8 +31,9 @@ _WRITERS = {
     "uring": {"rings": 2, "iodepth": 4},
     "hybrid": {"iodepth": 2, "small_size": "16KiB"},
     "aiofiles": {"iodepth": 2, "fallocate": True},
+    "gds": {"threads": 2},
 }
-"""The settings with which small blocks are moved by two workers."""
+"""The settings with which small blocks are moved by two workers. gds is played."""
 
 
 @pytest.fixture(autouse=True)
@@ -42,10 +43,9 @@ def _nothing_left() -> Iterator[None]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`name` is each writer that stores files; gds, played, where no child process saves."""
+    """`name` is each writer that stores files."""
     if "name" in metafunc.fixturenames:
-        played = () if "settings" in metafunc.fixturenames else ("gds",)
-        metafunc.parametrize("name", [*_WRITERS, *played])
+        metafunc.parametrize("name", _WRITERS)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def make(name: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Writer]:
         kind = on_device(kind, FakeDevice())
 
     def made(directory: Path, **options: object) -> Writer:
-        writer = kind(**{"block_size": "64KiB", **_WRITERS.get(name, {"threads": 2}), **options})
+        writer = kind(**{"block_size": "64KiB", **_WRITERS[name], **options})
         answer = writer.available(directory)
         if not answer.ok:
             pytest.skip(f"{answer.reason} {answer.remedy}")

@@ -32,7 +32,8 @@ def saves(
     """Saves by that writer, each of which may be killed."""
     make(tmp_path)
     options = json.loads(settings)
-    with killed_saves(name, options, str(tmp_path), how=how, size_bytes=_SIZE) as running:
+    target, played = str(tmp_path), name == "gds"
+    with killed_saves(name, options, target, how=how, size_bytes=_SIZE, played=played) as running:
         yield running
 
 
