@@ -58,6 +58,11 @@ class ScriptedS3:
         """Have `fault` meet the next `times` requests of `operation`, `after` so many good ones."""
         self._faults.append((operation, fault, [after, times]))
 
+    def forget_faults(self) -> None:
+        """Have everything go well from now on."""
+        with self._lock:
+            self._faults.clear()
+
     def fault_for(self, operation: str) -> Fault | None:
         with self._lock:
             self.seen.append(operation)

@@ -55,14 +55,20 @@ def settings(name: str) -> str:
 
 
 @pytest.fixture
-def make(name: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Writer]:
+def device() -> FakeDevice:
+    """Where the memory of gds lies."""
+    return FakeDevice()
+
+
+@pytest.fixture
+def make(name: str, device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Writer]:
     """Makes that writer, perhaps with other options too; skips where it cannot work."""
     kind = registry.writer_class(name)
     if name == "gds":
         fake = FakeCuFile()
         monkeypatch.setattr(gds, "cufile_lacks", lambda: None)
         monkeypatch.setattr(gds, "open_cufile", functools.cache(lambda: CuFile(fake)))
-        kind = on_device(kind, FakeDevice())
+        kind = on_device(kind, device)
 
     def made(directory: Path, **options: object) -> Writer:
         writer = kind(**{"block_size": "64KiB", **_WRITERS[name], **options})

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import functools
 import gc
-from collections.abc import Callable
+import os
+import resource
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+import pytest
+
+from iobench import linux
 from iobench.errors import DataMismatchError, TransferError, UnavailableError
 from iobench.testing import BrokenImage, content, expect_raises
-from iobench.testing.scripted_s3 import answer
+from iobench.testing.device import FakeDevice
+from iobench.testing.scripted_s3 import answer, reset
 from iobench.units import MIB
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
 
-_SIZE = 8 * MIB
+_SIZE = 4 * MIB
 _DATA = content(_SIZE)
+_OBJECT = content(2 * _SIZE)  # two parts
 
 
 def _resident_bytes() -> int:
@@ -26,9 +37,88 @@ def _resident_bytes() -> int:
     return int(status.partition("RssAnon:")[2].split()[0]) * 1024
 
 
-def test_memory(make: Callable[..., Writer], tmp_path: Path) -> None:
-    """After many failed saves this process holds no more than after the first few."""
-    writer = make(tmp_path, block_size="1MiB")
+Failing = Callable[[Writer, Path], AbstractContextManager[Path]]
+"""Makes a directory such that saving and restoring in there fails, and undoes that."""
+
+
+@contextmanager
+def _no_space(writer: Writer, disk: Path) -> Iterator[Path]:
+    with (disk / "filler").open("wb") as filler:
+        found = os.statvfs(disk)
+        linux.fallocate(filler.fileno(), 0, found.f_bavail * found.f_frsize - _SIZE // 2)
+    yield disk
+    (disk / "filler").unlink()
+
+
+@contextmanager
+def _size_limit(writer: Writer, disk: Path) -> Iterator[Path]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_SIZE // 2, hard))
+    yield disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextmanager
+def _read_only(writer: Writer, disk: Path) -> Iterator[Path]:
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    yield disk
+    subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+
+
+@contextmanager
+def _no_directory(writer: Writer, disk: Path) -> Iterator[Path]:
+    (disk / "file").write_bytes(b"")
+    yield disk / "file"
+    (disk / "file").unlink()
+
+
+@contextmanager
+def _no_sync(writer: Writer, disk: Path) -> Iterator[Path]:
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        yield disk
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    "fault", [_no_space, _size_limit, _read_only, _no_directory, _no_sync], ids=lambda f: f.__name__
+)
+def test_memory(
+    make: Callable[..., Writer], shared_filesystems, device: FakeDevice, fault: Failing
+) -> None:
+    """After many saves that met the fault this process holds no more than after the first few."""
+    disk = _disk(shared_filesystems)
+    writer = make(disk, block_size="512KiB")
+    with fault(writer, disk) as directory:
+
+        def fail() -> None:
+            expect_raises(OSError, writer.write, FileImage.of("model", [_DATA]), directory)
+            expect_raises(OSError, _stream, writer, directory / "model")
+            device.stream.run_to(len(device.stream))  # as a real one does in time
+
+        _expect_steady(fail, 6)
+    writer.write(FileImage.of("model", [_DATA]), disk)
+    (disk / "model").unlink()
+
+
+@functools.cache
+def _disk(shared_filesystems: Callable[..., Path]) -> Path:
+    return shared_filesystems("ext4", 48 * MIB)
+
+
+def _stream(writer: Writer, path: Path) -> None:
+    with writer.open(path) as stream:
+        stream.write(_DATA)
+
+
+def test_memory_after_bad_bytes(make: Callable[..., Writer], tmp_path: Path) -> None:
+    """The same where a worker fails, a stream is given up and a restore does not fit."""
+    writer = make(tmp_path, block_size="512KiB")
+    (tmp_path / "short").write_bytes(_DATA[:-1])
+    room = FileImage.of("short", [bytearray(_SIZE)])
 
     def fail() -> None:
         image = BrokenImage.at("model", _DATA, _SIZE - 1)
@@ -36,35 +126,48 @@ def test_memory(make: Callable[..., Writer], tmp_path: Path) -> None:
         stream = writer.open(tmp_path / "model")
         stream.write(_DATA)
         stream.abort()
+        expect_raises(DataMismatchError, writer.read, room, tmp_path)
 
-    _expect_steady(fail, 32)
+    _expect_steady(fail, 8)
 
 
 def test_memory_of_objects(server, writer) -> None:
     """The same of uploads, streams and restores that the store lets down; it holds none either."""
-    server.objects["run/old"] = _DATA.tobytes()
-    room = FileImage.of("old", [bytearray(_SIZE)])
+    server.objects["run/old"] = _OBJECT.tobytes()
+    room = FileImage.of("old", [bytearray(len(_OBJECT))])
 
     def fail() -> None:
-        for operation in ("part", "complete"):
-            server.fail(operation, answer(403, "AccessDenied"), after=operation == "part")
-            image = FileImage.of("model", [_DATA])
-            expect_raises(UnavailableError, writer.write, image, "s3://bucket/run")
+        for operation, fault, error in (
+            ("part", answer(403, "AccessDenied"), UnavailableError),
+            ("complete", answer(403, "AccessDenied"), UnavailableError),
+            ("part", answer(503, "SlowDown"), TransferError),
+            ("complete", reset, TransferError),
+        ):
+            times = 1 if error is UnavailableError else 99
+            server.fail(operation, fault, times=times, after=operation == "part")
+            image = FileImage.of("model", [_OBJECT])
+            expect_raises(error, writer.write, image, "s3://bucket/run")
+            server.forget_faults()
         stream = writer.open("s3://bucket/run/model")
-        stream.write(_DATA)
+        stream.write(_OBJECT)
         stream.abort()
-        server.fail("get", answer(412, "PreconditionFailed"), after=1)
-        expect_raises(DataMismatchError, writer.read, room, "s3://bucket/run")
+        for fault, error in (
+            (answer(412, "PreconditionFailed"), DataMismatchError),
+            (reset, TransferError),
+        ):
+            server.fail("get", fault, times=99, after=1)
+            expect_raises(error, writer.read, room, "s3://bucket/run")
+            server.forget_faults()
 
-    _expect_steady(fail, 8)
+    _expect_steady(fail, 3, allowed_bytes=3 * _SIZE)  # what the server holds of a request
     assert set(server.objects) == {"run/old"}
     assert not server.uploads
 
 
-def _expect_steady(fail: Callable[[], None], times: int) -> None:
-    for _ in range(4):
+def _expect_steady(fail: Callable[[], None], times: int, *, allowed_bytes: int = _SIZE) -> None:
+    for _ in range(2):
         fail()
     before = _resident_bytes()
     for _ in range(times):
         fail()
-    assert _resident_bytes() - before < 8 * MIB
+    assert _resident_bytes() - before < allowed_bytes
