@@ -11,7 +11,18 @@ from statistics import median
 from iobench.checkpoint.save import Save
 from iobench.errors import OptionError
 
-__all__ = ["Auto", "Every", "Schedule"]
+__all__ = ["Auto", "Every", "Schedule", "shortest_interval"]
+
+
+def shortest_interval(*, step_s: float, stall_s: float, persist_s: float, budget: float) -> int:
+    """The fewest steps between checkpoints that keep to CheckFreq's rule, 1 or more.
+
+    A checkpoint must be written before the next begins, `ceil(persist / step)`, and its stall fit
+    the fraction `budget` of training time, `ceil(stall / (budget * step))`. (Mohan et al.,
+    "CheckFreq: Frequent, Fine-Grained DNN Checkpointing", FAST '21, section 4.3.)
+    """
+    step_s = max(step_s, 1e-9)
+    return max(math.ceil(persist_s / step_s), math.ceil(stall_s / (budget * step_s)), 1)
 
 
 class Schedule(ABC):
@@ -51,11 +62,9 @@ class Auto(Schedule):
     """As often as costs at most the fraction `budget` of training time: CheckFreq's rule.
 
     The first `warmup_steps` steps measure the time of a step; then one checkpoint measures its
-    stall and its persist time. The interval is the shortest that lets a checkpoint be written
-    before the next begins, `ceil(persist / step)`, and whose stall fits the budget,
-    `ceil(stall / (budget * step))`. It grows by 2 whenever the steps of an interval, which persist
-    in the background slows, took longer than the budget allows. (Mohan et al., "CheckFreq:
-    Frequent, Fine-Grained DNN Checkpointing", FAST '21, section 4.3.)
+    stall and its persist time, from which comes `shortest_interval`. It grows by 2 whenever the
+    steps of an interval, which persist in the background slows, took longer than the budget
+    allows.
     """
 
     def __init__(
@@ -105,10 +114,12 @@ class Auto(Schedule):
 
     def shortest(self) -> int:
         """The shortest interval that the measured times allow, in steps."""
-        step_s = max(self.step_s, 1e-9)
-        by_storage = math.ceil(self._persist_s / step_s)
-        by_stall = math.ceil(self._stall_s / (self.budget * step_s))
-        return max(by_storage, by_stall, 1)
+        return shortest_interval(
+            step_s=self.step_s,
+            stall_s=self._stall_s,
+            persist_s=self._persist_s,
+            budget=self.budget,
+        )
 
     def _stepped(self, elapsed_s: float) -> None:
         """A step ended, `elapsed_s` after the last one; what a save stalled is part of it."""

@@ -62,8 +62,13 @@ def train(
     ] = "1GiB",
     steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of a block.")] = 100,
     every: Annotated[
-        int, typer.Option("--every", min=1, help="Steps from checkpoint to checkpoint.")
-    ] = 20,
+        str,
+        typer.Option(
+            "--every",
+            help="Steps from checkpoint to checkpoint; 2xpersist: so many persist times, measured "
+            "first; 3.5%: what they may cost, by CheckFreq's rule.",
+        ),
+    ] = "20",
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Blocks of each arm.")] = 4,
     model_params: Annotated[
         int,

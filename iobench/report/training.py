@@ -204,6 +204,12 @@ def _notes(result: ResultFile) -> Iterator[str]:
             f"forward and backward take {format_seconds(plan['simulated_s'])}, the workload's "
             "published step time; the CPU rests meanwhile"
         )
+    if probe := plan.get("probe"):
+        yield (
+            f"checkpoints every {plan['every_asked']}, found before: {probe['arm']} persisted in "
+            f"{format_seconds(probe['persist_s'])} and stalled "
+            f"{format_seconds(probe['stall_s'])}, a step took {format_seconds(probe['step_s'])}"
+        )
     yield f"a plain copy of memory: {format_rate(plan['memcpy_bytes_per_s'])}"
     blocks = [cost.blocks for cost in training_costs(result)]
     yield (

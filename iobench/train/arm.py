@@ -49,6 +49,11 @@ class Arm:
         return " ".join(filter(None, [",".join([self.writer, *options]), mode]))
 
     @property
+    def background(self) -> bool:
+        """Whether checkpoints become durable while training goes on."""
+        return self.mode in ("async", "lazy")
+
+    @property
     def copies(self) -> int:
         """How many times the size of a checkpoint it takes in host memory, at most."""
         background = isinstance(self.by, TorchSave) and self.mode == "async"

@@ -16,7 +16,7 @@ from iobench.train.arm import Arm
 from iobench.train.saver import Saver, saver_for
 from iobench.train.trainer import Trainer
 
-__all__ = ["GAUGES", "Blocks", "Reference", "due"]
+__all__ = ["GAUGES", "Blocks", "Reference", "due", "timed_step"]
 
 GAUGES = ("/proc/meminfo", "/proc/{pid}/status")
 """What a sampler of blocks reads: dirty pages, resident memory of the process `pid`."""
@@ -107,10 +107,10 @@ class Blocks:
     def _train(self, saver: Saver) -> tuple[list[float], list[float], list[bool]]:
         losses, step_s, persisting = [], [], []
         for step in range(1, self.steps + 1):
-            pause = _Pause(saver, self.simulated_s)
             before = saver.persisting
-            losses.append(self.trainer.step(pause))
-            step_s.append(time.perf_counter() - pause.began_s - pause.stall_s)
+            loss, seconds = timed_step(self.trainer, saver, self.simulated_s)
+            losses.append(loss)
+            step_s.append(seconds)
             persisting.append(before or saver.persisting)
             if due(step, self.every):
                 saver.save(self.trainer.state(), step)
@@ -155,6 +155,13 @@ class _Pause:
         waiting_s = time.perf_counter()
         self._saver.before_update()
         self.stall_s = time.perf_counter() - waiting_s
+
+
+def timed_step(trainer: Trainer, saver: Saver, simulated_s: float) -> tuple[float, float]:
+    """The next step: its loss, and its seconds without what it waited for `saver`."""
+    pause = _Pause(saver, simulated_s)
+    loss = trainer.step(pause)
+    return loss, time.perf_counter() - pause.began_s - pause.stall_s
 
 
 def due(step: int, every: int) -> bool:

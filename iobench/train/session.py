@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +14,6 @@ import torch
 from iobench import workloads
 from iobench.bench.directory import DirectoryTarget
 from iobench.bench.sampler import FileSampler
-from iobench.bench.stats import median
 from iobench.environment.memory import describe_memory
 from iobench.errors import OptionError, TargetError, UsageError
 from iobench.results import (
@@ -31,14 +28,16 @@ from iobench.results import (
 )
 from iobench.train.arm import Arm, choose_arms, most_copies
 from iobench.train.block import GAUGES, Blocks
+from iobench.train.memcpy import memcpy_bytes_per_s
+from iobench.train.pace import Pace
+from iobench.train.probe import Probe, probe
 from iobench.train.trainer import Trainer
-from iobench.units import MIB, format_seconds, format_size, parse_size
+from iobench.units import format_seconds, format_size, parse_size
 from iobench.workloads.workload import Workload
 
 __all__ = ["Progress", "Session", "make_session"]
 
 _BYTES_PER_PARAM = 12  # fp32 weights, and AdamW's two moments
-_MEMCPY_BYTES, _MEMCPY_ROUNDS = 256 * MIB, 5
 _ON_STORAGE = 2  # checkpoints at a time: the last one, and the one being written
 
 
@@ -56,9 +55,20 @@ class Progress(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Rhythm:
+    """The steps of a block and of an interval; `probe`, of `arm`, is what the latter comes from."""
+
+    steps: int
+    every: int
+    arm: str = ""
+    probe: Probe | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Session:
     """What to train and how. `size_bytes` is that of a checkpoint: `workload`'s shard, scaled.
 
+    A block has `steps` steps, or whole intervals of as many at least where `pace` is measured.
     `simulated_s` is how long forward and backward take at least, 0 for as long as they take.
     """
 
@@ -70,7 +80,7 @@ class Session:
     left_out: tuple[str, ...]
     target: DirectoryTarget
     steps: int
-    every: int
+    pace: Pace
     repeat: int
     model_params: int
     simulated_s: float
@@ -87,9 +97,14 @@ class Session:
             f"arms      {', '.join(arm.label for arm in self.arms)}",
             *(f"left out  {line}" for line in self.left_out),
             f"target    {self.target.location}",
-            f"train     {self.repeat} blocks of {self.steps} steps for each arm, checkpoints every "
-            f"{self.every}, forward and backward {step}",
+            f"train     {self.repeat} blocks of {self._block} for each arm, checkpoints every "
+            f"{self.pace}, forward and backward {step}",
         ]
+
+    @property
+    def _block(self) -> str:
+        least = "" if self.pace.steps else "at least "
+        return f"{least}{self.steps} steps"
 
     def run(self, results: ResultWriter, progress: Progress) -> None:
         """Write the run's header and a record per block. Nothing stays in the target.
@@ -100,15 +115,17 @@ class Session:
         progress.begin(1 + len(self.arms) * self.repeat)
         progress.step("preparing")
         trainer = self._trainer()
-        run = self._header()
+        rhythm = self._rhythm(trainer)
+        trainer.change_in_parts(rhythm.every if self.simulated_s else 1)
+        run = self._header(rhythm)
         results.write(run)
         monitor = self.target.monitor()
         files = [name.format(pid=os.getpid()) for name in GAUGES]
         with self.target.scratch() as scratch, FileSampler(files) as sampler:
             blocks = Blocks(
                 trainer=trainer,
-                steps=self.steps,
-                every=self.every,
+                steps=rhythm.steps,
+                every=rhythm.every,
                 simulated_s=self.simulated_s,
                 size_bytes=self.size_bytes,
                 sampler=sampler,
@@ -147,16 +164,28 @@ class Session:
             seed=self.seed,
             device=self.device,
             ballast_bytes=self.size_bytes - own,
-            ballast_parts=self.every if self.simulated_s else 1,
         )
 
-    def _header(self) -> Run:
+    def _rhythm(self, trainer: Trainer) -> _Rhythm:
+        """As asked, or by what saves of the first arm in the background take."""
+        if self.pace.steps is not None:
+            return _Rhythm(steps=self.steps, every=self.pace.steps)
+        arm = next(arm for arm in self.arms if arm.background)
+        with self.target.scratch() as scratch:
+            found = probe(trainer, arm, Path(scratch.locate("probe")), self.simulated_s)
+        every = self.pace.steps_for(found)
+        intervals = -(-self.steps // every)
+        return _Rhythm(steps=intervals * every, every=every, arm=arm.label, probe=found)
+
+    def _header(self, rhythm: _Rhythm) -> Run:
         machine, storage = self.target.describe()
         asked = {
             "verb": "train",
             "arms": [arm.label for arm in self.arms],
-            "steps": self.steps,
-            "every": self.every,
+            "steps": rhythm.steps,
+            "every": rhythm.every,
+            "every_asked": str(self.pace),
+            "probe": rhythm.probe and {"arm": rhythm.arm, **asdict(rhythm.probe)},
             "repeat": self.repeat,
             "model_params": self.model_params,
             "simulated_s": self.simulated_s,
@@ -191,7 +220,7 @@ def make_session(
     target: Path,
     size: str,
     steps: int,
-    every: int,
+    every: str,
     repeat: int,
     model_params: int,
     simulate_step: bool,
@@ -203,7 +232,8 @@ def make_session(
 
     Raises UsageError and its kin, UnavailableError.
     """
-    if steps < every:
+    pace = Pace.parse(every)
+    if pace.steps and steps < pace.steps:
         raise OptionError(f"--steps {steps}: fewer than --every {every}")
     if device == "cuda" and not torch.cuda.is_available():
         raise OptionError("--device cuda: torch sees no CUDA device here")
@@ -215,6 +245,8 @@ def make_session(
         )
     scaled = full if size == "full" else full.scaled(parse_size(size), rank)
     arms, left_out = choose_arms(writers, modes)
+    if pace.steps is None and not any(arm.background for arm in arms):
+        raise OptionError(f"--every {every} is found with a background save: add async to --mode")
     place = DirectoryTarget(path=target)
     place.check()
     for arm in arms:
@@ -230,7 +262,7 @@ def make_session(
         left_out=tuple(left_out),
         target=place,
         steps=steps,
-        every=every,
+        pace=pace,
         repeat=repeat,
         model_params=model_params,
         simulated_s=full.step_time.seconds if simulate_step and full.step_time else 0.0,
@@ -257,25 +289,3 @@ def _check_room(session: Session) -> None:
             f"--target {session.target.location}: {format_size(free)} are free and "
             f"{format_size(stored)} needed; choose a smaller --size"
         )
-
-
-def memcpy_bytes_per_s(size_bytes: int) -> float:
-    """How fast memory that is there is copied: the better of torch, all threads, and numpy, one.
-
-    Medians of 5 copies of 256 MiB, or of `size_bytes` where that is less.
-    """
-    count = min(size_bytes, _MEMCPY_BYTES)
-    source, copy = torch.ones(count, dtype=torch.uint8), torch.ones(count, dtype=torch.uint8)
-    into, out_of = copy.numpy(), source.numpy()
-
-    def by_numpy() -> None:
-        into[:] = out_of
-
-    ways: Sequence[Callable[[], object]] = (lambda: copy.copy_(source), by_numpy)
-    return count / min(median([_timed(way) for _ in range(_MEMCPY_ROUNDS)]) for way in ways)
-
-
-def _timed(work: Callable[[], object]) -> float:
-    began_s = time.perf_counter()
-    work()
-    return time.perf_counter() - began_s

@@ -18,7 +18,7 @@ class Trainer:
 
     The batch of a step depends on `seed` and the step alone, so a run that is resumed sees what it
     would have seen. `ballast_bytes` are added to the state, to give it the size of another model's;
-    a step changes one of `ballast_parts` parts of them, in turn.
+    a step changes all of them (see `change_in_parts`).
     """
 
     def __init__(
@@ -29,7 +29,6 @@ class Trainer:
         batch: int = 8,
         device: str = "cpu",
         ballast_bytes: int = 0,
-        ballast_parts: int = 1,
     ) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -39,8 +38,13 @@ class Trainer:
         self._seed, self._batch, self._device = seed, batch, device
         self._ballast = torch.zeros(ballast_bytes, dtype=torch.uint8, device=device)
         self._ballast.random_(generator=torch.Generator(device).manual_seed(seed))
-        self._parts = self._ballast.chunk(ballast_parts)
+        self._parts: tuple[torch.Tensor, ...] = (self._ballast,)
         self.steps_done = 0
+
+    def change_in_parts(self, parts: int) -> None:
+        """Go back to the start; from now on a step changes one of so many parts of the ballast."""
+        self.rewind()
+        self._parts = self._ballast.chunk(parts)
 
     def step(self, before_update: Callable[[], None] = lambda: None) -> float:
         """Train on the next batch; its loss. `before_update` is called when gradients are there.

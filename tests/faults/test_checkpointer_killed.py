@@ -19,7 +19,7 @@ _KILLS = 25
 _SIZE = 50_000
 
 _TRAINERS = """
-import os, sys
+import faulthandler, os, sys
 import torch
 from iobench import Checkpointer, KeepLast
 
@@ -43,10 +43,11 @@ for line in sys.stdin:
     directory, mode, size = line.split()
     child = os.fork()  # before torch has threads
     if not child:
+        faulthandler.dump_traceback_later(60, exit=True)  # one that hangs tells where
         train(directory, mode, int(size))
     print("pid", child, flush=True)
-    os.waitpid(child, 0)
-    print("ended 0", flush=True)
+    _, status = os.waitpid(child, 0)
+    print("ended", os.waitstatus_to_exitcode(status), flush=True)
 """
 
 
@@ -78,7 +79,10 @@ def test_killed(mode: str, tmp_path: Path) -> None:
 def _kill_one(
     trainers: subprocess.Popen[str], directory: Path, mode: str, after: str, delay_s: float
 ) -> int:
-    """Kill a trainer some time after it began, or told its first step; the last step it told."""
+    """Kill a trainer some time after it began, or told its first step; the last step it told.
+
+    It must live until then: one that fails, or hangs for a minute, fails the test.
+    """
     assert trainers.stdin is not None
     assert trainers.stdout is not None
     print(directory, mode, _SIZE, file=trainers.stdin, flush=True)
@@ -86,6 +90,7 @@ def _kill_one(
     for line in trainers.stdout:
         what, number = line.split()
         if what == "ended":
+            assert int(number) == -signal.SIGKILL, "the trainer failed or hung; see stderr"
             return told
         if what == "pid":
             pid = int(number)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from iobench.cli.main import run as run_command
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -61,5 +66,33 @@ def iobench(tmp_path: Path) -> Command:
             timeout=120,
             check=False,
         )
+
+    return run
+
+
+@pytest.fixture
+def iobench_inside(monkeypatch: pytest.MonkeyPatch) -> Command:
+    """The same command in this process, where torch is imported already and has one thread."""
+    import torch
+
+    threads = torch.get_num_threads()
+
+    def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["iobench", *map(str, arguments)])
+        stdout, stderr = io.StringIO(), io.StringIO()
+        asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = [signal.getsignal(number) for number in asked]
+        try:
+            torch.set_num_threads(1)
+            with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+                run_command()
+        except SystemExit as ended:
+            code = ended.code or 0
+        finally:
+            torch.set_num_threads(threads)
+            for number, handler in zip(asked, before, strict=True):
+                signal.signal(number, handler)
+        assert isinstance(code, int)
+        return subprocess.CompletedProcess(sys.argv, code, stdout.getvalue(), stderr.getvalue())
 
     return run

@@ -15,16 +15,21 @@ import pytest
 from iobench.results import read
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+"""Two that share a busy core wait for each other longer than the tiny model takes."""
 SMALL = ("--steps", "4", "--every", "2", "--model-params", "100000")
 
 
-def test_train(iobench: Command, tiny_path: Path, target: Path, tmp_path: Path) -> None:
+def test_train(
+    iobench: Command, iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path
+) -> None:
     """Every mode, stock torch.save beside them: equal losses, a record that `show` prints too."""
     record = tmp_path / "run.jsonl"
     writers = ("--writer", "buffered,peer:torch-save", "--mode", "none,sync,async=1,lazy")
     done = iobench(
         *("train", "-w", tiny_path, "--target", target, "-o", record, "--size", "full"),
         *(*writers, *SMALL, "--repeat", "1", "--format", "json"),
+        **ONE_THREAD,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -47,16 +52,16 @@ def test_train(iobench: Command, tiny_path: Path, target: Path, tmp_path: Path) 
         assert [save.step for save in block.saves] == ([] if block.mode == "none" else [1, 3])
         assert block.wall_s >= sum(block.step_s) + sum(save.stall_s for save in block.saves)
     assert not any(target.iterdir())
-    shown = iobench("show", record)
+    shown = iobench_inside("show", record)
     assert shown.returncode == 0
     assert "peer:torch-save async" in shown.stdout
     assert "left out  peer:torch-save has no lazy mode" in done.stderr
 
 
-def test_turns(iobench: Command, tiny_path: Path, target: Path, tmp_path: Path) -> None:
+def test_turns(iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path) -> None:
     """A B, then B A; each overhead is of the pairs of one repetition."""
     record = tmp_path / "run.jsonl"
-    done = iobench(
+    done = iobench_inside(
         *("train", "-w", tiny_path, "--target", target, "-o", record, "--size", "full", *SMALL),
         *("--writer", "buffered", "--mode", "sync", "--repeat", "2", "--format", "md"),
     )
@@ -68,6 +73,28 @@ def test_turns(iobench: Command, tiny_path: Path, target: Path, tmp_path: Path) 
     assert "| buffered sync |" in done.stdout
 
 
+@pytest.mark.parametrize("every", ["2xpersist", "3.5%"])
+def test_pace(
+    every: str, iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path
+) -> None:
+    """The interval comes from saves that were measured first, and blocks have whole intervals."""
+    record = tmp_path / "run.jsonl"
+    done = iobench_inside(
+        *("train", "-w", tiny_path, "--target", target, "-o", record, "--size", "full"),
+        *("--model-params", "100000", "--writer", "buffered", "--mode", "async", "--repeat", "1"),
+        *("--steps", "2", "--every", every),
+    )
+    assert done.returncode == 0, done.stderr
+    plan = read(record).run.plan
+    assert plan["every_asked"] == every
+    assert plan["every"] >= 1
+    assert plan["steps"] % plan["every"] == 0
+    assert f"{every}, found before: buffered async=2 persisted in" in done.stdout
+    _, block = read(record).training
+    assert [save.step for save in block.saves] == list(range(1, plan["steps"] + 1, plan["every"]))
+    assert not any(target.iterdir())
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -75,15 +102,17 @@ def test_turns(iobench: Command, tiny_path: Path, target: Path, tmp_path: Path) 
         (("--mode", "sync=2"), "none, sync, async or lazy"),
         (("--writer", "peer:dcp"), "only peer:torch-save"),
         (("--steps", "3", "--every", "4"), "fewer than --every 4"),
+        (("--every", "often"), "2xpersist"),
+        (("--every", "2xpersist", "--mode", "sync"), "add async to --mode"),
         (("--simulate-step",), "no published step time"),
         (("--model-params", "5000000"), "choose a smaller model"),
     ],
 )
 def test_refused(
-    options: tuple[str, ...], words: str, iobench: Command, tiny_path: Path, target: Path
+    options: tuple[str, ...], words: str, iobench_inside: Command, tiny_path: Path, target: Path
 ) -> None:
     """What cannot be meant is one line and exit code 2; nothing is left."""
-    done = iobench("train", "-w", tiny_path, "--target", target, "--size", "full", *options)
+    done = iobench_inside("train", "-w", tiny_path, "--target", target, "--size", "full", *options)
     assert done.returncode == 2
     assert words in done.stderr.splitlines()[-1]
     assert not any(target.iterdir())
@@ -97,7 +126,8 @@ def test_interrupted(tiny_path: Path, target: Path, tmp_path: Path) -> None:
         *("-o", record, "--size", "full", "--steps", "200", "--every", "2"),
         *("--mode", "async", "--writer", "buffered", "--model-params", "100000"),
     )
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
+    environment = os.environ | ONE_THREAD
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr
         while not any(target.glob(".iobench-run-*/lock")):
             assert process.poll() is None, process.stderr.read()

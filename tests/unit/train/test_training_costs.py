@@ -107,7 +107,9 @@ def test_due() -> None:
 @pytest.mark.parametrize("parts", [1, 3])
 def test_rewind(parts: int) -> None:
     """Training again after `rewind` gives every loss and the whole ballast again."""
-    trainer = Trainer(100_000, ballast_bytes=1000, ballast_parts=parts)
+    trainer = Trainer(100_000, ballast_bytes=1000)
+    trainer.step()
+    trainer.change_in_parts(parts)
     start = trainer.state()["ballast"].clone()
     losses = [trainer.step() for _ in range(5)]
     end = trainer.state()["ballast"].clone()

@@ -1,0 +1,54 @@
+"""Probe: what a step and a background save take, measured before any block is timed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from iobench.bench.stats import median
+from iobench.train.arm import Arm
+from iobench.train.block import timed_step
+from iobench.train.saver import saver_for
+from iobench.train.trainer import Trainer
+
+__all__ = ["Probe", "probe"]
+
+_TAKEN = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """Medians, in seconds. `step_s` is a step with nothing beside it, `persist_s` beside steps."""
+
+    step_s: float
+    stall_s: float
+    persist_s: float
+
+
+def probe(trainer: Trainer, arm: Arm, directory: Path, simulated_s: float) -> Probe:
+    """Train with 3 saves of `arm`, a background mode, each durable before the next begins.
+
+    One more is taken before, so that memory is there. Leaves its last checkpoint in the new
+    `directory`. Raises what the writer raises.
+    """
+    trainer.rewind()
+    saver = saver_for(arm, directory)
+    try:
+        saver.save(trainer.state(), 0)
+        saver.before_update()
+        saver.wait()
+        steps = [timed_step(trainer, saver, simulated_s)[1] for _ in range(_TAKEN)]
+        for _ in range(_TAKEN):
+            saver.save(trainer.state(), trainer.steps_done)
+            timed_step(trainer, saver, simulated_s)
+            while saver.persisting:
+                timed_step(trainer, saver, simulated_s)
+            saver.wait()
+        saves = saver.saves()[1:]
+        return Probe(
+            step_s=median(steps),
+            stall_s=median([one.stall_s for one in saves]),
+            persist_s=median([one.persist_s for one in saves if one.persist_s is not None]),
+        )
+    finally:
+        saver.close()

@@ -1,0 +1,45 @@
+"""How far apart checkpoints are: as given, or by hand from times that were measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from iobench.errors import OptionError
+from iobench.train.arm import choose_arms
+from iobench.train.pace import Pace
+from iobench.train.probe import Probe, probe
+from iobench.train.trainer import Trainer
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("20", 20),
+        ("2xpersist", 5),  # 2 x 1.2 s of steps of 0.5 s
+        ("2.5xpersist", 6),
+        ("0.1xpersist", 1),
+        ("3.5%", 6),  # 0.1 s of stall are 3.5 % of 2.86 s
+        ("50%", 3),  # no sooner than it is written
+    ],
+)
+def test_steps(text: str, steps: int) -> None:
+    pace = Pace.parse(text)
+    assert pace.steps_for(Probe(step_s=0.5, stall_s=0.1, persist_s=1.2)) == steps
+    assert str(pace) == text
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "often", "x persist", "0xpersist", "0%", "100%", ""])
+def test_refused(text: str) -> None:
+    with pytest.raises(OptionError, match=r"--every .*2xpersist"):
+        Pace.parse(text)
+
+
+def test_probe(tmp_path: Path) -> None:
+    """Times of real saves; the directory holds the last of them: the start, 3 steps, 3 saves."""
+    trainer = Trainer(100_000, ballast_bytes=100)
+    arm = choose_arms("buffered", "lazy=1")[0][1]
+    found = probe(trainer, arm, tmp_path / "probe", 0.0)
+    assert min(found.step_s, found.persist_s) > 0
+    assert [path.name for path in (tmp_path / "probe").glob("step-*")] != ["step-0"]
