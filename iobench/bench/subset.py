@@ -1,0 +1,90 @@
+"""Subset: some tensors of a checkpoint, chosen at random, and reading only their bytes."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from iobench.errors import OptionError
+from iobench.writers.base import Writer
+from iobench.writers.image import FileImage, Segment
+from iobench.writers.transfer import Meter, Transfer
+
+__all__ = ["choose", "parse", "read_some", "text_of"]
+
+_SAME = "same"
+_KIND = "subset"
+
+
+def parse(text: str) -> float | None:
+    """What part of the bytes `same` (None: all) or `subset=0.1` asks for. Raises OptionError."""
+    kind, _, given = text.partition("=")
+    if text == _SAME:
+        return None
+    try:
+        part = float(given) if kind == _KIND else 0.0
+    except ValueError:
+        part = 0.0
+    if not 0 < part < 1:
+        raise OptionError(
+            f"--restore-as {text}: must be same, or subset=PART with a part between 0 and 1"
+        )
+    return part
+
+
+def text_of(part: float) -> str:
+    """`subset=0.1`, as `parse` takes it."""
+    return f"{_KIND}={part:g}"
+
+
+def choose(
+    states: Sequence[Mapping[str, torch.Tensor]], part: float, seed: int
+) -> list[dict[str, torch.Tensor]]:
+    """Tensors at random until they have `part` of all bytes; at least one that has any."""
+    keys = [(i, name) for i, state in enumerate(states) for name in state]
+    least = part * sum(tensor.nbytes for state in states for tensor in state.values())
+    chosen: set[tuple[int, str]] = set()
+    size = 0
+    for position in np.random.default_rng(seed).permutation(len(keys)):
+        if size and size >= least:
+            break
+        i, name = keys[position]
+        chosen.add((i, name))
+        size += states[i][name].nbytes
+    return [
+        {name: tensor for name, tensor in state.items() if (i, name) in chosen}
+        for i, state in enumerate(states)
+    ]
+
+
+def read_some(
+    image: FileImage, tensors: Iterable[torch.Tensor], writer: Writer, directory: str | Path
+) -> Transfer:
+    """Fill only `tensors`, which are parts of the image's memory; neighbours by one read."""
+    placed = [(_address(segment.memory), segment) for segment in image.segments]
+    starts = sorted(placed, key=lambda entry: entry[0])
+    ranges: list[tuple[int, int]] = []
+    for start, stop in sorted(_place(tensor, starts) for tensor in tensors if tensor.nbytes):
+        if ranges and ranges[-1][1] == start:
+            start = ranges.pop()[0]
+        ranges.append((start, stop))
+    meter = Meter()
+    parts = [writer.read(image, directory, start=start, stop=stop) for start, stop in ranges]
+    return Transfer.total(parts) if parts else meter.transfer(writer.name, "read", 0, durable=True)
+
+
+def _place(tensor: torch.Tensor, starts: Sequence[tuple[int, Segment]]) -> tuple[int, int]:
+    """[start, stop) of the tensor's bytes in the file."""
+    index = bisect.bisect_right(starts, tensor.data_ptr(), key=lambda entry: entry[0]) - 1
+    address, segment = starts[index]
+    start = segment.offset + tensor.data_ptr() - address
+    return start, start + tensor.nbytes
+
+
+def _address(memory: Any) -> int:
+    return int(np.asarray(memory).ctypes.data)
