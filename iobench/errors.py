@@ -14,6 +14,7 @@ IobenchError                      1  failed
 |-- ResultFileError (ValueError)  1  not a result file, or one that is damaged
 |-- CeilingError                  1  fio failed to measure the ceiling
 |-- ContenderError                1  a contender failed; the others were measured
+|-- JobError                      1  one of several processes that save at once failed or ended
 `-- TransferError (OSError)       1  a write, read, sync or commit failed; nothing was published
 """
 
@@ -27,6 +28,7 @@ __all__ = [
     "ContenderError",
     "DataMismatchError",
     "IobenchError",
+    "JobError",
     "OptionError",
     "RegressionError",
     "ResultFileError",
@@ -151,6 +153,10 @@ class CeilingError(IobenchError):
 
 class ContenderError(IobenchError):
     """A contender of a run failed and was left out; the record has the others' figures."""
+
+
+class JobError(IobenchError):
+    """One of several processes that save or restore at once failed; all of them were ended."""
 
 
 class TransferError(IobenchError, OSError):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from iobench.bench.stats import Ratio, independent_log_ratio, median, paired_log_ratio, rate
-from iobench.results.identity import contender_of
+from iobench.results.identity import figure_of
 from iobench.results.records import Sample
 
 __all__ = [
@@ -127,9 +127,9 @@ def noise_floor(samples: Iterable[Sample]) -> float | None:
     `samples` are those of one operation. Where one contender has two samples in a repetition, the
     second pairs with the first: the floor is the further end of the interval of their ratio.
     """
-    groups: dict[str, dict[int, list[Sample]]] = {}
+    groups: dict[tuple[str, str, str | None], dict[int, list[Sample]]] = {}
     for sample in samples:
-        repetitions = groups.setdefault(contender_of(sample), {})
+        repetitions = groups.setdefault(figure_of(sample), {})
         repetitions.setdefault(sample.repetition, []).append(sample)
     floors = []
     for repetitions in groups.values():

@@ -13,6 +13,7 @@ from iobench.bench.replay import Replay
 from iobench.bench.target import Location
 from iobench.results.records import Verified
 from iobench.writers.base import Writer
+from iobench.writers.options import WriterOptions
 from iobench.writers.transfer import Transfer
 
 __all__ = ["Contender", "WriterContender"]
@@ -83,6 +84,10 @@ class WriterContender(Contender):
         self.name = writer.name
         self.stores = writer.stores
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process: the same writer with the same options, made there."""
+        return _made, (type(self.writer), self.writer.options, self._fresh)
+
     @property
     def options(self) -> Mapping[str, Any]:
         return self.writer.options.to_dict()
@@ -114,3 +119,7 @@ class WriterContender(Contender):
 
     def notes(self, replay: Replay) -> tuple[str, ...]:
         return (*replay.notes, *((_FRESH,) if self._fresh else ()))
+
+
+def _made(kind: type[Writer], options: WriterOptions, fresh: bool) -> WriterContender:
+    return WriterContender(kind(options), fresh=fresh)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from iobench import peers
+from iobench.bench.axes import Variant
 from iobench.bench.contender import Contender, WriterContender
 from iobench.bench.peer_contender import PeerContender
 from iobench.bench.target import Location
@@ -47,13 +48,13 @@ def choose(text: str, target: Location) -> tuple[list[Contender], list[str]]:
     return _on_equal_terms(chosen), left_out
 
 
-def find_baseline(text: str | None, chosen: Sequence[Contender]) -> Contender | None:
-    """The contender that `--baseline` means: by its name, or its name and options as given there.
+def find_baseline(text: str | None, chosen: Sequence[Variant]) -> Variant | None:
+    """The first variant that `--baseline` means: by name, options and axes as far as given there.
 
     Without a text `peer:torch-save` where it takes part. Raises UnknownNameError.
     """
     for one in chosen:
-        if (text or _BASELINE) in (one.name, one.label):
+        if one.is_meant_by(text or _BASELINE):
             return one
     if text is None:
         return None

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from iobench.bench.sampler import Reading, Sampler, Source
 from iobench.environment import DeviceCounters
 from iobench.environment.memory import memory_stall_s
 from iobench.results.records import DeviceCounts, Interference
 
-__all__ = ["Counted", "Counters", "Growth", "Monitor"]
+__all__ = ["Counted", "Counters", "Growth", "Monitor", "Usage"]
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _IDLE, _IOWAIT, _STEAL = 3, 4, 7  # columns of the cpu line of /proc/stat
@@ -29,6 +29,24 @@ class Monitor(Protocol):
 
     def read(self) -> DeviceCounters | None:
         """The counters now; None where there are none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """CPU seconds of a process and its counters of /proc/self/io, which may be missing."""
+
+    cpu_s: float = 0.0
+    io: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def now(cls) -> Self:
+        """Of this process, since it began."""
+        return cls(io=_process_io(), cpu_s=time.process_time())
+
+    def __sub__(self, before: Usage) -> Usage:
+        """What was used since `before`."""
+        grown = {name: value - before.io[name] for name, value in self.io.items()}
+        return Usage(cpu_s=self.cpu_s - before.cpu_s, io=grown)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,18 +110,20 @@ class Counters:
         """Seconds since the start."""
         return time.perf_counter() - self._began
 
-    def stop(self) -> Counted:
-        """What has moved. The clock is read first."""
+    def stop(self, others: Sequence[Usage] = ()) -> Counted:
+        """What has moved, what `others` used included. The clock is read first."""
         elapsed = self.elapsed_s()
         cpu = time.process_time() - self._cpu_before
         before, now = self._before, self._read()
         moved = now.device - before.device if now.device and before.device else None
         own = {name: now.process[name] - before.process[name] for name in now.process}
+        for one in others:
+            own = {name: value + one.io[name] for name, value in own.items() if name in one.io}
         read, write = own.get("read_bytes"), own.get("write_bytes")
         return Counted(
             began_s=self._began,
             elapsed_s=elapsed,
-            cpu_s=cpu,
+            cpu_s=cpu + sum(one.cpu_s for one in others),
             system_cpu_s=now.busy_s - before.busy_s,
             device=DeviceCounts(
                 read_bytes=moved.read_bytes if moved else None,

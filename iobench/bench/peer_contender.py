@@ -22,6 +22,7 @@ from iobench.peers.base import Peer, State
 from iobench.results.records import Verified
 from iobench.units import KIB
 from iobench.workloads import FileSpec
+from iobench.writers.options import WriterOptions
 from iobench.writers.registry import make
 from iobench.writers.s3_target import is_s3
 from iobench.writers.transfer import Meter, PathCount, Transfer
@@ -42,6 +43,10 @@ class PeerContender(Contender):
         self.name = f"peer:{peer.name}"
         self.saves = peer.saves
         self._restored: list[State] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process: the same peer with the same options, made there."""
+        return _made, (type(self.peer), self.peer.options)
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -122,6 +127,10 @@ class PeerContender(Contender):
 
     def _path(self, directory: Location, spec: FileSpec) -> str:
         return f"{str(directory).rstrip('/')}/{spec.path}{self.peer.suffix}"
+
+
+def _made(kind: type[Peer], options: WriterOptions) -> PeerContender:
+    return PeerContender(kind(options))
 
 
 def _files(path: str) -> list[Path]:

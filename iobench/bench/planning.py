@@ -6,24 +6,19 @@ import secrets
 from collections.abc import Iterator, Sequence
 
 from iobench import workloads
-from iobench.bench.contender import Contender
+from iobench.bench.axes import Axes, Variant
 from iobench.bench.contenders import choose, find_baseline
-from iobench.bench.plan import (
-    DEFAULT_SECONDS,
-    Plan,
-    measure_rates,
-)
+from iobench.bench.plan import DEFAULT_SECONDS, LEAST_POOL, Plan
+from iobench.bench.rates import measure_rates
 from iobench.bench.repeat import Repeat
 from iobench.bench.target import Location, Target, target_of
-from iobench.errors import OptionError, TargetError, UsageError
-from iobench.units import MIB, format_rate, format_seconds, format_size, parse_size
+from iobench.errors import TargetError, UsageError
+from iobench.units import format_rate, format_seconds, format_size, parse_size
 from iobench.workloads import Workload
-from iobench.workloads.reshape import Shape
 
 __all__ = ["make_plan", "plan_lines"]
 
 _FULL = "full"
-_LEAST_POOL = 16 * MIB
 
 
 def make_plan(
@@ -43,6 +38,7 @@ def make_plan(
     serializer: str | None = None,
     granularity: str | None = None,
     restore_as: str = "same",
+    numjobs: str = "1",
 ) -> Plan:
     """A plan that was checked: names known, writers available, target writable and large enough.
 
@@ -53,25 +49,27 @@ def make_plan(
     if not full.files(rank):
         raise UsageError(f"workload {full.name!r}: rank {rank} writes no files; choose another")
     full_bytes = full.size_bytes(rank)
-    shape = Shape.parse(serializer, granularity)
+    axes = Axes.parse(
+        serializer=serializer, granularity=granularity, restore_as=restore_as, numjobs=numjobs
+    )
     chosen, left_out = choose(writers, target)
-    pool_bytes = max(parse_size(pool), _LEAST_POOL)
+    pool_bytes = max(parse_size(pool), LEAST_POOL * axes.most_jobs)
     place = target_of(target, chosen)
     place.check()
     for one in chosen:
         one.require(target)
     often = Repeat(times=repeat) if isinstance(repeat, int) else repeat
-    twin = chosen[:1] if aa else []
-    scaled = _scaled(full, rank, full_bytes, size, [*chosen, *twin], place, often.times, ceiling)
+    variants = list(axes.variants(chosen))
+    taking_part = [*variants, *(variants[:1] if aa else ())]
+    scaled = _scaled(full, rank, full_bytes, size, taking_part, axes, place, often.times, ceiling)
     plan = Plan(
         workload=scaled,
         full_bytes=full_bytes,
         rank=rank,
         contenders=tuple(chosen),
-        left_out=tuple(left_out),
-        shape=shape,
-        subset=_subset(restore_as),
-        baseline=find_baseline(baseline, chosen),
+        left_out=(*left_out, *axes.skipped(chosen)),
+        axes=axes,
+        baseline=find_baseline(baseline, variants),
         target=place,
         repeat=often,
         aa=aa,
@@ -89,7 +87,8 @@ def _scaled(
     rank: int,
     full_bytes: int,
     size: str | None,
-    contenders: Sequence[Contender],
+    variants: Sequence[Variant],
+    axes: Axes,
     target: Target,
     repeat: int,
     ceiling: bool,
@@ -98,29 +97,15 @@ def _scaled(
         return full
     if size is not None:
         return full.scaled(parse_size(size), rank)
-    free = target.free_bytes() if any(one.stores for one in contenders) else full_bytes
+    storing = any(one.contender.stores for one in variants)
+    free = target.free_bytes() if storing else full_bytes * axes.most_jobs
     if free == 0:
         raise TargetError(f"--target {target.location}: no space is left for a checkpoint")
-    rates = measure_rates(contenders, target)
+    rates = measure_rates(variants, axes.subsets, target)
     ceiling = ceiling and not target.no_ceiling
     affordable = rates.affordable_bytes(DEFAULT_SECONDS, repeat=repeat, ceiling=ceiling)
-    return full.scaled(min(affordable, full_bytes, *([] if free is None else [free])), rank)
-
-
-def _subset(text: str) -> float | None:
-    """From `same` or `subset=0.1`. Raises OptionError."""
-    kind, _, part = text.partition("=")
-    if text == "same":
-        return None
-    try:
-        subset = float(part) if kind == "subset" else 0.0
-    except ValueError:
-        subset = 0.0
-    if not 0 < subset < 1:
-        raise OptionError(
-            f"--restore-as {text}: must be same, or subset=PART with a part between 0 and 1"
-        )
-    return subset
+    fits = [] if free is None else [free // axes.most_jobs]
+    return full.scaled(min(affordable, full_bytes, *fits), rank)
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
@@ -140,6 +125,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     shown = ", ".join(f"{f.path} {format_size(f.size_bytes)} ({f.format})" for f in large)
     yield f"files     {shown}{', ...' if len(files) > len(large) else ''}"
     yield f"writers   {', '.join(one.label for one in plan.contenders)}"
+    yield from _axis_lines(plan)
     for line in plan.left_out:
         yield f"left out  {line}"
     free = plan.target.free_bytes()
@@ -150,7 +136,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
         jobs += f" ({plan.target.no_ceiling})"
     elif plan.ceiling and not plan.measures_ceiling:
         jobs += " (fio is not installed: apt-get install fio)"
-    twice = f"{plan.contenders[0].name} twice (A/A), " if plan.aa else ""
+    twice = f"{plan.variants[0].label} twice (A/A), " if plan.aa else ""
     yield (
         f"run       {plan.repeat}, {twice}{jobs}, "
         f"{format_size(plan.written_bytes)} written in all, "
@@ -158,8 +144,27 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     )
 
 
+def _axis_lines(plan: Plan) -> Iterator[str]:
+    """What varies beside the writers, and whose files several processes save."""
+    axes = plan.axes
+    if len(plan.variants) > len(plan.contenders):
+        yield f"variants  {', '.join(one.label for one in plan.variants)}"
+    if axes.subsets != (None,):
+        shown = [
+            "all" if one is None else f"{100 * one:.3g} % of the bytes" for one in axes.subsets
+        ]
+        yield f"restores  {', then '.join(shown)}"
+    if axes.most_jobs > 1:
+        first, last = plan.ranks[0], plan.ranks[-1]
+        whose = f"ranks {first} to {last}" if last > first else f"a copy of rank {first} each"
+        yield (
+            f"processes {', '.join(map(str, axes.numjobs))} at once: {whose}, "
+            f"{format_size(plan.size_bytes * axes.most_jobs)} in all at most"
+        )
+
+
 def expected_line(plan: Plan) -> str:
     """How long the plan will take, by short probes of its writers."""
-    rates = measure_rates(plan.taking_part, plan.target)
+    rates = measure_rates(plan.taking_part, plan.axes.subsets, plan.target)
     run_s = rates.run_s(plan.size_bytes, repeat=plan.repeat.times, ceiling=plan.measures_ceiling)
     return f"expected  about {format_seconds(run_s)}, probed at {format_rate(max(rates.save))}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from iobench.bench.stats import bootstrap_median_interval, median, rate
 from iobench.errors import UsageError
-from iobench.results.identity import contender_of
+from iobench.results.identity import figure_of
 from iobench.results.records import Sample
 from iobench.units import format_seconds, parse_percent, parse_seconds
 
@@ -56,9 +56,9 @@ class Repeat:
 
 def _widest(samples: Sequence[Sample]) -> float:
     """The widest interval of a contender and operation, as a part of its median."""
-    groups: dict[tuple[str, str], list[float]] = {}
+    groups: dict[tuple[str, str, str | None], list[float]] = {}
     for sample in samples:
-        rates = groups.setdefault((contender_of(sample), sample.operation), [])
+        rates = groups.setdefault(figure_of(sample), [])
         rates.append(rate(sample.bytes, sample.elapsed_s))
     widths = [0.0]
     for rates in groups.values():

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from iobench.bench import fio
-from iobench.bench.contender import Contender, WriterContender
+from iobench.bench.axes import Variant
+from iobench.bench.contender import WriterContender
 from iobench.bench.counters import Monitor
+from iobench.bench.crew import Alone, Crew, Team
+from iobench.bench.job import Job, Sizes
 from iobench.bench.plan import Plan
-from iobench.bench.replay import Replay
 from iobench.bench.sampler import Sampler
+from iobench.bench.subset import text_of
 from iobench.bench.target import Scratch
 from iobench.bench.trial import Trial
 from iobench.errors import CeilingError
@@ -28,6 +31,7 @@ from iobench.results import (
     ResultWriter,
     Run,
     Sample,
+    VariantFacts,
     WorkloadFacts,
     config_hash,
     new_run_id,
@@ -37,6 +41,7 @@ from iobench.results import (
 __all__ = ["Progress", "Runner"]
 
 _Record = Sample | CeilingSample | Failure
+_WARM_UP = "warm-up"  # a checkpoint that nobody measures
 
 
 class Progress(Protocol):
@@ -69,24 +74,22 @@ class Runner:
         """
         plan = self.plan
         plan.check()
-        replay = Replay(
-            plan.files,
-            pool_bytes=plan.pool_bytes,
-            seed=plan.seed,
-            crc=plan.crc,
-            subset=plan.subset,
-        )
-        contenders = len(plan.taking_part) + (len(fio.JOBS) if plan.measures_ceiling else 0)
-        self.progress.begin(1 + 2 * contenders * plan.repeat.times)
+        steps = len(plan.taking_part) * (1 + len(plan.axes.subsets))
+        steps += 2 * len(fio.JOBS) if plan.measures_ceiling else 0
+        self.progress.begin(1 + steps * plan.repeat.times)
         monitor = plan.target.monitor()
-        with plan.target.scratch() as scratch, Sampler(monitor.files) as sampler:
+        with (
+            plan.target.scratch() as scratch,
+            self._team(scratch) as team,
+            Sampler(monitor.files) as sampler,
+        ):
             self.progress.step("preparing")
-            run = self._header(replay)
+            run = self._header(team)
             self.results.write(run)
             trials = _Trials(
                 plan=plan,
                 run=run,
-                replay=replay,
+                team=team,
                 scratch=scratch,
                 monitor=monitor,
                 sampler=sampler,
@@ -97,11 +100,23 @@ class Runner:
                 self.results.write(record)
                 self.progress.result(record)
 
-    def _header(self, replay: Replay) -> Run:
+    def _team(self, scratch: Scratch) -> Team:
+        """The run's own process, or as many as ever save at once."""
+        setups = self.plan.setups()
+        if len(setups) == 1:
+            return Alone(setups[0])
+        return Crew(setups, partial(Job.warm_up, directory=scratch.locate(_WARM_UP)))
+
+    def _header(self, team: Team) -> Run:
         plan = self.plan
         machine, storage = plan.target.describe()
         asked = plan.to_dict()
-        scale, size_bytes = plan.workload.scale, replay.size_bytes()
+        sizes = [
+            team.ask(plan.axes.most_jobs, partial(Job.sizes, shape=i, subsets=plan.axes.subsets))
+            for i in range(len(plan.axes.shapes))
+        ]
+        scale, size_bytes = plan.workload.scale, sizes[0][0].saved
+        partly = plan.axes.subsets[0] is not None
         return Run(
             run_id=new_run_id(),
             started_at=utc_now(),
@@ -113,13 +128,49 @@ class Runner:
                 rank=plan.rank,
                 bytes=size_bytes,
                 full_bytes=plan.full_bytes if scale else size_bytes,  # the plan's may be estimated
-                files=len(replay.files),
+                files=len(plan.files),
                 scaled=scale is not None,
                 scale=scale.text if scale else None,
-                restored_bytes=None if plan.subset is None else sum(replay.restored_bytes),
+                restored_bytes=sizes[0][0].restored[0] if partly else None,
             ),
+            variants=tuple(_facts(plan, sizes)),
             plan=asked,
         )
+
+
+def _facts(plan: Plan, sizes: Sequence[Sequence[Sizes]]) -> Iterator[VariantFacts]:
+    """What the samples of each variant move; nothing where it is the same for all."""
+    axes = plan.axes
+    if len(axes.shapes) == len(axes.subsets) == axes.most_jobs == 1:
+        return
+    told = set()
+    for variant in plan.variants:
+        shape = axes.shapes.index(variant.shape)
+        jobs = sizes[shape][: variant.numjobs]
+        operations: list[tuple[Operation, str | None, int]] = [
+            ("save", None, sum(job.saved for job in jobs))
+        ]
+        operations += [
+            (
+                "restore",
+                None if subset is None else text_of(subset),
+                sum(job.restored[i] for job in jobs),
+            )
+            for i, subset in enumerate(axes.subsets)
+        ]
+        for operation, restore_as, size in operations:
+            facts = VariantFacts(
+                operation=operation,
+                format=variant.format,
+                granularity=variant.granularity,
+                restore_as=restore_as,
+                numjobs=variant.numjobs,
+                bytes=size,
+                files=sum(len(files[shape]) for files in plan.files_of_jobs[: variant.numjobs]),
+            )
+            if facts not in told:
+                told.add(facts)
+                yield facts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +179,7 @@ class _Trials:
 
     plan: Plan
     run: Run
-    replay: Replay
+    team: Team
     scratch: Scratch
     monitor: Monitor
     sampler: Sampler
@@ -137,23 +188,24 @@ class _Trials:
     def warm_up(self) -> None:
         """Have every contender do what it does once per process, outside any clock.
 
-        One that fails here will fail in its trial, where that is recorded.
+        One that fails here will fail in its trial, where that is recorded. A crew has done it.
         """
-        for one in self.plan.contenders:
-            with contextlib.suppress(Exception):
-                one.warm_up(self.scratch.locate("warm-up"))
-        self.scratch.remove("warm-up")
+        if not self.team.apart:
+            self.team.ask(1, partial(Job.warm_up, directory=self.scratch.locate(_WARM_UP)))
+        self.scratch.remove(_WARM_UP)
 
     def records(self) -> Iterator[_Record]:
         order = random.Random(self.plan.seed)
         broken: set[fio.FioJob] = set()
-        able = list(self.plan.contenders)
+        able = list(self.plan.variants)
         measured: list[Sample] = []
         began = time.monotonic()
         repetition = 0
         while self.plan.repeat.goes_on(repetition, measured, time.monotonic() - began):
             steps: list[Callable[[int, int], Iterator[_Record]]] = [
-                _bound(self._contender, one, able) for one in self.plan.taking_part if one in able
+                _bound(self._variant, one, able, order)
+                for one in self.plan.taking_part
+                if one in able
             ]
             if self.plan.measures_ceiling:
                 steps += [_bound(self._job, job, broken) for job in fio.JOBS if job not in broken]
@@ -165,34 +217,47 @@ class _Trials:
                         measured.append(record)
             repetition += 1
 
-    def _contender(
-        self, repetition: int, order: int, contender: Contender, able: list[Contender]
+    def _variant(
+        self,
+        repetition: int,
+        order: int,
+        variant: Variant,
+        able: list[Variant],
+        random_: random.Random,
     ) -> Iterator[_Record]:
-        if contender not in able:  # its twin of an A/A failed just before
+        if variant not in able:  # its twin of an A/A failed just before
             return
+        plan = self.plan
+        shape = plan.axes.shapes.index(variant.shape)
         trial = Trial(
             run_id=self.run.run_id,
             repetition=repetition,
             order=order,
-            contender=contender,
-            replay=self.replay,
+            variant=variant,
+            contender=plan.contenders.index(variant.contender),
+            shape=shape,
+            files=[files[shape] for files in plan.files_of_jobs[: variant.numjobs]],
+            team=self.team,
             scratch=self.scratch,
             monitor=self.monitor,
             sampler=self.sampler,
             notes=self.plan.target.notes,
         )
-        operations: tuple[tuple[Operation, Callable[[], Sample | None]], ...] = (
-            ("save", trial.save),
-            ("restore", trial.restore),
-        )
+        subsets = list(plan.axes.subsets)
+        random_.shuffle(subsets)
+        operations: list[tuple[Operation, float | None, Callable[[], Sample | None]]] = [
+            ("save", None, trial.save),
+            *(("restore", subset, partial(trial.restore, subset)) for subset in subsets),
+        ]
         try:
-            for operation, run in operations:
-                self._settled(f"{contender.name} {operation}", repetition)
+            for operation, subset, run in operations:
+                what = f"{variant.label} {operation}{f' {text_of(subset)}' if subset else ''}"
+                self._settled(what, repetition)
                 try:
                     sample = run()
                 except Exception as error:  # other projects raise whatever they like
-                    yield trial.failure(operation, error)
-                    able.remove(contender)
+                    yield trial.failure(operation, error, subset)
+                    able.remove(variant)
                     if not able:
                         raise
                     return

@@ -1,36 +1,50 @@
-"""Trial: one timed save and one timed, cold, verified restore of a replay by one contender."""
+"""Trial: one timed save of a variant, and timed, cold, verified restores of what was saved."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
-from iobench import linux
-from iobench.bench.contender import Contender
-from iobench.bench.counters import Counted, Counters, Monitor
-from iobench.bench.replay import Replay
+from iobench.bench.axes import Variant
+from iobench.bench.counters import Counted, Counters, Monitor, Usage
+from iobench.bench.crew import Team
+from iobench.bench.job import Done, Job, Place, own_name
 from iobench.bench.sampler import Sampler
 from iobench.bench.series import make_series
+from iobench.bench.subset import text_of
 from iobench.bench.target import Location, Scratch
 from iobench.results import Cold, Failure, Operation, Sample, Verified, utc_now
+from iobench.workloads import FileSpec
 from iobench.writers.transfer import Transfer
 
 __all__ = ["Trial"]
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One contender in one place of one repetition.
+    """One variant in one place of one repetition.
 
     The clock of `save` covers everything up to the published, durable checkpoint: files, their
     syncs, the manifest, directory syncs and the rename. That of `restore` covers opening, parsing
-    and reading. Making the bytes, evicting, verifying and removing are outside.
+    and reading. Making the bytes, evicting, verifying and removing are outside. Several jobs start
+    together when all of them are ready, and the clock runs until the last one is done.
     """
 
     run_id: str
     repetition: int
     order: int
-    contender: Contender
-    replay: Replay
+    variant: Variant
+    contender: int
+    """Which of the team's contenders it is."""
+    shape: int
+    """Which of the team's shapes."""
+    files: Sequence[Sequence[FileSpec]]
+    """Of each job."""
+    team: Team
     scratch: Scratch
     monitor: Monitor
     sampler: Sampler | None = None
@@ -42,45 +56,54 @@ class Trial:
 
         None for a contender that only restores: the save was another's.
         """
-        self.replay.prepare()
-        started, counters = utc_now(), Counters(self.monitor, self.sampler)
-        if not self.contender.stores:
-            transfers = self.contender.save(self.replay, self._checkpoint)
-            return self._sample("save", transfers, counters.stop(), started)
+        contender = self.variant.contender
+        self._ask(partial(Job.prepare, shape=self.shape))
+        started, counters = utc_now(), self._counters()
+        if not contender.stores:
+            done = self._ask(partial(Job.save, place=self._place(self._checkpoint)))
+            return self._sample("save", done, counters.stop(self._usage(done)), started)
         with self.scratch.staged(self._name) as staged:
-            transfers = self.contender.save(self.replay, staged.directory)
+            done = self._ask(partial(Job.save, place=self._place(staged.directory)))
             written_s = counters.elapsed_s()
-            staged.publish(self._manifest(transfers))
+            staged.publish(self._manifest(done))
             commit_s = counters.elapsed_s() - written_s
-        counted = counters.stop()
-        if not self.contender.saves:
+        counted = counters.stop(self._usage(done))
+        if not contender.saves:
             return None
-        return self._sample("save", transfers, counted, started, commit_s=commit_s)
+        return self._sample("save", done, counted, started, commit_s=commit_s)
 
-    def restore(self) -> Sample | None:
-        """Restore the saved checkpoint from a cold cache and verify it.
+    def restore(self, subset: float | None = None) -> Sample | None:
+        """Restore the saved checkpoint, or `subset` of its bytes, from a cold cache and verify it.
 
         None for a contender that stores nothing: there is nothing to restore.
         """
-        if not self.contender.stores:
+        if not self.variant.contender.stores:
             return None
-        self.replay.scrub()
+        place = self._place(self._checkpoint)
+        self._ask(partial(Job.scrub, shape=self.shape, subset=subset))
         cold = self.scratch.make_cold(self._name)
-        started, counters = utc_now(), Counters(self.monitor, self.sampler)
-        transfers = self.contender.restore(self.replay, self._checkpoint)
-        counted = counters.stop()
-        verified = self.contender.verify(self.replay, self._checkpoint)
-        linux.trim_heap()  # memory that this one freed is no help to the next one
-        return self._sample("restore", transfers, counted, started, cold=cold, verified=verified)
+        started, counters = utc_now(), self._counters()
+        done = self._ask(partial(Job.restore, place=place))
+        counted = counters.stop(self._usage(done))
+        verified = _sum(self._ask(partial(Job.verify, place=place)))
+        return self._sample(
+            "restore", done, counted, started, cold=cold, verified=verified, subset=subset
+        )
 
-    def failure(self, operation: Operation, error: Exception) -> Failure:
+    def failure(
+        self, operation: Operation, error: Exception, subset: float | None = None
+    ) -> Failure:
         """The record that says that `operation` raised `error`."""
         return Failure(
             run_id=self.run_id,
             repetition=self.repetition,
             order=self.order,
-            writer=self.contender.name,
-            options=self.contender.options,
+            writer=self.variant.writer,
+            options=self.variant.options,
+            format=self.variant.format,
+            granularity=self.variant.granularity,
+            restore_as=None if subset is None else text_of(subset),
+            numjobs=self.variant.numjobs,
             operation=operation,
             error=" ".join(f"{type(error).__name__}: {error}".split()),
             started_at=utc_now(),
@@ -90,6 +113,17 @@ class Trial:
         """Remove the checkpoint, if there is one."""
         self.scratch.remove(self._name)
 
+    def _ask(self, what: Callable[[Job], T]) -> list[T]:
+        return self.team.ask(self.variant.numjobs, what)
+
+    def _counters(self) -> Counters:
+        """Without a device the sampler looks at this process, which may not be the one at work."""
+        blind = self.team.apart and not self.monitor.files
+        return Counters(self.monitor, None if blind else self.sampler)
+
+    def _usage(self, done: Sequence[Done]) -> list[Usage]:
+        return [one.usage for one in done] if self.team.apart else []
+
     @property
     def _name(self) -> str:
         return f"step-{self.repetition}-{self.order}"
@@ -98,42 +132,57 @@ class Trial:
     def _checkpoint(self) -> Location:
         return self.scratch.locate(self._name)
 
-    def _manifest(self, transfers: list[Transfer]) -> dict[str, object]:
+    def _place(self, directory: Location) -> Place:
+        return Place(contender=self.contender, shape=self.shape, directory=directory)
+
+    def _manifest(self, done: Sequence[Done]) -> dict[str, object]:
         return {
             "schema": "iobench.manifest/1",
             "step": self.repetition,
-            "writer": {"name": self.contender.name, "options": dict(self.contender.options)},
+            "writer": {"name": self.variant.writer, "options": dict(self.variant.options)},
             "files": [
-                {"path": spec.path, "format": spec.format, "bytes": transfer.bytes}
-                for spec, transfer in zip(self.replay.files, transfers, strict=True)
+                {
+                    "path": f"{own_name(number)}/{spec.path}" if self.team.apart else spec.path,
+                    "format": spec.format,
+                    "bytes": transfer.bytes,
+                }
+                for number, (files, one) in enumerate(zip(self.files, done, strict=True))
+                for spec, transfer in zip(files, one.transfers, strict=True)
             ],
         }
 
     def _sample(
         self,
         operation: Operation,
-        transfers: list[Transfer],
+        done: Sequence[Done],
         counted: Counted,
         started: str,
         *,
         commit_s: float = 0.0,
         cold: Cold | None = None,
         verified: Verified | None = None,
+        subset: float | None = None,
     ) -> Sample:
-        total = Transfer.total(transfers)
+        contender = self.variant.contender
+        total = Transfer.beside([Transfer.total(one.transfers) for one in done])
         phases = dict(total.phases_s)
         if commit_s:
             phases["commit"] = phases.get("commit", 0.0) + commit_s
+        first_done_s = min(one.at_s for one in done) - counted.began_s
         return Sample(
             run_id=self.run_id,
             repetition=self.repetition,
             order=self.order,
-            writer=self.contender.name,
-            options=self.contender.options,
+            writer=self.variant.writer,
+            options=self.variant.options,
+            format=self.variant.format,
+            granularity=self.variant.granularity,
+            restore_as=None if subset is None else text_of(subset),
+            numjobs=self.variant.numjobs,
             operation=operation,
             bytes=total.bytes,
             elapsed_s=counted.elapsed_s,
-            first_done_s=counted.elapsed_s,
+            first_done_s=counted.elapsed_s if len(done) == 1 else first_done_s,
             last_done_s=counted.elapsed_s,
             phases_s=phases,
             paths=total.paths,
@@ -145,12 +194,18 @@ class Trial:
             cold=cold,
             device=counted.device if self.scratch.directory is not None else None,
             verified=verified,
-            stores=self.contender.stores,
+            stores=contender.stores,
             interference=counted.interference,
-            series=make_series(
-                operation, counted, None if self.contender.is_peer else total.completed
-            ),
-            notes=self.contender.notes(self.replay)
+            series=make_series(operation, counted, None if contender.is_peer else total.completed),
+            notes=tuple(dict.fromkeys(note for one in done for note in one.notes))
             + (self.notes if operation == "restore" else ()),
             started_at=started,
         )
+
+
+def _sum(parts: Sequence[Verified]) -> Verified:
+    return Verified(
+        tensors=sum(one.tensors for one in parts),
+        bytes=sum(one.bytes for one in parts),
+        mismatches=sum(one.mismatches for one in parts),
+    )

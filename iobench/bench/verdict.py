@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Self
 
 from iobench.results.identity import contender_of
-from iobench.results.records import Run, Sample, Verified
+from iobench.results.records import Run, Sample, VariantFacts, Verified
 
 __all__ = ["Context", "Reason", "Status", "Verdict", "combine", "judge", "with_verification"]
 
@@ -63,12 +63,14 @@ class Verdict:
 class Context:
     """What a sample is judged against: the workload's bytes, and facts that may be absent.
 
-    `restored_bytes` are those of a restore where it brings only a part of them.
+    `restored_bytes` are those of a restore where it brings only a part of them. `variants` tell
+    the bytes of samples of their axes; the others move the workload's.
     `scale` says how the workload was made smaller; `volatile` names a file system held in memory.
     """
 
     workload_bytes: int
     restored_bytes: int | None = None
+    variants: tuple[VariantFacts, ...] = ()
     scale: str | None = None
     volatile: str | None = None
 
@@ -81,9 +83,23 @@ class Context:
         return cls(
             workload_bytes=run.workload.bytes,
             restored_bytes=run.workload.restored_bytes,
+            variants=run.variants,
             scale=(run.workload.scale or "smaller than full size") if run.workload.scaled else None,
             volatile=next((kind for kind in _VOLATILE if kind in found), None),
         )
+
+    def expected_bytes(self, sample: Sample) -> int:
+        """Bytes that the sample must have moved."""
+        for one in self.variants:
+            if _axes(one) == _axes(sample):
+                return one.bytes
+        if sample.operation == "restore" and self.restored_bytes is not None:
+            return self.restored_bytes
+        return self.workload_bytes
+
+
+def _axes(one: Sample | VariantFacts) -> tuple[object, ...]:
+    return one.operation, one.format, one.granularity, one.restore_as, one.numjobs
 
 
 def judge(sample: Sample, context: Context) -> Verdict:
@@ -117,18 +133,22 @@ def combine(verdicts: Sequence[Verdict]) -> Verdict:
 def with_verification(samples: Iterable[Sample]) -> list[Sample]:
     """`samples`, each save carrying the proof of the restore that read its bytes back.
 
-    That is the restore of the same writer, options and format in the same repetition, otherwise one
-    of another repetition: every configuration is verified, if not every save. A save with no such
-    restore stays without proof.
+    That is the restore of the same contender in the same repetition, otherwise one of another
+    repetition: every configuration is verified, if not every save. Of several restores it is the
+    one with most wrong tensors, then the one of most tensors. A save with no such restore stays
+    without proof.
     """
     given = list(samples)
     proofs: dict[tuple[str, int | None], Verified] = {}
     for sample in given:
         if sample.operation == "restore" and sample.verified is not None:
-            proofs[contender_of(sample), sample.repetition] = sample.verified
-            worst = proofs.setdefault((contender_of(sample), None), sample.verified)
-            if sample.verified.mismatches > worst.mismatches:
-                proofs[contender_of(sample), None] = sample.verified
+            for repetition in (sample.repetition, None):
+                key = contender_of(sample), repetition
+                proofs[key] = max(
+                    proofs.get(key, sample.verified),
+                    sample.verified,
+                    key=lambda one: (one.mismatches, one.tensors),
+                )
     return [
         sample
         if sample.operation == "restore" or sample.verified is not None
@@ -146,9 +166,7 @@ def _invalid(sample: Sample, context: Context) -> Iterator[Reason]:
     if not sample.stores:
         yield Reason(text="stores nothing: this is the harness's own speed, not a storage figure")
         return
-    expected = context.workload_bytes
-    if sample.operation == "restore" and context.restored_bytes is not None:
-        expected = context.restored_bytes
+    expected = context.expected_bytes(sample)
     if sample.bytes != expected:
         yield Reason(
             text="not all of the workload's bytes, or more than them",

@@ -29,6 +29,7 @@ def compare(
     """Compare two runs: better, worse or no difference shown; exit code 5 on a regression."""
     from iobench.report import compare as report
     from iobench.results import read
+    from iobench.results.labels import name_of
     from iobench.units import parse_percent
 
     allowed = parse_percent(threshold)
@@ -45,7 +46,7 @@ def compare(
     if not comparison.rows:
         raise UsageError(f"{old} and {new} have no writer in common")
     write(comparison, format_, sys.stdout)
-    if worse := [f"{row.writer} {row.operation}" for row in comparison.regressions]:
+    if worse := [f"{name_of(row)} {row.operation}" for row in comparison.regressions]:
         raise RegressionError(f"slower by more than {threshold}: {', '.join(worse)}")
-    if spoilt := [f"{row.writer} {row.operation}" for row in comparison.rows if row.spoilt]:
+    if spoilt := [f"{name_of(row)} {row.operation}" for row in comparison.rows if row.spoilt]:
         raise IobenchError(f"VALID before and INVALID now, not judged: {', '.join(spoilt)}")

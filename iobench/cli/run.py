@@ -90,7 +90,8 @@ def run(
         str | None,
         typer.Option(
             "--serializer",
-            help="Write every file as safetensors, torch, dcp or raw; peers have their own.",
+            help="Write every file as safetensors, torch, dcp or raw (peers have their own), or "
+            "same: as the workload has it. Several, separated by commas, are compared.",
             show_default="as the workload has them",
         ),
     ] = None,
@@ -98,7 +99,8 @@ def run(
         str | None,
         typer.Option(
             "--granularity",
-            help="Deal the tensors to files anew: blob (one file), shard=5GB, layer or tensor.",
+            help="Deal the tensors to files anew: blob (one file), shard=5GB, layer, tensor, or "
+            "same. Several are compared: blob,layer",
             show_default="as the workload has them",
         ),
     ] = None,
@@ -106,14 +108,24 @@ def run(
         str,
         typer.Option(
             "--restore-as",
-            help="Restore all (same), or only some tensors: subset=0.1 for a tenth of the bytes.",
+            help="Restore all (same), or only some tensors: subset=0.1 for a tenth of the bytes. "
+            "Several are made of each save: same,subset=0.1",
         ),
     ] = "same",
+    numjobs: Annotated[
+        str,
+        typer.Option(
+            "--numjobs",
+            help="Processes that save, and restore, at once, as the ranks of a node do: each has "
+            "files of its own, and the last one's end counts. Several are compared: 1,2,4",
+        ),
+    ] = "1",
     baseline: Annotated[
         str | None,
         typer.Option(
             "--baseline",
-            help="The contender that the others' rates are compared with, pair by pair.",
+            help="Whose rates the others' are compared with, pair by pair: a name, with options "
+            "and axes where they matter: 'odirect numjobs=1'.",
             show_default="peer:torch-save where it takes part",
         ),
     ] = None,
@@ -160,6 +172,7 @@ def run(
                 serializer=serializer,
                 granularity=granularity,
                 restore_as=restore_as,
+                numjobs=numjobs,
             )
         for line in plan_lines(plan):
             print(line, file=sys.stderr)
@@ -221,8 +234,10 @@ def measure(plan: Plan, output: Path | None) -> ResultFile:
 
 def raise_failures(result: ResultFile) -> None:
     """Raise ContenderError for contenders that failed, DataMismatchError for data that differ."""
+    from iobench.results.labels import name_of
+
     if result.failures:
-        who = ", ".join(f"{one.writer} ({one.error})" for one in result.failures)
+        who = ", ".join(f"{name_of(one)} ({one.error})" for one in result.failures)
         raise ContenderError(f"failed and left out: {who}")
     wrong = sum(sample.verified.mismatches for sample in result.samples if sample.verified)
     if wrong:

@@ -12,17 +12,23 @@ __all__ = ["baseline_samples", "paired_ratio"]
 
 
 def baseline_samples(
-    groups: Mapping[tuple[str, Operation], Sequence[Sample]],
+    groups: Mapping[tuple[str, Operation, str | None], Sequence[Sample]],
     baseline: Mapping[str, Any] | None,
     of: Sample,
 ) -> Sequence[Sample]:
-    """The baseline's samples of the operation that `of` is of; none where `of` is one of them.
+    """The baseline's samples of what `of` is a sample of; none where `of` is one of them.
 
-    `baseline` has the contender's `name` and `options`; None where there is no baseline.
+    `baseline` has the contender's `name` and `options`, and `format`, `granularity` and `numjobs`
+    where these were axes of the run; None where there is no baseline.
     """
     if baseline is None or _is(of, baseline):
         return []
-    found = (s for s in groups.values() if s[0].operation == of.operation and _is(s[0], baseline))
+    kind = of.operation, of.restore_as
+    found = (
+        samples
+        for samples in groups.values()
+        if (samples[0].operation, samples[0].restore_as) == kind and _is(samples[0], baseline)
+    )
     return next(found, [])
 
 
@@ -39,4 +45,8 @@ def paired_ratio(samples: Sequence[Sample], against: Sequence[Sample]) -> stats.
 
 
 def _is(sample: Sample, contender: Mapping[str, Any]) -> bool:
-    return (sample.writer, dict(sample.options)) == (contender["name"], contender["options"])
+    axes = ("format", "granularity", "numjobs")
+    return (sample.writer, dict(sample.options)) == (
+        contender["name"],
+        contender["options"],
+    ) and all(getattr(sample, axis) == contender[axis] for axis in axes if axis in contender)

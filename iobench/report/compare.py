@@ -11,15 +11,16 @@ from iobench.bench.comparison import LEAST_FLOOR, LEAST_SAMPLES, Finding, compar
 from iobench.bench.stats import median, rate
 from iobench.bench.verdict import Context, Status, combine, judge
 from iobench.environment.storage import leaf_devices
-from iobench.report.summary import group
+from iobench.report.summary import Figure, group
 from iobench.results import Operation, ResultFile, Run, Sample, to_plain
+from iobench.results.labels import name_of
 from iobench.units import GIB, format_size
 
 __all__ = ["SCHEMA", "Comparison", "Row", "compare", "unlike"]
 
 SCHEMA = "iobench.compare/1"
 
-_Key = tuple[str, Operation]
+_Key = Figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,10 @@ class Row:
     workload: str
     writer: str
     options: Mapping[str, Any]
+    format: str | None = None
+    granularity: str | None = None
+    restore_as: str | None = None
+    numjobs: int = 1
     operation: Operation
     old_samples: int
     new_samples: int
@@ -127,7 +132,7 @@ def _others(
         other
         for other in groups
         if not (other in before and other in after)
-        and (_writer(other), other[1]) == (_writer(key), key[1])
+        and (_writer(other), other[1:]) == (_writer(key), key[1:])
     ]
 
 
@@ -138,7 +143,7 @@ def _writer(key: _Key) -> str:
 
 def _names(groups: Mapping[_Key, Sequence[Sample]], matched: set[_Key]) -> tuple[str, ...]:
     return tuple(
-        f"{samples[0].writer} {samples[0].operation}"
+        f"{name_of(samples[0])} {samples[0].operation}"
         for key, samples in groups.items()
         if key not in matched
     )
@@ -164,6 +169,10 @@ def _row(
         workload=workload,
         writer=new[0].writer,
         options=new[0].options,
+        format=new[0].format,
+        granularity=new[0].granularity,
+        restore_as=new[0].restore_as,
+        numjobs=new[0].numjobs,
         operation=new[0].operation,
         old_samples=len(old),
         new_samples=len(new),

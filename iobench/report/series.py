@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
-from iobench.results import ResultFile, Sample, contender_of
+from iobench.results import ResultFile, Sample, figure_of
 from iobench.results.labels import labels
 from iobench.units import format_rate, format_seconds
 
@@ -26,11 +26,11 @@ def write(result: ResultFile, stream: TextIO) -> None:
     if not have:
         stream.write("no series: recorded before iobench kept them\n")
         return
-    first = {contender_of(sample): sample for sample in reversed(have)}
+    first = {figure_of(sample): sample for sample in reversed(have)}
     names = dict(zip(first, labels(first.values()), strict=True))
-    have.sort(key=lambda one: (one.operation == "restore", names[contender_of(one)]))
+    have.sort(key=lambda one: (one.operation == "restore", names[figure_of(one)]))
     for sample in have:
-        stream.write(f"{names[contender_of(sample)]} {sample.operation} {sample.repetition}: ")
+        stream.write(f"{names[figure_of(sample)]} {sample.operation} {sample.repetition}: ")
         stream.write(f"{format_seconds(sample.elapsed_s)}\n")
         stream.writelines(f"  {line}\n" for line in _lines(sample))
 

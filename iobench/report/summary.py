@@ -30,13 +30,18 @@ from iobench.results import (
     Sample,
     WorkloadFacts,
     contender_of,
+    figure_of,
     to_plain,
 )
 from iobench.units import GIB, format_rate
 
-__all__ = ["SCHEMA", "Report", "Summary", "Winner", "group", "summarise"]
+__all__ = ["SCHEMA", "Figure", "Report", "Summary", "Winner", "group", "summarise"]
 
 SCHEMA = "iobench.report/1"
+
+Figure = tuple[str, Operation, str | None]
+"""What `figure_of` gives."""
+
 _RANKED = (Status.VALID, Status.SCALED)
 
 
@@ -46,6 +51,7 @@ class Summary:
 
     `median_bytes_per_s` is the median of the samples' rates, `ci95_bytes_per_s` its bootstrap
     interval (None for 1 sample), `of_ceiling` its ratio to the ceiling (None without one).
+    `format`, `granularity`, `restore_as` and `numjobs` are those of the samples.
     `cpu_s_per_gib` is total over total; `first_done_s`, `last_done_s` and `phases_s` are medians;
     `paths` and `decisions` count operations over all samples. `ratio` is how many times the
     baseline's rate this is, paired by repetition, and `ratio_ci95` its interval (see
@@ -54,6 +60,10 @@ class Summary:
 
     writer: str
     options: Mapping[str, Any]
+    format: str | None = None
+    granularity: str | None = None
+    restore_as: str | None = None
+    numjobs: int = 1
     operation: Operation
     samples: int
     bytes: int
@@ -77,11 +87,14 @@ class Summary:
 class Winner:
     """The fastest of one operation, by positions in `Report.summaries`.
 
+    Restores of all and of some tensors (`restore_as`) have a winner each.
+
     `equals` are those that it is not shown to be faster than, none where it won. `floor` is the
     part up to which a difference is noise; `measured` says whether this run's A/A found it.
     """
 
     operation: Operation
+    restore_as: str | None = None
     fastest: int
     equals: tuple[int, ...]
     floor: float
@@ -129,7 +142,7 @@ def summarise(result: ResultFile) -> Report:
             ),
             samples,
         )
-        for (contender, _), samples in groups.items()
+        for (contender, _, _), samples in groups.items()
     ]
     pairs.sort(key=lambda pair: _rank(pair[0]))
     return Report(
@@ -143,18 +156,20 @@ def summarise(result: ResultFile) -> Report:
     )
 
 
-def _rank(one: Summary) -> tuple[bool, bool, float]:
-    """Saves first; within an operation what failed comes last, whatever its rate was."""
-    return one.operation == "restore", one.verdict == Status.FAILED, -one.median_bytes_per_s
+def _rank(one: Summary) -> tuple[bool, str, bool, float]:
+    """Saves first, then restores of all; what failed comes last, whatever its rate was."""
+    kind = one.operation == "restore", one.restore_as or ""
+    return *kind, one.verdict == Status.FAILED, -one.median_bytes_per_s
 
 
 def _winners(pairs: Sequence[tuple[Summary, Sequence[Sample]]]) -> Iterator[Winner]:
-    operations: tuple[Operation, ...] = ("save", "restore")
-    for operation in operations:
+    kinds = dict.fromkeys((summary.operation, summary.restore_as) for summary, _ in pairs)
+    for operation, restore_as in sorted(kinds, key=lambda kind: (kind[0] != "save", kind[1] or "")):
         ranked = [
             (position, samples)
             for position, (summary, samples) in enumerate(pairs)
-            if summary.operation == operation and summary.verdict in _RANKED
+            if (summary.operation, summary.restore_as) == (operation, restore_as)
+            and summary.verdict in _RANKED
         ]
         if not ranked:
             continue
@@ -164,6 +179,7 @@ def _winners(pairs: Sequence[tuple[Summary, Sequence[Sample]]]) -> Iterator[Winn
         if len(ranked) > 1 or measured is not None:
             yield Winner(
                 operation=operation,
+                restore_as=restore_as,
                 fastest=ranked[best.first][0],
                 equals=tuple(ranked[position][0] for position in best.equals),
                 floor=floor,
@@ -171,11 +187,11 @@ def _winners(pairs: Sequence[tuple[Summary, Sequence[Sample]]]) -> Iterator[Winn
             )
 
 
-def group(result: ResultFile) -> dict[tuple[str, Operation], list[Sample]]:
-    """The samples by contender (see `contender_of`) and operation, saves with their proof."""
-    groups: dict[tuple[str, Operation], list[Sample]] = {}
+def group(result: ResultFile) -> dict[Figure, list[Sample]]:
+    """The samples that repeat the same measurement (see `figure_of`), saves with their proof."""
+    groups: dict[Figure, list[Sample]] = {}
     for sample in with_verification(result.samples):
-        groups.setdefault((contender_of(sample), sample.operation), []).append(sample)
+        groups.setdefault(figure_of(sample), []).append(sample)
     return groups
 
 
@@ -197,6 +213,10 @@ def _summary(
     return Summary(
         writer=first.writer,
         options=first.options,
+        format=first.format,
+        granularity=first.granularity,
+        restore_as=first.restore_as,
+        numjobs=first.numjobs,
         operation=first.operation,
         samples=len(samples),
         bytes=round(stats.median([sample.bytes for sample in samples])),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from iobench.report.summary import Report, Summary
-from iobench.results.labels import labels
+from iobench.results.labels import labels, name_of
 from iobench.units import GIB, format_rate, format_size
 
 __all__ = [
@@ -29,6 +29,8 @@ COLUMNS = (
     ("95 %\ninterval", True),
     ("of\nceiling", True),
     ("times\nbaseline", True),
+    ("first\ndone (s)", True),
+    ("last\ndone (s)", True),
     ("CPU\ns/GiB", True),
     ("phases (s)", False),
     ("verdict", False),
@@ -57,6 +59,8 @@ def cells(label: str, summary: Summary) -> list[str]:
         f"{interval[0] / GIB:.2f}-{interval[1] / GIB:.2f}" if interval else _MISSING,
         f"{100 * summary.of_ceiling:.1f} %" if summary.of_ceiling is not None else _MISSING,
         _times(summary),
+        f"{summary.first_done_s:.2f}",
+        f"{summary.last_done_s:.2f}",
         f"{summary.cpu_s_per_gib:.2f}",
         phases(summary),
         summary.verdict,
@@ -64,17 +68,21 @@ def cells(label: str, summary: Summary) -> list[str]:
 
 
 def columns(report: Report) -> list[int]:
-    """Which of COLUMNS the report fills: ratios only where there is a baseline."""
-    any_ratio = any(one.ratio is not None for one in report.summaries)
-    return [i for i, (name, _) in enumerate(COLUMNS) if any_ratio or not name.startswith("times")]
+    """Which of COLUMNS the report fills.
+
+    Ratios only where there is a baseline, first and last done only where processes differ in it.
+    """
+    empty = []
+    if all(one.ratio is None for one in report.summaries):
+        empty.append("times")
+    if all(one.numjobs == 1 for one in report.summaries):
+        empty += ["first", "last"]
+    return [i for i, (name, _) in enumerate(COLUMNS) if name.split()[0] not in empty]
 
 
 def phases(summary: Summary) -> str:
-    """`gather 0.310, write 3.204, sync 0.012`, in seconds; ranks' first and last if they differ."""
-    parts = [f"{name} {seconds:.3f}" for name, seconds in summary.phases_s.items()]
-    if summary.first_done_s < summary.last_done_s:
-        parts.append(f"first done {summary.first_done_s:.3f}, last {summary.last_done_s:.3f}")
-    return ", ".join(parts)
+    """`gather 0.310, write 3.204, sync 0.012`, in seconds."""
+    return ", ".join(f"{name} {seconds:.3f}" for name, seconds in summary.phases_s.items())
 
 
 def footnotes(report: Report) -> list[str]:
@@ -122,13 +130,15 @@ def _winner_lines(report: Report) -> list[str]:
     names = labels(report.summaries)
     lines = []
     for one in report.winners:
+        kind = one.operation, one.restore_as
+        what = " ".join(part for part in kind if part)
         if one.equals:
             who = ", ".join(names[position] for position in (one.fastest, *one.equals))
-            lines.append(f"fastest {one.operation}: no difference shown between {who}")
-        elif sum(summary.operation == one.operation for summary in report.summaries) > 1:
-            lines.append(f"fastest {one.operation}: {names[one.fastest]}")
+            lines.append(f"fastest {what}: no difference shown between {who}")
+        elif sum((each.operation, each.restore_as) == kind for each in report.summaries) > 1:
+            lines.append(f"fastest {what}: {names[one.fastest]}")
         if one.measured:
-            lines.append(f"noise floor of {one.operation}: {100 * one.floor:.1f} % by A/A")
+            lines.append(f"noise floor of {what}: {100 * one.floor:.1f} % by A/A")
     return lines
 
 
@@ -144,7 +154,7 @@ def _times(summary: Summary) -> str:
 
 def _failure_lines(report: Report) -> list[str]:
     return [
-        f"failed: {one.writer} {one.operation} in repetition {one.repetition}, and left out from "
+        f"failed: {name_of(one)} {one.operation} in repetition {one.repetition}, and left out from "
         f"then on: {one.error}"
         for one in report.failures
     ]
@@ -153,7 +163,12 @@ def _failure_lines(report: Report) -> list[str]:
 def _baseline_line(report: Report) -> list[str]:
     if report.baseline is None or all(one.ratio is None for one in report.summaries):
         return []
-    return [f"baseline: {report.baseline['name']}; ratios are of pairs, with 95 % intervals"]
+    return [f"baseline: {_baseline(report.baseline)}; ratios are of pairs, with 95 % intervals"]
+
+
+def _baseline(given: Mapping[str, Any]) -> str:
+    """Its name as the plan's record has it, with the axes where it was one of several."""
+    return str(given.get("label") or given["name"])
 
 
 def _ceiling_lines(report: Report) -> list[str]:

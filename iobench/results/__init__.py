@@ -6,7 +6,13 @@ the run goes on, `read` gives its records back, `load` gives a pandas table of o
 
 from iobench.results.codec import SCHEMA, Record, from_record, to_plain, to_record
 from iobench.results.frame import load
-from iobench.results.identity import config_hash, contender_of, new_run_id, utc_now
+from iobench.results.identity import (
+    config_hash,
+    contender_of,
+    figure_of,
+    new_run_id,
+    utc_now,
+)
 from iobench.results.reader import ResultFile, read
 from iobench.results.records import (
     CeilingSample,
@@ -24,6 +30,7 @@ from iobench.results.records import (
     Series,
     TrainBlock,
     TrainSave,
+    VariantFacts,
     Verified,
     WorkloadFacts,
 )
@@ -49,11 +56,13 @@ __all__ = [
     "Series",
     "TrainBlock",
     "TrainSave",
+    "VariantFacts",
     "Verified",
     "WorkloadFacts",
     "config_hash",
     "contender_of",
     "default_path",
+    "figure_of",
     "from_record",
     "load",
     "new_run_id",

@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from iobench.results.codec import to_plain
-from iobench.results.records import Failure, Sample
+from iobench.results.records import Failure, Operation, Sample
 
-__all__ = ["config_hash", "contender_of", "new_run_id", "utc_now"]
+__all__ = ["config_hash", "contender_of", "figure_of", "new_run_id", "utc_now"]
 
 
 def utc_now() -> str:
@@ -32,6 +32,18 @@ def config_hash(config: Mapping[str, Any]) -> str:
 
 
 def contender_of(sample: Sample | Failure) -> str:
-    """A key that samples share which the same contender took at the same setting, in any run."""
+    """A key that samples share which the same contender took at the same setting, in any run.
+
+    Restores of all and of some tensors share it: they are of the same saved files.
+    """
     setting = [sample.writer, to_plain(sample.options), sample.format]
-    return json.dumps(setting, sort_keys=True)
+    axes = [sample.granularity, sample.numjobs]
+    return json.dumps([*setting, *axes], sort_keys=True)
+
+
+def figure_of(sample: Sample) -> tuple[str, Operation, str | None]:
+    """A key that samples share which repeat the same measurement: whose, saving or restoring, what.
+
+    The parts are `contender_of`, `operation` and `restore_as`.
+    """
+    return contender_of(sample), sample.operation, sample.restore_as

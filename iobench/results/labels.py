@@ -1,17 +1,25 @@
-"""What to call the settings of a run: the writer, and the options in which its settings differ."""
+"""What to call the settings of a run: the writer, and the options and axes in which they differ."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from iobench.units import format_size_exact
 
-__all__ = ["Setting", "labels"]
+__all__ = ["AXES", "Setting", "labels", "name_of"]
+
+AXES = {
+    "format": "serializer",
+    "granularity": "granularity",
+    "numjobs": "numjobs",
+    "restore_as": "restore-as",
+}
+"""The fields of a sample that are axes of a run, and the options of `iobench run` that set them."""
 
 
 class Setting(Protocol):
-    """A writer with its options."""
+    """A writer with its options; it may have the fields of AXES too."""
 
     @property
     def writer(self) -> str: ...
@@ -21,21 +29,39 @@ class Setting(Protocol):
 
 
 def labels(settings: Iterable[Setting]) -> list[str]:
-    """Of each one its writer, with the options in which settings of that writer differ."""
+    """Of each one its writer, with the options and axes in which settings of that writer differ."""
     given = list(settings)
-    same: dict[str, list[Mapping[str, Any]]] = {}
+    same: dict[str, list[Setting]] = {}
     for one in given:
-        same.setdefault(one.writer, []).append(one.options)
+        same.setdefault(one.writer, []).append(one)
     texts = []
     for one in given:
         others = same[one.writer]
         shown = [
             f"{name}={_option(name, value)}"
             for name, value in one.options.items()
-            if any(name not in other or other[name] != value for other in others)
+            if any(name not in other.options or other.options[name] != value for other in others)
         ]
-        texts.append(" ".join([one.writer, *shown]))
+        differing = [field for field in AXES if len({_axis(o, field) for o in others}) > 1]
+        texts.append(" ".join([one.writer, *shown, *_axes(one, differing)]))
     return texts
+
+
+def name_of(setting: Setting) -> str:
+    """Its writer and axes, where nothing is said of others: `odirect granularity=blob`."""
+    fields = [field for field in AXES if (field, _axis(setting, field)) != ("numjobs", 1)]
+    return " ".join([setting.writer, *_axes(setting, fields)])
+
+
+def _axes(setting: Setting, fields: Iterable[str]) -> Iterator[str]:
+    """`serializer=torch`, `numjobs=4`: those of `fields` that the setting has."""
+    for field in fields:
+        if (value := _axis(setting, field)) is not None:
+            yield f"{AXES[field]}={value}"
+
+
+def _axis(setting: Setting, field: str) -> Any:
+    return getattr(setting, field, None)
 
 
 def _option(name: str, value: Any) -> str:

@@ -30,6 +30,7 @@ __all__ = [
     "Series",
     "TrainBlock",
     "TrainSave",
+    "VariantFacts",
     "Verified",
     "WorkloadFacts",
 ]
@@ -64,8 +65,27 @@ class WorkloadFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class VariantFacts:
+    """What samples of these axes move: `bytes` of `files` files, of all processes together.
+
+    The first four fields are those of the samples; saves have no `restore_as`.
+    """
+
+    operation: Operation
+    format: str | None
+    granularity: str | None
+    restore_as: str | None
+    numjobs: int
+    bytes: int
+    files: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Run:
-    """The header: what was asked, on which machine. `plan` is free-form."""
+    """The header: what was asked, on which machine. `plan` is free-form.
+
+    `variants` tell what samples move where that is not the same for all; empty otherwise.
+    """
 
     kind: ClassVar[str] = "run"
 
@@ -75,6 +95,7 @@ class Run:
     config_hash: str
     environment: Environment
     workload: WorkloadFacts
+    variants: tuple[VariantFacts, ...] = ()
     plan: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -154,11 +175,15 @@ class Verified:
 class Sample:
     """One timed save or restore of the whole workload by one writer.
 
-    `order` is the position within the repetition. `elapsed_s` ends with the last byte durable
-    (save) or in memory (restore); `first_done_s` and `last_done_s` are those of the first and the
-    last rank, and equal for one rank. `cpu_s` is of this process, `system_cpu_s` of the whole
-    machine. `decisions` counts, for a writer that chooses, operations by path and why. `stores` is
-    False for a writer that keeps nothing and only measures the harness.
+    `order` is the position within the repetition. `format` is the serialization of the files and
+    `granularity` how tensors were dealt to them, where a run asked for them; `restore_as` is what a
+    restore brings, None for all. `numjobs` processes did it at once, and `bytes`, `cpu_s`, `paths`
+    and counts are of them all. `elapsed_s` ends with the last byte durable (save) or in memory
+    (restore), `last_done_s` is the same; `first_done_s` is when the first process had its own
+    files durable, or in memory, and equals it for one process. `cpu_s` is of these processes,
+    `system_cpu_s` of the whole machine. `decisions` counts, for a writer that chooses, operations
+    by path and why. `stores` is False for a writer that keeps nothing and only measures the
+    harness.
     """
 
     kind: ClassVar[str] = "sample"
@@ -169,6 +194,9 @@ class Sample:
     writer: str
     options: Mapping[str, Any]
     format: str | None = None
+    granularity: str | None = None
+    restore_as: str | None = None
+    numjobs: int = 1
     operation: Operation
     bytes: int
     elapsed_s: float
@@ -192,6 +220,8 @@ class Sample:
 
     def __post_init__(self) -> None:
         _check_moved(self.bytes, self.elapsed_s)
+        if self.numjobs < 1:
+            raise ValueError(f"numjobs must be at least 1, and is {self.numjobs}")
         _check_time("started_at", self.started_at)
 
 
@@ -228,6 +258,9 @@ class Failure:
     writer: str
     options: Mapping[str, Any]
     format: str | None = None
+    granularity: str | None = None
+    restore_as: str | None = None
+    numjobs: int = 1
     operation: Operation
     error: str
     started_at: str

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 __all__ = ["TICK_S", "Fallback", "Meter", "PathCount", "Transfer"]
@@ -93,6 +93,19 @@ class Transfer:
             fallbacks=tuple(fallbacks),
             decisions=dict(decisions),
             completed=dict(completed),
+        )
+
+    @classmethod
+    def beside(cls, parts: Sequence[Transfer]) -> Transfer:
+        """The sum of transfers made at the same time: `elapsed_s` is the longest, phases averaged.
+
+        Raises ValueError if empty.
+        """
+        total = cls.total(parts)
+        return replace(
+            total,
+            elapsed_s=max(part.elapsed_s for part in parts),
+            phases_s={name: seconds / len(parts) for name, seconds in total.phases_s.items()},
         )
 
 

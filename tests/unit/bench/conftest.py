@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from iobench import workloads
+from iobench.bench.axes import Variant
+from iobench.bench.contender import Contender
+from iobench.bench.crew import Alone
+from iobench.bench.directory import DirectoryScratch
+from iobench.bench.job import JobSetup
+from iobench.bench.replay import Replay
+from iobench.bench.trial import Trial
 from iobench.environment import DeviceCounters
+from iobench.units import MIB
 from iobench.workloads import Workload
 
 _TINY = """\
@@ -49,3 +57,27 @@ def _no_dropping(monkeypatch: pytest.MonkeyPatch, tmp_path_factory) -> None:
     """The page cache of the whole machine is not the tests' to drop."""
     nowhere: Path = tmp_path_factory.mktemp("proc") / "drop_caches"
     monkeypatch.setattr("iobench.bench.cold._DROP_CACHES", str(nowhere))
+
+
+def make_trial(contender: Contender, tiny: Workload, directory: Path, idle: IdleMonitor) -> Trial:
+    """A trial of one contender in this process, on 1 MiB of memory."""
+    files = tuple(tiny.files())
+    setup = JobSetup(contenders=(contender,), files=(files,), pool_bytes=MIB, seed=1, crc=True)
+    return Trial(
+        run_id="0" * 16,
+        repetition=0,
+        order=0,
+        variant=Variant(contender=contender),
+        contender=0,
+        shape=0,
+        files=(files,),
+        team=Alone(setup),
+        scratch=DirectoryScratch(directory=directory),
+        monitor=idle,
+    )
+
+
+def replay_of(trial: Trial) -> Replay:
+    """The replay that `make_trial`'s trial moves."""
+    assert isinstance(trial.team, Alone)
+    return trial.team.job.replays[0]

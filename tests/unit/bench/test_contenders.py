@@ -14,16 +14,15 @@ from iobench import peers
 from iobench.bench import contenders
 from iobench.bench.contender import Contender, WriterContender
 from iobench.bench.contenders import choose
-from iobench.bench.directory import DirectoryScratch
 from iobench.bench.peer_contender import PeerContender
-from iobench.bench.replay import Replay
-from iobench.bench.trial import Trial
 from iobench.errors import OptionError, UnavailableError, UnknownNameError, UsageError
 from iobench.peers.base import Peer, State
 from iobench.results import Failure
 from iobench.units import KIB, MIB
 from iobench.workloads import Workload
 from iobench.writers.registry import make
+
+from .conftest import make_trial, replay_of
 
 
 class Memory(Peer):
@@ -47,18 +46,6 @@ class Memory(Peer):
         if self.change:
             self.change(found)
         return found
-
-
-def trial(contender: Contender, tiny: Workload, directory: Path, idle: Any) -> Trial:
-    return Trial(
-        run_id="0" * 16,
-        repetition=0,
-        order=0,
-        contender=contender,
-        replay=Replay(tiny.files(), pool_bytes=MIB, seed=1, crc=True),
-        scratch=DirectoryScratch(directory=directory),
-        monitor=idle,
-    )
 
 
 def test_names_and_options() -> None:
@@ -144,14 +131,14 @@ def test_every_byte_comes_back(
             continue
         directory = tmp_path / f"{name}{expected}"
         directory.mkdir()
-        one = trial(contender, tiny, directory, idle)
+        one = make_trial(contender, tiny, directory, idle)
         one.save()
         sample = one.restore()
         assert sample is not None
         assert sample.verified is not None
         assert sample.verified.mismatches == expected
         assert sample.verified.tensors == sum(len(file.tensors) for file in tiny.files())
-        assert sample.bytes == one.replay.size_bytes()
+        assert sample.bytes == replay_of(one).size_bytes()
 
 
 @pytest.mark.parametrize(
@@ -167,7 +154,7 @@ def test_what_is_not_the_same_tensor(
     tmp_path: Path, tiny: Workload, idle: Any, lose: Callable[..., Any]
 ) -> None:
     """A tensor that is missing, reshaped or of another type is wrong, whatever its bytes."""
-    one = trial(PeerContender(Memory(lose)), tiny, tmp_path, idle)
+    one = make_trial(PeerContender(Memory(lose)), tiny, tmp_path, idle)
     one.save()
     sample = one.restore()
     assert sample is not None
@@ -190,7 +177,7 @@ def test_what_a_peer_does_not_sync_is_synced_for_it(
     monkeypatch.setattr(os, "fsync", recorded)
     peer = Memory()
     peer.syncs = syncs  # type: ignore[misc]
-    sample = trial(PeerContender(peer), tiny, tmp_path, idle).save()
+    sample = make_trial(PeerContender(peer), tiny, tmp_path, idle).save()
     assert sample is not None
     names = [Path(file.path).name for file in tiny.files()]
     assert [name for name in synced if name in names] == ([] if syncs else names)
@@ -207,7 +194,7 @@ def test_one_that_only_restores(tmp_path: Path, tiny: Workload, idle: Any) -> No
         def restore(self, path: str, wanted: State) -> State:
             return load_file(path)
 
-    one = trial(PeerContender(Reader()), tiny, tmp_path, idle)
+    one = make_trial(PeerContender(Reader()), tiny, tmp_path, idle)
     assert one.save() is None
     sample = one.restore()
     assert sample is not None
@@ -217,7 +204,7 @@ def test_one_that_only_restores(tmp_path: Path, tiny: Workload, idle: Any) -> No
 
 def test_a_failure_is_recorded(tmp_path: Path, tiny: Workload, idle: Any) -> None:
     """The record names the contender, the operation and the error in one line."""
-    one = trial(PeerContender(Memory()), tiny, tmp_path, idle)
+    one = make_trial(PeerContender(Memory()), tiny, tmp_path, idle)
     failure = one.failure("restore", ValueError("no\nsuch thing"))
     assert isinstance(failure, Failure)
     assert (failure.writer, failure.operation) == ("peer:memory", "restore")

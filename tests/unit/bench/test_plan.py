@@ -13,12 +13,14 @@ import pytest
 
 from iobench.bench import plan as module
 from iobench.bench import planning
+from iobench.bench import rates as rates_module
 from iobench.bench.contender import Contender
 from iobench.bench.contenders import choose
 from iobench.bench.directory import DirectoryTarget
 from iobench.bench.fio import JOBS
-from iobench.bench.plan import DEFAULT_SECONDS, Plan, Rates
+from iobench.bench.plan import DEFAULT_SECONDS, Plan
 from iobench.bench.planning import expected_line, make_plan, plan_lines
+from iobench.bench.rates import Rates
 from iobench.bench.repeat import Repeat
 from iobench.errors import (
     OptionError,
@@ -118,7 +120,7 @@ def test_a_target_that_is_too_small(plan: Plan, monkeypatch: pytest.MonkeyPatch)
 def test_null_needs_no_space(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that stores nothing goes on a full disk, and is probed and scaled there too."""
     space(monkeypatch, 0)
-    monkeypatch.setattr(module, "_PROBE_BYTES", MIB)
+    monkeypatch.setattr(rates_module, "_PROBE_BYTES", MIB)
     without = dataclasses.replace(plan, contenders=chosen("null"))
     without.check()
     assert expected_line(without).startswith("expected  about ")
@@ -226,7 +228,7 @@ def test_the_default_size_takes_two_minutes(
 def test_an_aa_run_writes_and_takes_once_more(plan: Plan) -> None:
     """The first contender takes part twice; the record says so."""
     twice = replace(plan, aa=True)
-    assert [one.name for one in twice.taking_part] == ["buffered", "null", "uncached", "buffered"]
+    assert [one.writer for one in twice.taking_part] == ["buffered", "null", "uncached", "buffered"]
     assert twice.written_bytes == plan.written_bytes + 3 * plan.size_bytes
     assert (plan.to_dict()["aa"], twice.to_dict()["aa"]) == (False, True)
 
@@ -271,7 +273,7 @@ def test_rests_are_expected_too() -> None:
 
 def test_probing_leaves_nothing(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """The expected time comes from short probes of each writer that are removed again."""
-    monkeypatch.setattr(module, "_PROBE_BYTES", MIB)
+    monkeypatch.setattr(rates_module, "_PROBE_BYTES", MIB)
     assert expected_line(plan).startswith("expected  about ")
     assert os.listdir(plan.target.location) == []
 

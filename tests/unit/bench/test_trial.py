@@ -22,11 +22,12 @@ from iobench.bench.sampler import Sampler
 from iobench.bench.trial import Trial
 from iobench.checkpoint.staged import MANIFEST
 from iobench.errors import TransferError
-from iobench.units import MIB
 from iobench.workloads import Workload
 from iobench.writers import transfer
 from iobench.writers.base import Writer
 from iobench.writers.registry import make
+
+from .conftest import make_trial, replay_of
 
 TICK = 2.0**-20
 STORING = ("buffered", "uncached", "odirect")
@@ -65,15 +66,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 
 def trial(writer: Writer, tiny: Workload, directory: Path, idle: Any) -> Trial:
-    return Trial(
-        run_id="0" * 16,
-        repetition=0,
-        order=0,
-        contender=WriterContender(writer),
-        replay=Replay(tiny.files(), pool_bytes=MIB, seed=1, crc=True),
-        scratch=DirectoryScratch(directory=directory),
-        monitor=idle,
-    )
+    return make_trial(WriterContender(writer), tiny, directory, idle)
 
 
 def require(name: str, directory: Path) -> Writer:
@@ -144,7 +137,7 @@ def test_eviction_and_verification_are_outside_the_clock(
     one = trial(require(name, tmp_path), tiny, tmp_path, idle)
     one.save()
     clock.events.clear()
-    replay = one.replay
+    replay = replay_of(one)
     verify = replay.verify
 
     def slow(*arguments: Any) -> Any:
@@ -166,13 +159,13 @@ def test_making_bytes_is_outside_the_clock(
 ) -> None:
     """A save's clock starts when its bytes are made."""
     one = trial(make("buffered"), tiny, tmp_path, idle)
-    prepare = one.replay.prepare
+    prepare = replay_of(one).prepare
 
     def slow() -> None:
         clock.now += 100
         prepare()
 
-    one.replay.prepare = slow  # type: ignore[method-assign]
+    replay_of(one).prepare = slow  # type: ignore[method-assign]
     sample = one.save()
     assert sample is not None
     assert int(sample.elapsed_s) == len(clock.events)
@@ -255,7 +248,7 @@ def test_nothing_of_ours_runs_inside_the_clock(
     noted(type(contender), "save")
     noted(type(contender), "restore")
     noted(type(contender), "verify")
-    one = replace(trial(make("buffered"), tiny, tmp_path, idle), contender=contender)
+    one = make_trial(contender, tiny, tmp_path, idle)
     before = threading.active_count()
     with Sampler([]) as sampler:
         one = replace(one, sampler=sampler)

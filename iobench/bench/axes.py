@@ -1,0 +1,150 @@
+"""Axes: what a run varies beside the contenders; Variant: a contender at one point of them.
+
+How restores are made (`subsets`) is no part of a variant: one save is restored in each way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, Self, TypeVar
+
+from iobench.bench import subset
+from iobench.bench.contender import Contender
+from iobench.errors import OptionError
+from iobench.results.labels import name_of
+from iobench.workloads.reshape import Shape
+
+__all__ = ["Axes", "Variant"]
+
+_MOST_JOBS = 256
+_SAME = "same"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A contender with files of one shape, saved and restored by `numjobs` processes at once."""
+
+    contender: Contender
+    shape: Shape = field(default_factory=Shape)
+    numjobs: int = 1
+
+    @property
+    def writer(self) -> str:
+        """The contender's name."""
+        return self.contender.name
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The contender's options."""
+        return self.contender.options
+
+    @property
+    def format(self) -> str | None:
+        """The serializer that was asked for; None for the workload's own formats, and of peers."""
+        return None if self.contender.is_peer else self.shape.serializer
+
+    @property
+    def granularity(self) -> str | None:
+        """As `--granularity` has it; None for the workload's own files."""
+        return None if self.shape.granularity is None else str(self.shape.granularity)
+
+    @property
+    def label(self) -> str:
+        """The contender with its options, and the axes that were asked for."""
+        return " ".join([self.contender.label, *name_of(self).split()[1:]])
+
+    def is_meant_by(self, text: str) -> bool:
+        """Whether `odirect`, `odirect,threads=4` or `odirect numjobs=4` can mean this one."""
+        who, *axes = text.split() or [""]
+        mine = [*name_of(self).split()[1:], f"numjobs={self.numjobs}"]
+        return who in (self.contender.name, self.contender.label) and set(axes) <= set(mine)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axes:
+    """The values of each axis, in the order asked for; one of each where nothing was.
+
+    `shapes` are the serializers times the granularities, `subsets` the parts of the bytes that
+    restores bring (None for all), `numjobs` how many processes save at once.
+    """
+
+    shapes: tuple[Shape, ...] = (Shape(),)
+    subsets: tuple[float | None, ...] = (None,)
+    numjobs: tuple[int, ...] = (1,)
+
+    @classmethod
+    def parse(
+        cls,
+        *,
+        serializer: str | None = None,
+        granularity: str | None = None,
+        restore_as: str = _SAME,
+        numjobs: str = "1",
+    ) -> Self:
+        """From the options of `iobench run`, each one value or several separated by commas.
+
+        Raises OptionError and UnknownNameError for values that cannot be meant.
+        """
+        shapes = product(
+            _values(
+                "--serializer", serializer or _SAME, lambda text: None if text == _SAME else text
+            ),
+            _values(
+                "--granularity", granularity or _SAME, lambda text: None if text == _SAME else text
+            ),
+        )
+        return cls(
+            shapes=tuple(Shape.parse(*one) for one in shapes),
+            subsets=tuple(_values("--restore-as", restore_as, subset.parse)),
+            numjobs=tuple(_values("--numjobs", numjobs, _jobs)),
+        )
+
+    @property
+    def most_jobs(self) -> int:
+        """Of all variants, the most processes at once."""
+        return max(self.numjobs)
+
+    def variants(self, contenders: Sequence[Contender]) -> Iterator[Variant]:
+        """Every contender at every point that means something for it.
+
+        Peers have a format of their own, so they take part with the first serializer's files only.
+        """
+        for one in contenders:
+            for shape in self.shapes:
+                if one.is_peer and shape.serializer != self.shapes[0].serializer:
+                    continue
+                for numjobs in self.numjobs:
+                    yield Variant(contender=one, shape=shape, numjobs=numjobs)
+
+    def skipped(self, contenders: Sequence[Contender]) -> list[str]:
+        """Which combinations are left out, and why."""
+        serializers = dict.fromkeys(shape.serializer for shape in self.shapes)
+        if len(serializers) == 1:
+            return []
+        return [
+            f"{one.name} with --serializer {', '.join(map(str, list(serializers)[1:]))}: "
+            "it has a format of its own, and takes part once"
+            for one in contenders
+            if one.is_peer
+        ]
+
+
+def _values(option: str, text: str, parse: Callable[[str], T]) -> list[T]:
+    """What each of the values between commas means; none twice."""
+    parts = [part.strip() for part in text.split(",")]
+    for index, part in enumerate(parts):
+        if not part:
+            raise OptionError(f"{option} {text!r}: a value is missing between the commas")
+        if part in parts[:index]:
+            raise OptionError(f"{option} {text!r}: {part} is given twice")
+    return [parse(part) for part in parts]
+
+
+def _jobs(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST_JOBS:
+        raise OptionError(f"--numjobs {text}: must be a number from 1 to {_MOST_JOBS}")
+    return int(text)

@@ -1,0 +1,104 @@
+"""Rates: what short probes of each contender reach, and how long a run will then take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from iobench.bench.axes import Variant
+from iobench.bench.fio import JOBS
+from iobench.bench.replay import Replay
+from iobench.bench.target import Location, Target
+from iobench.units import GIB, MIB
+from iobench.workloads import FileSpec, TensorSpec
+from iobench.writers.transfer import Transfer
+
+__all__ = ["Rates", "measure_rates"]
+
+_PROBE_BYTES, _REMOTE_PROBE_BYTES = 256 * MIB, 32 * MIB
+_REST_S = 0.4  # before each sample: settle, removing files, starting fio
+_OWN_S_PER_BYTE = 0.8 / GIB  # refilling the pool, digests, verification: what is not timed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What short probes reached, in bytes per second: each save and restore of a repetition.
+
+    `saved` and `restored` are how many times the bytes of one process each of them moves, which is
+    once where nothing is said.
+    """
+
+    save: tuple[float, ...]
+    restore: tuple[float, ...]
+    saved: tuple[float, ...] = ()
+    restored: tuple[float, ...] = ()
+
+    def run_s(self, size_bytes: int, *, repeat: int, ceiling: bool) -> float:
+        """Seconds that a run of checkpoints of `size_bytes` takes, its rests included."""
+        steps = len(self.save) + len(self.restore) + (2 * len(JOBS) if ceiling else 0)
+        moving = size_bytes * self.run_s_per_byte(repeat=repeat, ceiling=ceiling)
+        return moving + repeat * steps * _REST_S
+
+    def affordable_bytes(self, seconds: float, *, repeat: int, ceiling: bool) -> int:
+        """The size for which `run_s` is about `seconds`; rests take at most half of them."""
+        moving = max(seconds - self.run_s(0, repeat=repeat, ceiling=ceiling), seconds / 2)
+        return int(moving / self.run_s_per_byte(repeat=repeat, ceiling=ceiling))
+
+    def run_s_per_byte(self, *, repeat: int, ceiling: bool) -> float:
+        """Seconds that a run takes for each byte of one process's checkpoint."""
+        saved = self.saved or (1.0,) * len(self.save)
+        restored = self.restored or (1.0,) * len(self.restore)
+        per_repetition = _seconds(saved, self.save) + _seconds(restored, self.restore)
+        per_repetition += _OWN_S_PER_BYTE * sum(saved)
+        if ceiling:
+            per_repetition += len(JOBS) * (1 / max(self.save) + 1 / max(self.restore))
+        return per_repetition * repeat
+
+
+def _seconds(times: Iterable[float], rates: Iterable[float]) -> float:
+    return sum(each / rate for each, rate in zip(times, rates, strict=True))
+
+
+def measure_rates(
+    variants: Sequence[Variant], subsets: Sequence[float | None], target: Target
+) -> Rates:
+    """Save and restore a short random file with each contender, once. For planning only.
+
+    Several processes are taken to reach together what one reaches, and files of any shape what
+    this one does.
+    """
+    probed = {}
+    free = target.free_bytes()
+    size = _REMOTE_PROBE_BYTES if free is None else min(_PROBE_BYTES, free)
+    size = size or _PROBE_BYTES  # none free: nothing stores
+    with target.scratch() as scratch:
+        for one in dict.fromkeys(variant.contender for variant in variants):
+            replay, where = _short_replay(size), scratch.locate("probe")
+            replay.prepare()
+            probed[one] = (_rate(one.save, replay, where), _rate(one.restore, replay, where))
+            scratch.remove("probe")
+    restores = [(one, subset) for one in variants for subset in subsets]
+    return Rates(
+        save=tuple(probed[one.contender][0] for one in variants),
+        saved=tuple(float(one.numjobs) for one in variants),
+        restore=tuple(probed[one.contender][1] for one, _ in restores),
+        restored=tuple(one.numjobs * (subset or 1.0) for one, subset in restores),
+    )
+
+
+def _short_replay(size_bytes: int) -> Replay:
+    blob = TensorSpec(name="blob", dtype="uint8", shape=(size_bytes,))
+    file = FileSpec(path="file", format="raw", tensors=(blob,), size_bytes=size_bytes, exact=True)
+    replay = Replay([file], pool_bytes=size_bytes, seed=0, crc=True)
+    assert replay.file_bytes == (size_bytes,)
+    return replay
+
+
+def _rate(
+    operation: Callable[[Replay, Location], list[Transfer]], replay: Replay, where: Location
+) -> float:
+    """Bytes per second of one save or restore."""
+    began = time.perf_counter()
+    operation(replay, where)
+    return replay.size_bytes() / (time.perf_counter() - began)
