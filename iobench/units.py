@@ -68,8 +68,9 @@ def format_size(size_bytes: float) -> str:
 
 
 def format_size_exact(size_bytes: int) -> str:
-    """`size_bytes` so that `parse_size` gives it back: `16MiB`, `4097`."""
-    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+    """`size_bytes` so that `parse_size` gives it back: `16MiB`, `5GB`, `4097`."""
+    binary = (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
+    for unit, factor in (*binary, ("GB", 10**9)):
         if size_bytes and size_bytes % factor == 0:
             return f"{size_bytes // factor}{unit}"
     return str(size_bytes)

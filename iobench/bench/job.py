@@ -99,6 +99,7 @@ class Job:
 
     def prepare(self, shape: int) -> None:
         """Make the bytes of the next checkpoint."""
+        self.replays[shape].want(None)
         self.replays[shape].prepare()
 
     def save(self, place: Place) -> Done:

@@ -38,6 +38,7 @@ COLUMNS = (
 
 _MISSING = "-"
 _FEW_SAMPLES = 6
+_MOST_NAMES = 12  # in a line below the table
 
 
 def heading(report: Report) -> str:
@@ -133,7 +134,7 @@ def _winner_lines(report: Report) -> list[str]:
         kind = one.operation, one.restore_as
         what = " ".join(part for part in kind if part)
         if one.equals:
-            who = ", ".join(names[position] for position in (one.fastest, *one.equals))
+            who = _some([names[position] for position in (one.fastest, *one.equals)])
             lines.append(f"fastest {what}: no difference shown between {who}")
         elif sum((each.operation, each.restore_as) == kind for each in report.summaries) > 1:
             lines.append(f"fastest {what}: {names[one.fastest]}")
@@ -202,9 +203,15 @@ def _reason_lines(report: Report) -> list[str]:
         for reason in one.reasons:
             rows.setdefault(reason, []).append(f"{label} {one.operation}")
     return [
-        reason if len(who) == len(report.summaries) else f"{reason} [{', '.join(who)}]"
+        reason if len(who) == len(report.summaries) else f"{reason} [{_some(who)}]"
         for reason, who in rows.items()
     ]
+
+
+def _some(names: list[str]) -> str:
+    """All of them, or the first ones and how many more there are."""
+    shown = ", ".join(names[:_MOST_NAMES])
+    return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
 
 
 def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:

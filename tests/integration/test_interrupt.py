@@ -23,7 +23,7 @@ from iobench.results import read
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Run = subprocess.Popen[str]
 
-_PLAN = re.compile(r"(workload|scaled|files|writers|target|run) +|\d+ .* (save|restore): ")
+_PLAN = re.compile(r"(workload|scaled|files|writers|processes|target|run) +|\d+ .* (save|restore): ")
 _PATIENCE_S = 60
 
 needs_fio = pytest.mark.skipif(fio_version() is None, reason="fio is not installed")
@@ -70,6 +70,24 @@ def processes_in(directory: Path) -> list[str]:
             if os.readlink(process / "cwd").startswith(str(directory)):
                 found.append((process / "comm").read_text().strip())
     return found
+
+
+def state_and_parent(pid: int) -> tuple[str, int]:
+    """As /proc/PID/stat tells them; `Z` for one that is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "Z", 0
+    return fields[0], int(fields[1])
+
+
+def children_of(parent: int) -> list[int]:
+    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    return [pid for pid in pids if state_and_parent(pid)[1] == parent]
+
+
+def is_alive(pid: int) -> bool:
+    return state_and_parent(pid)[0] not in "ZX"
 
 
 @pytest.fixture
@@ -137,6 +155,26 @@ def test_every_writer_can_be_interrupted(
     wait_for(lambda: in_save(target), process)
     process.send_signal(signal.SIGINT)
     check_interrupted(process, target, tmp_path / "run.jsonl")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_processes_side_by_side_end_with_the_run(
+    start: Callable[..., Run], target: Path, tmp_path: Path, number: int
+) -> None:
+    """Interrupted or killed, the run takes its processes with it: none writes any more."""
+    process = start("--writer", "buffered", "--no-ceiling", "--numjobs", "2")
+    wait_for(lambda: there(target, f".*{STAGING_SUFFIX}/job-1/*"), process)
+    children = children_of(process.pid)
+    assert len(children) >= 2
+    process.send_signal(number)
+    if number == signal.SIGINT:
+        check_interrupted(process, target, tmp_path / "run.jsonl")
+    else:
+        process.communicate(timeout=_PATIENCE_S)
+    deadline = time.monotonic() + _PATIENCE_S
+    while any(is_alive(pid) for pid in children):
+        assert time.monotonic() < deadline, "a process outlived its run"
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("moment", [at_start, in_save, pytest.param(in_fio, marks=needs_fio)])

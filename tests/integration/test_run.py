@@ -20,7 +20,18 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 WRITERS = "buffered,uncached,odirect,null"
 SUMMARY_KEYS = {
-    *("writer", "options", "operation", "samples", "bytes", "median_bytes_per_s"),
+    *(
+        "writer",
+        "options",
+        "format",
+        "granularity",
+        "restore_as",
+        "numjobs",
+        "operation",
+        "samples",
+        "bytes",
+        "median_bytes_per_s",
+    ),
     *(
         "ci95_bytes_per_s",
         "of_ceiling",

@@ -57,7 +57,14 @@ def test_exact_sizes_come_back(size: int) -> None:
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(0, "0"), (4097, "4097"), (4096, "4KiB"), (2**24, "16MiB"), (3 * 2**40, "3TiB")],
+    [
+        (0, "0"),
+        (4097, "4097"),
+        (4096, "4KiB"),
+        (2**24, "16MiB"),
+        (3 * 2**40, "3TiB"),
+        (5 * 10**9, "5GB"),
+    ],
 )
 def test_exact_sizes(size: int, text: str) -> None:
     """The largest unit that divides a size is used."""

@@ -32,6 +32,11 @@ layout: {id: hf-trainer, world_size: 2}
 @pytest.fixture
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Workload:
     """Two layers of a llama under the HF Trainer: raw, safetensors and torch files."""
+    return tiny_workload(tmp_path_factory)
+
+
+def tiny_workload(tmp_path_factory: pytest.TempPathFactory) -> Workload:
+    """What `tiny` gives, for fixtures that live longer."""
     path = tmp_path_factory.mktemp("workload") / "tiny.yaml"
     path.write_text(_TINY)
     return workloads.load(path)

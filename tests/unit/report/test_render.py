@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -109,9 +110,25 @@ def test_a_reason_of_some_rows_names_them(example: ResultFile) -> None:
     assert "busy device [odirect save, odirect restore]\n" in text(with_samples(example, samples))
 
 
-def test_first_and_last_rank_are_shown_when_they_differ(example: ResultFile) -> None:
-    samples = [replace(s, first_done_s=s.elapsed_s / 2) for s in example.samples]
-    assert "first done 0.250, last 0.500" in text(with_samples(example, samples))
+def test_first_and_last_done_are_columns_where_processes_differ(example: ResultFile) -> None:
+    assert "done (s)" not in text(summarise(example))
+    samples = [replace(s, first_done_s=s.elapsed_s / 2, numjobs=2) for s in example.samples]
+    shown = text(with_samples(example, samples))
+    assert "first done (s)  last done (s)" in shown
+    assert re.search(r"odirect +save .* 0\.25 +0\.50 ", shown)
+
+
+def test_axes_are_named_where_they_differ(example: ResultFile) -> None:
+    """Only those in which rows of a writer differ; one value needs no name."""
+    samples = [
+        replace(s, numjobs=1 + s.repetition % 2, granularity="blob")
+        for s in example.samples
+        if s.writer == "odirect"
+    ]
+    shown = text(with_samples(example, samples))
+    assert "odirect numjobs=1  save" in shown
+    assert "odirect numjobs=2  restore" in shown
+    assert "blob" not in shown
 
 
 def test_what_was_not_measured_is_said(example: ResultFile) -> None:
@@ -151,7 +168,9 @@ def test_csv_has_a_line_per_summary(example: ResultFile) -> None:
 
 def test_csv_of_an_empty_run_still_has_its_header(example: ResultFile) -> None:
     header = text(with_samples(example, []), "csv")
-    assert header.startswith("workload,rank,scaled,writer,options,operation,samples,bytes,")
+    assert header.startswith(
+        "workload,rank,scaled,writer,options,format,granularity,restore_as,numjobs,operation,"
+    )
     assert header.count("\n") == 1
 
 

@@ -70,6 +70,10 @@ def test_the_document_has_the_promised_keys(example: ResultFile) -> None:
     assert set(document["summaries"][0]) == {
         "writer",
         "options",
+        "format",
+        "granularity",
+        "restore_as",
+        "numjobs",
         "operation",
         "samples",
         "bytes",

@@ -1,0 +1,122 @@
+"""Axes: what their texts mean, and which combinations take part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iobench.bench.axes import Axes
+from iobench.bench.contenders import choose, find_baseline
+from iobench.bench.planning import make_plan, plan_lines
+from iobench.errors import OptionError, UnknownNameError, UsageError
+from iobench.units import MIB
+from iobench.workloads import Workload
+
+BOTH = "odirect,peer:torch-save"
+
+
+def labels(writers: str = BOTH, **asked: str) -> list[str]:
+    return [one.label for one in Axes.parse(**asked).variants(choose(writers, ".")[0])]
+
+
+def test_without_any_there_is_one_of_each() -> None:
+    assert Axes.parse() == Axes()
+    assert labels() == ["odirect", "peer:torch-save"]
+
+
+def test_every_combination_takes_part() -> None:
+    """Peers have a format of their own: with several serializers they take part once."""
+    found = labels(serializer="safetensors,torch", granularity="same,shard=1GB", numjobs="1,4")
+    assert found == [
+        *(
+            f"odirect serializer={serializer}{granularity}{numjobs}"
+            for serializer in ("safetensors", "torch")
+            for granularity in ("", " granularity=shard=1GB")
+            for numjobs in ("", " numjobs=4")
+        ),
+        *(
+            f"peer:torch-save{granularity}{numjobs}"
+            for granularity in ("", " granularity=shard=1GB")
+            for numjobs in ("", " numjobs=4")
+        ),
+    ]
+
+
+def test_what_is_skipped_is_told(tmp_path: Path) -> None:
+    plan = make_plan(
+        workload="llama7b", writers=BOTH, target=tmp_path, size="64MiB", serializer="raw,torch"
+    )
+    assert (
+        "\n".join(plan_lines(plan)).count("left out  peer:torch-save with --serializer torch") == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "message"),
+    [
+        ({"serializer": "torch,pickle"}, UnknownNameError, "unknown serializer 'pickle'"),
+        ({"serializer": "torch,torch"}, OptionError, "torch is given twice"),
+        ({"granularity": "blob,layers"}, UnknownNameError, "did you mean 'layer'"),
+        ({"granularity": "blob=3"}, OptionError, "only shard takes a size"),
+        ({"granularity": "blob,,layer"}, OptionError, "a value is missing between the commas"),
+        ({"restore_as": "same,subset=2"}, OptionError, "subset=2: must be same, or subset=PART"),
+        ({"numjobs": "0"}, OptionError, "must be a number from 1 to 256"),
+        ({"numjobs": "2,x"}, OptionError, "--numjobs x: must be a number"),
+        ({"numjobs": "1.5"}, OptionError, "must be a number"),
+        ({"numjobs": ""}, OptionError, "a value is missing"),
+        ({"numjobs": "-2"}, OptionError, "must be a number"),
+    ],
+)
+def test_what_cannot_be_meant(asked: dict[str, str], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Axes.parse(**asked)
+
+
+def test_a_baseline_is_found_by_as_much_as_is_said() -> None:
+    variants = list(
+        Axes.parse(numjobs="1,4").variants(choose("odirect,threads=2,buffered", ".")[0])
+    )
+    found = {
+        text: find_baseline(text, variants)
+        for text in ("odirect", "odirect numjobs=4", "odirect,threads=2 numjobs=1", "buffered")
+    }
+    assert [one and one.label for one in found.values()] == [
+        *("odirect,threads=2", "odirect,threads=2 numjobs=4", "odirect,threads=2", "buffered")
+    ]
+    for text in ("odirect numjobs=2", "odirect,threads=3", "uring", "", " "):
+        with pytest.raises(UnknownNameError, match="Known: "):
+            find_baseline(text, variants)
+
+
+def plan_of(workload: str, target: Path, **asked: Any) -> Any:
+    return make_plan(workload=workload, writers="buffered", target=target, size="64MiB", **asked)
+
+
+def test_ranks_of_a_node_save_their_own_files(tmp_path: Path) -> None:
+    """Where they write about as much; else each process has a copy of the chosen rank's files."""
+    sharded = plan_of("llama7b-fsdp", tmp_path, numjobs="2,4", rank=2)
+    assert sharded.ranks == (2, 3, 4, 5)
+    assert len({files[0][0].path for files in sharded.files_of_jobs}) == 4
+    assert plan_of("llama7b", tmp_path, numjobs="3").ranks == (0, 0, 0)  # rank 0 writes the most
+    last = sharded.workload.world_size - 1
+    assert plan_of("llama7b-fsdp", tmp_path, numjobs="2", rank=last).ranks == (last, last)
+
+
+def test_processes_share_the_memory_and_the_space(tmp_path: Path, tiny: Workload) -> None:
+    plan = plan_of("llama7b", tmp_path, numjobs="1,4", pool="256MiB")
+    assert [setup.pool_bytes for setup in plan.setups()] == [64 * MIB] * 4
+    assert len({setup.seed for setup in plan.setups()}) == 4
+    assert plan.written_bytes == plan.repeat.times * plan.size_bytes * (1 + 4 + _jobs(plan))
+    assert "1, 4 at once: a copy of rank 0 each" in "\n".join(plan_lines(plan))
+
+
+def _jobs(plan: Any) -> int:
+    return len(plan.to_dict()["ceiling_jobs"])
+
+
+def test_more_processes_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("iobench.bench.plan.available_bytes", lambda: 600 * MIB)
+    with pytest.raises(UsageError, match=r"--numjobs 4: each process takes .* choose fewer"):
+        plan_of("llama7b", tmp_path, numjobs="4")
