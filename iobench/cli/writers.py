@@ -1,9 +1,10 @@
-"""`iobench writers`: every writer, whether it works here, and if not why and what to do."""
+"""`iobench writers`: every writer and peer, whether it works here, and if not what to do."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +13,10 @@ import typer
 from iobench.cli.formats import Format, FormatOption
 
 if TYPE_CHECKING:
+    from iobench.peers.base import Peer
     from iobench.writers.availability import Availability
     from iobench.writers.base import Writer
+    from iobench.writers.options import OptionInfo
 
 
 def writers(
@@ -27,23 +30,72 @@ def writers(
     ] = ".",
     format_: FormatOption = Format.TABLE,
 ) -> None:
-    """List every writer, its options, and whether it works here (found by trying)."""
-    from iobench.errors import IobenchError, TargetError
+    """List every writer and peer, its options, and whether it works here (found by trying)."""
+    from iobench import peers
+    from iobench.errors import TargetError
     from iobench.writers import registry
-    from iobench.writers.availability import Availability
     from iobench.writers.s3_target import is_s3
 
     if not is_s3(target) and not Path(target).is_dir():
-        raise TargetError(f"--target {target}: no such directory")
-    listed: list[dict[str, Any]] = []
-    for name in registry.names():
-        try:
-            cls = registry.writer_class(name)
-            answer = _available(cls(), target)
-        except IobenchError as error:
-            listed.append(_entry(name, "", Availability(ok=False, reason=str(error)), []))
-            continue
-        options = [
+        raise TargetError(f"--target {target}: no such directory; make it first")
+    listed = [_writer(name, target) for name in registry.names()]
+    beside = [_peer(name, target) for name in peers.names()]
+    if format_ is Format.JSON:
+        document = {"schema": "iobench.writers/1", "writers": listed, "peers": beside}
+        json.dump(document, sys.stdout, indent=1)
+        print()
+        return
+    width = max(len(entry["name"]) for entry in (*listed, *beside))
+    _print(listed, width)
+    print()
+    _print(beside, width)
+
+
+def _writer(name: str, target: str) -> dict[str, Any]:
+    from iobench.errors import IobenchError
+    from iobench.writers import registry
+    from iobench.writers.availability import Availability
+
+    try:
+        cls = registry.writer_class(name)
+        answer = _available(cls(), target)
+    except IobenchError as error:
+        return _entry(name, "", Availability(ok=False, reason=str(error)), ())
+    return _entry(name, cls.summary, answer, cls.Options.describe())
+
+
+def _peer(name: str, target: str) -> dict[str, Any]:
+    from iobench import peers
+
+    peer = peers.make(name)
+    options = type(peer.options).describe()
+    return _entry(f"peer:{name}", peer.summary, _available(peer, target), options)
+
+
+def _available(one: Writer | Peer, target: str) -> Availability:
+    from iobench.errors import UsageError
+    from iobench.peers.base import Peer
+    from iobench.writers.availability import Availability
+
+    try:
+        one.check_scheme(target)
+    except UsageError:
+        remedy = "Give --target s3://bucket/prefix." if "s3" in one.schemes else ""
+        kind = "buckets" if "s3" in one.schemes else "directories"
+        return Availability(ok=False, reason=f"it stores in {kind} only.", remedy=remedy)
+    return one.glance(target) if isinstance(one, Peer) else one.available(target)
+
+
+def _entry(
+    name: str, summary: str, answer: Availability, options: Iterable[OptionInfo]
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "summary": summary,
+        "available": answer.ok,
+        "reason": answer.reason,
+        "remedy": answer.remedy,
+        "options": [
             {
                 "name": info.name,
                 "default": info.default,
@@ -54,45 +106,15 @@ def writers(
                 "help": info.help,
                 "shown": info.show(info.default),
             }
-            for info in cls.Options.describe()
-        ]
-        listed.append(_entry(name, cls.summary, answer, options))
-    if format_ is Format.JSON:
-        json.dump({"schema": "iobench.writers/1", "writers": listed}, sys.stdout, indent=1)
-        print()
-    else:
-        _print(listed)
-
-
-def _available(writer: Writer, target: str) -> Availability:
-    from iobench.errors import UsageError
-    from iobench.writers.availability import Availability
-
-    try:
-        writer.check_scheme(target)
-    except UsageError:
-        remedy = "Give --target s3://bucket/prefix." if "s3" in writer.schemes else ""
-        kind = "buckets" if "s3" in writer.schemes else "directories"
-        return Availability(ok=False, reason=f"it stores in {kind} only.", remedy=remedy)
-    return writer.available(target)
-
-
-def _entry(name: str, summary: str, answer: Any, options: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "name": name,
-        "summary": summary,
-        "available": answer.ok,
-        "reason": answer.reason,
-        "remedy": answer.remedy,
-        "options": options,
+            for info in options
+        ],
     }
 
 
-def _print(listed: list[dict[str, Any]]) -> None:
+def _print(listed: list[dict[str, Any]], width: int) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    width = max(len(entry["name"]) for entry in listed)
     for entry in listed:
         mark = ("yes", "green") if entry["available"] else ("no", "red")
         console.print(f"{entry['name']:{width}}  ", end="", style="bold")

@@ -72,6 +72,10 @@ class Peer(ABC):
                 )
         return Availability(ok=True)
 
+    def glance(self, target: str) -> Availability:
+        """`available` as far as a moment tells: nothing is built for it."""
+        return self.available(target)
+
     def check_scheme(self, target: object) -> None:
         """Raise UsageError for a target of a kind that this peer does not take."""
         scheme, separator, _ = str(target).partition("://")

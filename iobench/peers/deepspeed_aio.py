@@ -11,6 +11,8 @@ import json
 import os
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from iobench.units import MIB
 from iobench.writers.availability import Availability
 from iobench.writers.options import WriterOptions, option
 
-__all__ = ["DeepspeedAio"]
+__all__ = ["DeepspeedAio", "is_built"]
 
 _DATA, _INDEX = "data", "index.json"  # of the directory that one state becomes
 
@@ -62,6 +64,19 @@ class DeepspeedAio(Peer):
             )
         return Availability(ok=True)
 
+    def glance(self, target: str) -> Availability:  # noqa: ARG002
+        """Whether DeepSpeed is there, and says so where the operator is not built yet."""
+        if find_spec("deepspeed") is None:
+            return Availability(
+                ok=False,
+                reason="DeepSpeed is not installed.",
+                remedy=f"Type: pip install {self.packages}.",
+            )
+        if is_built():
+            return Availability(ok=True)
+        reason = "Its async_io operator is built when it is first used, which takes minutes."
+        return Availability(ok=True, reason=reason)
+
     def save(self, state: State, path: str) -> None:
         os.mkdir(path)
         handle, buffers = self._engine
@@ -99,6 +114,14 @@ class DeepspeedAio(Peer):
         )
         like = torch.empty(0, dtype=torch.uint8)
         return handle, [handle.new_cpu_locked_tensor(self.options.buffer, like) for _ in range(2)]
+
+
+def is_built() -> bool:
+    """Whether the async_io operator is there already, in torch's folder of extensions."""
+    from torch.utils.cpp_extension import get_default_build_root
+
+    root = os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root()
+    return any(Path(root).glob("**/async_io/async_io.so"))
 
 
 class _Stream:

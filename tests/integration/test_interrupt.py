@@ -23,7 +23,9 @@ from iobench.results import read
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Run = subprocess.Popen[str]
 
-_PLAN = re.compile(r"(workload|scaled|files|writers|processes|target|run) +|\d+ .* (save|restore): ")
+_PLAN = re.compile(
+    r"(workload|scaled|files|writers|processes|target|run) +|\d+ .* (save|restore): "
+)
 _PATIENCE_S = 60
 
 needs_fio = pytest.mark.skipif(fio_version() is None, reason="fio is not installed")
