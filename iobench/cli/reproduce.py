@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,12 @@ import typer
 
 if TYPE_CHECKING:
     from iobench.results import ResultFile
-    from iobench.train.reproduction import Study
+    from iobench.train.claims import Claim, Study
+
+
+_TRAINED = "1GiB"
+_INTERVALS, _STEPS = 3, 12  # of a block, the latter where the interval is measured first
+_SMALLEST = 100_000  # parameters: its own forward and backward must fit into the simulated step
 
 
 class Format(enum.StrEnum):
@@ -23,7 +29,9 @@ class Format(enum.StrEnum):
 
 
 def reproduce(
-    claim: Annotated[str, typer.Argument(help="Whose claim: hybrid-io.")],
+    claim: Annotated[
+        str, typer.Argument(help="Whose claim: hybrid-io, checkfreq, pccheck, async.")
+    ],
     target: Annotated[
         str, typer.Option("--target", help="The directory to measure in.", show_default="here")
     ] = ".",
@@ -32,10 +40,12 @@ def reproduce(
         typer.Option(
             "--size",
             help="Scale each workload to this many bytes. Default: what fits and takes about two "
-            "minutes.",
+            "minutes; 1GiB for training.",
         ),
     ] = None,
-    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Samples of each writer.")] = 7,
+    repeat: Annotated[
+        int, typer.Option("--repeat", min=1, help="Samples, or blocks of training, of each side.")
+    ] = 7,
     results: Annotated[
         list[Path] | None,
         typer.Option("--results", help="Measure nothing; judge this record. May be repeated."),
@@ -45,12 +55,16 @@ def reproduce(
     """Measure what a published claim says, and tell whether it holds here.
 
     Answers are yes, no, undecided (the claim lies within our interval) and not comparable, each
-    with its reason and setting. hybrid-io compares writer hybrid with buffered on two workloads.
+    with its reason and setting. hybrid-io compares writer hybrid with buffered, by files and by the
+    wall clock of training; checkfreq and pccheck compare training with and without checkpoints;
+    async compares stalls. A step is the published one, scaled as its checkpoint is.
     """
     from iobench.cli.run import raise_failures
+    from iobench.cli.train import raise_differences
     from iobench.report.findings import write_json, write_markdown, write_table
     from iobench.results import read
-    from iobench.train.reproduction import judge_records, study
+    from iobench.train.claims import study
+    from iobench.train.reproduction import judge_records
 
     about = study(claim)
     records = (
@@ -64,24 +78,57 @@ def reproduce(
     write[format_](about, records, found, sys.stdout)
     for record in records:
         raise_failures(record)
+        raise_differences(record)
 
 
 def _measured(about: Study, target: str, size: str | None, repeat: int) -> list[ResultFile]:
+    """The records of each workload: of its files where a claim wants them, then of training."""
+    records = []
+    for workload in about.workloads:
+        if claims := about.of(workload, files=True):
+            records.append(_files(claims, target, size, repeat))
+            print(f"record: {records[-1].path}", file=sys.stderr)
+        if claims := about.of(workload, files=False):
+            records.append(_training(about, claims, target, size or _TRAINED, repeat))
+            print(f"record: {records[-1].path}", file=sys.stderr)
+    return records
+
+
+def _files(claims: Sequence[Claim], target: str, size: str | None, repeat: int) -> ResultFile:
     from iobench.bench.planning import make_plan, plan_lines
     from iobench.cli.run import measure
 
-    records = []
-    for workload in about.workloads:
-        plan = make_plan(
-            workload=workload,
-            writers=f"{about.slower},{about.faster}",
-            target=target,
-            size=size,
-            repeat=repeat,
-            ceiling=False,
-        )
-        for line in plan_lines(plan):
-            print(line, file=sys.stderr)
-        records.append(measure(plan, None))
-        print(f"record: {records[-1].path}", file=sys.stderr)
-    return records
+    plan = make_plan(
+        workload=claims[0].workload,
+        writers=f"{claims[0].theirs.writer},{claims[0].ours.writer}",
+        target=target,
+        size=size,
+        repeat=repeat,
+        ceiling=False,
+    )
+    for line in plan_lines(plan):
+        print(line, file=sys.stderr)
+    return measure(plan, None)
+
+
+def _training(
+    about: Study, claims: Sequence[Claim], target: str, size: str, repeat: int
+) -> ResultFile:
+    from iobench.cli.train import measure_training
+    from iobench.train.arm import arm_of
+    from iobench.train.session import make_session
+
+    sides = dict.fromkeys(side for claim in claims for side in (claim.theirs, claim.ours))
+    session = make_session(
+        workload=claims[0].workload,
+        arms=[arm_of(side.writer, side.mode) for side in sides],
+        target=Path(target),
+        size=size,
+        steps=_INTERVALS * int(about.every) if about.every.isdecimal() else _STEPS,
+        every=about.every,
+        repeat=repeat,
+        model_params=_SMALLEST,
+        simulate_step=True,
+        scale_step=True,
+    )
+    return measure_training(session, None)

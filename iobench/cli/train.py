@@ -13,6 +13,7 @@ from iobench.errors import DataMismatchError
 
 if TYPE_CHECKING:
     from iobench.results import ResultFile
+    from iobench.train.session import Session
 
 
 class Format(enum.StrEnum):
@@ -98,15 +99,15 @@ def train(
     Each writer in each mode trains the same steps, in turns, beside training without checkpoints.
     Losses must be equal bit for bit, also after a resume; if not, the exit code is 4.
     """
-    from iobench.cli.progress import TrainProgress
     from iobench.report import training
-    from iobench.results import ResultWriter, default_path, read
+    from iobench.train.arm import choose_arms
     from iobench.train.session import make_session
 
+    arms, left_out = choose_arms(writer, mode)
     session = make_session(
         workload=workload,
-        writers=writer,
-        modes=mode,
+        arms=arms,
+        left_out=left_out,
         target=target,
         size=size,
         steps=steps,
@@ -117,12 +118,7 @@ def train(
         device=device.value,
         seed=seed,
     )
-    for line in session.lines():
-        print(line, file=sys.stderr)
-    path = output or default_path(f"train-{session.workload.name}")
-    with TrainProgress() as progress, ResultWriter(path) as results:
-        session.run(results, progress)
-    result = read(path)
+    result = measure_training(session, output)
     write = {
         Format.TABLE: training.write_table,
         Format.JSON: training.write_json,
@@ -130,10 +126,24 @@ def train(
     }
     write[format_](result, sys.stdout)
     print(f"record: {result.path}", file=sys.stderr)
-    _raise_differences(result)
+    raise_differences(result)
 
 
-def _raise_differences(result: ResultFile) -> None:
+def measure_training(session: Session, output: Path | None) -> ResultFile:
+    """Print the plan, run the session and give its record."""
+    from iobench.cli.progress import TrainProgress
+    from iobench.results import ResultWriter, default_path, read
+
+    for line in session.lines():
+        print(line, file=sys.stderr)
+    path = output or default_path(f"train-{session.workload.name}")
+    with TrainProgress() as progress, ResultWriter(path) as results:
+        session.run(results, progress)
+    return read(path)
+
+
+def raise_differences(result: ResultFile) -> None:
+    """Raises DataMismatchError for a record in which checkpoints changed what training gave."""
     wrong = {
         f"{block.writer} {block.mode}".strip()
         for block in result.training

@@ -1,4 +1,4 @@
-"""Findings of `iobench reproduce` as a terminal table, Markdown or JSON (`iobench.findings/1`)."""
+"""Findings of `iobench reproduce` as a terminal table, Markdown or JSON (`iobench.findings/2`)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TextIO
 
 from iobench.report.grid import Grid, write_grids_as_markdown, write_grids_as_table
 from iobench.results import ResultFile
-from iobench.train.reproduction import Finding, Study
+from iobench.train.claims import Finding, Measure, Study
 
 __all__ = ["SCHEMA", "write_json", "write_markdown", "write_table"]
 
-SCHEMA = "iobench.findings/1"
+SCHEMA = "iobench.findings/2"
 
 _MISSING = "-"
 _COLUMNS = (
@@ -43,7 +43,7 @@ def write_markdown(
 def write_json(
     study: Study, records: Sequence[ResultFile], findings: Sequence[Finding], stream: TextIO
 ) -> None:
-    """Write one document and a newline; `ours` is a ratio, or a share of the wall clock."""
+    """Write one document and a newline; `ours` is a ratio, or a share of wall clock."""
     document = {
         "schema": SCHEMA,
         "study": study.name,
@@ -62,15 +62,14 @@ def _heading(study: Study) -> str:
 def _grid(findings: Sequence[Finding]) -> Grid:
     rows = []
     for one in findings:
-        wall = one.claim.operation is None
         low_high = [one.interval.low, one.interval.high] if one.interval else []
         ours = [] if one.ours is None else [one.ours]
-        figures = [_figure(value, wall) for value in (*ours, *low_high)]
+        figures = [_figure(value, one.claim.measure) for value in (*ours, *low_high)]
         rows.append(
             [
                 one.claim.workload,
                 one.claim.text,
-                ("at most " if wall and ours else "") + figures[0] if ours else _MISSING,
+                ("at most " if one.bound else "") + figures[0] if ours else _MISSING,
                 " to ".join(figures[1:]) or _MISSING,
                 str(one.answer),
                 one.reason,
@@ -79,8 +78,13 @@ def _grid(findings: Sequence[Finding]) -> Grid:
     return Grid(columns=_COLUMNS, rows=rows)
 
 
-def _figure(value: float, wall: bool) -> str:
-    return f"{-100 * value:.1f} %" if wall else f"{value:.2f}x"
+def _figure(value: float, measure: Measure) -> str:
+    match measure:
+        case "wall clock":
+            return f"{-100 * value:+.1f} %"
+        case "overhead":
+            return f"{100 * value:+.1f} %"
+    return f"{value:.2f}x"
 
 
 def _notes(records: Sequence[ResultFile], findings: Sequence[Finding]) -> Iterator[str]:

@@ -200,9 +200,10 @@ def _row(cost: TrainingCost) -> Iterator[str]:
 def _notes(result: ResultFile) -> Iterator[str]:
     plan = result.run.plan
     if plan["simulated_s"]:
+        scaled = ", scaled as its checkpoint is" if plan.get("step_scaled") else ""
         yield (
             f"forward and backward take {format_seconds(plan['simulated_s'])}, the workload's "
-            "published step time; the CPU rests meanwhile"
+            f"published step time{scaled}; the CPU rests meanwhile"
         )
     if probe := plan.get("probe"):
         yield (

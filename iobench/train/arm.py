@@ -11,7 +11,7 @@ from iobench.peers.torch_save import TorchSave
 from iobench.writers import registry
 from iobench.writers.base import Writer
 
-__all__ = ["NONE", "Arm", "Mode", "choose_arms", "most_copies"]
+__all__ = ["NONE", "Arm", "Mode", "arm_of", "choose_arms", "most_copies"]
 
 Mode = Literal["none", "sync", "async", "lazy"]
 
@@ -85,6 +85,11 @@ def choose_arms(writers: str, modes: str) -> tuple[list[Arm], list[str]]:
             if arm.label not in [one.label for one in arms]:
                 arms.append(arm)
     return arms, left_out
+
+
+def arm_of(writer: str, mode: str) -> Arm:
+    """The one arm of `writer` in `mode`. Raises UsageError and its kin."""
+    return choose_arms(writer, mode)[0][-1] if writer else NONE
 
 
 def _savers(writers: str) -> Iterator[Writer | TorchSave]:

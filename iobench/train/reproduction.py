@@ -1,138 +1,66 @@
-"""Published claims about checkpoint I/O, and what our own records say of them."""
+"""What our own records say of published claims."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Sequence
 
 from iobench import workloads
 from iobench.bench.stats import Interval, Ratio, median, paired_log_ratio
 from iobench.bench.verdict import Context, Status, judge, with_verification
-from iobench.errors import ResultFileError, UnknownNameError
-from iobench.results import Operation, ResultFile
-from iobench.units import format_seconds, format_size
+from iobench.errors import ResultFileError
+from iobench.results import ResultFile
+from iobench.train.answer import finding, shard
+from iobench.train.claims import Answer, Claim, Finding, Study
+from iobench.train.trained import judge_training
+from iobench.units import format_seconds
 
-__all__ = ["CLAIMS", "Answer", "Claim", "Finding", "Study", "judge_records", "study"]
-
-
-class Answer(StrEnum):
-    """Whether a claim holds here."""
-
-    YES = "yes"
-    NO = "no"
-    UNDECIDED = "undecided"
-    NOT_COMPARABLE = "not comparable"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Claim:
-    """One published figure: a ratio of speeds, or a share of wall-clock time that is saved."""
-
-    text: str
-    workload: str
-    operation: Operation | None  # None: the wall clock of training
-    value: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Study:
-    """Claims of one source, and the two writers that stand for its two sides."""
-
-    name: str
-    source: str
-    faster: str
-    slower: str
-    claims: tuple[Claim, ...]
-
-    @property
-    def workloads(self) -> tuple[str, ...]:
-        """What must be measured, each once."""
-        return tuple(dict.fromkeys(claim.workload for claim in self.claims))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """What was measured of a claim: `ours` in the claim's unit, None where there is no such figure.
-
-    `interval` holds 95 %. `setting` says what it is a figure of, `reason` why the answer is given.
-    """
-
-    claim: Claim
-    ours: float | None
-    interval: Interval | None
-    setting: str
-    answer: Answer
-    reason: str
-
-
-def _hybrid_io() -> Iterator[Claim]:
-    for workload, wall in (("llama7b", 0.12), ("gpt5b-nemo", 0.17)):
-        yield Claim(text="writes 1.7x", workload=workload, operation="save", value=1.7)
-        yield Claim(text="restores 1.6x", workload=workload, operation="restore", value=1.6)
-        text = f"wall clock -{100 * wall:.0f} %"
-        yield Claim(text=text, workload=workload, operation=None, value=wall)
-
-
-CLAIMS = {
-    "hybrid-io": Study(
-        name="hybrid-io",
-        source="DDN on Hybrid-IO: per thread, LLaMA2-7B and NeMo GPT-5B",
-        faster="hybrid",
-        slower="buffered",
-        claims=tuple(_hybrid_io()),
-    )
-}
-
-
-def study(name: str) -> Study:
-    """The study of that name. Raises UnknownNameError."""
-    if name not in CLAIMS:
-        raise UnknownNameError("claim", name, CLAIMS)
-    return CLAIMS[name]
+__all__ = ["judge_records"]
 
 
 def judge_records(about: Study, results: Sequence[ResultFile]) -> list[Finding]:
-    """A finding for each claim whose workload is among `results`, by valid samples only.
+    """A finding for each claim that the records answer, by what is valid of them only.
 
-    Pairs are samples of the two writers in one repetition. Raises ResultFileError when no record
-    is of the study, or one has no pair that counts.
+    Pairs are samples, or blocks of training, of the two sides in one repetition. The wall clock is
+    that of a training where there is a record of one, else the most that it could be. Raises
+    ResultFileError when no record answers any, or one has no pair that counts.
     """
-    records = {result.run.workload.name: result for result in results}
-    found = [
-        _finding(about, claim, records[claim.workload])
-        for claim in about.claims
-        if claim.workload in records
-    ]
+    files = {one.run.workload.name: one for one in results if not _trained(one)}
+    trainings = {one.run.workload.name: one for one in results if _trained(one)}
+    found = []
+    for claim in about.claims:
+        if claim.is_of_files and claim.workload in files:
+            found.append(_judge_files(claim, files[claim.workload], claim.measure))
+        elif not claim.is_of_files and claim.workload in trainings:
+            found.append(judge_training(about, claim, trainings[claim.workload]))
+        elif claim.measure == "wall clock" and claim.workload in files:
+            found.append(_judge_files(claim, files[claim.workload], "save"))
     if not found:
         wanted = " or ".join(about.workloads)
         raise ResultFileError(f"none of the records is of {wanted}; {about.name} needs one")
     return found
 
 
-def _finding(about: Study, claim: Claim, result: ResultFile) -> Finding:
-    operation = claim.operation or "save"
-    fast, slow = (_valid(result, writer, operation) for writer in (about.faster, about.slower))
+def _trained(result: ResultFile) -> bool:
+    return result.run.plan.get("verb") == "train"
+
+
+def _judge_files(claim: Claim, result: ResultFile, operation: str) -> Finding:
+    ours, theirs = claim.ours.writer, claim.theirs.writer
+    fast, slow = (_valid(result, writer, operation) for writer in (ours, theirs))
     both = sorted(set(fast) & set(slow))
     if not both:
         raise ResultFileError(
-            f"{result.path}: no repetition has a valid {operation} of both {about.faster} and "
-            f"{about.slower}; see iobench show {result.path}"
+            f"{result.path}: no repetition has a valid {operation} of both {ours} and {theirs}; "
+            f"see iobench show {result.path}"
         )
-    ratio = paired_log_ratio([slow[i] for i in both], [fast[i] for i in both])
-    if claim.operation is None:
-        return _wall_clock(about, claim, result, ratio, [slow[i] for i in both])
-    return Finding(
-        claim=claim,
-        ours=ratio.ratio,
-        interval=ratio.interval,
-        setting=_setting(about, result, ratio),
-        answer=_compare(ratio.interval, claim.value),
-        reason=_why(ratio.interval, claim.value),
-    )
+    slow_s = [slow[i] for i in both]
+    ratio = paired_log_ratio(slow_s, [fast[i] for i in both])
+    if claim.measure == "wall clock":
+        return _most(claim, result, ratio, slow_s)
+    return finding(claim, ratio, lambda times: times, f"{ours} over {theirs}, {shard(result)}")
 
 
-def _valid(result: ResultFile, writer: str, operation: Operation) -> dict[int, float]:
+def _valid(result: ResultFile, writer: str, operation: str) -> dict[int, float]:
     """Seconds by repetition."""
     context = Context.of(result.run)
     return {
@@ -143,33 +71,7 @@ def _valid(result: ResultFile, writer: str, operation: Operation) -> dict[int, f
     }
 
 
-def _compare(interval: Interval | None, value: float) -> Answer:
-    if interval is None or (interval.low < value <= interval.high):
-        return Answer.UNDECIDED
-    return Answer.YES if interval.low >= value else Answer.NO
-
-
-def _why(interval: Interval | None, value: float) -> str:
-    if interval is None:
-        return "one pair has no interval"
-    if interval.low >= value:
-        return "the whole interval reaches the claim"
-    if interval.high < value:
-        return "the whole interval is below the claim"
-    return "the claim lies within the interval"
-
-
-def _setting(about: Study, result: ResultFile, ratio: Ratio) -> str:
-    workload = result.run.workload
-    full = f" of {format_size(workload.full_bytes)}" if workload.scaled else ""
-    pairs = "1 pair" if ratio.samples == 1 else f"{ratio.samples} pairs"
-    size = f"{format_size(workload.bytes)}{full}"
-    return f"{about.faster} over {about.slower}, rank {workload.rank}, {size}, {pairs}"
-
-
-def _wall_clock(
-    about: Study, claim: Claim, result: ResultFile, ratio: Ratio, slow_s: Sequence[float]
-) -> Finding:
+def _most(claim: Claim, result: ResultFile, ratio: Ratio, slow_s: Sequence[float]) -> Finding:
     """The most that the wall clock can shrink: by a save after every single step.
 
     No training was run for it: the save times are measured, at full size by the measured rate, and
@@ -177,20 +79,9 @@ def _wall_clock(
     the steps between two saves, which is not published with the claim.
     """
     step = workloads.load(claim.workload).step_time
-    setting = _setting(about, result, ratio)
-    if step is None:
-        reason = "the workload has no published step time"
-        return Finding(
-            claim=claim,
-            ours=None,
-            interval=None,
-            setting=setting,
-            answer=Answer.NOT_COMPARABLE,
-            reason=reason,
-        )
+    assert step is not None, "claims are about workloads with a published step time"
     workload = result.run.workload
     save_s = median(slow_s) * workload.full_bytes / workload.bytes
-    most = _share(save_s, ratio.ratio, step.seconds)
     interval = ratio.interval and Interval(
         _share(save_s, ratio.interval.low, step.seconds),
         _share(save_s, ratio.interval.high, step.seconds),
@@ -206,12 +97,13 @@ def _wall_clock(
     )
     return Finding(
         claim=claim,
-        ours=most,
+        ours=_share(save_s, ratio.ratio, step.seconds),
         interval=interval,
-        setting=f"a save of {format_seconds(save_s)} by {about.slower} after every step of "
+        setting=f"a save of {format_seconds(save_s)} by {claim.theirs.writer} after every step of "
         f"{format_seconds(step.seconds)}",
         answer=Answer.NO if never else Answer.NOT_COMPARABLE,
         reason=reason,
+        bound=True,
     )
 
 

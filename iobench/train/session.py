@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
@@ -26,7 +27,7 @@ from iobench.results import (
     new_run_id,
     utc_now,
 )
-from iobench.train.arm import Arm, choose_arms, most_copies
+from iobench.train.arm import Arm, most_copies
 from iobench.train.block import GAUGES, Blocks
 from iobench.train.memcpy import memcpy_bytes_per_s
 from iobench.train.pace import Pace
@@ -84,6 +85,7 @@ class Session:
     repeat: int
     model_params: int
     simulated_s: float
+    step_scaled: bool
     device: str
     seed: int
 
@@ -189,6 +191,7 @@ class Session:
             "repeat": self.repeat,
             "model_params": self.model_params,
             "simulated_s": self.simulated_s,
+            "step_scaled": self.step_scaled,
             "device": self.device,
             "seed": self.seed,
         }
@@ -215,8 +218,8 @@ class Session:
 def make_session(
     *,
     workload: str,
-    writers: str,
-    modes: str,
+    arms: Sequence[Arm],
+    left_out: Sequence[str] = (),
     target: Path,
     size: str,
     steps: int,
@@ -224,11 +227,15 @@ def make_session(
     repeat: int,
     model_params: int,
     simulate_step: bool,
-    device: str,
-    seed: int,
+    scale_step: bool = False,
+    device: str = "cpu",
+    seed: int = 0,
     rank: int = 0,
 ) -> Session:
     """A session that was checked: writers work in the target, memory and space suffice.
+
+    With `scale_step` the simulated step is as much shorter than the published one as the checkpoint
+    is smaller than at full size, so that saves take the share of time that they take there.
 
     Raises UsageError and its kin, UnavailableError.
     """
@@ -244,7 +251,6 @@ def make_session(
             "iobench workloads show tells which have one"
         )
     scaled = full if size == "full" else full.scaled(parse_size(size), rank)
-    arms, left_out = choose_arms(writers, modes)
     if pace.steps is None and not any(arm.background for arm in arms):
         raise OptionError(f"--every {every} is found with a background save: add async to --mode")
     place = DirectoryTarget(path=target)
@@ -253,11 +259,13 @@ def make_session(
         if arm.by is not None:
             arm.by.check_scheme(target)
             arm.by.require(target)
+    size_bytes, full_bytes = scaled.size_bytes(rank), full.size_bytes(rank)
+    step_s = full.step_time.seconds if simulate_step and full.step_time else 0.0
     session = Session(
         workload=scaled,
-        full_bytes=full.size_bytes(rank),
+        full_bytes=full_bytes,
         rank=rank,
-        size_bytes=scaled.size_bytes(rank),
+        size_bytes=size_bytes,
         arms=tuple(arms),
         left_out=tuple(left_out),
         target=place,
@@ -265,7 +273,8 @@ def make_session(
         pace=pace,
         repeat=repeat,
         model_params=model_params,
-        simulated_s=full.step_time.seconds if simulate_step and full.step_time else 0.0,
+        simulated_s=step_s * size_bytes / full_bytes if scale_step else step_s,
+        step_scaled=scale_step,
         device=device,
         seed=seed,
     )
@@ -284,7 +293,7 @@ def _check_room(session: Session) -> None:
             f"{format_size(available)} are available; choose a smaller --size or fewer slots"
         )
     stored, free = _ON_STORAGE * size_bytes, session.target.free_bytes()
-    if free is not None and stored > free and len(session.arms) > 1:
+    if free is not None and stored > free and any(arm.by for arm in session.arms):
         raise TargetError(
             f"--target {session.target.location}: {format_size(free)} are free and "
             f"{format_size(stored)} needed; choose a smaller --size"

@@ -8,44 +8,92 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def test_hybrid_io_is_measured_and_judged_again(
-    iobench: Command, target: Path, tmp_path: Path
-) -> None:
-    """Every claim gets an answer; the records it left give the same answers again."""
-    done = iobench(
-        *("reproduce", "hybrid-io", "--target", target, "--size", "64MiB", "--repeat", "1"),
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records stay in a directory of the test's own."""
+    monkeypatch.chdir(tmp_path)
+
+
+def test_hybrid_io_is_measured_and_judged_again(iobench_inside: Command, target: Path) -> None:
+    """Every claim gets an answer, the wall clock by training; the records give it again."""
+    done = iobench_inside(
+        *("reproduce", "hybrid-io", "--target", target, "--size", "16MiB", "--repeat", "1"),
         *("--format", "json"),
     )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert document["schema"] == "iobench.findings/1"
+    assert document["schema"] == "iobench.findings/2"
     assert os.listdir(target) == []
     found = document["findings"]
-    assert [(one["claim"]["workload"], one["claim"]["operation"]) for one in found] == [
-        (workload, operation)
+    assert [(one["claim"]["workload"], one["claim"]["measure"]) for one in found] == [
+        (workload, measure)
         for workload in ("llama7b", "gpt5b-nemo")
-        for operation in ("save", "restore", None)
+        for measure in ("save", "restore", "wall clock")
     ]
-    assert all(one["reason"] and one["setting"] for one in found)
+    assert all(one["reason"] and one["setting"] and not one["bound"] for one in found)
     assert {one["answer"] for one in found} <= {"undecided", "not comparable"}  # by one pair
     records = document["records"]
-    assert len(records) == 2
+    assert len(records) == 4
     again = [part for record in records for part in ("--results", record)]
-    assert (
-        json.loads(iobench("reproduce", "hybrid-io", *again, "--format", "json").stdout) == document
-    )
-    table = iobench("reproduce", "hybrid-io", *again).stdout
+    judged = iobench_inside("reproduce", "hybrid-io", *again, "--format", "json")
+    assert json.loads(judged.stdout) == document
+    table = iobench_inside("reproduce", "hybrid-io", *again).stdout
     assert "hybrid over buffered" in table
+    assert "hybrid sync beside buffered sync" in table
     assert (
         "| llama7b | writes 1.7x |"
-        in iobench(*("reproduce", "hybrid-io", *again, "--format", "md")).stdout
+        in iobench_inside("reproduce", "hybrid-io", *again, "--format", "md").stdout
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "sides", "figure"),
+    [
+        ("checkfreq", ["hybrid lazy=1 beside none"] * 2, " %"),
+        ("pccheck", ["hybrid lazy=2 beside none"] * 2, " %"),
+        (
+            "async",
+            [
+                "hybrid async=2 beside peer:torch-save sync",
+                "hybrid lazy=2 beside peer:torch-save sync",
+                "hybrid async=2 beside hybrid sync",
+            ],
+            "x",
+        ),
+    ],
+)
+def test_claims_about_training(
+    name: str, sides: list[str], figure: str, iobench_inside: Command, target: Path
+) -> None:
+    """Each is trained: too small to be the claim's setting, which the answer says."""
+    done = iobench_inside(
+        *("reproduce", name, "--target", target, "--size", "4MiB", "--repeat", "1"),
+        *("--format", "json"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert os.listdir(target) == []
+    document = json.loads(done.stdout)
+    found = document["findings"]
+    for one, compared in zip(found, sides, strict=True):
+        assert one["setting"].startswith(compared)
+        assert one["ours"] is not None
+        assert one["answer"] == "not comparable"
+        assert "choose a larger --size" in one["reason"]
+    again = [part for record in document["records"] for part in ("--results", record)]
+    table = iobench_inside("reproduce", name, *again, "--format", "md")
+    cells = [line.split(" | ") for line in table.stdout.splitlines() if "not comparable" in line]
+    assert len(cells) == len(sides)
+    assert all(cell[2].endswith(figure) for cell in cells)
 
 
 def test_claims_that_are_not_known_are_refused(iobench: Command) -> None:
-    done = iobench("reproduce", "pccheck")
+    done = iobench("reproduce", "gemini")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "iobench: unknown claim 'pccheck' Known: hybrid-io.\n"
+    assert done.stderr == (
+        "iobench: unknown claim 'gemini' Known: async, checkfreq, hybrid-io, pccheck.\n"
+    )

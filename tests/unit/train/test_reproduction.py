@@ -6,7 +6,8 @@ import pytest
 
 from iobench.errors import ResultFileError, UnknownNameError
 from iobench.results import ResultFile, Verified
-from iobench.train.reproduction import CLAIMS, Answer, Claim, Finding, judge_records, study
+from iobench.train.claims import CLAIMS, Answer, Claim, Finding, Measure, Side, study
+from iobench.train.reproduction import judge_records
 
 
 @pytest.fixture
@@ -18,8 +19,16 @@ def record(example: ResultFile) -> ResultFile:
     return replace(example, samples=tuple(samples))
 
 
-def judged(record: ResultFile, claim: Claim) -> Finding:
-    return judge_records(replace(CLAIMS["hybrid-io"], claims=(claim,)), [record])[0]
+def claim(measure: Measure, value: float) -> Claim:
+    ours, theirs = Side(writer="hybrid", mode="sync"), Side(writer="buffered", mode="sync")
+    return Claim(
+        text="x", workload="llama7b", measure=measure, value=value, ours=ours, theirs=theirs
+    )
+
+
+def judged(record: ResultFile, measure: Measure, value: float) -> Finding:
+    about = replace(CLAIMS["hybrid-io"], claims=(claim(measure, value),))
+    return judge_records(about, [record])[0]
 
 
 @pytest.mark.parametrize(
@@ -30,7 +39,7 @@ def test_a_ratio_holds_if_its_whole_interval_does(
     record: ResultFile, value: float, answer: Answer
 ) -> None:
     """The median of three pairs is 2, between 1.28 and 3.125."""
-    found = judged(record, Claim(text="saves", workload="llama7b", operation="save", value=value))
+    found = judged(record, "save", value)
     assert found.ours == pytest.approx(2)
     assert found.interval is not None
     assert (found.interval.low, found.interval.high) == pytest.approx((1.28, 3.125))
@@ -43,7 +52,7 @@ def test_the_wall_clock_is_computed_and_not_called_reproduced(record: ResultFile
 
     It is 12 % up to (6.28 / 0.12 - 12.55) / 3.87 = 10 steps between saves.
     """
-    found = judged(record, Claim(text="wall", workload="llama7b", operation=None, value=0.12))
+    found = judged(record, "wall clock", 0.12)
     save_s = record.run.workload.full_bytes / record.run.workload.bytes
     assert found.ours == pytest.approx(save_s / 2 / (save_s + 3.87))
     assert found.answer is Answer.NOT_COMPARABLE
@@ -51,15 +60,14 @@ def test_the_wall_clock_is_computed_and_not_called_reproduced(record: ResultFile
 
 
 def test_what_even_a_save_after_every_step_cannot_give_is_a_no(record: ResultFile) -> None:
-    found = judged(record, Claim(text="wall", workload="llama7b", operation=None, value=0.9))
+    found = judged(record, "wall clock", 0.9)
     assert found.answer is Answer.NO
     assert found.reason == "not even with a save after every step"
 
 
 def test_one_pair_decides_nothing(record: ResultFile) -> None:
     first = replace(record, samples=tuple(s for s in record.samples if s.repetition == 1))
-    claim = Claim(text="saves", workload="llama7b", operation="save", value=1.7)
-    found = judged(first, claim)
+    found = judged(first, "save", 1.7)
     assert (found.answer, found.interval) == (Answer.UNDECIDED, None)
     assert "1 pair" in found.setting
 
@@ -71,9 +79,8 @@ def test_invalid_samples_make_no_pair(record: ResultFile) -> None:
         replace(s, verified=wrong) if (s.writer, s.operation) == ("hybrid", "restore") else s
         for s in record.samples
     )
-    claim = Claim(text="restores", workload="llama7b", operation="restore", value=1.6)
     with pytest.raises(ResultFileError, match="no repetition has a valid restore of both hybrid"):
-        judged(replace(record, samples=samples), claim)
+        judged(replace(record, samples=samples), "restore", 1.6)
 
 
 def test_claims_without_a_record_are_left_out(record: ResultFile) -> None:
