@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 import warnings
 import weakref
@@ -341,9 +342,19 @@ def _release(lock: DirectoryLock | None) -> None:
 def _close_unclosed(
     location: str, pid: int, persister: Persister, lock: DirectoryLock | None
 ) -> None:
-    """A Checkpointer was forgotten: its saves are finished all the same, and failures told."""
-    if os.getpid() != pid or not persister.wait():
+    """A Checkpointer was forgotten: its saves are finished all the same, and failures told.
+
+    The garbage collector may call this in any thread, also in one that helps to write: only the
+    main thread waits.
+    """
+    if os.getpid() != pid:
         return
+    if threading.current_thread() is threading.main_thread():
+        persister.wait()
+    persister.when_idle(lambda: _end_unclosed(location, persister, lock))
+
+
+def _end_unclosed(location: str, persister: Persister, lock: DirectoryLock | None) -> None:
     _release(lock)
     try:
         persister.raise_failure()

@@ -46,12 +46,16 @@ class DirectoryLock:
         except OSError as error:
             os.close(fd)
             raise TransferError.wrap(error, "locking", path) from error
-        self._fd = fd
-        holder = json.dumps(
+        note = json.dumps(
             {"pid": os.getpid(), "host": socket.gethostname(), "since_s": int(time.time())}
-        )
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, holder.encode(), 0)
+        ).encode()
+        try:  # over what is there, which needs no space on a disk that is full
+            os.pwrite(fd, note, 0)
+            os.ftruncate(fd, len(note))
+        except OSError as error:
+            os.close(fd)
+            raise TransferError.wrap(error, "locking", path) from error
+        self._fd = fd
         _held.add(self)
 
     def release(self) -> None:

@@ -43,6 +43,7 @@ class Persister:
         self._waiting: list[Snapshot] = []
         self._thread: threading.Thread | None = None
         self._failures: list[BaseException] = []
+        self._when_idle: list[Callable[[], None]] = []
         self._changed = threading.Condition()
 
     def take(self, on_full: OnFull) -> Slot | None:
@@ -88,12 +89,21 @@ class Persister:
             thread.start()
             self._thread = thread
 
-    def wait(self) -> bool:
-        """Wait until nothing waits and nothing is written. False in its own thread, at once."""
+    def wait(self) -> None:
+        """Wait until nothing waits and nothing is written."""
         with self._changed:
-            if threading.current_thread() is self._thread:
-                return False
-            return self._changed.wait_for(lambda: self._thread is None)
+            self._changed.wait_for(lambda: self._thread is None)
+
+    def when_idle(self, call: Callable[[], None]) -> None:
+        """`call` once nothing waits and nothing is written: now, or in the thread that writes.
+
+        Never waits, so that any thread may ask for it, one that helps to write too.
+        """
+        with self._changed:
+            if self._thread is not None:
+                self._when_idle.append(call)
+                return
+        call()
 
     def raise_failure(self) -> None:
         """Raise what went wrong in the background since this was last asked."""
@@ -119,13 +129,10 @@ class Persister:
 
     def _run(self, first: Snapshot) -> None:
         try:
-            linux.yield_to_others(_NICE)
-        except OSError as error:
-            warnings.warn(
-                f"checkpoints are written at the trainer's own priority ({error})",
-                RuntimeWarning,
-                stacklevel=1,
-            )
+            _lower_priority()
+        except BaseException as error:  # noqa: BLE001 -- raised in the trainer's thread
+            with self._changed:
+                self._failures.append(error)
         snapshot: Snapshot | None = first
         while snapshot:
             try:
@@ -133,6 +140,10 @@ class Persister:
             except BaseException as error:  # noqa: BLE001 -- raised in the trainer's thread
                 self.fail(snapshot.save, error)
             snapshot = self._next(snapshot)
+        with self._changed:
+            calls, self._when_idle = self._when_idle, []
+        for call in calls:
+            call()
 
     def _next(self, done: Snapshot) -> Snapshot | None:
         """The newest snapshot that waits, those before it being dropped; None ends the thread."""
@@ -147,3 +158,15 @@ class Persister:
                 self._drop(older)
             self._waiting.clear()
             return newest
+
+
+def _lower_priority() -> None:
+    """Of the calling thread. A warning where that is not allowed, which may be an error here."""
+    try:
+        linux.yield_to_others(_NICE)
+    except OSError as error:
+        warnings.warn(
+            f"checkpoints are written at the trainer's own priority ({error})",
+            RuntimeWarning,
+            stacklevel=1,
+        )

@@ -116,6 +116,7 @@ def _training(
 ) -> ResultFile:
     from iobench.cli.train import measure_training
     from iobench.train.arm import arm_of
+    from iobench.train.pace import whole_intervals
     from iobench.train.session import make_session
 
     sides = dict.fromkeys(side for claim in claims for side in (claim.theirs, claim.ours))
@@ -124,7 +125,9 @@ def _training(
         arms=[arm_of(side.writer, side.mode) for side in sides],
         target=Path(target),
         size=size,
-        steps=_INTERVALS * int(about.every) if about.every.isdecimal() else _STEPS,
+        steps=whole_intervals(_INTERVALS * int(about.every), int(about.every))
+        if about.every.isdecimal()
+        else _STEPS,
         every=about.every,
         repeat=repeat,
         model_params=_SMALLEST,

@@ -16,7 +16,7 @@ from iobench.train.arm import Arm
 from iobench.train.saver import Saver, saver_for
 from iobench.train.trainer import Trainer
 
-__all__ = ["GAUGES", "Blocks", "Reference", "due", "timed_step"]
+__all__ = ["GAUGES", "Blocks", "Reference", "due", "timed_step", "warm_up"]
 
 GAUGES = ("/proc/meminfo", "/proc/{pid}/status")
 """What a sampler of blocks reads: dirty pages, resident memory of the process `pid`."""
@@ -36,7 +36,7 @@ class Blocks:
 
     `simulated_s` is how long forward and backward take at least: the rest is slept, as a CPU whose
     GPU computes does. Checkpoints are taken after the first of every `every` steps, so that each
-    has a whole interval within the block.
+    has time to become durable within the block, and none after the last step.
     """
 
     trainer: Trainer
@@ -68,12 +68,9 @@ class Blocks:
         One more checkpoint is taken before the clock starts: slots are there then, and code has
         run once. With `resume` training goes on from the last one afterwards, and is compared.
         """
-        self.trainer.rewind()
         saver = saver_for(arm, directory)
         try:
-            saver.save(self.trainer.state(), 0)
-            saver.before_update()
-            saver.wait()
+            warm_up(self.trainer, saver)
             warm = len(saver.saves())
             started_at, began_s = utc_now(), time.perf_counter()
             losses, step_s, persisting = self._train(saver)
@@ -112,7 +109,7 @@ class Blocks:
             losses.append(loss)
             step_s.append(seconds)
             persisting.append(before or saver.persisting)
-            if due(step, self.every):
+            if due(step, self.every) and step < self.steps:
                 saver.save(self.trainer.state(), step)
         return losses, step_s, persisting
 
@@ -155,6 +152,19 @@ class _Pause:
         waiting_s = time.perf_counter()
         self._saver.before_update()
         self.stall_s = time.perf_counter() - waiting_s
+
+
+def warm_up(trainer: Trainer, saver: Saver) -> None:
+    """Take a first checkpoint, of step 0, and go back to the start.
+
+    It is as large as those that follow: after a step, which gives the optimizer its state.
+    """
+    trainer.rewind()
+    trainer.step()
+    saver.save(trainer.state(), 0)
+    saver.before_update()
+    saver.wait()
+    trainer.rewind()
 
 
 def timed_step(trainer: Trainer, saver: Saver, simulated_s: float) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from iobench.checkpoint.schedule import shortest_interval
 from iobench.errors import OptionError
 from iobench.train.probe import Probe
 
-__all__ = ["Pace"]
+__all__ = ["Pace", "whole_intervals"]
 
 _PERSISTS = re.compile(r"([0-9]+(?:\.[0-9]+)?)xpersist")
 _BUDGET = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
@@ -60,3 +60,11 @@ class Pace:
             persist_s=probe.persist_s,
             budget=self.budget,
         )
+
+
+def whole_intervals(steps: int, every: int) -> int:
+    """At least `steps` steps in which every checkpoint is followed by a whole interval.
+
+    The first is taken after the first step, so it is one step more than the intervals have.
+    """
+    return -(-steps // every) * every + 1

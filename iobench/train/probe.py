@@ -7,7 +7,7 @@ from pathlib import Path
 
 from iobench.bench.stats import median
 from iobench.train.arm import Arm
-from iobench.train.block import timed_step
+from iobench.train.block import timed_step, warm_up
 from iobench.train.saver import saver_for
 from iobench.train.trainer import Trainer
 
@@ -31,12 +31,9 @@ def probe(trainer: Trainer, arm: Arm, directory: Path, simulated_s: float) -> Pr
     One more is taken before, so that memory is there. Leaves its last checkpoint in the new
     `directory`. Raises what the writer raises.
     """
-    trainer.rewind()
     saver = saver_for(arm, directory)
     try:
-        saver.save(trainer.state(), 0)
-        saver.before_update()
-        saver.wait()
+        warm_up(trainer, saver)
         steps = [timed_step(trainer, saver, simulated_s)[1] for _ in range(_TAKEN)]
         for _ in range(_TAKEN):
             saver.save(trainer.state(), trainer.steps_done)

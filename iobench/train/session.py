@@ -30,7 +30,7 @@ from iobench.results import (
 from iobench.train.arm import Arm, most_copies
 from iobench.train.block import GAUGES, Blocks
 from iobench.train.memcpy import memcpy_bytes_per_s
-from iobench.train.pace import Pace
+from iobench.train.pace import Pace, whole_intervals
 from iobench.train.probe import Probe, probe
 from iobench.train.trainer import Trainer
 from iobench.units import format_seconds, format_size, parse_size
@@ -39,6 +39,7 @@ from iobench.workloads.workload import Workload
 __all__ = ["Progress", "Session", "make_session"]
 
 _BYTES_PER_PARAM = 12  # fp32 weights, and AdamW's two moments
+_FEWEST = 2  # steps of a block
 _ON_STORAGE = 2  # checkpoints at a time: the last one, and the one being written
 
 
@@ -69,7 +70,7 @@ class _Rhythm:
 class Session:
     """What to train and how. `size_bytes` is that of a checkpoint: `workload`'s shard, scaled.
 
-    A block has `steps` steps, or whole intervals of as many at least where `pace` is measured.
+    A block has `steps` steps; where `pace` is measured, whole intervals of as many at least.
     `simulated_s` is how long forward and backward take at least, 0 for as long as they take.
     """
 
@@ -166,6 +167,7 @@ class Session:
             seed=self.seed,
             device=self.device,
             ballast_bytes=self.size_bytes - own,
+            threads=1 if self.simulated_s else None,
         )
 
     def _rhythm(self, trainer: Trainer) -> _Rhythm:
@@ -176,8 +178,9 @@ class Session:
         with self.target.scratch() as scratch:
             found = probe(trainer, arm, Path(scratch.locate("probe")), self.simulated_s)
         every = self.pace.steps_for(found)
-        intervals = -(-self.steps // every)
-        return _Rhythm(steps=intervals * every, every=every, arm=arm.label, probe=found)
+        return _Rhythm(
+            steps=whole_intervals(self.steps, every), every=every, arm=arm.label, probe=found
+        )
 
     def _header(self, rhythm: _Rhythm) -> Run:
         machine, storage = self.target.describe()
@@ -242,6 +245,8 @@ def make_session(
     pace = Pace.parse(every)
     if pace.steps and steps < pace.steps:
         raise OptionError(f"--steps {steps}: fewer than --every {every}")
+    if steps < _FEWEST:
+        raise OptionError(f"--steps {steps}: a checkpoint follows a step and is followed by one")
     if device == "cuda" and not torch.cuda.is_available():
         raise OptionError("--device cuda: torch sees no CUDA device here")
     full = workloads.load(workload)

@@ -18,7 +18,8 @@ class Trainer:
 
     The batch of a step depends on `seed` and the step alone, so a run that is resumed sees what it
     would have seen. `ballast_bytes` are added to the state, to give it the size of another model's;
-    a step changes all of them (see `change_in_parts`).
+    a step changes all of them (see `change_in_parts`). Steps compute in `threads` threads, None
+    for torch's own number.
     """
 
     def __init__(
@@ -29,12 +30,14 @@ class Trainer:
         batch: int = 8,
         device: str = "cpu",
         ballast_bytes: int = 0,
+        threads: int | None = None,
     ) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.model = Gpt.of_size(params).to(device)
         self._initial = copy.deepcopy(self.model.state_dict())
         self.optimizer = self._new_optimizer()
+        self._threads = threads
         self._seed, self._batch, self._device = seed, batch, device
         self._ballast = torch.zeros(ballast_bytes, dtype=torch.uint8, device=device)
         self._ballast.random_(generator=torch.Generator(device).manual_seed(seed))
@@ -51,6 +54,16 @@ class Trainer:
 
         Parameters, optimizer state and ballast change after `before_update` and not before.
         """
+        if self._threads is None:
+            return self._step(before_update)
+        usual = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
+        try:
+            return self._step(before_update)
+        finally:
+            torch.set_num_threads(usual)
+
+    def _step(self, before_update: Callable[[], None]) -> float:
         loss = self.model.loss(self._tokens())
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]

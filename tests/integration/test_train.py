@@ -88,10 +88,10 @@ def test_pace(
     plan = read(record).run.plan
     assert plan["every_asked"] == every
     assert plan["every"] >= 1
-    assert plan["steps"] % plan["every"] == 0
+    assert plan["steps"] % plan["every"] == 1 % plan["every"]
     assert f"{every}, found before: buffered async=2 persisted in" in done.stdout
     _, block = read(record).training
-    assert [save.step for save in block.saves] == list(range(1, plan["steps"] + 1, plan["every"]))
+    assert [save.step for save in block.saves] == list(range(1, plan["steps"], plan["every"]))
     assert not any(target.iterdir())
 
 
@@ -102,6 +102,7 @@ def test_pace(
         (("--mode", "sync=2"), "none, sync, async or lazy"),
         (("--writer", "peer:dcp"), "only peer:torch-save"),
         (("--steps", "3", "--every", "4"), "fewer than --every 4"),
+        (("--steps", "1", "--every", "1"), "followed by one"),
         (("--every", "often"), "2xpersist"),
         (("--every", "2xpersist", "--mode", "sync"), "add async to --mode"),
         (("--simulate-step",), "no published step time"),

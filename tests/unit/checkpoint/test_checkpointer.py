@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import json
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -27,7 +28,9 @@ from iobench.errors import (
     TransferError,
     UsageError,
 )
+from iobench.writers.buffered import BufferedWriter
 from iobench.writers.files import PART_SUFFIX
+from iobench.writers.transfer import Transfer
 
 Make = Callable[..., Checkpointer]
 
@@ -527,6 +530,56 @@ def test_forgotten(runs: Path) -> None:
         made.clear()
     with Checkpointer(runs, writer="buffered") as again:
         assert _value(again.load()) == 1
+
+
+class _Forgetting(BufferedWriter):
+    """Drops the last reference to a Checkpointer in a thread that helps to write for it."""
+
+    held: list[Checkpointer]
+
+    def write_many(self, images: Any, target: Any, **options: Any) -> Transfer:
+        helper = threading.Thread(target=self.held.clear)
+        helper.start()
+        helper.join()
+        return super().write_many(images, target, **options)
+
+
+def test_forgotten_while_it_writes(runs: Path) -> None:
+    """Collected in a thread that the save waits for: it does not wait for the save in turn."""
+    writer = _Forgetting()
+    writer.held = [Checkpointer(runs, writer=writer)]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        persister = writer.held[0]._persister
+        save = writer.held[0].save_async(_state(1), 1)
+        persister.wait()
+        for thread in threading.enumerate():
+            if thread.name == "iobench-persister":
+                thread.join()
+    assert save.status == "committed"
+    assert ["never closed" in str(one.message) for one in told] == [True]
+    with Checkpointer(runs, writer="buffered") as again:
+        assert _value(again.load()) == 1
+
+
+def test_priority_that_cannot_be_lowered(
+    make: Make, monkeypatch: pytest.MonkeyPatch, runs: Path
+) -> None:
+    """The save goes on. The warning, an error where warnings are, is raised to the trainer."""
+
+    def refuse(nice: int) -> None:
+        raise PermissionError(errno.EPERM, "no")
+
+    monkeypatch.setattr("iobench.linux.yield_to_others", refuse)
+    ckpt = make()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        save = ckpt.save_async(_state(1), 1)
+        with pytest.raises(RuntimeWarning, match="at the trainer's own priority"):
+            ckpt.wait()
+    assert save.status == "committed"
+    ckpt.wait()
+    assert _value(ckpt.load()) == 1
 
 
 def test_in_a_forked_child(make: Make) -> None:

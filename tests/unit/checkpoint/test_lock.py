@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -10,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from iobench.checkpoint.lock import DirectoryLock, lock_location
-from iobench.errors import TargetError
+from iobench.checkpoint.lock import LOCK, DirectoryLock, lock_location
+from iobench.errors import TargetError, TransferError
 
 _CHILD = """
 import sys
@@ -36,6 +37,20 @@ def test_held_by_another_process(tmp_path: Path) -> None:
         ):
             DirectoryLock(tmp_path)
         child.kill()
+    DirectoryLock(tmp_path).release()
+
+
+def test_a_full_disk_leaves_it_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be noted in it is told, and the directory is not held on."""
+
+    def full(fd: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        with pytest.raises(TransferError, match="No space left") as caught:
+            DirectoryLock(tmp_path)
+    assert caught.value.filename == str(tmp_path / LOCK)
     DirectoryLock(tmp_path).release()
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from iobench.bench.sampler import FileSampler
+from iobench.results import TrainBlock
 from iobench.train import block as blocks_module
 from iobench.train.arm import choose_arms
 from iobench.train.block import Blocks
@@ -21,8 +23,10 @@ class _InMemory(Saver):
 
     def __init__(self, *, spoil: bool) -> None:
         self._spoil = spoil
+        self.saved: list[tuple[int, int]] = []
 
     def save(self, state: Any, step: int) -> None:
+        self.saved.append((step, len(state["optimizer"]["state"])))
         self._state = copy.deepcopy(state)
 
     def wait(self) -> None: ...
@@ -41,22 +45,43 @@ class _InMemory(Saver):
     def close(self) -> None: ...
 
 
-@pytest.mark.parametrize("spoil", [False, True])
-def test_resume(spoil: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One byte that differs after a resume is told; the losses alone would not show it."""
-    monkeypatch.setattr(blocks_module, "saver_for", lambda *_: _InMemory(spoil=spoil))
+def _run(
+    saver: Saver, directory: Path, *, every: int, monkeypatch: pytest.MonkeyPatch
+) -> TrainBlock:
+    """A block of 3 steps with `saver`, and its resume."""
+    monkeypatch.setattr(blocks_module, "saver_for", lambda *_: saver)
     arm = choose_arms("buffered", "sync")[0][1]
     with FileSampler(["/proc/meminfo", "/proc/self/status"]) as sampler:
         blocks = Blocks(
-            trainer=Trainer(100_000, ballast_bytes=100),
+            trainer=Trainer(100_000, ballast_bytes=100, threads=1),
             steps=3,
-            every=2,
+            every=every,
             simulated_s=0.0,
             size_bytes=100,
             sampler=sampler,
             run_id="r",
         )
         reference = blocks.reference()
-        found = blocks.run(arm, tmp_path, reference, repetition=0, order=0, resume=True)
+        return blocks.run(arm, directory, reference, repetition=0, order=0, resume=True)
+
+
+@pytest.mark.parametrize("spoil", [False, True])
+def test_resume(spoil: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One byte that differs after a resume is told; the losses alone would not show it."""
+    threads = torch.get_num_threads()
+    found = _run(_InMemory(spoil=spoil), tmp_path, every=2, monkeypatch=monkeypatch)
     assert found.losses_equal
     assert found.resumed_equal is not spoil
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(("every", "steps"), [(1, [0, 1, 2]), (2, [0, 1]), (3, [0, 1])])
+def test_checkpoints(
+    every: int, steps: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """None after the last step; the one before the clock starts is as large as the others."""
+    saver = _InMemory(spoil=False)
+    _run(saver, tmp_path, every=every, monkeypatch=monkeypatch)
+    taken, sizes = zip(*saver.saved, strict=True)
+    assert list(taken) == steps
+    assert min(sizes) == max(sizes) > 0
