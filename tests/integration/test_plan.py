@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
-RECORD = Path(__file__).parents[2] / "results" / "reference-llama7b.jsonl"
+RECORD = Path(__file__).parents[1] / "unit" / "results" / "recorded.jsonl"
 HAND = ("--save", "30s", "--restore", "60s", "--nodes", "2048")
 
 

@@ -23,7 +23,7 @@ from iobench.results import Sample, read
 
 EXAMPLE = read(Path(__file__).parents[1] / "results" / "example.jsonl")
 SAVE = next(sample for sample in EXAMPLE.samples if sample.operation == "save")
-REFERENCE = read(Path(__file__).parents[3] / "results" / "reference-llama7b.jsonl")
+REFERENCE = read(Path(__file__).parents[1] / "results" / "recorded.jsonl")
 
 
 def taking(seconds: Sequence[float], *, first: int = 0) -> list[Sample]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from iobench.bench import directory, fio
+from iobench.bench import counters, directory, fio
 from iobench.bench import plan as plan_module
 from iobench.bench.comparison import noise_floor
 from iobench.bench.contender import WriterContender
@@ -19,7 +22,8 @@ from iobench.bench.fio import JOBS, FioJob, FioSample
 from iobench.bench.plan import Plan
 from iobench.bench.repeat import Repeat
 from iobench.bench.runner import Runner
-from iobench.errors import CeilingError, TransferError
+from iobench.cli.main import app
+from iobench.errors import CeilingError, RegressionError, TransferError
 from iobench.results import (
     CeilingSample,
     Cold,
@@ -33,6 +37,7 @@ from iobench.results import (
 )
 from iobench.units import MIB
 from iobench.workloads import Workload
+from iobench.writers import transfer
 from iobench.writers.base import Writer
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.image import FileImage
@@ -402,3 +407,47 @@ def test_fio_reserves_space_as_the_writers_do(
         made.append(make(name, fallocate=False) if option else make(name))
     execute(*made, repeat=1)
     assert {arguments["fallocate"] for arguments in fake_fio.arguments} == {expected}
+
+
+class _Sleepy(BufferedWriter):
+    """`buffered`, which sleeps for a part of each write: on the clock of the test."""
+
+    def __init__(self, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
+        super().__init__()
+        self.clock, self.sleep = clock, sleep
+
+    def write(self, image: FileImage, target: str | Path, **options: Any) -> Transfer:
+        began = self.clock()
+        done = super().write(image, target, **options)
+        self.sleep(0.1 * (self.clock() - began))
+        return done
+
+
+def test_a_writer_that_sleeps_a_tenth_of_its_time_is_a_regression(
+    execute: Callable[..., ResultFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the run to exit code 5, on a clock of our own; without the sleep there is none."""
+    now = [0.0]
+
+    def read() -> float:
+        now[0] += 0.01
+        return now[0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    for module in (counters, transfer):
+        clock = SimpleNamespace(perf_counter=read, process_time=read)
+        monkeypatch.setattr(module, "time", clock)
+    records = {}
+    for name, asleep in (("old", lambda _: None), ("same", lambda _: None), ("new", sleep)):
+        execute(_Sleepy(lambda: now[0], asleep), repeat=5, ceiling=False)
+        records[name] = shutil.copy(tmp_path / "run.jsonl", tmp_path / f"{name}.jsonl")
+    same, worse = (
+        CliRunner().invoke(app, ["compare", str(records["old"]), str(records[name])])
+        for name in ("same", "new")
+    )
+    assert same.exception is None
+    assert isinstance(worse.exception, RegressionError)
+    assert worse.exception.exit_code == 5
+    assert str(worse.exception) == "slower by more than 5%: buffered save"

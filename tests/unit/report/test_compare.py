@@ -19,7 +19,7 @@ from iobench.report.compare import compare, unlike
 from iobench.report.compare_as import CompareFormat, write
 from iobench.results import ResultFile, ResultWriter, Sample, read
 
-REFERENCE = read(Path(__file__).parents[3] / "results" / "reference-llama7b.jsonl")
+REFERENCE = read(Path(__file__).parents[1] / "results" / "recorded.jsonl")
 
 
 def changed(change: Callable[[Sample], Sample], result: ResultFile = REFERENCE) -> ResultFile:

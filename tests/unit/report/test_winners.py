@@ -11,7 +11,7 @@ from iobench.report.summary import summarise
 from iobench.report.wording import footnotes
 from iobench.results import ResultFile, Sample, read
 
-REFERENCE = read(Path(__file__).parents[3] / "results" / "reference-llama7b.jsonl")
+REFERENCE = read(Path(__file__).parents[1] / "results" / "recorded.jsonl")
 
 
 def winner_lines(result: ResultFile) -> list[str]:
