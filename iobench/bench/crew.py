@@ -82,9 +82,15 @@ class Crew(Team):
         return self._ask(count, what)
 
     def _start(self) -> None:
-        with uninterrupted():  # none is started and not known
-            for setup in self._setups:
-                self._members.append(_Member(setup))
+        try:
+            with uninterrupted():  # none is started and not known
+                self._members = [_Member() for _ in self._setups]
+            for member, setup in zip(self._members, self._setups, strict=True):
+                member.send(sys.path, "a process")
+                member.send(setup, "a process")
+        except BaseException:
+            self._stop()
+            raise
         self._ask(len(self._setups), self._first)
 
     def _ask(self, count: int, what: Callable[[Job], T]) -> list[T]:
@@ -125,7 +131,7 @@ class Crew(Team):
 class _Member:
     """One child and the socket to it."""
 
-    def __init__(self, setup: JobSetup) -> None:
+    def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             # A session of its own: Ctrl-C in a terminal is for us, and we end the children.
@@ -137,10 +143,8 @@ class _Member:
                 start_new_session=True,
             )
         self.connection: Connection = Connection(ours.detach())
-        self.connection.send(sys.path)
-        self.connection.send(setup)
 
-    def send(self, what: Callable[[Job], object], who: str) -> None:
+    def send(self, what: object, who: str) -> None:
         try:
             self.connection.send(what)
         except OSError:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from iobench.report.summary import Report, Summary
-from iobench.results.labels import labels, name_of
+from iobench.results.labels import common_axes, labels, name_of
 from iobench.units import GIB, format_rate, format_size
 
 __all__ = [
@@ -42,11 +42,15 @@ _MOST_NAMES = 12  # in a line below the table
 
 
 def heading(report: Report) -> str:
-    """What was replayed: `llama7b, rank 0: 4.00 GiB of 25.10 GiB in 6 files`."""
+    """What was replayed: `llama7b, rank 0: 4.00 GiB of 25.10 GiB in 6 files`.
+
+    The axes follow in which all rows are alike, and which no row can name: `numjobs=4`.
+    """
     workload = report.workload
     of = f" of {format_size(workload.full_bytes)}" if workload.scaled else ""
     files = "1 file" if workload.files == 1 else f"{workload.files} files"
-    return f"{workload.name}, rank {workload.rank}: {format_size(workload.bytes)}{of} in {files}"
+    what = f"{workload.name}, rank {workload.rank}: {format_size(workload.bytes)}{of} in {files}"
+    return ", ".join([what, *common_axes(report.summaries)])
 
 
 def cells(label: str, summary: Summary) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from iobench.units import format_size_exact
 
-__all__ = ["AXES", "Setting", "labels", "name_of"]
+__all__ = ["AXES", "Setting", "common_axes", "labels", "name_of"]
 
 AXES = {
     "format": "serializer",
@@ -51,6 +51,17 @@ def name_of(setting: Setting) -> str:
     """Its writer and axes, where nothing is said of others: `odirect granularity=blob`."""
     fields = [field for field in AXES if (field, _axis(setting, field)) != ("numjobs", 1)]
     return " ".join([setting.writer, *_axes(setting, fields)])
+
+
+def common_axes(settings: Iterable[Setting]) -> list[str]:
+    """What `labels` leaves out as all settings that have it share it; a single process has none."""
+    given = list(settings)
+    shared = []
+    for field, option in AXES.items():
+        values = {_axis(one, field) for one in given} - {None}
+        if len(values) == 1 and (field, values) != ("numjobs", {1}):
+            shared.append(f"{option}={values.pop()}")
+    return shared
 
 
 def _axes(setting: Setting, fields: Iterable[str]) -> Iterator[str]:

@@ -43,7 +43,7 @@ def test_the_table_in_a_pipe_is_plain_aligned_and_uncut(
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     monkeypatch.setenv("COLUMNS", "40")
     assert text(summarise(example)).splitlines() == [
-        "llama7b, rank 0: 1.00 GiB of 12.55 GiB in 5 files",
+        "llama7b, rank 0: 1.00 GiB of 12.55 GiB in 5 files, serializer=torch",
         "node1, Linux 6.1.0-18-amd64, Example CPU, 16 CPUs, 128.00 GiB memory, 1 x Example GPU, "
         "ext4, Example NVMe",
         "",
@@ -128,7 +128,8 @@ def test_axes_are_named_where_they_differ(example: ResultFile) -> None:
     shown = text(with_samples(example, samples))
     assert "odirect numjobs=1  save" in shown
     assert "odirect numjobs=2  restore" in shown
-    assert "blob" not in shown
+    assert shown.splitlines()[0].endswith("files, serializer=torch, granularity=blob")
+    assert shown.count("blob") == 1
 
 
 def test_what_was_not_measured_is_said(example: ResultFile) -> None:
@@ -182,7 +183,7 @@ def test_markdown_is_a_table_and_a_list(example: ResultFile) -> None:
     assert {line.count(" | ") for line in rows} == {8}
     assert rows[2].startswith("| odirect | save | 1.00 GiB | 2.00 (2.15) | 1.60-2.50 | 100.0 % |")
     assert r"- a\|b" in lines
-    assert lines[0] == "**llama7b, rank 0: 1.00 GiB of 12.55 GiB in 5 files**"
+    assert lines[0] == "**llama7b, rank 0: 1.00 GiB of 12.55 GiB in 5 files, serializer=torch**"
 
 
 @pytest.mark.parametrize("name", list(Format))
