@@ -84,7 +84,8 @@ class Crew(Team):
     def _start(self) -> None:
         try:
             with uninterrupted():  # none is started and not known
-                self._members = [_Member() for _ in self._setups]
+                for _ in self._setups:
+                    self._members.append(_Member())
             for member, setup in zip(self._members, self._setups, strict=True):
                 member.send(sys.path, "a process")
                 member.send(setup, "a process")
