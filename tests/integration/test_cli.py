@@ -164,8 +164,13 @@ def test_writers(iobench: Command, target: Path) -> None:
     options = {option["name"]: option for option in listed["odirect"]["options"]}
     assert options["block_size"]["unit"] == "bytes"
     assert options["threads"]["low"] == 1
+    peers = {one["name"]: one for one in document["peers"]}
+    assert peers["peer:torch-save"]["available"]
+    assert not peers["peer:obstore"]["available"]
+    assert "s3://bucket/prefix" in peers["peer:obstore"]["remedy"]
     table = iobench("writers", "--target", target).stdout
     assert re.search(r"^buffered +yes ", table, re.MULTILINE)
+    assert re.search(r"^peer:dcp +yes ", table, re.MULTILINE)
     assert os.listdir(target) == []
 
 
