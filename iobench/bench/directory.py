@@ -12,7 +12,7 @@ from typing import Any
 
 from iobench.bench.cold import make_cold
 from iobench.bench.counters import Monitor
-from iobench.bench.scratch import scratch_directory
+from iobench.bench.scratch import require_directory, scratch_directory
 from iobench.bench.settle import settle
 from iobench.checkpoint.staged import StagedCheckpoint
 from iobench.environment import DeviceMonitor, describe_environment
@@ -38,14 +38,7 @@ class DirectoryTarget:
         return str(self.path.resolve())
 
     def check(self) -> None:
-        try:
-            found = self.path.is_dir()
-        except OSError as error:  # a directory above it is closed to us
-            raise TargetError(
-                f"--target {self.path}: cannot be reached ({error.strerror})"
-            ) from error
-        if not found:
-            raise TargetError(f"--target {self.path}: no such directory; make it first")
+        require_directory(self.path)
         if not os.access(self.path, os.W_OK | os.X_OK):
             raise TargetError(f"--target {self.path}: cannot be written; choose another directory")
 

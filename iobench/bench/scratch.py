@@ -14,10 +14,23 @@ from pathlib import Path
 from iobench.bench.interrupts import uninterrupted
 from iobench.errors import TargetError
 
-__all__ = ["PREFIX", "scratch_directory"]
+__all__ = ["PREFIX", "require_directory", "scratch_directory"]
 
 PREFIX = ".iobench-run-"
 _LOCK = "lock"
+
+
+def require_directory(target: Path) -> None:
+    """Raise TargetError unless `target` is a directory."""
+    try:
+        if target.is_dir():
+            return
+        other = target.exists()
+    except OSError as error:  # a directory above it is closed to us
+        raise TargetError(f"--target {target}: cannot be reached ({error.strerror})") from error
+    if other:
+        raise TargetError(f"--target {target}: is no directory; name the one to measure")
+    raise TargetError(f"--target {target}: no such directory; make it first")
 
 
 @contextmanager
@@ -28,8 +41,7 @@ def scratch_directory(target: Path) -> Iterator[Path]:
     killed run left is removed first: a run holds a lock in its directory, and the kernel gives that
     up for it. Raises TargetError when `target` is not a directory that can be written.
     """
-    if not target.is_dir():
-        raise TargetError(f"--target {target}: no such directory; make it first")
+    require_directory(target)
     _remove_stale(target)
     directory = target / f"{PREFIX}{secrets.token_hex(6)}"
     lock = -1

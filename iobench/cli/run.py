@@ -185,6 +185,8 @@ def run(
 @contextmanager
 def _server(wanted: bool, target: str) -> Iterator[str]:
     """The target: as given, or of a server of our own that lives as long as the block."""
+    if not target:  # an unset variable, in all likelihood
+        raise UsageError("--target '': names nothing; leave it out for the current directory")
     if not wanted:
         yield target
         return

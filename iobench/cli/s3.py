@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iobench.cli.formats import Format, FormatOption
+from iobench.errors import TransferError, UnavailableError
 from iobench.units import parse_seconds
 
 if TYPE_CHECKING:
     from iobench.writers.s3_objects import S3Objects, UnfinishedUpload
+
+_ATTEMPTS = 3  # somebody waits for the answer
 
 app = typer.Typer(
     no_args_is_help=True, help="Multipart uploads that killed processes left in a bucket."
@@ -80,11 +83,16 @@ def _objects(place: str, endpoint_url: str) -> S3Objects:
     from iobench.writers.s3_objects import S3Objects
     from iobench.writers.s3_target import S3Target
 
-    client = S3Writer(endpoint_url=endpoint_url, checksum="none").client
-    return S3Objects(client, S3Target.parse(place))
+    target = S3Target.parse(place)
+    writer = S3Writer(endpoint_url=endpoint_url, checksum="none", max_attempts=_ATTEMPTS)
+    return S3Objects(writer.client, target)
 
 
 def _older(objects: S3Objects, than: str) -> list[UnfinishedUpload]:
     seconds = parse_seconds(than)
     latest = datetime.now(UTC) - timedelta(seconds=seconds)
-    return [upload for upload in objects.uploads() if not seconds or upload.initiated <= latest]
+    try:
+        found = objects.uploads()
+    except TransferError as error:  # the first that was asked of the store
+        raise UnavailableError("s3", f"{error}.") from error
+    return [upload for upload in found if not seconds or upload.initiated <= latest]

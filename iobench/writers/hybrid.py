@@ -40,7 +40,7 @@ _PATHS = {
 
 _Move = Callable[[int, int, Meter, DirectEngine], None]
 
-_SYNCS = 16  # side by side, by the kernel's threads; measured in docs/decisions/0020
+_SYNCS = 32  # side by side, by the kernel's threads; measured in docs/decisions/0020
 _PIECE = MIB  # of a large operation on a ring; measured in docs/decisions/0010
 
 

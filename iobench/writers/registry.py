@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -54,6 +55,8 @@ def split_specs(text: str) -> list[tuple[str, dict[str, str]]]:
         key, equals, value = (part.strip() for part in token.partition("="))
         if not token:
             raise UsageError(f"--writer {text!r}: an empty name between commas")
+        if not equals and chosen and _is_option(token, chosen[-1][0]):
+            raise UsageError(f"--writer {text!r}: option {token!r} has no value; write {token}=...")
         if not equals:
             chosen.append((token, {}))
         elif not chosen:
@@ -63,6 +66,14 @@ def split_specs(text: str) -> list[tuple[str, dict[str, str]]]:
         else:
             chosen[-1][1][key] = value
     return chosen
+
+
+def _is_option(token: str, writer: str) -> bool:
+    """Whether `token`, which might be a writer's name, is an option of the writer before it."""
+    known = names()
+    if token in known or writer not in known:
+        return False
+    return token in {field.name for field in dataclasses.fields(writer_class(writer).Options)}
 
 
 def parse_specs(text: str) -> list[Writer]:

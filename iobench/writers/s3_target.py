@@ -35,8 +35,15 @@ class S3Target:
             shown = os.fspath(target) if isinstance(target, str | PurePath) else target
             raise UsageError(f"{shown}: writer 's3' needs a target s3://bucket/prefix")
         bucket, _, key = str(target).removeprefix(SCHEME).partition("/")
-        if not _BUCKET.fullmatch(bucket):  # not shown: it may hold what somebody took for a login
+        if not bucket or {"@", ":"} & {
+            *bucket
+        }:  # not shown: it may hold what somebody took for a login
             raise UsageError("the target names no bucket; write s3://bucket/prefix")
+        if not _BUCKET.fullmatch(bucket):
+            raise UsageError(
+                f"{target}: no bucket is called {bucket!r}; a name has 3 to 63 letters, digits, "
+                "dots and hyphens"
+            )
         key = key.strip("/")
         if any(part in ("", ".", "..") for part in key.split("/")) and key:
             raise UsageError(f"{target}: a key must not have empty parts, '.' or '..'")

@@ -96,6 +96,17 @@ def test_an_endpoint_that_nobody_answers(writer, server, expect_no_secret) -> No
         nobody.require(_TARGET)
 
 
+def test_uploads_of_an_endpoint_that_nobody_answers(server) -> None:
+    """The commands that list and abort say the same."""
+    command = ("s3", "abort-uploads", _TARGET, "--endpoint-url", "http://127.0.0.1:9")
+    done = subprocess.run(
+        [sys.executable, "-m", "iobench", *command], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "AWS_ENDPOINT_URL_S3" in done.stderr
+
+
 def test_no_credentials(server, writer, monkeypatch) -> None:
     """Without credentials nothing is sent."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):

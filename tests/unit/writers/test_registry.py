@@ -87,6 +87,8 @@ def test_specs() -> None:
         ("odirect,", UsageError, "an empty name"),
         ("odirect,,null", UsageError, "an empty name"),
         ("threads=3", UsageError, "'threads=3' has no writer before it"),
+        ("odirect,threads", UsageError, "option 'threads' has no value; write threads=..."),
+        ("odirect,nosuch", UnknownNameError, "unknown writer 'nosuch'. Known: "),
         ("odirct", UnknownNameError, "did you mean 'odirect'"),
         ("odirect,thread=3", UnknownNameError, "did you mean 'threads'"),
         ("odirect,name=3", UnknownNameError, "unknown option 'name'"),

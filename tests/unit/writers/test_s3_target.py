@@ -47,6 +47,12 @@ def test_no_targets(text: object) -> None:
         S3Target.parse(text)
 
 
+def test_what_no_bucket_is_called() -> None:
+    """The name is shown, and what names look like."""
+    with pytest.raises(UsageError, match=r"^s3://ab_/x: no bucket is called 'ab_'; a name has 3"):
+        S3Target.parse("s3://ab_/x")
+
+
 def test_a_login_in_a_target_is_not_shown() -> None:
     """Somebody takes the bucket's place for a login."""
     with pytest.raises(UsageError) as caught:
