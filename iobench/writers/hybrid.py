@@ -67,7 +67,8 @@ class HybridOptions(WriterOptions):
     uring: bool = option(
         True,
         search=(True, False),
-        help="direct operations go by io_uring, in pieces of 1 MiB, where the kernel admits it",
+        help="direct operations (in pieces of 1 MiB) and the syncs of write_many go by io_uring, "
+        "where the kernel admits it",
     )
     small_size: int = option(
         256 * KIB,
@@ -274,7 +275,7 @@ class HybridWriter(PosixWriter):
         )
 
     def _sync_ring(self, meter: Meter) -> SyncRing | None:
-        if not self._admits_ring(meter):
+        if not self.options.uring:
             return None
         try:
             return SyncRing(TOGETHER, _SYNCS)
