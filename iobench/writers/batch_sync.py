@@ -1,9 +1,10 @@
-"""BatchSync: makes files durable from several threads while the caller goes on."""
+"""BatchSync: makes files durable in the background, many at once, while the caller goes on."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from queue import SimpleQueue
 
 from iobench.errors import TransferError
 from iobench.writers.files import NewFile
@@ -17,31 +18,35 @@ _SYNCS = 8  # side by side, by our threads
 
 
 class BatchSync:
-    """Syncs `files` in the background once started; they stay the caller's, to publish or abandon.
+    """Syncs batch after batch of files in the background; they stay the caller's.
 
     The first sync makes most of the others' data and metadata durable too, and syncs that run
     side by side share what is left: one commit of the journal, one flush of the device. They run
-    in the kernel's threads where there is a `ring`, which no other batch may use meanwhile; in ours
-    otherwise.
+    in the kernel's threads where there is a `ring`, in ours otherwise. All batches are one
+    thread's: with each thread that uses a ring the kernel's begin and end.
     """
 
-    def __init__(self, files: Sequence[NewFile], ring: SyncRing | None = None) -> None:
-        self.files, self._ring = files, ring
-        self._failure: BaseException | None = None
+    def __init__(self, ring: SyncRing | None = None) -> None:
+        self._ring = ring
+        self._begun: SimpleQueue[Sequence[NewFile] | None] = SimpleQueue()
+        self._done: SimpleQueue[BaseException | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="iobench-sync")
 
-    def start(self) -> None:
-        """Begin. Apart from the constructor, so that an interrupt here finds who can `end`."""
-        self._thread.start()
+    def begin(self, files: Sequence[NewFile]) -> None:
+        """Begin to sync `files`. Those before have been waited for."""
+        self._begun.put(files)
+        if not self._thread.is_alive():
+            self._thread.start()
 
     def wait(self) -> None:
-        """Wait until all are durable. Raises the first sync's failure, TransferError."""
-        self._thread.join()
-        if self._failure is not None:
-            raise self._failure
+        """Wait until the files last begun are durable. Raises the first failure, TransferError."""
+        failure = self._done.get()
+        if failure is not None:
+            raise failure
 
     def end(self) -> None:
         """Wait until no thread uses the files; KeyboardInterrupt is raised then."""
+        self._begun.put(None)
         interrupt: KeyboardInterrupt | None = None
         while self._thread.is_alive():
             try:
@@ -52,28 +57,34 @@ class BatchSync:
             raise interrupt
 
     def _run(self) -> None:
-        try:
-            if self._ring is None:
-                self._sync_by_threads()
-            else:
-                self._sync_by(self._ring)
-        except BaseException as error:  # noqa: BLE001 -- raised by wait
-            self._failure = error
+        while (files := self._begun.get()) is not None:
+            failure: BaseException | None = None
+            try:
+                if self._ring is None:
+                    _sync_by_threads(files)
+                else:
+                    _sync_by(self._ring, files)
+            except BaseException as error:  # noqa: BLE001 -- raised by wait
+                failure = error
+            del files
+            self._done.put(failure)
+            del failure
 
-    def _sync_by(self, ring: SyncRing) -> None:
-        failed = ring.sync([file.fd for file in self.files])
-        if failed:
-            (first, error), *others = sorted(failed.items())
-            failure = TransferError.wrap(error, "syncing", self.files[first].path)
-            for number, other in others:
-                failure.add_note(f"so did {self.files[number].path}: {other.strerror}")
-            raise failure from error
 
-    def _sync_by_threads(self) -> None:
-        def sync(numbers: Blocks, own: Meter) -> None:
-            for number, _ in numbers:
-                self.files[number].sync(own)
+def _sync_by(ring: SyncRing, files: Sequence[NewFile]) -> None:
+    failed = ring.sync([file.fd for file in files])
+    if failed:
+        (first, error), *others = sorted(failed.items())
+        failure = TransferError.wrap(error, "syncing", files[first].path)
+        for number, other in others:
+            failure.add_note(f"so did {files[number].path}: {other.strerror}")
+        raise failure from error
 
-        numbers = Blocks(0, len(self.files), 1)
-        # the caller's clock counts what it waited for
-        run_workers(min(_SYNCS, len(self.files)), numbers, sync, Meter())
+
+def _sync_by_threads(files: Sequence[NewFile]) -> None:
+    def sync(numbers: Blocks, own: Meter) -> None:
+        for number, _ in numbers:
+            files[number].sync(own)
+
+    # the caller's clock counts what it waited for
+    run_workers(min(_SYNCS, len(files)), Blocks(0, len(files), 1), sync, Meter())

@@ -85,26 +85,24 @@ class PosixWriter(Writer):
             ring = self._sync_ring(meter) if durable and listed else None
             if ring:
                 unpublished.enter_context(ring)
-            syncing: BatchSync | None = None
+            syncing = BatchSync(ring)
+            synced: list[NewFile] = []
             try:
                 for start in range(0, len(listed), TOGETHER):
                     batch = listed[start : start + TOGETHER]
                     written = self._write_batch(batch, target, unpublished, meter)
                     names.update(dict.fromkeys(d for file in written for d in file.directories))
-                    if not durable:
-                        _publish(written)
-                        continue
+                    if durable:
+                        if synced:
+                            _await(syncing, meter)
+                        syncing.begin(written)
+                        synced, written = written, synced
+                    _publish(written)
+                if synced:
                     _await(syncing, meter)
-                    synced, syncing = syncing, BatchSync(written, ring)
-                    syncing.start()
-                    if synced:
-                        _publish(synced.files)
-                if syncing:
-                    _await(syncing, meter)
-                    _publish(syncing.files)
+                    _publish(synced)
             finally:
-                if syncing:
-                    syncing.end()
+                syncing.end()
         if durable and sync_directory:
             with meter.phase("commit"):
                 for directory in names:
@@ -187,10 +185,9 @@ def _publish(files: Sequence[NewFile]) -> None:
         file.publish(sync_names=False)
 
 
-def _await(batch: BatchSync | None, meter: Meter) -> None:
-    if batch:
-        with meter.phase("sync"):
-            batch.wait()
+def _await(syncing: BatchSync, meter: Meter) -> None:
+    with meter.phase("sync"):
+        syncing.wait()
 
 
 class transfer_errors:  # noqa: N801 -- used as a function; a generator costs twice as much
