@@ -25,7 +25,6 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-
 def _run(*command: str | Path) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
