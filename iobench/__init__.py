@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from iobench.checkpoint.restore import load_checkpoint
     from iobench.checkpoint.retention import KeepAll, KeepEvery, KeepLast
     from iobench.checkpoint.schedule import Auto, Every
+    from iobench.integrations.default_writer import set_default_writer
     from iobench.writers.base import Writer
     from iobench.writers.config import dump_writer, load_writer
     from iobench.writers.image import FileImage
@@ -38,6 +39,7 @@ __all__ = [
     "dump_writer",
     "load_checkpoint",
     "load_writer",
+    "set_default_writer",
 ]
 
 _HOMES = {
@@ -53,10 +55,14 @@ _HOMES = {
     "dump_writer": "iobench.writers.config",
     "load_checkpoint": "iobench.checkpoint.restore",
     "load_writer": "iobench.writers.config",
+    "set_default_writer": "iobench.integrations.default_writer",
 }
+_MODULES = ("safetensors", "torch")  # drop-ins; each loads the library of its name
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"iobench.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'iobench' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -16,12 +16,14 @@ IobenchError                      1  failed
 |-- ContenderError                1  a contender failed; the others were measured
 |-- JobError                      1  one of several processes that save at once failed or ended
 `-- TransferError (OSError)       1  a write, read, sync or commit failed; nothing was published
+    `-- SaveError (RuntimeError)     of a drop-in for torch.save, which raises RuntimeErrors
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Self
 
 __all__ = [
     "CeilingError",
@@ -32,6 +34,7 @@ __all__ = [
     "OptionError",
     "RegressionError",
     "ResultFileError",
+    "SaveError",
     "StateError",
     "StateMismatchError",
     "TargetError",
@@ -168,3 +171,14 @@ class TransferError(IobenchError, OSError):
         wrapped = cls(error.errno, f"{doing}: {error.strerror or error}", str(path))
         wrapped.__cause__ = error
         return wrapped
+
+
+class SaveError(TransferError, RuntimeError):
+    """A drop-in for torch.save failed while writing: for whoever expects torch's RuntimeError."""
+
+    @classmethod
+    def of(cls, error: TransferError) -> Self:
+        """`error` as this class, with its errno and file name."""
+        if error.filename is None:
+            return cls(*error.args)
+        return cls(error.errno, error.strerror, error.filename)

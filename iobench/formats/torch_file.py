@@ -29,7 +29,7 @@ from iobench.writers.image import Bytes, FileImage, Memory
 from iobench.writers.source import Source
 from iobench.writers.transfer import Transfer
 
-__all__ = ["load", "prepare", "save", "view"]
+__all__ = ["load", "prepare", "save", "storage_places", "view"]
 
 _DAMAGE = (
     *(RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, EOFError),
@@ -56,8 +56,8 @@ def save(
 
     The file is stock torch's, byte for byte. Storages go to `writer` as they lie in memory, their
     CRC32 computed before by several threads; `crc=False` leaves it out of the zip (torch does not
-    check it on load). Where storages are not in host memory, the file is streamed instead, durable
-    always, torch computing the CRC32 at about 1.5 GiB/s; its archive is then called `archive`, as
+    check it on load). Where storages are neither in host nor in CUDA memory, or torch makes other
+    files than this knows, the file is streamed instead, durable always, torch computing the CRC32 at about 1.5 GiB/s; its archive is then called `archive`, as
     that of any stream. The phase `serialize` is what came before the first byte was written.
     Raises TransferError; what pickling raises is passed on. Nothing is published then.
     """
@@ -116,7 +116,7 @@ def prepare(
 def _prepare(
     path: str, file: str, source: Source, allocate: Allocate | None, weights_only: bool
 ) -> tuple[Any, FileImage]:
-    records, size = _records(file, source)
+    records, size = storage_places(file, source)
     memory = FileMemory(file, size, allocate)
     state = _unpickled(
         *(file, source, records, lambda start, stop: memory.take(start, stop, _WIDEST)),
@@ -200,7 +200,7 @@ def view(memory: Bytes, where: str) -> Any:
     them, and do not compute on them. Only what `weights_only` admits. Raises DataMismatchError.
     """
     source = _MemorySource(memory)
-    records, _ = _records(where, source)
+    records, _ = storage_places(where, source)
     return _unpickled(where, source, records, lambda a, b: memory[a:b], weights_only=True)
 
 
@@ -238,8 +238,11 @@ class _MemorySource(io.RawIOBase):
         return [bytes(self._memory[offset : offset + size]) for offset in offsets]
 
 
-def _records(file: str, opened: Source) -> tuple[list[tuple[int, int]], int]:
-    """([start, stop) of each storage that has bytes, by key; the file's size in bytes)."""
+def storage_places(file: str, opened: Source) -> tuple[list[tuple[int, int]], int]:
+    """([start, stop) of each storage that has bytes, by key; the file's size in bytes).
+
+    `opened` is the torch zip, `file` names it in errors. Raises DataMismatchError, TransferError.
+    """
     try:
         size = opened.seek(0, io.SEEK_END)
         return _storages(opened, size), size

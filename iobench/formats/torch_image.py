@@ -22,10 +22,11 @@ from typing import Any, BinaryIO
 import torch
 from isal import isal_zlib
 
-from iobench.formats.tensors import tensor_bytes
+from iobench.formats.tensors import tensor_memory
 from iobench.formats.torch_settings import crc32_setting
 from iobench.units import MIB
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.device import DeviceBytes
+from iobench.writers.image import FileImage, Memory
 
 __all__ = ["image"]
 
@@ -34,6 +35,7 @@ _CENTRAL, _CENTRAL_BYTES = b"PK\x01\x02", 46  # APPNOTE 4.3.12
 _DESCRIPTOR = b"PK\x07\x08"  # APPNOTE 4.3.9
 _ID, _HASH_DIGITS = ".data/serialization_id", 20
 _WORTH_A_THREAD = 8 * MIB
+_PIECE = 64 * MIB
 
 
 def image(path: str, state: Any, *, crc: bool = True, **options: Any) -> FileImage | None:
@@ -41,8 +43,9 @@ def image(path: str, state: Any, *, crc: bool = True, **options: Any) -> FileIma
 
     The image's memory is the storages' own: they must stay as they are while it is written.
     `crc=False` leaves out the zip's CRC32, as torch.serialization.set_crc32_options(False) does.
-    `options` are torch.save's. What pickling raises is passed on. None for a state with
-    storages that are not in host memory, and for a torch whose files are put together otherwise.
+    `options` are torch.save's. What pickling raises is passed on. Storages on a CUDA device are
+    copied to the host piece by piece for their CRC32. None for a state with storages anywhere
+    else, and for a torch whose files are put together otherwise.
     """
     return _image(path, state, crc, options) if _is_like_stock() else None
 
@@ -51,12 +54,9 @@ def _image(path: str, state: Any, crc: bool, options: Mapping[str, Any]) -> File
     with tempfile.TemporaryDirectory(prefix="iobench-torch-") as directory:
         skeleton = os.path.join(directory, os.path.basename(path))
         storages = _save_skeleton(state, skeleton, crc, options)
-        if any(storage.device.type != "cpu" for storage in storages.values()):
+        if not {storage.device.type for storage in storages.values()} <= {"cpu", "cuda"}:
             return None
-        memories = {
-            key: tensor_bytes(torch.empty(0, dtype=torch.uint8).set_(storage))
-            for key, storage in storages.items()
-        }
+        memories = {key: _memory(storage) for key, storage in storages.items()}
         with open(skeleton, "rb") as file:
             return _filled(path, _Skeleton(file), memories, crc)
 
@@ -89,6 +89,10 @@ def _save_skeleton(
     return storages
 
 
+def _memory(storage: torch.UntypedStorage) -> Memory:
+    return tensor_memory(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage))
+
+
 class _Skeleton:
     """What stands where in the file that torch wrote, read from its central directory."""
 
@@ -113,7 +117,7 @@ class _Skeleton:
         return data
 
 
-def _filled(path: str, skeleton: _Skeleton, memories: Mapping[str, Bytes], crc: bool) -> FileImage:
+def _filled(path: str, skeleton: _Skeleton, memories: Mapping[str, Memory], crc: bool) -> FileImage:
     """The skeleton with the storages in their places, and the checksums that follow from them."""
     places = {
         start: memories[entry.filename.rpartition("/")[2]]
@@ -140,12 +144,21 @@ def _is_storage(entry: zipfile.ZipInfo) -> bool:
     return folder.endswith("/data") and name.isdigit()
 
 
-def _checksums(places: Mapping[int, Bytes]) -> dict[int, int]:
+def _checksums(places: Mapping[int, Memory]) -> dict[int, int]:
     """CRC32 of each memory."""
     if sum(map(len, places.values())) < _WORTH_A_THREAD:
-        return {start: isal_zlib.crc32(memory) for start, memory in places.items()}
+        return {start: _crc32(memory) for start, memory in places.items()}
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="iobench-crc") as pool:
-        return dict(zip(places, pool.map(isal_zlib.crc32, places.values()), strict=True))
+        return dict(zip(places, pool.map(_crc32, places.values()), strict=True))
+
+
+def _crc32(memory: Memory) -> int:
+    if not isinstance(memory, DeviceBytes):
+        return int(isal_zlib.crc32(memory))
+    found = 0
+    for start in range(0, len(memory), _PIECE):
+        found = isal_zlib.crc32(memory[start : start + _PIECE].tensor.cpu().numpy(), found)
+    return found
 
 
 def _put_checksums(

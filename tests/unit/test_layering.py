@@ -18,8 +18,8 @@ _FLOORS = (
 """From the top down; a floor may import those after it, and itself."""
 _LEAVES = ("environment", "linux", "units", "errors")
 """Any floor may import them; each may import only those after it, and itself."""
-_OPEN = ("testing", "__main__", "__init__")
-"""May import anything; nothing but tests may import `testing`."""
+_OPEN = ("testing", "torch", "safetensors", "__main__", "__init__")
+"""May import anything: what users import; nothing but tests may import `testing`."""
 _ORDER = (*_FLOORS, *_LEAVES)
 
 

@@ -1,0 +1,60 @@
+"""The writer that calls take which name none: one for the whole process."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from iobench.errors import UsageError
+from iobench.writers.base import Writer
+from iobench.writers.config import load_writer
+
+__all__ = ["WriterLike", "chosen_writer", "set_default_writer"]
+
+WriterLike = Writer | str | os.PathLike[str]
+"""A Writer, the name of one, or the path of a config, as `iobench.load_writer` takes them."""
+
+_UNSET = "hybrid"  # works wherever files can be made
+_lock = threading.Lock()
+_default: Writer | None = None
+
+
+def set_default_writer(writer: WriterLike | None) -> None:
+    """Set what `iobench.torch` and `iobench.safetensors` use where no `writer` is given.
+
+    A Writer, a name, or the path of a config; None for the one before any was set, `hybrid`.
+    Raises what `iobench.load_writer` does, and UsageError for a writer that keeps nothing.
+    """
+    global _default
+    chosen = None if writer is None else _made(writer)
+    with _lock:
+        _default = chosen
+
+
+def chosen_writer(writer: WriterLike | None = None) -> Writer:
+    """`writer` as a Writer; without one the process's default."""
+    global _default
+    if writer is not None:
+        return _made(writer)
+    with _lock:
+        if _default is None:
+            _default = _made(_UNSET)
+        return _default
+
+
+def _made(writer: WriterLike) -> Writer:
+    made = writer if isinstance(writer, Writer) else load_writer(writer)
+    if not made.stores:
+        raise UsageError(f"writer {made.name!r} keeps nothing, so nothing could be loaded again")
+    return made
+
+
+def _after_fork() -> None:
+    """A child makes threads, rings and connections of its own."""
+    global _default, _lock
+    _lock = threading.Lock()
+    if _default is not None:
+        _default = type(_default)(_default.options)
+
+
+os.register_at_fork(after_in_child=_after_fork)

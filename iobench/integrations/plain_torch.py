@@ -1,0 +1,240 @@
+"""`torch.save` and `torch.load` over a writer, each in two steps: what may be refused, the bytes.
+
+`iobench.torch` and `iobench exec` are made of these. What they cannot do exactly as stock torch
+does they refuse with NotOurs, before anything is written.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import replace
+from typing import IO, Any, cast
+
+import numpy as np
+import torch
+from torch.serialization import DEFAULT_PROTOCOL, default_restore_location
+
+from iobench.errors import DataMismatchError, SaveError, TransferError
+from iobench.formats import torch_file, torch_image
+from iobench.formats.file_memory import FileMemory
+from iobench.integrations.place import NotOurs, Place, path_of
+from iobench.writers.base import Writer
+from iobench.writers.image import Bytes, FileImage
+from iobench.writers.transfer import Transfer
+
+__all__ = ["load", "prepare_save"]
+
+_Write = Callable[[], Transfer]
+_STREAM = "archive"  # what torch calls the archive of a stream, and of a path beyond ASCII
+
+
+def prepare_save(
+    writer: Writer,
+    obj: object,
+    f: Any,
+    pickle_module: Any = pickle,
+    pickle_protocol: int = DEFAULT_PROTOCOL,
+    _use_new_zipfile_serialization: bool = True,
+    _disable_byteorder_record: bool = False,
+) -> _Write:
+    """Describe the file that `torch.save` would make; what is returned writes it, durable.
+
+    Raises NotOurs; what pickling raises is passed on. The returned function raises SaveError, which
+    is a RuntimeError as torch's is, and UnavailableError.
+    """
+    began = time.perf_counter()
+    path = path_of(f)
+    if not _use_new_zipfile_serialization:
+        raise NotOurs("the format before torch 1.6")
+    if pickle_module is not pickle:
+        raise NotOurs("another pickle module")
+    if torch.serialization._serialization_tls.skip_data:
+        raise NotOurs("torch.serialization.skip_data is on")
+    if not tempfile.gettempdir().isascii():
+        raise NotOurs("the temporary directory's name is not ASCII")
+    place = Place.of(path, writer, stock_renames=False)
+    try:
+        image = torch_image.image(
+            place.name if path.isascii() else _STREAM,
+            obj,
+            crc=torch.serialization.get_crc32_options(),
+            pickle_protocol=pickle_protocol,
+            _disable_byteorder_record=_disable_byteorder_record,
+        )
+    except RuntimeError as error:
+        if "skip_data" in str(error):  # quantized and nested tensors, backends without storages
+            raise NotOurs("a tensor whose data torch cannot leave out") from error
+        raise
+    if image is None:
+        raise NotOurs("its storages are on a device, or this torch writes other files")
+    image = replace(image, path=place.name)
+    place.check_room(image.size_bytes)
+    serialize_s = time.perf_counter() - began
+
+    def write() -> Transfer:
+        try:
+            moved = writer.write(image, place.directory)
+        except TransferError as error:
+            raise SaveError.of(error) from error
+        return replace(
+            moved,
+            elapsed_s=moved.elapsed_s + serialize_s,
+            phases_s={"serialize": serialize_s, **moved.phases_s},
+        )
+
+    return write
+
+
+def load(
+    writer: Writer,
+    f: Any,
+    map_location: Any = None,
+    pickle_module: Any = None,
+    *,
+    weights_only: bool | None = None,
+    mmap: bool | None = None,
+    **pickle_load_args: Any,
+) -> tuple[Any, Transfer]:
+    """What `torch.load` would return, its storages filled by one parallel read of the whole file.
+
+    The object is then unpickled by stock torch from memory, so `weights_only`, its safe globals and
+    warnings are torch's own. Storages are memory of torch's own allocator, one each. Raises
+    NotOurs, and what else goes wrong as it is: the stock function knows what to make of it.
+    """
+    began = time.perf_counter()
+    path = path_of(f)
+    if path.endswith(".safetensors"):
+        raise NotOurs("a safetensors file, which stock hands to safetensors.torch.load_file")
+    if mmap or (mmap is None and torch.utils.serialization.config.load.mmap):
+        raise NotOurs("mmap=True reads nothing yet")
+    if torch.serialization._serialization_tls.skip_data or _no_data_wanted(map_location):
+        raise NotOurs("no data is wanted")
+    place = Place.of_stored(path, writer)
+    records, memory, storages = _room(place, writer)
+    image = memory.image(place.name)
+    parse_s = time.perf_counter() - began
+    moved = writer.read(image, place.directory)
+    began = time.perf_counter()
+    source = _ImageSource(image)
+    if torch_file.storage_places(path, source)[0] != records:
+        raise DataMismatchError(f"{path}: was changed while it was read; load it again")
+    restore = _restore(map_location)
+    left = iter(storages)
+
+    def storage(described: Any, location: str) -> Any:
+        if not described.nbytes():
+            return restore(described, location)
+        found = next(left, None)
+        if found is None or found.nbytes() != described.nbytes():
+            raise NotOurs("its storages are not in the order that torch.save writes")
+        return restore(found, location)
+
+    with torch.serialization.skip_data():
+        source.seek(0)
+        state = torch.load(
+            cast(IO[bytes], source),
+            map_location=storage,
+            pickle_module=pickle_module,
+            weights_only=weights_only,
+            mmap=False,
+            **pickle_load_args,
+        )
+    if next(left, None) is not None:
+        raise NotOurs("its storages are not in the order that torch.save writes")
+    parse_s += time.perf_counter() - began
+    return state, replace(
+        moved,
+        elapsed_s=moved.elapsed_s + parse_s,
+        phases_s={"parse": parse_s, **moved.phases_s},
+    )
+
+
+def _room(
+    place: Place, writer: Writer
+) -> tuple[list[tuple[int, int]], FileMemory, list[torch.UntypedStorage]]:
+    """Where the storages stand in the file, memory for all of it, and the storages on that."""
+    storages: list[torch.UntypedStorage] = []
+
+    def allocate(size_bytes: int) -> Bytes:
+        tensor = torch.empty(size_bytes, dtype=torch.uint8, device="cpu")
+        storages.append(tensor.untyped_storage())
+        return tensor.numpy()
+
+    with closing(writer.open_source(place.path)) as source:
+        records, size = torch_file.storage_places(place.path, source)
+    memory = FileMemory(place.path, size, allocate)
+    for start, stop in records:
+        memory.take(start, stop, 1)
+    return records, memory, storages
+
+
+def _no_data_wanted(map_location: Any) -> bool:
+    if torch._guards.detect_fake_mode(None) is not None:
+        return True
+    if isinstance(map_location, str):
+        return map_location.partition(":")[0] == "meta"
+    return isinstance(map_location, torch.device) and map_location.type == "meta"
+
+
+def _restore(map_location: Any) -> Callable[[Any, str], Any]:
+    """Where torch would put a storage, given it with its data and where it was saved from."""
+
+    default: Callable[[Any, str], Any] = default_restore_location
+
+    def restore(storage: Any, location: str) -> Any:
+        if isinstance(map_location, dict):
+            return default(storage, map_location.get(location, location))
+        if isinstance(map_location, (str, torch.device)):
+            return default(storage, str(map_location))
+        if map_location is not None:
+            found = map_location(storage, location)
+            if found is not None:
+                return found
+        return default(storage, location)
+
+    return restore
+
+
+class _ImageSource(io.RawIOBase):
+    """A Source over an image that has been read: the file as it was, whatever becomes of it."""
+
+    def __init__(self, image: FileImage) -> None:
+        super().__init__()
+        self._image, self._position = image, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        room = np.frombuffer(buffer, dtype=np.uint8)
+        start = min(self._position, self._image.size_bytes)
+        stop = min(start + len(room), self._image.size_bytes)
+        self._position = stop
+        return self._image.gather(start, stop, room)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {
+            io.SEEK_SET: 0,
+            io.SEEK_CUR: self._position,
+            io.SEEK_END: self._image.size_bytes,
+        }
+        self._position = max(0, base[whence] + offset)
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def read_at(self, offsets: Iterable[int], size: int) -> list[bytes]:
+        found = []
+        for offset in offsets:
+            self.seek(offset)
+            found.append(self.read(size) or b"")
+        return found
