@@ -13,6 +13,7 @@ import typer
 from iobench import __version__
 from iobench.cli.compare import compare
 from iobench.cli.doctor import doctor
+from iobench.cli.exec import exec_
 from iobench.cli.plan import plan
 from iobench.cli.reproduce import reproduce
 from iobench.cli.run import run as run_command
@@ -48,6 +49,9 @@ app.command()(train)
 app.command()(plan)
 app.command()(reproduce)
 app.command()(compare)
+app.command(
+    "exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)(exec_)
 app.add_typer(s3_app, name="s3")
 
 

@@ -57,8 +57,9 @@ def save(
     The file is stock torch's, byte for byte. Storages go to `writer` as they lie in memory, their
     CRC32 computed before by several threads; `crc=False` leaves it out of the zip (torch does not
     check it on load). Where storages are neither in host nor in CUDA memory, or torch makes other
-    files than this knows, the file is streamed instead, durable always, torch computing the CRC32 at about 1.5 GiB/s; its archive is then called `archive`, as
-    that of any stream. The phase `serialize` is what came before the first byte was written.
+    files than this knows, the file is streamed instead, durable always, torch computing the CRC32
+    at about 1.5 GiB/s; its archive is then called `archive`, as that of any stream. The phase
+    `serialize` is what came before the first byte was written.
     Raises TransferError; what pickling raises is passed on. Nothing is published then.
     """
     began = time.perf_counter()

@@ -74,7 +74,7 @@ class Place:
     def of_stored(cls, path: str, writer: Writer) -> Place:
         """Where `writer` finds `path`. Raises NotOurs."""
         directory, name = _parts(path, writer)
-        if not is_s3(path) and os.path.exists(path) and not os.path.isfile(path):
+        if not is_s3(path) and not os.path.isfile(path):
             raise NotOurs("no regular file is there")
         return cls(directory=directory, name=name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import stat
 import tempfile
@@ -50,7 +51,10 @@ def prepare_save(
     if stock is None:
         raise NotOurs(f"safetensors {safetensors.__version__} makes other files")
     place = Place.of(path, writer, stock_renames=stock.renames)
-    image = files.image(place.name, tensors, metadata)
+    try:
+        image = files.image(place.name, tensors, metadata)
+    except ValueError as error:
+        raise NotOurs(f"what no safetensors file can hold ({error})") from error
     place.check_room(image.size_bytes)
 
     def write() -> Transfer:
@@ -103,7 +107,7 @@ def _check_tensors(tensors: Any) -> None:
             areas.setdefault(tensor.device, []).append((start, start + tensor.nbytes))
     for found in areas.values():
         found.sort()
-        if any(begin < end for (_, end), (begin, _) in zip(found, found[1:], strict=False)):
+        if any(begin < end for (_, end), (begin, _) in itertools.pairwise(found)):
             raise NotOurs("tensors that share memory")
 
 

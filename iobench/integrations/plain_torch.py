@@ -161,9 +161,9 @@ def _room(
     storages: list[torch.UntypedStorage] = []
 
     def allocate(size_bytes: int) -> Bytes:
-        tensor = torch.empty(size_bytes, dtype=torch.uint8, device="cpu")
-        storages.append(tensor.untyped_storage())
-        return tensor.numpy()
+        storage = torch.empty(size_bytes, dtype=torch.uint8, device="cpu").untyped_storage()
+        storages.append(storage)
+        return np.asarray(_Seen(storage))
 
     with closing(writer.open_source(place.path)) as source:
         records, size = torch_file.storage_places(place.path, source)
@@ -198,6 +198,19 @@ def _restore(map_location: Any) -> Callable[[Any, str], Any]:
         return default(storage, location)
 
     return restore
+
+
+class _Seen:
+    """A storage as numpy sees it. `Tensor.numpy` would leave it unable to grow ever after."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.storage = storage  # kept as long as it is seen
+        self.__array_interface__ = {
+            "shape": (storage.nbytes(),),
+            "typestr": "|u1",
+            "data": (storage.data_ptr(), False),
+            "version": 3,
+        }
 
 
 class _ImageSource(io.RawIOBase):

@@ -1,0 +1,97 @@
+"""`iobench exec`: an unmodified script, its checkpoints over the tuned path."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from iobench.errors import TargetError, UsageError
+
+if TYPE_CHECKING:
+    from iobench.writers.base import Writer
+
+
+def exec_(
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="-- COMMAND...", help="What to run: python train.py --steps 100"),
+    ],
+    config: Annotated[
+        str,
+        typer.Option(
+            "--config",
+            help="The writer.toml of iobench autotune, or a writer with options: "
+            "odirect,block_size=8MiB",
+        ),
+    ],
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", help="Write what was redirected to this file, as JSON."),
+    ] = None,
+) -> None:
+    """Run a script unchanged, its checkpoints saved and loaded by a writer.
+
+    torch.save and torch.load of paths, save_file and load_file of safetensors and the files of
+    DCP's FileSystemWriter take the writer's path, in child processes too. The files are those that
+    the stock functions make, byte for byte, and durable when the call returns. What cannot be done
+    just so the stock functions do; the summary at the end, on stderr, says why. The exit code is
+    the script's.
+    """
+    from iobench.integrations.redirect import launch as launching
+    from iobench.integrations.redirect.summary import summary
+
+    writer = _writer(config)
+    if report is not None and not os.access(report.parent, os.W_OK):
+        raise TargetError(f"--report {report}: its directory is missing or not writable")
+    outcome = launching.launch(command, writer)
+    for line in summary(outcome, writer):
+        print(f"iobench exec: {line}", file=sys.stderr)
+    if report is not None:
+        launching.write_report(report, launching.report(outcome, command, writer))
+    if outcome.returncode < 0:
+        _die_of(-outcome.returncode)
+    raise typer.Exit(outcome.returncode)
+
+
+def _writer(config: str) -> Writer:
+    """The writer of `--config`. Raises UsageError and its kin, UnavailableError."""
+    from iobench.writers.config import load_writer
+    from iobench.writers.registry import make, split_specs
+
+    if config.endswith(".toml") or "/" in config:
+        writer = load_writer(config)
+    else:
+        specs = split_specs(config)
+        if len(specs) != 1:
+            raise UsageError(f"--config {config!r}: names {len(specs)} writers; give one")
+        name, values = specs[0]
+        writer = make(name, **values)
+    if not writer.stores:
+        raise UsageError(f"--config {config}: writer {writer.name!r} keeps nothing")
+    if "file" in writer.schemes:
+        answer = writer.available(".")
+        if not answer.ok:
+            note = f"writer {writer.name} does not work in this directory: {answer.reason}"
+            print(
+                f"iobench exec: {note} Where it does not, the stock functions are used.",
+                file=sys.stderr,
+            )
+    return writer
+
+
+def _die_of(number: int) -> NoReturn:
+    """End as the script did, by the same signal, for whoever waits for this process."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the script's core is the one of interest
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+    os.kill(os.getpid(), number)
+    sys.exit(128 + number)  # where the signal is not deadly here

@@ -1,0 +1,116 @@
+"""The stream in which DCP writes one file, over the writer: its bytes are DCP's own, as stock."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from iobench.errors import UnavailableError
+from iobench.integrations.bypass import bypass, bypassed
+from iobench.integrations.place import NotOurs, Place, path_of
+from iobench.integrations.redirect.detour import fallbacks_of
+from iobench.integrations.redirect.tally import Count, Tally
+from iobench.writers.base import Writer
+from iobench.writers.stream import Stream
+
+__all__ = ["dcp_stream"]
+
+_NAME = "torch.distributed.checkpoint.FileSystemWriter"
+
+
+@contextmanager
+def dcp_stream(
+    stock: Callable[..., Any],
+    system: Any,
+    path: str | os.PathLike[str],
+    mode: str,
+    writer: Callable[[], Writer],
+    tally: Tally,
+) -> Iterator[Any]:
+    """`stock(system, path, mode)`, a context manager, over the writer where a file is written."""
+    if mode != "wb" or bypassed():
+        with stock(system, path, mode) as stream:
+            yield stream
+        return
+    began = time.perf_counter()
+    opened: Stream | None = None
+    try:
+        with bypass():
+            chosen = writer()
+            place = Place.of(path_of(path), chosen, stock_renames=False)
+            opened = chosen.open(place.path)
+    except Exception as why:  # noqa: BLE001 -- it is told, and stock has the last word
+        reason = str(why)
+        if not isinstance(why, NotOurs):
+            reason = f"{type(why).__name__}: {why}"
+            tally.say(f"{_NAME}: {path} is written by the stock class: {why}")
+        if isinstance(why, UnavailableError):
+            reason = f"writer {why.name} does not work there"
+
+    def count(size_bytes: int = 0) -> Count:
+        seconds = time.perf_counter() - began
+        return Count(calls=1, bytes=size_bytes, seconds=seconds, example=os.fspath(path))
+
+    with bypass():  # torch.save into the stream is part of it
+        if opened is None:
+            try:
+                with stock(system, path, mode) as stream:
+                    yield stream
+            finally:
+                tally.stock(_NAME, reason, count())
+            return
+        try:
+            with _DcpStream(opened, place.directory) as stream:
+                yield stream
+        except BaseException:
+            tally.failed(_NAME, count())
+            raise
+    moved = opened.transfer
+    assert moved is not None
+    tally.redirected(_NAME, count(moved.bytes), fallbacks_of(moved))
+
+
+class _DcpStream(io.RawIOBase):
+    """A Stream as DCP treats its file: flushed after every tensor, synced by its descriptor.
+
+    Closing it makes it durable and publishes it; until then neither means anything. `fileno` is
+    the directory's, since DCP syncs the whole machine for want of one.
+    """
+
+    def __init__(self, stream: Stream, directory: str) -> None:
+        super().__init__()
+        self._stream, self._directory = stream, directory
+        self._fd = -1
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        return self._stream.write(data)
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def fileno(self) -> int:
+        if self._fd < 0:
+            self._fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return self._fd
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        try:
+            self._stream.close()
+        finally:
+            if self._fd >= 0:
+                os.close(self._fd)
+            super().close()
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
+            self._stream.abort()
+        self.close()

@@ -1,0 +1,133 @@
+"""Launch: runs a command with the redirect in all its Python processes; tells what it came to."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from iobench.errors import UsageError
+from iobench.integrations.redirect.process import CONFIG
+from iobench.integrations.redirect.tally import Function, merged
+from iobench.writers.base import Writer
+from iobench.writers.config import dump_writer
+
+__all__ = ["SCHEMA", "Outcome", "launch", "report", "write_report"]
+
+SCHEMA = "iobench.exec/1"
+_HOOK = Path(__file__).with_name("hook")
+_FROM_TERMINAL = 128  # siginfo's SI_KERNEL
+_PASSED_ON = (
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1),
+    *(signal.SIGUSR2, signal.SIGALRM, signal.SIGCONT, signal.SIGWINCH),
+)
+_OF_PYTHON = tuple(  # Python ignores them, the script shall not begin so
+    getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ")
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How the command ended (a signal as a negative number, as in subprocess) and what was done."""
+
+    returncode: int
+    elapsed_s: float
+    functions: Mapping[str, Function]
+    problems: Sequence[str]
+    processes: int
+    """Python processes in which there was something to redirect."""
+
+
+def launch(command: Sequence[str], writer: Writer) -> Outcome:
+    """Run `command` to its end, redirected to `writer`.
+
+    Signals are passed on to it. Raises UsageError when it cannot be started.
+    """
+    with tempfile.TemporaryDirectory(
+        prefix="iobench-exec-", ignore_cleanup_errors=True
+    ) as directory:
+        Path(directory, CONFIG).write_text(dump_writer(writer))
+        began = time.perf_counter()
+        returncode = _run(command, _environment(directory))
+        elapsed_s = time.perf_counter() - began
+        functions, problems, processes = merged(directory)
+    return Outcome(
+        returncode=returncode,
+        elapsed_s=elapsed_s,
+        functions=functions,
+        problems=problems,
+        processes=processes,
+    )
+
+
+def _environment(session: str) -> dict[str, str]:
+    path = os.environ.get("PYTHONPATH", "")
+    return {
+        **os.environ,
+        "IOBENCH_EXEC": session,
+        "PYTHONPATH": os.pathsep.join([str(_HOOK), *([path] if path else [])]),
+    }
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [*_PASSED_ON, signal.SIGCHLD])
+    try:
+        try:
+            child = os.posix_spawnp(
+                command[0], list(command), environment, setsigmask=before, setsigdef=_OF_PYTHON
+            )
+        except OSError as error:
+            raise UsageError(
+                f"{command[0]}: cannot be run ({error.strerror}); "
+                "give a command: iobench exec --config writer.toml -- python train.py"
+            ) from error
+        return _wait(child)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _wait(child: int) -> int:
+    """The return code of `child`, which gets every signal that this process gets.
+
+    What a terminal sends, it sends to all of its processes: that the child has already.
+    """
+    while True:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        info = signal.sigwaitinfo([*_PASSED_ON, signal.SIGCHLD])
+        if info.si_signo != signal.SIGCHLD and info.si_code != _FROM_TERMINAL:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, info.si_signo)
+
+
+def report(outcome: Outcome, command: Sequence[str], writer: Writer) -> dict[str, Any]:
+    """The outcome as a JSON document; bytes and seconds are those of all processes together."""
+    return {
+        "schema": SCHEMA,
+        "command": list(command),
+        "returncode": outcome.returncode,
+        "elapsed_s": outcome.elapsed_s,
+        "writer": {"name": writer.name, "options": writer.options.to_dict()},
+        "processes": outcome.processes,
+        "functions": {name: asdict(entry) for name, entry in outcome.functions.items()},
+        "problems": list(outcome.problems),
+    }
+
+
+def write_report(path: Path, document: Mapping[str, Any]) -> None:
+    """Write it whole or not at all. Raises OSError."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(json.dumps(document, indent=1) + "\n")
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise

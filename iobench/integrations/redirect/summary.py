@@ -1,0 +1,53 @@
+"""The summary that `iobench exec` prints on stderr when the script has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from iobench.integrations.redirect.launch import Outcome
+from iobench.integrations.redirect.tally import Count
+from iobench.units import format_rate, format_size
+from iobench.writers.base import Writer
+
+__all__ = ["summary"]
+
+
+def summary(outcome: Outcome, writer: Writer) -> Iterator[str]:
+    """Lines: what went over the writer, what did not and why, what failed."""
+    options = ",".join(writer.options.changed())
+    name = f"{writer.name},{options}" if options else writer.name
+    if not outcome.functions:
+        yield f"nothing was redirected to {name}: {_why_nothing(outcome)}"
+    else:
+        yield f"redirected to {name}, in {_number(outcome.processes, 'process', 'processes')}:"
+    width = max((len(function) for function in outcome.functions), default=0)
+    for function, entry in outcome.functions.items():
+        if entry.redirected.calls:
+            yield f"  {function:{width}}  {_moved(entry.redirected)}"
+        for text, times in entry.fallbacks.items():
+            yield f"  {function:{width}}  {_number(times, 'call')} fell back: {text}"
+        for reason, count in entry.stock.items():
+            example = f" ({count.example})" if count.example else ""
+            yield f"  {function:{width}}  {_plain(count)} by the stock function: {reason}{example}"
+        if entry.failed.calls:
+            yield f"  {function:{width}}  {_plain(entry.failed)} FAILED ({entry.failed.example})"
+    yield from outcome.problems
+
+
+def _why_nothing(outcome: Outcome) -> str:
+    if outcome.processes:
+        return "the script saved and loaded nothing"
+    return "no Python process that it reached loaded torch or safetensors"
+
+
+def _moved(count: Count) -> str:
+    rate = f", {format_rate(count.bytes / count.seconds)}" if count.seconds else ""
+    return f"{_plain(count)}, {format_size(count.bytes)}{rate}"
+
+
+def _plain(count: Count) -> str:
+    return f"{_number(count.calls, 'call')}, {count.seconds:.3f} s"
+
+
+def _number(count: int, one: str, many: str = "") -> str:
+    return f"{count} {one if count == 1 else many or one + 's'}"

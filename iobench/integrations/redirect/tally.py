@@ -1,0 +1,168 @@
+"""Tally: what became of the redirected calls of one process, kept in a file as they happen."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import secrets
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Count", "Tally", "merged"]
+
+_SUFFIX = ".json"
+_PROBLEM = ".problem"
+
+
+@dataclass(kw_only=True)
+class Count:
+    """Calls that ended alike: how many, their bytes, and seconds until they returned."""
+
+    calls: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    example: str = ""
+    """The file of the first of them."""
+
+    def add(self, other: Count) -> None:
+        """Count `other` too."""
+        self.calls += other.calls
+        self.bytes += other.bytes
+        self.seconds += other.seconds
+        self.example = self.example or other.example
+
+
+@dataclass(kw_only=True)
+class Function:
+    """One redirected function: what went over the writer, what did not and why, what failed."""
+
+    redirected: Count = field(default_factory=Count)
+    failed: Count = field(default_factory=Count)
+    stock: dict[str, Count] = field(default_factory=dict)
+    fallbacks: dict[str, int] = field(default_factory=dict)
+
+
+class Tally:
+    """Counts, and after every call writes all counts to a file of the process in `directory`.
+
+    So a process that is killed is counted too. A forked child has counts of its own.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        self._directory = Path(directory)
+        self._lock = threading.Lock()
+        self.forget()
+        os.register_at_fork(after_in_child=self._forked)
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._functions: dict[str, Function] = {}
+        self._problems: list[str] = []
+        self._name = ""
+
+    def _forked(self) -> None:
+        self._lock = threading.Lock()
+        self.forget()
+
+    def redirected(self, function: str, count: Count, fallbacks: Iterable[str] = ()) -> None:
+        """A call that went over the writer."""
+        with self._change(function) as entry:
+            entry.redirected.add(count)
+            for text in fallbacks:
+                entry.fallbacks[text] = entry.fallbacks.get(text, 0) + 1
+
+    def failed(self, function: str, count: Count) -> None:
+        """A call that raised while it was writing."""
+        with self._change(function) as entry:
+            entry.failed.add(count)
+
+    def stock(self, function: str, reason: str, count: Count) -> None:
+        """A call that the stock function did."""
+        with self._change(function) as entry:
+            entry.stock.setdefault(reason, Count()).add(count)
+
+    def say(self, text: str) -> None:
+        """Tell who runs the script, at once."""
+        print(f"iobench exec: {' '.join(text.split())}", file=sys.stderr)  # noqa: T201
+
+    def problem(self, text: str) -> None:
+        """Something that is not about one call; told at once too."""
+        self.say(text)
+        with self._lock:
+            self._problems.append(text)
+            self._write()
+
+    def seen(self) -> None:
+        """A module that can save is loaded in this process."""
+        with self._lock:
+            self._write()
+
+    def _change(self, function: str) -> _Change:
+        return _Change(self._lock, self._functions.setdefault(function, Function()), self._write)
+
+    def _write(self) -> None:
+        if not self._directory.is_dir():
+            return  # nobody is left to read it
+        self._name = self._name or f"{os.getpid()}-{secrets.token_hex(4)}"
+        document = {
+            "pid": os.getpid(),
+            "argv": [*map(str, sys.argv)],
+            "functions": {
+                name: dataclasses.asdict(entry) for name, entry in self._functions.items()
+            },
+            "problems": self._problems,
+        }
+        part = self._directory / f"{self._name}.part"
+        try:
+            part.write_text(json.dumps(document))
+            part.replace(self._directory / f"{self._name}{_SUFFIX}")
+        except OSError as error:
+            self.say(f"not counted: {error}")
+
+
+class _Change:
+    """Holds the lock; writes on the way out."""
+
+    def __init__(self, lock: threading.Lock, entry: Function, write: Any) -> None:
+        self._lock, self._entry, self._write = lock, entry, write
+
+    def __enter__(self) -> Function:
+        self._lock.acquire()
+        return self._entry
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._write()
+        finally:
+            self._lock.release()
+
+
+def merged(directory: str | Path) -> tuple[dict[str, Function], list[str], int]:
+    """(functions by name, problems, processes that had something to redirect) of all tallies."""
+    functions: dict[str, Function] = {}
+    problems: dict[str, None] = {}
+    processes = 0
+    for document in _documents(Path(directory)):
+        processes += 1
+        problems.update(dict.fromkeys(document["problems"]))
+        for name, entry in document["functions"].items():
+            into = functions.setdefault(name, Function())
+            into.redirected.add(Count(**entry["redirected"]))
+            into.failed.add(Count(**entry["failed"]))
+            for reason, count in entry["stock"].items():
+                into.stock.setdefault(reason, Count()).add(Count(**count))
+            for text, times in entry["fallbacks"].items():
+                into.fallbacks[text] = into.fallbacks.get(text, 0) + times
+    for path in sorted(Path(directory).glob(f"*{_PROBLEM}")):
+        problems[path.read_text()] = None
+    return dict(sorted(functions.items())), list(problems), processes
+
+
+def _documents(directory: Path) -> Iterator[Mapping[str, Any]]:
+    for path in sorted(directory.glob(f"*{_SUFFIX}")):
+        yield json.loads(path.read_text())
