@@ -68,6 +68,8 @@ class Place:
         if name in (".", "..") or not os.path.isdir(directory):
             raise NotOurs("its directory does not exist")
         size = _replaced_in_turn(path) if stock_renames else _replaced_in_place(path)
+        if not os.access(os.path.dirname(os.path.realpath(path)), os.W_OK | os.X_OK):
+            raise NotOurs("no file can be made in its directory")
         return cls(directory=directory, name=name, replaces=size)
 
     @classmethod
@@ -130,10 +132,7 @@ def _replaced_in_place(path: str) -> int:
         raise NotOurs("a file that has no name of its own")
     if found.st_nlink > 1:
         raise NotOurs("the file there has several hard links")
-    directory = os.path.dirname(real)
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise NotOurs("no file can be made in its directory")
-    if not _like_new(found, os.stat(directory)):
+    if not _like_new(found, os.stat(os.path.dirname(real))):
         raise NotOurs("the file there has an owner or permissions that a new one would not have")
     if any(name.startswith(_KEPT) for name in _attributes(real)):
         raise NotOurs("the file there has extended attributes")

@@ -36,6 +36,7 @@ VERBS = (
     "train",
     "plan",
     "reproduce",
+    "exec",
     "workloads",
     "workloads list",
     "workloads show",

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 from iobench.integrations.redirect.launch import Outcome
 from iobench.integrations.redirect.tally import Count
-from iobench.units import format_rate, format_size
+from iobench.units import MIB, format_rate, format_size
 from iobench.writers.base import Writer
 
 __all__ = ["summary"]
+
+_WORTH_A_RATE = 8 * MIB  # below it is latency that is seen
 
 
 def summary(outcome: Outcome, writer: Writer) -> Iterator[str]:
@@ -41,8 +43,10 @@ def _why_nothing(outcome: Outcome) -> str:
 
 
 def _moved(count: Count) -> str:
-    rate = f", {format_rate(count.bytes / count.seconds)}" if count.seconds else ""
-    return f"{_plain(count)}, {format_size(count.bytes)}{rate}"
+    moved = f"{_plain(count)}, {format_size(count.bytes)}"
+    if count.bytes < _WORTH_A_RATE or not count.seconds:
+        return moved
+    return f"{moved}, {format_rate(count.bytes / count.seconds)}"
 
 
 def _plain(count: Count) -> str:

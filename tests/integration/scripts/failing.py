@@ -1,0 +1,27 @@
+"""Saves where something goes wrong; says what became of each."""
+
+import os
+import sys
+import tempfile
+
+import torch
+
+
+def attempt(name, *arguments):
+    try:
+        torch.save(*arguments)
+    except Exception as error:
+        is_a = [base.__name__ for base in (OSError, RuntimeError) if isinstance(error, base)]
+        print(name, *is_a, getattr(error, "errno", None))
+    else:
+        print(name, "saved")
+
+
+full, sealed = sys.argv[1:]
+large = torch.ones(24 * 2**20)
+attempt("full", large, f"{full}/large.pt")
+attempt("sealed", {"a": 1}, f"{sealed}/m.pt")
+attempt("pickle", {"a": lambda: 1}, "lambda.pt")
+tempfile.tempdir = "/no/such/directory"
+attempt("before", {"a": torch.ones(3)}, "before.pt")
+print(sorted(os.listdir(full)), sorted(os.listdir(sealed)))

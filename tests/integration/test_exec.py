@@ -1,0 +1,327 @@
+"""`iobench exec`: scripts that know nothing of it, beside the same scripts without it."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from iobench.units import MIB
+
+SCRIPTS = Path(__file__).with_name("scripts")
+EXEC = (sys.executable, "-m", "iobench", "exec", "--config")
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Runs `iobench exec --config WRITER --report report.json -- COMMAND` in an empty directory."""
+    (tmp_path / "here").mkdir()
+
+    def call(
+        *command: str | Path, writer: str | Path = "hybrid", **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*EXEC, writer, "--report", tmp_path / "report.json", "--", *command],
+            cwd=tmp_path / "here",
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+
+    return call
+
+
+@pytest.fixture
+def reported(tmp_path: Path) -> Callable[[], dict[str, Any]]:
+    """The report of the last run."""
+    return lambda: json.loads((tmp_path / "report.json").read_text())
+
+
+def redirected(report: dict[str, Any]) -> dict[str, int]:
+    """Calls that went over the writer, by function."""
+    functions = report["functions"].items()
+    return {n: e["redirected"]["calls"] for n, e in functions if e["redirected"]["calls"]}
+
+
+def stock(report: dict[str, Any], function: str) -> dict[str, int]:
+    """Calls that the stock function did, by reason."""
+    entry = report["functions"][function]
+    return {reason: count["calls"] for reason, count in entry["stock"].items()}
+
+
+def files(directory: Path) -> list[Path]:
+    """All files below, relative."""
+    found = [path for path in directory.rglob("*") if path.is_file()]
+    return sorted(path.relative_to(directory) for path in found)
+
+
+def test_a_training_script_leaves_the_same_files(
+    run: Run, reported: Callable[[], dict[str, Any]], tmp_path: Path
+) -> None:
+    """A stock Trainer that resumes, and a plain loop: equal files, permissions and losses."""
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    with subprocess.Popen(
+        [sys.executable, SCRIPTS / "train.py"],
+        cwd=plain,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as unredirected:
+        done = run(sys.executable, SCRIPTS / "train.py")
+        stdout, stderr = unredirected.communicate(timeout=200)
+    assert unredirected.returncode == 0, stderr
+    assert done.returncode == 0, done.stderr
+    assert _losses(done.stdout) == _losses(stdout)
+    here = tmp_path / "here"
+    assert files(here) == files(plain)
+    names = [path for path in files(plain) if path.name != "trainer_state.json"]
+    assert len(names) >= 20
+    same, other, errors = filecmp.cmpfiles(here, plain, names, shallow=False)
+    assert (other, errors) == ([], [])
+    assert len(same) == len(names)
+    for name in names:
+        assert (here / name).stat().st_mode == (plain / name).stat().st_mode
+    report = reported()
+    assert report["processes"] == 1
+    assert redirected(report) == {
+        "safetensors.torch.load_file": 2,
+        "safetensors.torch.save_file": 4,
+        "torch.load": 4,
+        "torch.save": 15,
+    }
+    assert stock(report, "torch.save") == {"not a path but a file object": 1}
+    assert report["functions"]["torch.save"]["redirected"]["bytes"] > MIB
+    assert "iobench exec: redirected to hybrid" in done.stderr
+
+
+def _losses(text: str) -> list[str]:
+    """The lines without times and speeds."""
+    lines = [line for line in text.splitlines() if "train_runtime" not in line]
+    return [line for line in lines if re.match(r"[\[{\d-]", line) and "WARNING" not in line]
+
+
+def test_children_are_redirected_too(
+    run: Run, reported: Callable[[], dict[str, Any]], tmp_path: Path
+) -> None:
+    """Forked, spawned and started ones, and one that is killed; each leaves stock torch's file."""
+    done = run(sys.executable, SCRIPTS / "children.py", writer="odirect", PYTHONPATH=str(SCRIPTS))
+    assert done.returncode == 0, done.stderr
+    report = reported()
+    assert redirected(report) == {"torch.save": 5}
+    assert report["processes"] == 5
+    assert report["problems"] == []
+    for name in ("before", "fork", "spawn", "program", "killed"):
+        path = tmp_path / "here" / f"{name}.pt"
+        (tmp_path / "stock").mkdir(exist_ok=True)
+        torch.save({"name": name, "data": torch.arange(9.0)}, tmp_path / "stock" / path.name)
+        assert path.read_bytes() == (tmp_path / "stock" / path.name).read_bytes()
+
+
+def test_ranks_that_save_with_dcp(
+    run: Run, reported: Callable[[], dict[str, Any]], tmp_path: Path
+) -> None:
+    """Under torchrun: both ranks' files go over the writer, and stock DCP reads them."""
+    import torch.distributed.checkpoint as dcp
+
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+    done = run(*torchrun, "--standalone", SCRIPTS / "ranks.py")
+    assert done.returncode == 0, done.stderr
+    name = "torch.distributed.checkpoint.FileSystemWriter"
+    assert redirected(reported()) == {name: 6}  # of each save two ranks' files and the metadata
+    for place in ("dcp", "dcp-async"):
+        state = {"w": torch.zeros(64, 64), "step": 0}
+        with pytest.warns(UserWarning, match="single process"):
+            dcp.load(state, checkpoint_id=tmp_path / "here" / place)
+        assert torch.equal(state["w"], torch.arange(4096.0).view(64, 64))
+        assert state["step"] == 7
+        listed = {path.name for path in (tmp_path / "here" / place).iterdir()}
+        assert listed == {".metadata", "__0_0.distcp", "__1_0.distcp"}
+
+
+def test_what_fails(
+    run: Run,
+    reported: Callable[[], dict[str, Any]],
+    new_filesystem: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    """Before a byte is written stock torch takes over, and it is told; while writing it raises."""
+    full, sealed = new_filesystem("ext4", 48 * MIB), new_filesystem("tmpfs", MIB)
+    subprocess.run(["mount", "-o", "remount,ro", sealed], check=True)
+    done = run(sys.executable, SCRIPTS / "failing.py", full, sealed, writer="odirect")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "full OSError RuntimeError 28",
+        "sealed RuntimeError None",
+        "pickle None",
+        "before saved",
+        "['lost+found'] []",
+    ]
+    assert torch.equal(torch.load(tmp_path / "here/before.pt")["a"], torch.ones(3))
+    entry = reported()["functions"]["torch.save"]
+    assert entry["failed"]["calls"] == 1
+    assert entry["redirected"]["calls"] == 0
+    assert sum(count["calls"] for count in entry["stock"].values()) == 3
+    told = [line for line in done.stderr.splitlines() if "done by the stock function" in line]
+    assert any("before.pt" in line and "/no/such/directory" in line for line in told)
+    assert any("1 call" in line and "FAILED" in line for line in done.stderr.splitlines())
+
+
+# The script's own affairs.
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_the_exit_code_and_output_are_the_scripts(run: Run, code: int) -> None:
+    """stdout holds nothing but what the script printed; a script without torch loads none."""
+    program = f"import sys; print('torch' in sys.modules, 'numpy' in sys.modules); sys.exit({code})"
+    done = run(sys.executable, "-c", program)
+    assert (done.returncode, done.stdout) == (code, "False False\n")
+    assert done.stderr.startswith("iobench exec: nothing was redirected")
+
+
+def test_arguments_of_the_script_are_its_own(run: Run) -> None:
+    """Also those that iobench has, and its environment but for the hook."""
+    program = "import sys; print(sys.argv[1:], [p for p in sys.path if 'hook' in p])"
+    done = run(sys.executable, "-c", program, "--config", "x", "--help", "--", "-o")
+    assert done.stdout == "['--config', 'x', '--help', '--', '-o'] []\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_signals_reach_the_script(number: signal.Signals, tmp_path: Path) -> None:
+    """It handles them, and its exit code is passed on."""
+    program = (
+        "import signal, sys, time\n"
+        f"signal.signal({number.value}, lambda *_: sys.exit(5))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(60)"
+    )
+    code, stderr = _signalled(program, number, tmp_path)
+    assert code == 5, stderr
+
+
+def test_a_script_that_dies_of_a_signal(tmp_path: Path) -> None:
+    """So does iobench, after its summary: whoever waits sees the same."""
+    program = "import time; print('ready', flush=True); time.sleep(60)"
+    code, stderr = _signalled(program, signal.SIGTERM, tmp_path)
+    assert code == -signal.SIGTERM
+    assert "nothing was redirected" in stderr
+
+
+def _signalled(program: str, number: signal.Signals, cwd: Path) -> tuple[int, str]:
+    with subprocess.Popen(
+        [*EXEC, "hybrid", "--", sys.executable, "-c", program],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=60)
+    return process.returncode, stderr
+
+
+def test_ctrl_c_is_not_given_twice(tmp_path: Path) -> None:
+    """A terminal interrupts all of its processes: iobench adds no second interrupt."""
+    program = (
+        "import signal, time\n"
+        "got = []\n"
+        "signal.signal(signal.SIGINT, lambda *_: got.append(1))\n"
+        "print('ready', flush=True)\n"
+        "end = time.monotonic() + 1.5\n"
+        "while time.monotonic() < end: time.sleep(0.1)\n"
+        "print('got', len(got), flush=True)"
+    )
+    master, slave = os.openpty()
+    with subprocess.Popen(
+        ["setsid", "--ctty", "--wait", *EXEC, "hybrid", "--", sys.executable, "-c", program],
+        cwd=tmp_path,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+    ) as process:
+        os.close(slave)
+        seen = b""
+        deadline = time.monotonic() + 60
+        while b"got " not in seen and time.monotonic() < deadline:
+            piece = os.read(master, 4096)
+            if b"ready" in piece:
+                os.write(master, b"\x03")
+            seen += piece
+        process.wait(timeout=60)
+    os.close(master)
+    assert b"got 1" in seen
+
+
+def test_a_sitecustomize_that_was_there(run: Run, tmp_path: Path) -> None:
+    """It is imported as it would have been, once."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/sitecustomize.py").write_text("import builtins; builtins.mark = __file__")
+    done = run(
+        sys.executable,
+        "-c",
+        "import sitecustomize, builtins; print(sitecustomize.__file__ == builtins.mark)",
+        PYTHONPATH=str(tmp_path / "site"),
+    )
+    assert done.stdout == "True\n"
+
+
+def test_a_python_without_iobench(run: Run, reported: Callable[[], dict[str, Any]]) -> None:
+    """The script runs, and it is told that nothing is redirected in it."""
+    other = Path(sys.executable).resolve()
+    known = subprocess.run([other, "-c", "import iobench"], capture_output=True, check=False)
+    if known.returncode == 0:
+        pytest.skip("the interpreter under this environment has iobench too")
+    done = run(other, "-c", "import sys; sys.exit(3)")
+    assert done.returncode == 3
+    (problem,) = reported()["problems"]
+    assert "cannot load iobench, nothing is redirected" in problem
+    assert problem in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--config", "hybrid"), 2, "COMMAND"),
+        (("--", "true"), 2, "--config"),
+        (("--config", "hybrid", "--", "no-such-program"), 2, "no-such-program: cannot be run"),
+        (("--config", "hybird", "--", "true"), 2, "did you mean 'hybrid'"),
+        (("--config", "odirect,threads=0", "--", "true"), 2, "threads=0"),
+        (("--config", "odirect,buffered", "--", "true"), 2, "2 writers"),
+        (("--config", "null", "--", "true"), 2, "keeps nothing"),
+        (("--config", "./missing.toml", "--", "true"), 2, "missing.toml"),
+        (("--config", "hybrid", "--report", "/no/such/r.json", "--", "true"), 2, "--report"),
+    ],
+    ids=str,
+)
+def test_commands_that_cannot_be_meant(
+    arguments: tuple[str, ...], code: int, words: str, iobench: Run
+) -> None:
+    """One line on stderr, and the script does not run."""
+    done = iobench("exec", *arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.count("\n") == 1
+    assert words in done.stderr
+
+
+def test_a_script_that_is_missing(run: Run) -> None:
+    """Python says so, and its exit code is ours."""
+    done = run(sys.executable, "no-such-script.py")
+    assert done.returncode == 2
+    assert "no-such-script.py" in done.stderr
