@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from iobench.formats import torch_image
+from iobench.formats import torch_image, torch_layout
 from iobench.formats.torch_settings import crc32_setting
 
 _DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.complex64]
@@ -76,6 +76,21 @@ def test_many_storages(tmp_path: Path) -> None:
     assert _made("many.pt", state) == _stock(tmp_path / "many.pt", state)
 
 
+def test_filled_by_whoever_copies(tmp_path: Path) -> None:
+    """A layout is the file once the storages are in their places, whatever became of them since."""
+    state = {"a": torch.arange(100_000), "b": [torch.randn(7), torch.empty(0)], "c": "text"}
+    stock = _stock(tmp_path / "c.pt", state)
+    found = torch_image.layout("c.pt", state)
+    assert found is not None
+    assert found.devices == {"cpu"}
+    memory = torch.zeros(found.size_bytes + 99, dtype=torch.uint8).numpy()
+    for start, data in found.memories().items():
+        memory[start : start + len(data)] = data
+    state["a"].zero_()
+    image = found.image_in(memory)
+    assert b"".join(view.tobytes() for view in image.views(0, image.size_bytes)) == stock
+
+
 def test_the_memory_is_the_tensors_own() -> None:
     """Nothing is copied: what changes in a tensor changes in the image."""
     tensor = torch.zeros(1 << 16, dtype=torch.uint8)
@@ -109,15 +124,16 @@ def test_options_of_torch_save(options: dict[str, Any], tmp_path: Path) -> None:
 def test_storages_elsewhere_have_no_image(monkeypatch: pytest.MonkeyPatch) -> None:
     """A storage that is not in host memory is left to the stream."""
     assert torch_image.image("m.pt", {"a": 1}) is not None
-    elsewhere = SimpleNamespace(device=torch.device("cuda"))
-    monkeypatch.setattr(torch_image, "_save_skeleton", lambda *_: {"0": elsewhere})
+    elsewhere = SimpleNamespace(device=torch.device("meta"))
+    stock = torch_image._save_skeleton
+    monkeypatch.setattr(torch_image, "_save_skeleton", lambda *a: stock(*a) | {"0": elsewhere})
     assert torch_image.image("m.pt", {"a": 1}) is None
 
 
 def test_a_torch_that_writes_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever does not come out as stock is noticed before anything is saved."""
     torch_image._is_like_stock.cache_clear()
-    monkeypatch.setattr(torch_image, "_hash_combine", lambda seed, _: seed)
+    monkeypatch.setattr(torch_layout, "_hash_combine", lambda seed, _: seed)
     try:
         assert torch_image.image("m.pt", {"a": 1}) is None
     finally:
