@@ -276,18 +276,9 @@ class Checkpointer:
 
     def _take_slot(self, serialized: Serialized, on_full: OnFull) -> Slot | None:
         """A slot that has room for it; None for a save to be skipped."""
-        pinned = not serialized.on_cpu
-        if self._pool.grow(serialized.size_bytes):
-            self._persister.for_each_free(lambda slot: self._pool.ready(slot, pinned=pinned))
-        slot = self._persister.take(on_full)
-        if slot is None:
-            return None
-        try:
-            self._pool.ready(slot, pinned=pinned)
-        except BaseException:
-            self._persister.give(slot)
-            raise
-        return slot
+        return self._persister.take_from(
+            self._pool, serialized.size_bytes, pinned=not serialized.on_cpu, on_full=on_full
+        )
 
     def _copy(self, snapshot: Snapshot) -> None:
         """Fill the slot, now or lazily, and have it written then."""
@@ -340,7 +331,7 @@ def _release(lock: DirectoryLock | None) -> None:
 
 
 def _close_unclosed(
-    location: str, pid: int, persister: Persister, lock: DirectoryLock | None
+    location: str, pid: int, persister: Persister[Snapshot], lock: DirectoryLock | None
 ) -> None:
     """A Checkpointer was forgotten: its saves are finished all the same, and failures told.
 

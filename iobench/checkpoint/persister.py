@@ -1,4 +1,4 @@
-"""Persister: writes snapshots in the background, newest first, one at a time."""
+"""Persister: writes snapshots in the background, one at a time."""
 
 from __future__ import annotations
 
@@ -6,18 +6,30 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Generic, Literal, Protocol, TypeVar
 
 from iobench import linux
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import Serialized
-from iobench.checkpoint.slots import Slot
+from iobench.checkpoint.slots import Slot, SlotPool
 
-__all__ = ["OnFull", "Persister", "Snapshot"]
+__all__ = ["InSlot", "OnFull", "Persister", "Snapshot"]
 
 OnFull = Literal["wait", "skip", "supersede"]
 
 _NICE = 10  # a tenth of the CPU where training wants all of it
+
+
+class InSlot(Protocol):
+    """What was copied into a slot, and the save that it is for."""
+
+    @property
+    def save(self) -> Save: ...
+    @property
+    def slot(self) -> Slot: ...
+
+
+_Held = TypeVar("_Held", bound=InSlot)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,18 +41,23 @@ class Snapshot:
     slot: Slot
 
 
-class Persister:
+class Persister(Generic[_Held]):
     """Owns which slot is free, which snapshot waits and which one is being written.
+
+    Of those that wait the newest is written next, the older ones being dropped; with
+    `in_order=True` every one is written.
 
     `persist` writes one snapshot and raises when it could not. It runs in a thread of low CPU and
     I/O priority that lives as long as there is something to write; an interpreter that ends waits
     for it.
     """
 
-    def __init__(self, slots: list[Slot], persist: Callable[[Snapshot], None]) -> None:
+    def __init__(
+        self, slots: list[Slot], persist: Callable[[_Held], None], *, in_order: bool = False
+    ) -> None:
         self._free = list(slots)
-        self._persist = persist
-        self._waiting: list[Snapshot] = []
+        self._persist, self._in_order = persist, in_order
+        self._waiting: list[_Held] = []
         self._thread: threading.Thread | None = None
         self._failures: list[BaseException] = []
         self._when_idle: list[Callable[[], None]] = []
@@ -62,6 +79,22 @@ class Persister:
                 self._changed.wait()
             return self._free.pop()
 
+    def take_from(
+        self, pool: SlotPool, size_bytes: int, *, pinned: bool, on_full: OnFull
+    ) -> Slot | None:
+        """`take`, of a `pool` whose slots have room for `size_bytes` then. Raises StateError."""
+        if pool.grow(size_bytes):
+            self.for_each_free(lambda slot: pool.ready(slot, pinned=pinned))
+        slot = self.take(on_full)
+        if slot is None:
+            return None
+        try:
+            pool.ready(slot, pinned=pinned)
+        except BaseException:
+            self.give(slot)
+            raise
+        return slot
+
     def for_each_free(self, prepare: Callable[[Slot], None]) -> None:
         """`prepare` every free slot; only the thread that takes slots may ask for it."""
         with self._changed:
@@ -75,7 +108,7 @@ class Persister:
             self._free.append(slot)
             self._changed.notify_all()
 
-    def submit(self, snapshot: Snapshot) -> None:
+    def submit(self, snapshot: _Held) -> None:
         """Have `snapshot` written, at once or in its turn; its slot is free again afterwards.
 
         Raises RuntimeError when no thread can be started; the slot stays the caller's then.
@@ -123,17 +156,17 @@ class Persister:
         with self._changed:
             self._failures.append(error)
 
-    def _drop(self, snapshot: Snapshot) -> None:
+    def _drop(self, snapshot: _Held) -> None:
         snapshot.save.status = "superseded"
         self._free.append(snapshot.slot)
 
-    def _run(self, first: Snapshot) -> None:
+    def _run(self, first: _Held) -> None:
         try:
             _lower_priority()
         except BaseException as error:  # noqa: BLE001 -- raised in the trainer's thread
             with self._changed:
                 self._failures.append(error)
-        snapshot: Snapshot | None = first
+        snapshot: _Held | None = first
         while snapshot:
             try:
                 self._persist(snapshot)
@@ -145,14 +178,16 @@ class Persister:
         for call in calls:
             call()
 
-    def _next(self, done: Snapshot) -> Snapshot | None:
-        """The newest snapshot that waits, those before it being dropped; None ends the thread."""
+    def _next(self, done: _Held) -> _Held | None:
+        """The snapshot to be written next; None ends the thread."""
         with self._changed:
             self._free.append(done.slot)
             self._changed.notify_all()
             if not self._waiting:
                 self._thread = None
                 return None
+            if self._in_order:
+                return self._waiting.pop(0)
             newest = self._waiting.pop()
             for older in self._waiting:
                 self._drop(older)

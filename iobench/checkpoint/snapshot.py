@@ -14,11 +14,11 @@ from iobench.checkpoint.persister import Persister, Snapshot
 from iobench.checkpoint.serialized import Serialized
 from iobench.errors import StateError
 from iobench.units import MIB
-from iobench.writers.image import Bytes
+from iobench.writers.image import Bytes, FileImage
 from iobench.writers.transfer import Meter
 from iobench.writers.workers import Blocks, run_workers
 
-__all__ = ["LazyCopy", "SideStreams", "copy_into"]
+__all__ = ["LazyCopy", "SideStreams", "copy_image", "copy_into"]
 
 _BLOCK = 64 * MIB  # a large memcpy goes past the CPU's caches, many small ones do not
 _MOST_THREADS = 8
@@ -30,14 +30,7 @@ def copy_into(memory: Bytes, serialized: Serialized, streams: SideStreams | None
     Tensors of the CPU are copied by several threads without the GIL, those of a GPU on `streams`.
     """
     if serialized.on_cpu:
-        image = serialized.image()
-
-        def work(blocks: Blocks, _: Meter) -> None:
-            for start, stop in blocks:
-                image.gather(start, stop, memory[start:stop])
-
-        threads = min(_MOST_THREADS, os.cpu_count() or 1, -(-image.size_bytes // _BLOCK))
-        run_workers(max(1, threads), Blocks(0, image.size_bytes, _BLOCK), work, Meter())
+        copy_image(memory, serialized.image())
         return
     base = len(serialized.header)
     np.copyto(memory[:base], np.frombuffer(serialized.header, dtype=np.uint8))
@@ -49,6 +42,17 @@ def copy_into(memory: Bytes, serialized: Serialized, streams: SideStreams | None
         else:
             streams.copy(leaf, place)
     streams.synchronize()
+
+
+def copy_image(memory: Bytes, image: FileImage) -> None:
+    """Copy an image of host memory to the beginning of `memory`, by several threads."""
+
+    def work(blocks: Blocks, _: Meter) -> None:
+        for start, stop in blocks:
+            image.gather(start, stop, memory[start:stop])
+
+    threads = min(_MOST_THREADS, os.cpu_count() or 1, -(-image.size_bytes // _BLOCK))
+    run_workers(max(1, threads), Blocks(0, image.size_bytes, _BLOCK), work, Meter())
 
 
 class SideStreams:
@@ -96,7 +100,7 @@ class LazyCopy(threading.Thread):
     while it was copied.
     """
 
-    def __init__(self, snapshot: Snapshot, persister: Persister) -> None:
+    def __init__(self, snapshot: Snapshot, persister: Persister[Snapshot]) -> None:
         super().__init__(name="iobench-snapshot")
         self._snapshot, self._persister = snapshot, persister
         self._serialized = snapshot.serialized.with_arrays_copied()

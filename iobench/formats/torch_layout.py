@@ -6,7 +6,7 @@ import os
 import zipfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 import numpy as np
@@ -39,6 +39,8 @@ class TorchLayout:
     path: str
     size_bytes: int
     texts: Mapping[int, bytearray]
+    sizes: Mapping[int, int]
+    """Bytes of each storage."""
     storages: Mapping[int, torch.UntypedStorage]
     devices: frozenset[str]
     """The types of device that the storages are on: `cpu`, `cuda`."""
@@ -73,6 +75,7 @@ class TorchLayout:
             path=path,
             size_bytes=size,
             texts=texts,
+            sizes={start: storage.nbytes() for start, storage in placed.items()},
             storages=placed,
             devices=frozenset(storage.device.type for storage in storages.values()),
             records=[*zip(entries, starts, strict=True)] if crc else (),
@@ -82,7 +85,14 @@ class TorchLayout:
     @classmethod
     def of_bytes(cls, path: str, data: bytearray) -> TorchLayout:
         """Of a whole file, made by torch: one text."""
-        return cls(path=path, size_bytes=len(data), texts={0: data}, storages={}, devices=frozenset())
+        texts = {0: data}
+        return cls(
+            path=path, size_bytes=len(data), texts=texts, sizes={}, storages={}, devices=frozenset()
+        )
+
+    def without_storages(self) -> TorchLayout:
+        """The same, holding on to no storage: for who has copied them."""
+        return replace(self, storages={})
 
     def memories(self) -> dict[int, Memory]:
         """The storages as they lie in host or CUDA memory, by where they begin in the file."""
@@ -105,7 +115,7 @@ class TorchLayout:
 
     def image_in(self, memory: Bytes) -> FileImage:
         """The file in `memory`, in which the storages are in their places already."""
-        self._put_checksums({s: memory[s : s + one.nbytes()] for s, one in self.storages.items()})
+        self._put_checksums({s: memory[s : s + size] for s, size in self.sizes.items()})
         for start, text in self.texts.items():
             np.copyto(memory[start : start + len(text)], np.frombuffer(text, dtype=np.uint8))
         return FileImage.of(self.path, [memory[: self.size_bytes]])

@@ -16,7 +16,7 @@ WriterChoice = Writer | str | os.PathLike[str]
 
 
 def chosen_writer(choice: WriterChoice) -> Writer:
-    """The writer that `choice` names. Raises UsageError for one that stores nothing, and its kin."""
+    """The writer of `choice`. Raises UsageError, also for one that stores nothing, and its kin."""
     writer = _made(choice)
     if not writer.stores:
         raise UsageError(f"writer {writer.name!r} stores nothing; choose another for checkpoints")
@@ -27,7 +27,7 @@ def _made(choice: WriterChoice) -> Writer:
     if isinstance(choice, Writer):
         return choice
     text = os.fspath(choice)
-    if "," not in text:
+    if "," not in text or "/" in text or text.endswith(".toml"):
         return load_writer(text)
     (name, options), *more = registry.split_specs(text)
     if more:

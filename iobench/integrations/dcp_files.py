@@ -6,16 +6,14 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 
 from iobench.errors import TransferError
-from iobench.writers.base import Writer
-from iobench.writers.config import load_writer
-from iobench.writers.files import sync_directory
-from iobench.writers.s3_target import S3Target, is_s3
+from iobench.integrations.choice import WriterChoice, chosen_writer
+from iobench.integrations.removal import remove_file
 from iobench.writers.source import Source
+from iobench.writers.transfer import Transfer
 
-__all__ = ["DcpFiles", "Location"]
+__all__ = ["DcpFiles", "DcpPlace", "Location"]
 
 Location = str | os.PathLike[str]
 
@@ -23,9 +21,8 @@ Location = str | os.PathLike[str]
 class DcpFiles:
     """The files in a checkpoint's directory, or under its prefix `s3://bucket/prefix`."""
 
-    def __init__(self, location: Location, writer: Writer | str) -> None:
-        """`writer`, or what `iobench.load_writer` takes."""
-        self.writer = load_writer(writer) if isinstance(writer, str) else writer
+    def __init__(self, location: Location, writer: WriterChoice) -> None:
+        self.writer = chosen_writer(writer)
         self.move_to(location)
 
     def move_to(self, location: Location) -> None:
@@ -55,13 +52,30 @@ class DcpFiles:
 
     def remove(self, name: str) -> None:
         """Remove the file `name`, durably."""
-        if not is_s3(self.location):
-            Path(self.path(name)).unlink()
-            sync_directory(self.location)
-            return
-        from iobench.writers.s3 import S3Writer
-        from iobench.writers.s3_objects import S3Objects
+        remove_file(self.path(name), self.writer)
 
-        assert isinstance(self.writer, S3Writer)  # no other takes such a location
-        where = S3Target.parse(self.path(name))
-        S3Objects(self.writer.client, where).delete([where.key])
+
+class DcpPlace:
+    """What the storage writer and the storage reader of one place have in common."""
+
+    def __init__(self, path: Location, writer: WriterChoice) -> None:
+        self.transfers: list[Transfer] = []
+        """What happened to the files of the last save or load."""
+        self._files = DcpFiles(path, writer)
+
+    @property
+    def checkpoint_id(self) -> str:
+        """Where the checkpoint is."""
+        return self._files.location
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Location) -> bool:
+        """Whether DCP may choose this class for a bare `checkpoint_id`: no, it needs a writer."""
+        del checkpoint_id
+        return False
+
+    def _begin_at(self, checkpoint_id: Location | None) -> None:
+        """A new save or load, at another place if one is given."""
+        if checkpoint_id:
+            self._files.move_to(checkpoint_id)
+        self.transfers = []

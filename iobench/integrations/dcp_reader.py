@@ -24,10 +24,10 @@ from iobench import linux
 from iobench.environment.memory import host_takes_free_memory
 from iobench.errors import DataMismatchError, UsageError
 from iobench.formats import torch_file
-from iobench.integrations.dcp_files import DcpFiles, Location
+from iobench.integrations.choice import WriterChoice
+from iobench.integrations.dcp_files import DcpPlace, Location
 from iobench.integrations.dcp_writer import metadata_name
 from iobench.units import MIB
-from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.pages import fresh_pages
 from iobench.writers.transfer import Transfer
@@ -43,38 +43,24 @@ _DAMAGE = (
 """What unpickling a file raises that is damaged, or is something else."""
 
 
-class StorageReader(StockStorageReader):
+class StorageReader(DcpPlace, StockStorageReader):
     """Loads what `StorageWriter`, or stock `FileSystemWriter`, saved.
 
     Only the ranges that the plan asks for are read, up to 256 MiB at once: the next ones come from
     storage while the last are copied into their tensors. `transfers` tells what happened.
     """
 
-    def __init__(self, path: Location, writer: Writer | str) -> None:
-        """`writer`: a Writer, a name, or the path of a config, as `iobench.load_writer` takes."""
-        super().__init__()
-        self.transfers: list[Transfer] = []
-        self._files = DcpFiles(path, writer)
+    def __init__(self, path: Location, writer: WriterChoice) -> None:
+        """`writer`: a Writer, a name, or the path of a config. Raises UsageError and its kin."""
+        super().__init__(path, writer)
         self._load_id = str(uuid.uuid4())
         self._places: dict[Any, _StorageInfo] = {}
 
-    @property
-    def checkpoint_id(self) -> str:
-        """Where the checkpoint is."""
-        return self._files.location
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Location) -> bool:
-        """Whether DCP may choose this class for a bare `checkpoint_id`: no, it needs a writer."""
-        del checkpoint_id
-        return False
-
     def reset(self, checkpoint_id: Location | None = None) -> None:
         """Begin a new load, from another place if one is given."""
-        if checkpoint_id:
-            self._files.move_to(checkpoint_id)
+        self._begin_at(checkpoint_id)
         self._load_id = str(uuid.uuid4())
-        self._places, self.transfers = {}, []
+        self._places = {}
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """The checkpoint's metadata, unpickled as stock DCP does: load only what you trust.

@@ -28,8 +28,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from iobench.errors import TargetError, UsageError
-from iobench.integrations.dcp_files import DcpFiles, Location
-from iobench.writers.base import Writer
+from iobench.integrations.choice import WriterChoice
+from iobench.integrations.dcp_files import DcpPlace, Location
 from iobench.writers.transfer import Transfer
 
 __all__ = ["METADATA", "StorageWriter", "metadata_name"]
@@ -42,7 +42,7 @@ def metadata_name(rank: int | None) -> str:
     return METADATA if rank is None else f"__{rank}{METADATA}"
 
 
-class StorageWriter(StockStorageWriter, BlockingAsyncStager):
+class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
     """Saves a checkpoint that stock `FileSystemReader` reads, every file by the writer's I/O path.
 
     When `dcp.save` returns, and when the future of `dcp.async_save` is done, all of it is durable:
@@ -57,14 +57,14 @@ class StorageWriter(StockStorageWriter, BlockingAsyncStager):
     def __init__(
         self,
         path: Location,
-        writer: Writer | str,
+        writer: WriterChoice,
         *,
         single_file_per_rank: bool = True,
         thread_count: int = 2,
         overwrite: bool = True,
         cache_staged_state_dict: bool = False,
     ) -> None:
-        """`writer`: a Writer, a name, or the path of a config, as `iobench.load_writer` takes.
+        """`writer`: a Writer, a name, or the path of a config.
 
         Each rank writes `thread_count` files at a time, its tensors dealt out evenly by size, or
         with `single_file_per_rank=False` one file for each tensor. `cache_staged_state_dict`: see
@@ -72,32 +72,18 @@ class StorageWriter(StockStorageWriter, BlockingAsyncStager):
         """
         if thread_count < 1:
             raise UsageError(f"thread_count={thread_count}: must be 1 or more")
+        DcpPlace.__init__(self, path, writer)
         BlockingAsyncStager.__init__(self, cache_staged_state_dict=cache_staged_state_dict)
-        self.transfers: list[Transfer] = []
-        self._files = DcpFiles(path, writer)
         self._single_file_per_rank = single_file_per_rank
         self._thread_count = thread_count
         self._overwrite = overwrite
         self._save_id = str(uuid.uuid4())
         self._own_rank: int | None = None  # of a save without collectives
 
-    @property
-    def checkpoint_id(self) -> str:
-        """Where the checkpoint is saved."""
-        return self._files.location
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Location) -> bool:
-        """Whether DCP may choose this class for a bare `checkpoint_id`: no, it needs a writer."""
-        del checkpoint_id
-        return False
-
     def reset(self, checkpoint_id: Location | None = None) -> None:
         """Begin a new save, at another place if one is given."""
-        if checkpoint_id:
-            self._files.move_to(checkpoint_id)
+        self._begin_at(checkpoint_id)
         self._save_id = str(uuid.uuid4())
-        self.transfers = []
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Is told by DCP how it saves."""

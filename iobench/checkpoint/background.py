@@ -1,0 +1,190 @@
+"""BackgroundFiles: torch files written in the background, from copies of what they hold."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from iobench.checkpoint.persister import Persister
+from iobench.checkpoint.save import Save
+from iobench.checkpoint.slots import Slot, SlotPool
+from iobench.checkpoint.snapshot import copy_image
+from iobench.errors import OptionError
+from iobench.formats import torch_image
+from iobench.formats.tensors import flat_tensor
+from iobench.formats.torch_layout import TorchLayout
+from iobench.formats.torch_settings import crc32_setting
+from iobench.writers.base import Writer
+from iobench.writers.image import Bytes
+
+__all__ = ["BackgroundFiles"]
+
+_REMEMBERED = 1000  # saves that `saves` tells of
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    """A torch file whose storages are in a slot, and what is to be done once it is durable."""
+
+    save: Save
+    slot: Slot
+    layout: TorchLayout
+    directory: str
+    afterwards: list[Callable[[], None]] = field(default_factory=list)
+
+
+class BackgroundFiles:
+    """Writes `torch.save` files in the background, in the order in which they were saved.
+
+    `save` copies the state into one of `slots` pieces of host memory, laid out as the file will
+    be, and returns; with none free it waits. None is dropped. To be used by one thread. What fails
+    in the background is raised by `raise_failure`, `wait` and `close`.
+    """
+
+    def __init__(self, writer: Writer, *, slots: int = 2, budget_bytes: int | None = None) -> None:
+        if slots < 1:
+            raise OptionError(f"slots={slots}: at least 1")
+        self._pool = SlotPool(slots, budget_bytes)
+        self._lock = threading.Lock()
+        self._persister = Persister(
+            self._pool.slots, _Persist(writer=writer, lock=self._lock), in_order=True
+        )
+        self._last: _File | None = None
+        self.saves: deque[Save] = deque(maxlen=_REMEMBERED)
+        """What became of the last 1,000 files, oldest first."""
+        weakref.finalize(self, _finish_unclosed, os.getpid(), self._persister)
+
+    def save(
+        self,
+        state: Any,
+        file: str | os.PathLike[str],
+        *,
+        step: int = 0,
+        crc: bool = True,
+        **options: Any,
+    ) -> Save:
+        """Take a copy of `state`, to become the file that `torch.save(state, file, **options)` is.
+
+        On return the state may change; nothing is durable yet. `step` is for the Save alone. Raises
+        what failed before (nothing is copied then), StateError where the copy does not fit into
+        memory, and what pickling raises.
+        """
+        began_s = time.perf_counter()
+        self.raise_failure()
+        directory, name = os.path.split(os.fspath(file))
+        layout = torch_image.layout(name, state, crc=crc, **options)
+        if layout is None:
+            layout = _as_torch_writes(name, state, crc, options)
+        save = Save(
+            step=step, status="copying", created_s=time.time(), size_bytes=layout.size_bytes
+        )
+        slot = self._persister.take_from(
+            self._pool, layout.size_bytes, pinned="cuda" in layout.devices, on_full="wait"
+        )
+        assert slot is not None
+        try:
+            _copy(layout, slot.memory)
+            held = _File(
+                save=save, slot=slot, layout=layout.without_storages(), directory=directory
+            )
+            self.saves.append(save)
+            with self._lock:
+                self._last = held
+            self._persister.submit(held)
+        except BaseException as error:
+            save.status, save.error = "failed", error
+            self._persister.give(slot)
+            raise
+        save.stall_s = time.perf_counter() - began_s
+        return save
+
+    def afterwards(self, action: Callable[[], None]) -> None:
+        """Do `action` once all that was saved before is durable; now, if it is.
+
+        Not at all if the last save fails. What `action` raises in the background is raised as a
+        failed save is.
+        """
+        self.raise_failure()
+        with self._lock:
+            last = self._last
+            if last is not None and last.save.on_the_way:
+                last.afterwards.append(action)
+                return
+        if last is None or last.save.status == "committed":
+            action()
+
+    def raise_failure(self) -> None:
+        """Raise what went wrong in the background since this was last asked."""
+        self._persister.raise_failure()
+
+    def wait(self) -> None:
+        """Wait until every file is durable; raise what failed."""
+        self._persister.wait()
+        self.raise_failure()
+
+    def close(self) -> None:
+        """Wait for every file, give the memory back, and raise what failed. Saving begins anew."""
+        self._persister.wait()
+        self._pool.free()
+        self.raise_failure()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Persist:
+    """Writes one file: what the persister does in the background."""
+
+    writer: Writer
+    lock: threading.Lock
+
+    def __call__(self, held: _File) -> None:
+        began_s = time.perf_counter()
+        held.save.status = "writing"
+        image = held.layout.image_in(held.slot.memory)
+        held.save.transfer = self.writer.write(image, held.directory)
+        held.save.persist_s = time.perf_counter() - began_s
+        with self.lock:
+            held.save.status = "committed"
+        for action in held.afterwards:
+            action()
+
+
+def _copy(layout: TorchLayout, memory: Bytes) -> None:
+    """Put the storages into their places in `memory`."""
+    if layout.devices <= {"cpu"}:
+        copy_image(memory, layout.unchecked(layout.memories()))
+        return
+    for start, storage in layout.storages.items():
+        flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        flat_tensor(memory[start : start + storage.nbytes()]).copy_(flat)
+
+
+def _as_torch_writes(name: str, state: Any, crc: bool, options: dict[str, Any]) -> TorchLayout:
+    """For a torch whose files cannot be described: the whole file, in memory of its own."""
+    buffer = io.BytesIO()
+    with crc32_setting(crc):
+        torch.save(state, buffer, **options)
+    return TorchLayout.of_bytes(name, bytearray(buffer.getbuffer()))
+
+
+def _finish_unclosed(pid: int, persister: Persister[_File]) -> None:
+    """Nobody closed it: what is on the way is finished all the same, and failures are told."""
+    if os.getpid() != pid or not persister.wait():
+        return
+    try:
+        persister.raise_failure()
+    except Exception as error:  # noqa: BLE001 -- nobody is left to raise it to
+        warnings.warn(
+            f"files were saved in the background and nobody asked what became of them: {error!r}",
+            RuntimeWarning,
+            stacklevel=2,
+        )

@@ -1,0 +1,27 @@
+"""Removing a stored file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from iobench.writers.base import Writer
+from iobench.writers.files import sync_directory
+from iobench.writers.s3_target import S3Target, is_s3
+
+__all__ = ["remove_file"]
+
+
+def remove_file(path: str, writer: Writer) -> None:
+    """Remove the file at `path`, of a directory or of a bucket, durably. Raises OSError."""
+    writer.check_scheme(path)
+    if not is_s3(path):
+        Path(path).unlink()
+        sync_directory(os.path.dirname(path) or ".")
+        return
+    from iobench.writers.s3 import S3Writer
+    from iobench.writers.s3_objects import S3Objects
+
+    assert isinstance(writer, S3Writer)  # no other takes such a location
+    where = S3Target.parse(path)
+    S3Objects(writer.client, where).delete([where.key])

@@ -1,0 +1,144 @@
+"""Torch files written in the background: stock's bytes, in order, and no failure lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from iobench.checkpoint.background import BackgroundFiles
+from iobench.errors import OptionError, StateError, TransferError
+from iobench.formats import torch_image
+from iobench.writers.buffered import BufferedWriter
+from iobench.writers.transfer import Transfer
+
+
+class Held(BufferedWriter):
+    """A writer that waits before each file, and fails where it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go, self.fails = threading.Event(), ""
+        self.order: list[str] = []
+
+    def write(self, image: Any, target: Any, **options: Any) -> Transfer:
+        assert self.go.wait(30)
+        self.order.append(image.path)
+        if image.path == self.fails:
+            raise TransferError(5, "refused", image.path)
+        return super().write(image, target, **options)
+
+
+@contextmanager
+def files(writer: BufferedWriter, **options: Any) -> Iterator[BackgroundFiles]:
+    made = BackgroundFiles(writer, **options)
+    try:
+        yield made
+    finally:
+        if isinstance(writer, Held):
+            writer.go.set()
+        made.close()
+
+
+def test_the_file_is_stock_and_as_it_was(tmp_path: Path) -> None:
+    """Byte for byte what torch.save makes of the state at the time of the call."""
+    state = {"a": torch.arange(100_000), "b": torch.randn(3, 5).t(), "c": {"d": 4}}
+    (tmp_path / "stock").mkdir()
+    torch.save(state, tmp_path / "stock" / "f.pt")
+    writer = Held()
+    with files(writer) as background:
+        save = background.save(state, tmp_path / "f.pt", step=7)
+        state["a"].zero_()
+        state["c"]["d"] = 5
+        assert not (tmp_path / "f.pt").exists()
+        assert save.on_the_way
+        writer.go.set()
+        background.wait()
+        assert save.status == "committed"
+        assert save.transfer is not None
+        assert save.transfer.durable
+    assert (tmp_path / "f.pt").read_bytes() == (tmp_path / "stock" / "f.pt").read_bytes()
+
+
+def test_none_is_dropped(tmp_path: Path) -> None:
+    """All files come, in their order, whatever waits; `afterwards` keeps its place among them."""
+    writer = Held()
+    with files(writer, slots=4) as background:
+        for number in range(4):
+            background.save({"n": torch.full((9,), number)}, tmp_path / f"{number}.pt")
+            if number == 1:
+                background.afterwards(lambda: writer.order.append("then"))
+        assert writer.order == []
+        writer.go.set()
+        background.wait()
+        assert writer.order == ["0.pt", "1.pt", "then", "2.pt", "3.pt"]
+        background.afterwards(lambda: writer.order.append("now"))
+        assert writer.order[-1] == "now"
+    assert [int(torch.load(tmp_path / f"{n}.pt")["n"][0]) for n in range(4)] == [0, 1, 2, 3]
+
+
+def test_a_failure_comes_back_once(tmp_path: Path) -> None:
+    """At the next save, which copies nothing; what was to follow the failed file is not done."""
+    writer = Held()
+    writer.fails = "1.pt"
+    with files(writer) as background:
+        first = background.save({"n": 1}, tmp_path / "1.pt", step=5)
+        background.afterwards(lambda: writer.order.append("never"))
+        writer.go.set()
+        background._persister.wait()
+        with pytest.raises(TransferError, match="refused") as caught:
+            background.save({"n": 2}, tmp_path / "2.pt")
+        assert "step 5" in "".join(caught.value.__notes__)
+        assert first.status == "failed"
+        background.afterwards(lambda: writer.order.append("never"))
+        background.save({"n": 3}, tmp_path / "3.pt")
+    assert writer.order == ["1.pt", "3.pt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["3.pt"]
+
+
+def test_closing_raises_what_failed(tmp_path: Path) -> None:
+    """And after it, saving begins anew."""
+    writer = Held()
+    writer.fails = "1.pt"
+    writer.go.set()
+    background = BackgroundFiles(writer)
+    background.save({"n": 1}, tmp_path / "1.pt")
+    with pytest.raises(TransferError, match="refused"):
+        background.close()
+    background.save({"n": 1}, tmp_path / "2.pt")
+    background.close()
+    assert (tmp_path / "2.pt").exists()
+
+
+def test_too_large(tmp_path: Path) -> None:
+    """A copy that does not fit is refused before anything is taken."""
+    with files(BufferedWriter(), budget_bytes=1 << 16) as background:
+        with pytest.raises(StateError, match="budget"):
+            background.save({"n": torch.zeros(1 << 16)}, tmp_path / "1.pt")
+        background.save({"n": torch.zeros(16)}, tmp_path / "2.pt")
+    assert [path.name for path in tmp_path.iterdir()] == ["2.pt"]
+    with pytest.raises(OptionError, match="slots=0"):
+        BackgroundFiles(BufferedWriter(), slots=0)
+
+
+def test_what_cannot_be_pickled(tmp_path: Path) -> None:
+    """The slot is free again."""
+    with files(BufferedWriter(), slots=1) as background:
+        for _ in range(2):
+            with pytest.raises((AttributeError, TypeError)):
+                background.save({"f": threading.Lock()}, tmp_path / "1.pt")
+        background.save({"n": 1}, tmp_path / "2.pt")
+    assert [path.name for path in tmp_path.iterdir()] == ["2.pt"]
+
+
+def test_a_torch_that_writes_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own file is taken as it is."""
+    monkeypatch.setattr(torch_image, "_is_like_stock", lambda: False)
+    with files(BufferedWriter()) as background:
+        background.save({"n": torch.arange(9)}, tmp_path / "1.pt", crc=False)
+    assert torch.load(tmp_path / "1.pt")["n"].tolist() == list(range(9))
