@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from iobench.errors import TransferError
-from iobench.integrations.choice import WriterChoice, chosen_writer
+from iobench.integrations.default_writer import WriterLike, chosen_writer
 from iobench.integrations.removal import remove_file
 from iobench.writers.source import Source
 from iobench.writers.transfer import Transfer
@@ -21,7 +21,7 @@ Location = str | os.PathLike[str]
 class DcpFiles:
     """The files in a checkpoint's directory, or under its prefix `s3://bucket/prefix`."""
 
-    def __init__(self, location: Location, writer: WriterChoice) -> None:
+    def __init__(self, location: Location, writer: WriterLike) -> None:
         self.writer = chosen_writer(writer)
         self.move_to(location)
 
@@ -58,7 +58,7 @@ class DcpFiles:
 class DcpPlace:
     """What the storage writer and the storage reader of one place have in common."""
 
-    def __init__(self, path: Location, writer: WriterChoice) -> None:
+    def __init__(self, path: Location, writer: WriterLike) -> None:
         self.transfers: list[Transfer] = []
         """What happened to the files of the last save or load."""
         self._files = DcpFiles(path, writer)

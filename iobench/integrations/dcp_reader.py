@@ -24,9 +24,9 @@ from iobench import linux
 from iobench.environment.memory import host_takes_free_memory
 from iobench.errors import DataMismatchError, UsageError
 from iobench.formats import torch_file
-from iobench.integrations.choice import WriterChoice
 from iobench.integrations.dcp_files import DcpPlace, Location
 from iobench.integrations.dcp_writer import metadata_name
+from iobench.integrations.default_writer import WriterLike
 from iobench.units import MIB
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.pages import fresh_pages
@@ -50,7 +50,7 @@ class StorageReader(DcpPlace, StockStorageReader):
     storage while the last are copied into their tensors. `transfers` tells what happened.
     """
 
-    def __init__(self, path: Location, writer: WriterChoice) -> None:
+    def __init__(self, path: Location, writer: WriterLike) -> None:
         """`writer`: a Writer, a name, or the path of a config. Raises UsageError and its kin."""
         super().__init__(path, writer)
         self._load_id = str(uuid.uuid4())

@@ -28,8 +28,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from iobench.errors import TargetError, UsageError
-from iobench.integrations.choice import WriterChoice
 from iobench.integrations.dcp_files import DcpPlace, Location
+from iobench.integrations.default_writer import WriterLike
 from iobench.writers.transfer import Transfer
 
 __all__ = ["METADATA", "StorageWriter", "metadata_name"]
@@ -57,7 +57,7 @@ class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
     def __init__(
         self,
         path: Location,
-        writer: WriterChoice,
+        writer: WriterLike,
         *,
         single_file_per_rank: bool = True,
         thread_count: int = 2,
