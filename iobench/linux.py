@@ -28,6 +28,7 @@ _SYS_CACHESTAT = 451  # since 6.5, the same number everywhere
 _FALLOC_DEFAULT = 0
 _MADV_POPULATE_WRITE = 23  # linux/mman.h, since 5.14
 _MAP_FIXED = 0x10
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _off, _size = ctypes.c_int64, ctypes.c_size_t
@@ -214,6 +215,17 @@ class Ring:
 def sync_file_system(fd: int) -> None:
     """Make everything on the file system of the open file or directory `fd` durable (syncfs)."""
     _check(_libc.syncfs(fd))
+
+
+def exchange_names(one: str, other: str) -> None:
+    """Let two files or directories of one file system change names at once (renameat2).
+
+    EINVAL or ENOSYS where the file system or the C library cannot.
+    """
+    if not hasattr(_libc, "renameat2"):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    names = (os.fsencode(one), os.fsencode(other))
+    _check(_libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE))
 
 
 def yield_to_others(nice: int) -> None:

@@ -1,0 +1,142 @@
+"""Accelerate's save_state and load_state through our writers.
+
+    from iobench.integrations.accelerate import attach
+
+    accelerator = Accelerator()
+    attach(accelerator, "writer.toml")
+    accelerator.save_state("runs/step-100")
+    accelerator.load_state("runs/step-100")
+
+Accelerate's own hooks see the models' weights only; the optimizers, two thirds of the bytes, are
+saved after them without one. So both methods are wrapped, and registered hooks work as before.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from iobench.checkpoint.staged import STAGING_SUFFIX
+from iobench.errors import UsageError
+from iobench.integrations.default_writer import WriterLike, chosen_writer
+from iobench.integrations.needs import needs
+from iobench.integrations.routed import routed
+from iobench.integrations.staged_directory import StagedDirectory
+from iobench.writers.base import Writer
+
+with needs("accelerate", "accelerate>=1.0"):
+    import accelerate
+
+__all__ = ["attach", "detach"]
+
+
+def attach(accelerator: accelerate.Accelerator, writer: WriterLike = "hybrid") -> None:
+    """Let `accelerator.save_state` and `load_state` use `writer`, a Writer, a name or a config.
+
+    Files are stock Accelerate's, either side reads the other's. A directory that `save_state`
+    makes has its name only when all of it is durable, and takes the place of one that was there at
+    once; what else was in that stays. A save that fails or is killed leaves the old one. With
+    automatic naming and a `total_limit` the oldest are removed after the new one is there, not
+    before. Raises UsageError when it is attached already, and what choosing the writer does.
+    """
+    if _attached(accelerator):
+        raise UsageError("this Accelerator has a writer of iobench already; detach() it first")
+    hooks = _Hooks(accelerator, chosen_writer(writer))
+    accelerator.save_state, accelerator.load_state = hooks.save, hooks.load
+
+
+def detach(accelerator: accelerate.Accelerator) -> None:
+    """Undo `attach`."""
+    if _attached(accelerator):
+        del accelerator.save_state, accelerator.load_state
+
+
+def _attached(accelerator: accelerate.Accelerator) -> bool:
+    return "save_state" in vars(accelerator)
+
+
+class _Hooks:
+    """The two methods of one Accelerator, around its own."""
+
+    def __init__(self, accelerator: Any, writer: Writer) -> None:
+        self._accelerator, self._writer = accelerator, writer
+        stock: Callable[..., Any] = accelerator.save_state
+        stock_load: Callable[..., Any] = accelerator.load_state
+
+        @functools.wraps(stock)
+        def save(output_dir: str | None = None, *args: Any, **kwargs: Any) -> Any:
+            settings = accelerator.project_configuration
+            if settings.automatic_checkpoint_naming:
+                return self._save_named(stock, *args, **kwargs)
+            if output_dir is None:
+                return stock(output_dir, *args, **kwargs)  # raises
+            staged = StagedDirectory(os.path.expanduser(output_dir))
+            self._save(staged, lambda: stock(str(staged.path), *args, **kwargs))
+            return Path(output_dir)
+
+        @functools.wraps(stock_load)
+        def load(input_dir: str | None = None, *args: Any, **kwargs: Any) -> Any:
+            directory = input_dir or os.path.join(accelerator.project_dir or ".", "checkpoints")
+            with routed(writer, os.path.expanduser(directory)):
+                return stock_load(input_dir, *args, **kwargs)
+
+        self.save, self.load = save, load
+
+    def _save_named(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Path:
+        """`project_dir/checkpoints/checkpoint_N`; staged outside of it, where load looks."""
+        accelerator = self._accelerator
+        settings = accelerator.project_configuration
+        project = Path(accelerator.project_dir)
+        checkpoints = project / "checkpoints"
+        final = checkpoints / f"checkpoint_{accelerator.save_iteration}"
+        if final.exists():
+            raise ValueError(f"{final} exists; set save_iteration to the first that is free")
+        staged = StagedDirectory(final, root=project / f".checkpoints{STAGING_SUFFIX}")
+        staged.path = staged.root / "checkpoints" / final.name
+
+        def save() -> None:
+            before, settings.project_dir = settings.project_dir, str(staged.root)
+            try:
+                stock(None, *args, **kwargs)
+            finally:
+                settings.project_dir = before
+
+        self._save(staged, save)
+        if self._publishes and settings.total_limit is not None:
+            found = [(int(path.name.rpartition("_")[2]), path) for path in _numbered(checkpoints)]
+            for _, path in sorted(found)[: -settings.total_limit]:
+                shutil.rmtree(path)
+        accelerator.wait_for_everyone()
+        return final
+
+    @property
+    def _publishes(self) -> bool:
+        """Whether this process makes the directory visible: one per file system."""
+        accelerator = self._accelerator
+        if accelerator.project_configuration.save_on_each_node:
+            return bool(accelerator.is_local_main_process)
+        return bool(accelerator.is_main_process)
+
+    def _save(self, staged: StagedDirectory, save: Callable[[], object]) -> None:
+        if self._publishes:
+            staged.begin()
+        self._accelerator.wait_for_everyone()
+        try:
+            with routed(self._writer, staged.root):
+                save()
+        except BaseException:
+            if self._publishes:
+                staged.discard()
+            raise
+        self._accelerator.wait_for_everyone()
+        if self._publishes:
+            staged.publish(keep_others=True)
+        self._accelerator.wait_for_everyone()
+
+
+def _numbered(directory: Path) -> list[Path]:
+    return [path for path in directory.glob("checkpoint_*") if path.name[11:].isdigit()]

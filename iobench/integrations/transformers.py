@@ -1,0 +1,179 @@
+"""The Transformers Trainer's checkpoints through our writers.
+
+    from iobench.integrations.transformers import patch
+
+    patch(writer="writer.toml")                 # every Trainer made from now on
+    patch(trainer, writer="writer.toml")        # or this one
+
+or a class of your own: `class MyTrainer(WriterMixin, Trainer): writer = "writer.toml"`.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from pathlib import Path
+from typing import Any
+
+from iobench.checkpoint.staged import STAGING_SUFFIX
+from iobench.errors import UsageError
+from iobench.integrations.default_writer import WriterLike, chosen_writer
+from iobench.integrations.needs import needs
+from iobench.integrations.routed import routed
+from iobench.integrations.staged_directory import StagedDirectory
+from iobench.writers.base import Writer
+
+with needs("transformers", "transformers>=5"):
+    import transformers
+    from transformers.trainer import TRAINER_STATE_NAME
+    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
+
+__all__ = ["WriterMixin", "patch", "unpatch"]
+
+
+class WriterMixin:
+    """To stand before a Trainer: its checkpoints are saved and loaded by `writer`.
+
+    Files are the stock Trainer's, and either side resumes from the other's. `checkpoint-N` is
+    written in `_checkpoint-N.iobench-staging`, which no resume, rotation or push looks at, and has
+    its name only when all of it is durable; one that was there is replaced at once. A save that
+    fails or is killed leaves what was there. Older checkpoints are rotated out after that.
+    """
+
+    writer: WriterLike = "hybrid"
+    """A Writer, the name of one, or the path of a config."""
+
+    _staged: StagedDirectory | None = None
+
+    @functools.cached_property
+    def _iobench_writer(self) -> Writer:
+        return chosen_writer(self.writer)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        trainer: Any = self
+        run = trainer._get_output_dir(trial=trial)
+        final = Path(run, f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}")
+        staged = StagedDirectory(final, root=Path(run, f"_{final.name}{STAGING_SUFFIX}"))
+        publishes = bool(trainer.args.should_save)
+        if publishes:
+            _clear(run)
+            staged.begin()
+        trainer.accelerator.wait_for_everyone()
+        self._staged = staged
+        try:
+            with routed(self._iobench_writer, staged.root):
+                super()._save_checkpoint(model, trial)  # type: ignore[misc]
+            if trainer.state.best_model_checkpoint == str(staged.path):
+                _rename_best(trainer, str(final), staged.path)
+        except BaseException:
+            if publishes:
+                staged.discard()
+            raise
+        finally:
+            self._staged = None
+        trainer.accelerator.wait_for_everyone()
+        if publishes:
+            staged.publish()
+        trainer.accelerator.wait_for_everyone()
+        if trainer.args.push_to_hub:
+            self._push_from_checkpoint(str(final))
+        if publishes:
+            rotate_checkpoints(
+                output_dir=run,
+                save_total_limit=trainer.args.save_total_limit,
+                best_model_checkpoint=trainer.state.best_model_checkpoint,
+                use_mtime=True,
+            )
+
+    def _get_output_dir(self, trial: Any) -> str:
+        if self._staged is not None:
+            return str(self._staged.root)
+        found: str = super()._get_output_dir(trial=trial)  # type: ignore[misc]
+        return found
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if self._staged is None:  # a staged one is pushed once it has its name
+            super()._push_from_checkpoint(checkpoint_folder)  # type: ignore[misc]
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        with routed(self._iobench_writer, resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with routed(self._iobench_writer, checkpoint or "."):
+            super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with routed(self._iobench_writer, checkpoint or "."):
+            super()._load_rng_state(checkpoint)  # type: ignore[misc]
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        with routed(self._iobench_writer, checkpoint or "."):
+            super()._load_scaler(checkpoint)  # type: ignore[misc]
+
+    def _load_best_model(self) -> None:
+        trainer: Any = self
+        with routed(self._iobench_writer, trainer.state.best_model_checkpoint or "."):
+            super()._load_best_model()  # type: ignore[misc]
+
+
+def _rename_best(trainer: Any, final: str, staged: Path) -> None:
+    """The checkpoint being saved is the best one: the state names it as it will be called."""
+    trainer.state.best_model_checkpoint = final
+    if trainer.args.should_save:
+        trainer.state.save_to_json(str(staged / TRAINER_STATE_NAME))
+
+
+def _clear(run: str) -> None:
+    """Remove what killed processes left half written."""
+    for left in Path(run).glob(f"_{PREFIX_CHECKPOINT_DIR}-*{STAGING_SUFFIX}"):
+        shutil.rmtree(left)
+
+
+def patch(trainer: Any = None, *, writer: WriterLike = "hybrid") -> None:
+    """Let `trainer` save and load by `writer`; without one every Trainer made from now on.
+
+    Trainers of classes derived from `transformers.Trainer` too. See `WriterMixin`. Raises
+    UsageError for what is patched already, and what choosing the writer does.
+    """
+    chosen = chosen_writer(writer)
+    if trainer is not None:
+        _mix_in(trainer, chosen)
+        return
+    stock = transformers.Trainer.__init__
+    if hasattr(stock, "_iobench_stock"):
+        raise UsageError("transformers.Trainer is patched already; unpatch() it first")
+
+    @functools.wraps(stock)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
+        if not isinstance(self, WriterMixin):
+            _mix_in(self, chosen)
+
+    init._iobench_stock = stock  # type: ignore[attr-defined]
+    transformers.Trainer.__init__ = init
+
+
+def unpatch(trainer: Any = None) -> None:
+    """Undo `patch`; Trainers that were made meanwhile stay as they are."""
+    if trainer is None:
+        init = transformers.Trainer.__init__
+        transformers.Trainer.__init__ = getattr(init, "_iobench_stock", init)
+    elif type(trainer) in _mixed.values():
+        trainer.__class__ = type(trainer).__bases__[1]
+        del trainer.writer
+        vars(trainer).pop("_iobench_writer", None)
+
+
+def _mix_in(trainer: Any, writer: Writer) -> None:
+    if isinstance(trainer, WriterMixin):
+        raise UsageError("this Trainer has a writer of iobench already; unpatch(trainer) first")
+    stock = type(trainer)
+    if stock not in _mixed:
+        _mixed[stock] = type(stock.__name__, (WriterMixin, stock), {"__module__": stock.__module__})
+    trainer.__class__ = _mixed[stock]
+    trainer.writer = writer
+
+
+_mixed: dict[type, type] = {}
+"""The mixed class of each class."""
