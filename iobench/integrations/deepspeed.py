@@ -1,0 +1,201 @@
+"""DeepSpeed's checkpoints through our writers.
+
+    from iobench.integrations.deepspeed import attach
+
+    engine, *_ = deepspeed.initialize(...)
+    attach(engine, "writer.toml")               # or decoupled=True: in the background
+    engine.save_checkpoint("runs/a")
+    engine.load_checkpoint("runs/a")
+
+DeepSpeed's config names no engines but its own, so the one that it made is replaced. Files are
+those of DeepSpeed's TorchCheckpointEngine, and either side loads the other's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import iobench.torch
+from iobench.checkpoint.background import BackgroundFiles
+from iobench.checkpoint.save import Save
+from iobench.errors import TransferError, UsageError
+from iobench.formats import torch_file
+from iobench.integrations.default_writer import WriterLike, chosen_writer
+from iobench.integrations.needs import needs
+from iobench.units import parse_size
+from iobench.writers.buffered import BufferedWriter
+from iobench.writers.files import sync_directory
+from iobench.writers.image import FileImage
+from iobench.writers.s3_target import is_s3
+from iobench.writers.transfer import Transfer
+
+with needs("deepspeed", "deepspeed>=0.17"):
+    from deepspeed.runtime.checkpoint_engine.checkpoint_engine import (
+        CheckpointCommitInfo,
+    )
+    from deepspeed.runtime.checkpoint_engine.checkpoint_engine import (
+        CheckpointEngine as StockCheckpointEngine,
+    )
+
+__all__ = ["CheckpointEngine", "DecoupledCheckpointEngine", "attach"]
+
+_REMEMBERED = 1000
+
+
+class CheckpointEngine(StockCheckpointEngine):  # type: ignore[misc]
+    """Saves and loads each file of a checkpoint by a writer's I/O path.
+
+    A file has its name only when it is whole and durable; `commit`, which DeepSpeed calls before it
+    lets `latest` name the checkpoint, makes the names durable too. `latest` itself DeepSpeed
+    writes, and syncs nothing. `transfers` tells what happened to the last 1,000 files.
+    """
+
+    def __init__(self, writer: WriterLike = "hybrid", config_params: Any = None) -> None:
+        """`writer`: a Writer, the name of one, or the path of a config. Raises UsageError."""
+        super().__init__(config_params)
+        self.name = type(self).__name__
+        self.transfers: deque[Transfer] = deque(maxlen=_REMEMBERED)
+        self._writer = chosen_writer(writer)
+        self._directories: set[str] = set()
+
+    def create(self, info: CheckpointCommitInfo) -> None:
+        """A checkpoint begins."""
+        del info
+
+    def save(self, state_dict: Any, path: str) -> None:
+        """Save to `path`; the bytes are durable on return. Raises TransferError."""
+        directory, name = os.path.split(path)
+        self._directories.add(directory)
+        self.transfers.append(
+            torch_file.save(state_dict, name, directory, self._writer, sync_directory=False)
+        )
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        """What `torch.load(path, map_location, weights_only=False)` returns."""
+        return iobench.torch.load(path, map_location, weights_only=False, writer=self._writer)
+
+    def commit(self, info: CheckpointCommitInfo) -> bool:
+        """All of this rank's files are durable under their names then. Raises TransferError."""
+        base = os.path.abspath(info.save_dir) if info is not None else ""
+        gained = {above for path in self._directories for above in _up_to(path, base)}
+        for directory in sorted(gained):
+            try:
+                sync_directory(directory)
+            except OSError as error:
+                raise TransferError.wrap(error, "committing", directory) from error
+        self._directories.clear()
+        return True
+
+
+class DecoupledCheckpointEngine(CheckpointEngine):
+    """`CheckpointEngine` that copies what is saved and writes it beside the next steps.
+
+    DeepSpeed commits before its next optimizer step: `commit` waits until all is durable, and
+    raises what failed, so that `latest` never names what is not there. `slots` copies at most are
+    in host memory; `budget` bounds their sum in bytes (`"16GiB"`). `saves` tells what became of
+    each file.
+    """
+
+    def __init__(
+        self,
+        writer: WriterLike = "hybrid",
+        config_params: Any = None,
+        *,
+        slots: int = 2,
+        budget: int | str | None = None,
+    ) -> None:
+        super().__init__(writer, config_params)
+        self._background = BackgroundFiles(
+            self._writer, slots=slots, budget_bytes=None if budget is None else parse_size(budget)
+        )
+        self._info: CheckpointCommitInfo | None = None
+
+    @property
+    def saves(self) -> tuple[Save, ...]:
+        """What became of the last 1,000 files, oldest first."""
+        return tuple(self._background.saves)
+
+    def create(self, info: CheckpointCommitInfo) -> None:
+        """A checkpoint begins; the one before is made durable first."""
+        if self._info is not None:
+            self.commit(self._info)
+        self._info = info
+
+    def save(self, state_dict: Any, path: str) -> None:
+        """Copy `state_dict`, which may change on return. Raises what failed before, StateError."""
+        self._directories.add(os.path.dirname(path))
+        self._background.save(state_dict, path)
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        """As `CheckpointEngine.load`, once all that was saved is durable."""
+        self._background.wait()
+        return super().load(path, map_location)
+
+    def commit(self, info: CheckpointCommitInfo) -> bool:
+        """Wait until all is durable under its name. Raises what failed."""
+        self._info = None
+        self._background.wait()
+        return super().commit(info)
+
+    def is_decoupled(self) -> bool:
+        return True
+
+    def get_commit_info(self) -> CheckpointCommitInfo | None:
+        """The checkpoint that is not committed yet."""
+        return self._info
+
+    def cleanup(self) -> None:
+        """Commit what is on the way, which DeepSpeed asks for when it ends, and free the memory.
+
+        Rank 0 writes `latest` then, as DeepSpeed does after every other commit.
+        """
+        info = self._info
+        try:
+            if info is not None:
+                self.commit(info)
+        finally:
+            self._background.close()
+        if info is not None and info.save_latest and int(os.environ.get("RANK") or 0) == 0:
+            latest = FileImage.of("latest", [str(info.tag).encode()])
+            BufferedWriter().write(latest, info.save_dir)
+
+
+def attach(
+    engine: Any, writer: WriterLike = "hybrid", *, decoupled: bool = False, **options: Any
+) -> CheckpointEngine:
+    """Let a DeepSpeedEngine save and load by `writer`; the CheckpointEngine that it has then.
+
+    `decoupled`: in the background, see `DecoupledCheckpointEngine` for the `options`. Raises
+    UsageError for what is no DeepSpeedEngine, and what choosing the writer does.
+    """
+    before = getattr(engine, "checkpoint_engine", None)
+    if not isinstance(before, StockCheckpointEngine):
+        raise UsageError(
+            f"{type(engine).__name__} has no checkpoint_engine; attach to what "
+            "deepspeed.initialize returns first"
+        )
+    made = (
+        DecoupledCheckpointEngine(writer, **options)
+        if decoupled
+        else CheckpointEngine(writer, **options)
+    )
+    before.cleanup()
+    engine.checkpoint_engine = made
+    return made
+
+
+def _up_to(path: str, base: str) -> list[str]:
+    """`path` and the directories above it up to the one that holds `base`, which may be new."""
+    if is_s3(path):
+        return []
+    directory = Path(os.path.abspath(path or "."))
+    found = [str(directory)]
+    if base and directory.is_relative_to(base):
+        top = Path(base).parent
+        while directory != top:
+            directory = directory.parent
+            found.append(str(directory))
+    return found
