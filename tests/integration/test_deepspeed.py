@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 import warnings
@@ -121,7 +122,8 @@ def test_only_engines(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A process group of this process alone."""
-    deepspeed.comm.torch.build_shm_op = lambda: None  # a minute of compiling, for several ranks
+    backend = importlib.import_module("deepspeed.comm.torch")
+    backend.build_shm_op = lambda: None  # type: ignore[attr-defined]  # takes a minute to compile
     os.environ["LOCAL_RANK"] = "0"
     store = tmp_path_factory.mktemp("store") / "store"
     torch.distributed.init_process_group(
