@@ -1,0 +1,174 @@
+"""DLIO's checkpoint class over our writers: against its interface, and the real one where it is."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from iobench.errors import DataMismatchError, UnknownNameError
+
+_BASE = "dlio_benchmark.checkpointing.base_checkpointing"
+_PYTORCH = "dlio_benchmark.checkpointing.pytorch_checkpointing"
+
+
+class BaseCheckpointing(ABC):
+    """Signatures and calls of DLIO's base class, with one model and one optimizer state."""
+
+    folder = ""
+
+    def __init__(self, ext: str) -> None:
+        self.ext = ext
+        self.args = SimpleNamespace(checkpoint_folder=self.folder, checkpoint_fsync=False)
+        self.layer_state = {"0": {"w": self.get_tensor(5000, "fp32")}}
+        self.optimization_state = {"0": self.get_tensor(9000, "fp32")}
+
+    @abstractmethod
+    def set_madvise_mergeable(self, tensor: Any) -> bool: ...
+
+    @abstractmethod
+    def get_tensor_core(self, length: int, datatype: str = "int8", randomize: bool = True) -> Any:
+        return []
+
+    def get_tensor(self, length: int, datatype: str = "int8") -> Any:
+        return self.get_tensor_core(length, datatype, True)
+
+    @abstractmethod
+    def save_state(self, suffix: str, state: Any, fsync: bool = False) -> None: ...
+
+    @abstractmethod
+    def load_state(self, suffix: str, state: Any) -> None: ...
+
+    def get_name(self, suffix: str) -> str:
+        return os.path.join(self.args.checkpoint_folder, f"{suffix}.{self.ext}")
+
+    @abstractmethod
+    def save_checkpoint(self, epoch: int, step_number: int) -> None:
+        where = f"global_epoch{epoch}_step{step_number}"
+        os.makedirs(os.path.join(self.args.checkpoint_folder, where), exist_ok=True)
+        name, fsync = f"{where}/zero_pp_rank_0_mp_rank_0", self.args.checkpoint_fsync
+        self.save_state(suffix=f"{name}_model_states", state=self.layer_state, fsync=fsync)
+        self.save_state(suffix=f"{name}_optim_states", state=self.optimization_state, fsync=fsync)
+
+    @abstractmethod
+    def load_checkpoint(self, epoch: int, step_number: int) -> None:
+        name = f"global_epoch{epoch}_step{step_number}/zero_pp_rank_0_mp_rank_0"
+        self.load_state(suffix=f"{name}_model_states", state=self.layer_state)
+        self.load_state(suffix=f"{name}_optim_states", state=self.optimization_state)
+
+    @abstractmethod
+    def finalize(self) -> None: ...
+
+
+class PyTorchCheckpointing(BaseCheckpointing):
+    """DLIO's class for PyTorch: what ours derives from."""
+
+    def __init__(self) -> None:
+        super().__init__("pt")
+
+    def get_tensor_core(self, length: int, datatype: str = "int8", randomize: bool = True) -> Any:
+        return torch.rand(length)
+
+    def set_madvise_mergeable(self, tensor: Any) -> bool:
+        return False
+
+    def save_state(self, suffix: str, state: Any, fsync: bool = False) -> None:
+        with open(self.get_name(suffix), "wb") as file:
+            torch.save(state, file)
+
+    def load_state(self, suffix: str, state: Any) -> None:
+        assert len(torch.load(self.get_name(suffix))) > 0
+
+    def save_checkpoint(self, epoch: int, step_number: int) -> None:
+        super().save_checkpoint(epoch, step_number)
+
+    def load_checkpoint(self, epoch: int, step_number: int) -> None:
+        super().load_checkpoint(epoch, step_number)
+
+    def finalize(self) -> None:
+        super().finalize()
+
+
+@pytest.fixture
+def dlio(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleType]:
+    """Our module, over the stand-in; DLIO's own packages are not loaded."""
+    for name in ("dlio_benchmark", "dlio_benchmark.checkpointing", _BASE, _PYTORCH):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(sys.modules[_BASE], "BaseCheckpointing", BaseCheckpointing, raising=False)
+    monkeypatch.setattr(
+        sys.modules[_PYTORCH], "PyTorchCheckpointing", PyTorchCheckpointing, raising=False
+    )
+    monkeypatch.setattr(BaseCheckpointing, "folder", str(tmp_path))
+    sys.modules.pop("iobench.integrations.dlio", None)
+    yield importlib.import_module("iobench.integrations.dlio")
+    sys.modules.pop("iobench.integrations.dlio", None)
+
+
+def test_the_interface(
+    dlio: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Found by its name as DLIO finds it, one object; stock loads ours and ours loads stock."""
+    found = dict(vars(dlio))["Checkpointing"]
+    assert issubclass(found, BaseCheckpointing)
+    monkeypatch.setenv("IOBENCH_WRITER", "odirect")
+    made = found.get_instance()
+    assert found.get_instance() is made
+    made.save_checkpoint(1, 20)
+    stock = PyTorchCheckpointing()
+    stock.load_checkpoint(1, 20)
+    file = tmp_path / "global_epoch1_step20" / "zero_pp_rank_0_mp_rank_0_optim_states.pt"
+    assert torch.equal(torch.load(file)["0"], made.optimization_state["0"])
+    stock.save_checkpoint(2, 40)
+    made.load_checkpoint(2, 40)
+    assert [(m.writer, m.operation, m.durable) for m in made.transfers] == [
+        *(("odirect", "write", True),) * 2,
+        *(("odirect", "read", True),) * 2,
+    ]
+    with caplog.at_level(logging.INFO, logger="iobench"):
+        made.finalize()
+    assert "write 2 files" in caplog.text
+    assert "read 2 files" in caplog.text
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(DataMismatchError):
+        made.load_checkpoint(1, 20)
+
+
+def test_a_class_of_ones_own(dlio: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says its writer itself, and is another object."""
+    mine = type("Mine", (dlio.Checkpointing,), {"writer": "buffered"})
+    made = mine.get_instance()
+    assert made is not dlio.Checkpointing.get_instance()
+    made.save_checkpoint(1, 1)
+    assert made.transfers[0].writer == "buffered"
+    monkeypatch.setenv("IOBENCH_WRITER", "odirectt")
+    with pytest.raises(UnknownNameError, match="odirect"):
+        type("Typo", (dlio.Checkpointing,), {}).get_instance()
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("dlio_benchmark") is None,
+    reason="dlio_benchmark is not installed (it needs MPI, TensorFlow and DALI)",
+)
+def test_signatures_of_the_real_one() -> None:
+    """What ours overrides takes the arguments that the installed DLIO passes."""
+    import inspect
+
+    real = importlib.import_module(_PYTORCH).PyTorchCheckpointing
+    ours = importlib.import_module("iobench.integrations.dlio").Checkpointing
+    for name in ("save_state", "load_state"):
+        theirs = inspect.signature(getattr(real, name)).parameters
+        assert list(inspect.signature(getattr(ours, name)).parameters)[: len(theirs)] == [*theirs]
+    assert not ours.__abstractmethods__
