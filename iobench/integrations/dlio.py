@@ -36,7 +36,8 @@ class Checkpointing(PyTorchCheckpointing):  # type: ignore[misc]
 
     States, files, their names and when they are saved are DLIO's. Each file is durable when
     `save_state` returns, whether DLIO asks for fsync or not: a time without that says nothing. A
-    load reads every byte. `transfers` tells what happened to each file, `finalize` logs the sums.
+    load reads every byte. `transfers` tells what happened to each file, and `finalize` says the
+    sums in DLIO's own output.
     """
 
     writer: ClassVar[WriterLike | None] = None
@@ -58,7 +59,7 @@ class Checkpointing(PyTorchCheckpointing):  # type: ignore[misc]
         self._writer = chosen_writer(chosen)
         self.transfers: list[Transfer] = []
         super().__init__()
-        _log.info("DLIO saves and loads by %r", self._writer)
+        self._say(f"Checkpoints by {self._writer!r}")
 
     def save_state(self, suffix: str, state: Any, fsync: bool = False) -> None:
         """Save one file, durable on return. Raises TransferError."""
@@ -75,14 +76,19 @@ class Checkpointing(PyTorchCheckpointing):  # type: ignore[misc]
         assert len(loaded) > 0
 
     def finalize(self) -> None:
-        """Log what was moved by which path, and every fallback."""
+        """Say what was moved by which path, and every fallback."""
         super().finalize()
         for operation in ("write", "read"):
             done = [moved for moved in self.transfers if moved.operation == operation]
             if not done:
                 continue
             total = Transfer.total(done)
-            paths = {path: count.bytes for path, count in total.paths.items()}
-            _log.info("DLIO: %s %d files, %d bytes: %s", operation, total.files, total.bytes, paths)
-            for fallback in total.fallbacks:
-                _log.warning("DLIO: %s: %s", operation, fallback)
+            paths = ", ".join(f"{path} {count.bytes}" for path, count in total.paths.items())
+            self._say(f"{operation}: {total.files} files, {total.bytes} bytes ({paths})")
+            for one in total.fallbacks:
+                self._say(f"{operation}: {one.wanted} -> {one.used}: {one.reason}")
+
+    def _say(self, text: str) -> None:
+        """In DLIO's output, where this DLIO has one."""
+        output = getattr(getattr(self, "logger", None), "output", _log.info)
+        output(f"iobench: {text}")

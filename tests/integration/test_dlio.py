@@ -139,8 +139,8 @@ def test_the_interface(
     ]
     with caplog.at_level(logging.INFO, logger="iobench"):
         made.finalize()
-    assert "write 2 files" in caplog.text
-    assert "read 2 files" in caplog.text
+    assert "write: 2 files" in caplog.text
+    assert "read: 2 files" in caplog.text
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(DataMismatchError):
         made.load_checkpoint(1, 20)
