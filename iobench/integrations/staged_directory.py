@@ -52,11 +52,13 @@ class StagedDirectory:
                 _adopt(self.final, self.path)
             _sync_tree(self.path)
             self.final.parent.mkdir(parents=True, exist_ok=True)
-            if self.final.exists():
-                self._exchange()
-            else:
-                self.path.rename(self.final)
-            sync_directory(self.final.parent)
+            give = self._exchange if self.final.exists() else self._rename
+            give()
+            try:
+                sync_directory(self.final.parent)
+            except OSError:  # the name may not last: it is taken back
+                self._exchange() if give == self._exchange else self.final.rename(self.path)
+                raise
             self.discard()
         except OSError as error:
             raise TransferError.wrap(error, "publishing", self.final) from error
@@ -66,20 +68,24 @@ class StagedDirectory:
         if self.root.exists():
             shutil.rmtree(self.root)
 
+    def _rename(self) -> None:
+        self.path.rename(self.final)
+
     def _exchange(self) -> None:
-        """The old directory comes to be in `root`."""
+        """`path` and `final` change names; at once where the file system can."""
         try:
             linux.exchange_names(str(self.path), str(self.final))
         except OSError as error:
             if error.errno not in _CANNOT_EXCHANGE:
                 raise
-            old = self.root / "replaced"
-            self.final.rename(old)
+            aside = self.root / "replaced"
+            self.final.rename(aside)
             try:
                 self.path.rename(self.final)
             except OSError:
-                old.rename(self.final)
+                aside.rename(self.final)
                 raise
+            aside.rename(self.path)
 
 
 def _adopt(old: Path, new: Path) -> None:

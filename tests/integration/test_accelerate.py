@@ -196,7 +196,7 @@ def test_automatic_names(tmp_path: Path) -> None:
     assert other.counter.value == 3
 
 
-_KILLED = """
+_RANKS = """
 import sys, warnings
 warnings.simplefilter("ignore")
 sys.path.insert(0, {tests!r})
@@ -205,24 +205,32 @@ job, writer = Job(), Recording()
 attach(job.accelerator, writer)
 job.train(1)
 job.accelerator.save_state({place!r})
+job.accelerator.load_state({place!r})
 job.train(1)
-writer.dies = "scheduler.bin"
+writer.dies = "scheduler.bin"  # rank 0 writes it
 job.accelerator.save_state({place!r})
 """
 
 
-def test_killed_in_the_middle_of_a_save(tmp_path: Path) -> None:
-    """The checkpoint of before is whole, and the next save clears up."""
-    place = tmp_path / "last"
-    code = _KILLED.format(tests=str(Path(__file__).parent), place=str(place))
+def test_two_ranks_killed_in_the_middle_of_a_save(tmp_path: Path) -> None:
+    """Both save to one directory; the one of before is whole, and the next save clears up."""
+    place, script = tmp_path / "run" / "last", tmp_path / "script.py"
+    script.write_text(_RANKS.format(tests=str(Path(__file__).parent), place=str(place)))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+        [*launch, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
     )
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert names(tmp_path) == [".last.iobench-staging", "last"]
+    assert "SIGKILL" in done.stderr or "exitcode  : -9" in done.stderr, done.stderr
+    assert names(place.parent) == [".last.iobench-staging", "last"]
+    assert names(place) == sorted([*FILES, "random_states_1.pkl"])
     job = Job()
     attach(job.accelerator, "buffered")
     job.accelerator.load_state(str(place))
     assert job.counter.value == 1
     job.accelerator.save_state(str(place))
-    assert names(tmp_path) == ["last"]
+    assert names(place.parent) == ["last"]
