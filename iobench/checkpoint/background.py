@@ -177,9 +177,18 @@ def _as_torch_writes(name: str, state: Any, crc: bool, options: dict[str, Any]) 
 
 
 def _finish_unclosed(pid: int, persister: Persister[_File]) -> None:
-    """Nobody closed it: what is on the way is finished all the same, and failures are told."""
-    if os.getpid() != pid or not persister.wait():
+    """Nobody closed it: what is on the way is finished all the same, and failures are told.
+
+    The garbage collector may call this in any thread: only the main thread waits.
+    """
+    if os.getpid() != pid:
         return
+    if threading.current_thread() is threading.main_thread():
+        persister.wait()
+    persister.when_idle(lambda: _tell_failure(persister))
+
+
+def _tell_failure(persister: Persister[_File]) -> None:
     try:
         persister.raise_failure()
     except Exception as error:  # noqa: BLE001 -- nobody is left to raise it to

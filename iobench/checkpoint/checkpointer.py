@@ -345,7 +345,9 @@ def _close_unclosed(
     persister.when_idle(lambda: _end_unclosed(location, persister, lock))
 
 
-def _end_unclosed(location: str, persister: Persister, lock: DirectoryLock | None) -> None:
+def _end_unclosed(
+    location: str, persister: Persister[Snapshot], lock: DirectoryLock | None
+) -> None:
     _release(lock)
     try:
         persister.raise_failure()

@@ -142,3 +142,18 @@ def test_a_torch_that_writes_otherwise(tmp_path: Path, monkeypatch: pytest.Monke
     with files(BufferedWriter()) as background:
         background.save({"n": torch.arange(9)}, tmp_path / "1.pt", crc=False)
     assert torch.load(tmp_path / "1.pt")["n"].tolist() == list(range(9))
+
+
+def test_forgotten(tmp_path: Path) -> None:
+    """Dropped without close: what is on the way is finished, and a failure is told."""
+    writer = Held()
+    background = BackgroundFiles(writer)
+    background.save({"n": 1}, tmp_path / "1.pt")
+    writer.go.set()
+    del background
+    assert (tmp_path / "1.pt").exists()
+    background = BackgroundFiles(writer)
+    writer.fails = "2.pt"
+    background.save({"n": 1}, tmp_path / "2.pt")
+    with pytest.warns(RuntimeWarning, match="refused"):
+        del background
