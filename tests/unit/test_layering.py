@@ -18,14 +18,17 @@ _FLOORS = (
 """From the top down; a floor may import those after it, and itself."""
 _LEAVES = ("environment", "linux", "units", "errors")
 """Any floor may import them; each may import only those after it, and itself."""
-_OPEN = ("testing", "torch", "safetensors", "__main__", "__init__")
-"""May import anything: what users import; nothing but tests may import `testing`."""
+_OPEN = ("testing", "__main__", "__init__")
+"""May import anything; nothing but tests may import `testing`."""
+_NAMED = {"torch": "integrations", "safetensors": "integrations"}
+"""Modules at the top for their names' sake, and the floor that they are part of."""
 _ORDER = (*_FLOORS, *_LEAVES)
 
 
 def _part(module: str) -> str:
     """`writers` of `iobench.writers.image`; `__init__` of `iobench` alone."""
-    return module.split(".")[1] if "." in module else "__init__"
+    part = module.split(".")[1] if "." in module else "__init__"
+    return _NAMED.get(part, part)
 
 
 def _modules() -> Iterator[tuple[str, Path]]:
