@@ -83,7 +83,7 @@ def _available(one: Writer | Peer, target: str) -> Availability:
         remedy = "Give --target s3://bucket/prefix." if "s3" in one.schemes else ""
         kind = "buckets" if "s3" in one.schemes else "directories"
         return Availability(ok=False, reason=f"it stores in {kind} only.", remedy=remedy)
-    return one.glance(target) if isinstance(one, Peer) else one.available(target)
+    return one.glance() if isinstance(one, Peer) else one.available(target)
 
 
 def _entry(

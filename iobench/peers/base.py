@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
-
-import torch
+from typing import TYPE_CHECKING, ClassVar
 
 from iobench.errors import UnavailableError, UsageError
 from iobench.writers.availability import Availability
 from iobench.writers.options import WriterOptions
 
+if TYPE_CHECKING:
+    import torch
+
 __all__ = ["NoOptions", "Peer", "State"]
 
-State = Mapping[str, torch.Tensor]
+State = Mapping[str, "torch.Tensor"]
 """Tensors by name; flat, dense and on the CPU."""
 
 
@@ -67,14 +69,19 @@ class Peer(ABC):
             try:
                 importlib.import_module(module)
             except ImportError as error:
-                return Availability(
-                    ok=False, reason=f"{error}.", remedy=f"Type: pip install {self.packages}."
-                )
+                return self._missing(f"{error}.")
         return Availability(ok=True)
 
-    def glance(self, target: str) -> Availability:
-        """`available` as far as a moment tells: nothing is built for it."""
-        return self.available(target)
+    def glance(self) -> Availability:
+        """`available` as far as a moment tells: nothing is imported or built for it."""
+        for module in self.modules:
+            name = module.partition(".")[0]
+            if importlib.util.find_spec(name) is None:
+                return self._missing(f"No module named {name!r}.")
+        return Availability(ok=True)
+
+    def _missing(self, reason: str) -> Availability:
+        return Availability(ok=False, reason=reason, remedy=f"Type: pip install {self.packages}.")
 
     def check_scheme(self, target: object) -> None:
         """Raise UsageError for a target of a kind that this peer does not take."""

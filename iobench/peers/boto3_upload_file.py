@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
-import torch
-
 from iobench.peers.base import Peer, State
 from iobench.units import MIB
 from iobench.writers.availability import Availability
@@ -46,6 +44,8 @@ class Boto3UploadFile(Peer):
         return answer
 
     def save(self, state: State, path: str) -> None:
+        import torch
+
         place = S3Target.object(path)
         with tempfile.TemporaryDirectory(prefix="iobench-peer-") as directory:
             file = os.path.join(directory, "state.pt")
@@ -53,6 +53,8 @@ class Boto3UploadFile(Peer):
             self._client.upload_file(file, place.bucket, place.key, Config=self._config)
 
     def restore(self, path: str, wanted: State) -> State:  # noqa: ARG002
+        import torch
+
         place = S3Target.object(path)
         with tempfile.TemporaryDirectory(prefix="iobench-peer-") as directory:
             file = os.path.join(directory, "state.pt")

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from iobench.peers.base import Peer, State
 from iobench.writers.options import WriterOptions, option
 
@@ -44,6 +42,7 @@ class Dcp(Peer):
             save(dict(state), storage_writer=writer, no_dist=True)
 
     def restore(self, path: str, wanted: State) -> State:
+        import torch
         from torch.distributed.checkpoint.filesystem import FileSystemReader
         from torch.distributed.checkpoint.state_dict_loader import load
 

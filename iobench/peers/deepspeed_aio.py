@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from iobench.peers.base import Peer, State
 from iobench.units import MIB
 from iobench.writers.availability import Availability
 from iobench.writers.options import WriterOptions, option
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["DeepspeedAio", "is_built"]
 
@@ -57,21 +58,15 @@ class DeepspeedAio(Peer):
         try:
             self._engine  # noqa: B018
         except Exception as error:  # noqa: BLE001 -- a build that fails raises whatever it likes
-            return Availability(
-                ok=False,
-                reason=f"its async_io operator cannot be had ({type(error).__name__}: {error}).",
-                remedy=f"Type: pip install {self.packages}.",
+            return self._missing(
+                f"its async_io operator cannot be had ({type(error).__name__}: {error})."
             )
         return Availability(ok=True)
 
-    def glance(self, target: str) -> Availability:  # noqa: ARG002
+    def glance(self) -> Availability:
         """Whether DeepSpeed is there, and says so where the operator is not built yet."""
         if find_spec("deepspeed") is None:
-            return Availability(
-                ok=False,
-                reason="DeepSpeed is not installed.",
-                remedy=f"Type: pip install {self.packages}.",
-            )
+            return self._missing("No module named 'deepspeed'.")
         if is_built():
             return Availability(ok=True)
         reason = "Its async_io operator is built when it is first used, which takes minutes."
@@ -89,6 +84,8 @@ class DeepspeedAio(Peer):
             json.dump(index, file)
 
     def restore(self, path: str, wanted: State) -> State:
+        import torch
+
         handle, buffers = self._engine
         with open(os.path.join(path, _INDEX)) as file:
             index = json.load(file)
@@ -99,6 +96,7 @@ class DeepspeedAio(Peer):
 
     @cached_property
     def _engine(self) -> tuple[Any, list[torch.Tensor]]:
+        import torch
         from deepspeed.ops.op_builder import AsyncIOBuilder
 
         handle = (
@@ -118,10 +116,9 @@ class DeepspeedAio(Peer):
 
 def is_built() -> bool:
     """Whether the async_io operator is there already, in torch's folder of extensions."""
-    from torch.utils.cpp_extension import get_default_build_root
-
-    root = os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root()
-    return any(Path(root).glob("**/async_io/async_io.so"))
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    root = os.environ.get("TORCH_EXTENSIONS_DIR") or os.path.join(caches, "torch_extensions")
+    return any(Path(root).expanduser().glob("**/async_io/async_io.so"))
 
 
 class _Stream:
@@ -204,6 +201,8 @@ def _padded(handle: Any, size: int) -> int:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    import torch
+
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
-import torch
-
 from iobench.peers.base import Peer, State
 from iobench.peers.s3_session import endpoint_url, region
 from iobench.units import MIB
@@ -44,10 +42,14 @@ class S3TorchConnector(Peer):
         return answer
 
     def save(self, state: State, path: str) -> None:
+        import torch
+
         with self._checkpoint.writer(path) as file:
             torch.save(dict(state), file)
 
     def restore(self, path: str, wanted: State) -> State:  # noqa: ARG002
+        import torch
+
         with self._checkpoint.reader(path) as file:
             return cast(State, torch.load(file, weights_only=True))
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from iobench.peers.base import Peer, State
 from iobench.writers.options import WriterOptions, option
 
+if TYPE_CHECKING:
+    import torch
+
 __all__ = ["Tensorstore"]
 
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_WORDS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 """Bytes per element -> the type under which tensors are stored: their bits, whatever they mean."""
 
 
@@ -60,6 +61,7 @@ class Tensorstore(Peer):
 
     def restore(self, path: str, wanted: State) -> State:
         import tensorstore as ts
+        import torch
 
         context = self._context()
         opened = {name: ts.open(_spec(path, name), context=context, open=True) for name in wanted}
@@ -82,7 +84,9 @@ class Tensorstore(Peer):
 
 def _words(tensor: torch.Tensor) -> Any:
     """The tensor's elements as integers of their size, not copied."""
-    return tensor.contiguous().view(_WORDS[tensor.element_size()]).numpy()
+    import torch
+
+    return tensor.contiguous().view(getattr(torch, _WORDS[tensor.element_size()])).numpy()
 
 
 def _spec(path: str, name: str) -> dict[str, Any]:

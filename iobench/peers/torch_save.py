@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-import torch
-
 from iobench.peers.base import Peer, State
 from iobench.writers.options import WriterOptions, option
 
@@ -30,6 +28,8 @@ class TorchSave(Peer):
     options: TorchSaveOptions
 
     def save(self, state: State, path: str) -> None:
+        import torch
+
         before = torch.serialization.get_crc32_options()
         torch.serialization.set_crc32_options(self.options.crc)
         try:
@@ -38,4 +38,6 @@ class TorchSave(Peer):
             torch.serialization.set_crc32_options(before)
 
     def restore(self, path: str, wanted: State) -> State:  # noqa: ARG002
+        import torch
+
         return cast(State, torch.load(path, weights_only=True))

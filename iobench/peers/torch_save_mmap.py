@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from iobench.peers.base import State
 from iobench.peers.torch_save import TorchSave
 
@@ -17,5 +15,7 @@ class TorchSaveMmap(TorchSave):
     summary = "torch.save, and torch.load(mmap=True) with every tensor copied out"
 
     def restore(self, path: str, wanted: State) -> State:
+        import torch
+
         mapped = torch.load(path, mmap=True, weights_only=True)
         return {name: mapped[name].clone() for name in wanted}

@@ -102,6 +102,9 @@ def test_a_peer_that_is_not_installed() -> None:
 
     with pytest.raises(UnavailableError, match=r"Type: pip install iobench\[no-such\]"):
         PeerContender(Missing()).require(".")
+    glanced = Missing().glance()
+    assert (glanced.ok, glanced.remedy) == (False, "Type: pip install iobench[no-such].")
+    assert Memory().glance().ok
 
 
 def test_equal_terms() -> None:
