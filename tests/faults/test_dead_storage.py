@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import os
 import shutil
 import struct
@@ -19,6 +20,7 @@ from iobench.errors import TransferError, UnavailableError
 from iobench.testing import content, expect_raises
 from iobench.units import MIB
 from iobench.writers.base import Writer
+from iobench.writers.files import NewFile
 from iobench.writers.image import FileImage
 
 _DATA = content(MIB + 77)
@@ -97,6 +99,30 @@ def test_dead_device(
         assert stream.closed
     assert error.errno in (errno.EIO, errno.EROFS)
     assert error.filename == str(root / "model")
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("at", [1, 127])
+def test_dead_device_under_many(
+    make: Callable[..., Writer], new_filesystem, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Of many files, synced while others are written: the error names the file that met it."""
+    root = new_filesystem("ext4", 32 * MIB)
+    writer = make(root)
+    made, real = itertools.count(), NewFile.set_size
+
+    def set_size(file: NewFile, size_bytes: int) -> None:
+        real(file, size_bytes)
+        if next(made) == at:
+            _shut_down(root)
+
+    monkeypatch.setattr(NewFile, "set_size", set_size)
+    images = [FileImage.of(f"{number}", [_DATA[:5000]]) for number in range(128)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # of what cannot be removed any more
+        error = expect_raises(TransferError, writer.write_many, images, root)
+    assert error.errno in (errno.EIO, errno.EROFS)
+    assert error.filename in {str(root / image.path) for image in images}
 
 
 def _shut_down(root: Path) -> None:
