@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 
-__all__ = ["Availability"]
+__all__ = ["Availability", "remedy_of"]
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,3 +17,8 @@ class Availability:
     ok: bool
     reason: str = ""
     remedy: str = ""
+
+
+def remedy_of(error: OSError) -> str:
+    """What to do about a write that was tried in a directory and failed; empty if that is open."""
+    return "Make room there, or name another directory." if error.errno in _FULL else ""

@@ -11,7 +11,7 @@ import numpy as np
 
 from iobench import linux
 from iobench.errors import TransferError, UnavailableError
-from iobench.writers.availability import Availability
+from iobench.writers.availability import Availability, remedy_of
 from iobench.writers.direct_engine import DirectEngine
 from iobench.writers.direct_file import NO_DIRECT_REMEDY, REFUSED, DirectFile, direct_alignment
 from iobench.writers.files import NewFile, ProbeFile, try_directory
@@ -64,7 +64,8 @@ class DirectWriter(PosixWriter):
         except OSError as error:
             how = "direct write" if self._flags & os.O_DIRECT else "write"
             reason = f"a {how} in {target} failed ({error.strerror or error})."
-            return Availability(ok=False, reason=reason, remedy=NO_DIRECT_REMEDY)
+            remedy = remedy_of(error) or NO_DIRECT_REMEDY
+            return Availability(ok=False, reason=reason, remedy=remedy)
         return Availability(ok=True)
 
     def _send(self, file: NewFile, image: FileImage, meter: Meter) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from iobench import linux
 from iobench.errors import UnavailableError
 from iobench.units import GIB, KIB, MIB
-from iobench.writers.availability import Availability
+from iobench.writers.availability import Availability, remedy_of
 from iobench.writers.direct_engine import BlockingEngine, DirectEngine
 from iobench.writers.files import NewFile, ProbeFile, try_directory
 from iobench.writers.hybrid_file import HybridFile
@@ -131,7 +131,7 @@ class HybridWriter(PosixWriter):
             self._admits_ring(meter)
         except OSError as error:
             reason = f"writing in {target} failed ({error.strerror or error})."
-            return Availability(ok=False, reason=reason)
+            return Availability(ok=False, reason=reason, remedy=remedy_of(error))
         lacks = [f"{one.reason}; {one.used} is used in its place." for one in meter.fallbacks]
         return Availability(ok=True, reason=" ".join(lacks))
 

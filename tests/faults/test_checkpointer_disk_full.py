@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from iobench import Checkpointer, KeepLast
-from iobench.errors import TransferError
+from iobench.errors import TransferError, UnavailableError
 from iobench.units import MIB
 from iobench.writers.base import Writer
 
@@ -39,3 +40,26 @@ def test_disk_full(make: Callable[..., Writer], new_filesystem) -> None:
         ckpt.wait()
         assert ckpt.steps() == [3]
         assert (ckpt.load()["w"] == 3).all()
+
+
+def test_opened_on_a_full_disk(make: Callable[..., Writer], new_filesystem) -> None:
+    """It loads where the writer needs no room to be tried; else room is asked for. Nobody locks."""
+    root: Path = new_filesystem("ext4", 32 * MIB)
+    writer = make(root)
+    with Checkpointer(root / "run", writer=writer) as ckpt:
+        ckpt.save({"step": 1}, 1)
+    with (root / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while filler.write(bytes(4096)):
+            pass
+    if writer.available(root).ok:
+        with Checkpointer(root / "run", writer=writer) as ckpt:
+            assert ckpt.load() == {"step": 1}
+            with pytest.raises(TransferError, match="No space left"):
+                ckpt.save({"w": torch.zeros(MIB)}, 2)
+    else:
+        with pytest.raises(UnavailableError, match=r"No space left on device\)\. Make room there"):
+            Checkpointer(root / "run", writer=writer)
+    (root / "filler").unlink()
+    with Checkpointer(root / "run", writer=writer) as ckpt:
+        assert ckpt.load() == {"step": 1}
+        ckpt.save({"step": 2}, 2)
