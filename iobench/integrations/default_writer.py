@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 
@@ -9,11 +10,14 @@ from iobench.errors import UsageError
 from iobench.writers.base import Writer
 from iobench.writers.config import load_writer
 
-__all__ = ["WriterLike", "chosen_writer", "set_default_writer"]
+__all__ = ["CONFIG", "EXEC", "WriterLike", "chosen_writer", "set_default_writer"]
 
 WriterLike = Writer | str | os.PathLike[str]
 """A Writer, the name of one, or the path of a config, as `iobench.load_writer` takes them."""
 
+EXEC = "IOBENCH_EXEC"
+"""The variable by which `iobench exec` tells its processes the directory that has `CONFIG`."""
+CONFIG = "writer.toml"
 _UNSET = "hybrid"  # works wherever files can be made
 _lock = threading.Lock()
 _default: Writer | None = None
@@ -22,7 +26,8 @@ _default: Writer | None = None
 def set_default_writer(writer: WriterLike | None) -> None:
     """Set what `iobench.torch` and `iobench.safetensors` use where no `writer` is given.
 
-    A Writer, a name, or the path of a config; None for the one before any was set, `hybrid`.
+    A Writer, a name, or the path of a config; None for the one before any was set: `hybrid`, and
+    under `iobench exec` its writer.
     Raises what `iobench.load_writer` does, and UsageError for a writer that keeps nothing.
     """
     global _default
@@ -38,7 +43,9 @@ def chosen_writer(writer: WriterLike | None = None) -> Writer:
         return _made(writer)
     with _lock:
         if _default is None:
-            _default = _made(_UNSET)
+            config = os.path.join(os.environ.get(EXEC, ""), CONFIG)
+            told = EXEC in os.environ and os.path.exists(config)
+            _default = _made(config if told else _UNSET)
         return _default
 
 
@@ -54,7 +61,7 @@ def _after_fork() -> None:
     global _default, _lock
     _lock = threading.Lock()
     if _default is not None:
-        _default = type(_default)(_default.options)
+        _default = copy.copy(_default)
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -60,10 +60,10 @@ def prepare_save(
     def write() -> Transfer:
         try:
             moved = writer.write(image, place.directory)
-            if stock.mode is not None and "file" in writer.schemes:
-                os.chmod(place.path, stock.mode)
         except TransferError as error:
             raise SaveFileError.of(error) from error
+        if stock.mode is not None and "file" in writer.schemes:
+            os.chmod(place.path, stock.mode)
         return moved
 
     return write

@@ -194,6 +194,14 @@ def test_the_exit_code_and_output_are_the_scripts(run: Run, code: int) -> None:
     assert done.stderr.startswith("iobench exec: nothing was redirected")
 
 
+def test_the_default_writer_is_the_one_of_exec(run: Run) -> None:
+    """A script that uses the drop-ins by itself gets it too."""
+    program = "from iobench.integrations.default_writer import chosen_writer as c; print(c())"
+    done = run(sys.executable, "-c", program, writer="odirect,threads=3")
+    assert done.stdout.startswith("ODirectWriter(")
+    assert "threads=3" in done.stdout
+
+
 def test_arguments_of_the_script_are_its_own(run: Run) -> None:
     """Also those that iobench has, and its environment but for the hook."""
     program = "import sys; print(sys.argv[1:], [p for p in sys.path if 'hook' in p])"

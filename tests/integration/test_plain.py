@@ -9,6 +9,7 @@ import pickle
 import stat
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ import iobench.safetensors
 import iobench.torch
 from iobench.errors import SaveError, UsageError
 from iobench.integrations import default_writer
+from iobench.testing import moto_s3
+from iobench.writers.s3 import S3Writer
 
 WRITER = "hybrid"
 torch.manual_seed(7)
@@ -570,3 +573,38 @@ def test_the_default_writer(tmp_path: Path) -> None:
         iobench.set_default_writer(None)
     assert default_writer.chosen_writer().name == "hybrid"
     assert iobench.torch.load(tmp_path / "m.pt") == {"a": 1}
+
+
+def test_threads_save_side_by_side(tmp_path: Path, told: Callable[[], list[str]]) -> None:
+    """Each leaves stock torch's file, and none disturbs another."""
+
+    def save(number: int) -> None:
+        for turn in range(5):
+            state = {"n": number, "data": torch.full((1000,), float(turn))}
+            iobench.torch.save(state, tmp_path / f"{number}.pt", writer=WRITER)
+            assert iobench.torch.load(tmp_path / f"{number}.pt", writer=WRITER)["n"] == number
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(save, range(4)))
+    (tmp_path / "stock").mkdir()
+    for number in range(4):
+        state = {"n": number, "data": torch.full((1000,), 4.0)}
+        torch.save(state, tmp_path / f"stock/{number}.pt")
+        found = (tmp_path / f"{number}.pt").read_bytes()
+        assert found == (tmp_path / f"stock/{number}.pt").read_bytes()
+    assert told() == []
+
+
+def test_buckets() -> None:
+    """Paths may be those of objects where the writer stores objects."""
+    state = {"a": torch.randn(30), "b": {"c": 1}}
+    with moto_s3() as server, server.active():
+        writer = S3Writer(part_size="5MiB", threads=2)
+        place = f"{server.target}/step"
+        iobench.torch.save(state, f"{place}/m.pt", writer=writer)
+        found = iobench.torch.load(f"{place}/m.pt", writer=writer)
+        iobench.safetensors.save_file({"a": state["a"]}, f"{place}/m.safetensors", writer=writer)
+        loaded = iobench.safetensors.load_file(f"{place}/m.safetensors", writer=writer)
+        writer.client.close()
+    assert pieces(found) == pieces(state)
+    assert torch.equal(loaded["a"], state["a"])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from iobench.errors import UsageError
-from iobench.integrations.redirect.process import CONFIG
+from iobench.integrations.default_writer import CONFIG, EXEC
 from iobench.integrations.redirect.tally import Function, merged
 from iobench.writers.base import Writer
 from iobench.writers.config import dump_writer
@@ -71,7 +71,7 @@ def _environment(session: str) -> dict[str, str]:
     path = os.environ.get("PYTHONPATH", "")
     return {
         **os.environ,
-        "IOBENCH_EXEC": session,
+        EXEC: session,
         "PYTHONPATH": os.pathsep.join([str(_HOOK), *([path] if path else [])]),
     }
 

@@ -13,26 +13,25 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from iobench.integrations.default_writer import chosen_writer, set_default_writer
+from iobench.integrations.default_writer import chosen_writer
 from iobench.integrations.redirect.detour import Detour
 from iobench.integrations.redirect.tally import Tally
-from iobench.writers.base import Writer
 
 __all__ = ["dcp", "safetensors", "torch"]
 
 
-def torch(module: ModuleType, config: str, tally: Tally) -> None:
+def torch(module: ModuleType, tally: Tally) -> None:
     """torch.save and torch.load, in torch.serialization before torch takes them from there."""
 
     def prepare(*args: Any, **kwargs: Any) -> Any:
         from iobench.integrations import plain_torch
 
-        return plain_torch.prepare_save(_writer(config), *args, **kwargs)
+        return plain_torch.prepare_save(chosen_writer(), *args, **kwargs)
 
     def load(*args: Any, **kwargs: Any) -> Any:
         from iobench.integrations import plain_torch
 
-        return plain_torch.load(_writer(config), *args, **kwargs)
+        return plain_torch.load(chosen_writer(), *args, **kwargs)
 
     saving = Detour(name="torch.save", stock=module.save, file=(1, "f"), tally=tally)
     loading = Detour(name="torch.load", stock=module.load, file=(0, "f"), tally=tally)
@@ -40,18 +39,18 @@ def torch(module: ModuleType, config: str, tally: Tally) -> None:
     _replace(module.load, loading.loading(load), module)
 
 
-def safetensors(module: ModuleType, config: str, tally: Tally) -> None:
+def safetensors(module: ModuleType, tally: Tally) -> None:
     """safetensors.torch.save_file and load_file."""
 
     def prepare(*args: Any, **kwargs: Any) -> Any:
         from iobench.integrations import plain_safetensors
 
-        return plain_safetensors.prepare_save(_writer(config), *args, **kwargs)
+        return plain_safetensors.prepare_save(chosen_writer(), *args, **kwargs)
 
     def load(*args: Any, **kwargs: Any) -> Any:
         from iobench.integrations import plain_safetensors
 
-        return plain_safetensors.load(_writer(config), *args, **kwargs)
+        return plain_safetensors.load(chosen_writer(), *args, **kwargs)
 
     name = "safetensors.torch"
     saving = Detour(
@@ -64,7 +63,7 @@ def safetensors(module: ModuleType, config: str, tally: Tally) -> None:
     _replace(module.load_file, loading.loading(load), module)
 
 
-def dcp(module: ModuleType, config: str, tally: Tally) -> None:
+def dcp(module: ModuleType, tally: Tally) -> None:
     """The files that DCP's FileSystemWriter, and writers derived from it, make."""
     stock = module.FileSystem.create_stream
 
@@ -73,22 +72,10 @@ def dcp(module: ModuleType, config: str, tally: Tally) -> None:
     def create_stream(self: Any, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
         from iobench.integrations.redirect.dcp_stream import dcp_stream
 
-        with dcp_stream(stock, self, path, mode, lambda: _writer(config), tally) as stream:
+        with dcp_stream(stock, self, path, mode, chosen_writer, tally) as stream:
             yield stream
 
     module.FileSystem.create_stream = create_stream
-
-
-_config = ""
-
-
-def _writer(config: str) -> Writer:
-    """The session's writer, also where a script asks for the default one by itself."""
-    global _config
-    if _config != config:
-        set_default_writer(config)
-        _config = config
-    return chosen_writer()
 
 
 def _replace(stock: Callable[..., Any], ours: Callable[..., Any], home: ModuleType) -> None:

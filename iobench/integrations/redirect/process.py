@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from types import ModuleType
 
 from iobench.integrations.redirect.tally import Tally
 from iobench.integrations.redirect.watch import Watch
 
-__all__ = ["CONFIG", "begin"]
-
-CONFIG = "writer.toml"
-"""The file of the session's directory that says which writer."""
+__all__ = ["begin"]
 
 
 def begin(session: str) -> None:
     """Redirect in this process, counting in the directory `session`. Loads nothing heavy yet."""
     tally = Tally(session)
-    config = os.path.join(session, CONFIG)
 
     def redirecting(function: str) -> Callable[[ModuleType], None]:
         def action(module: ModuleType) -> None:
             try:
                 from iobench.integrations.redirect import patches
 
-                getattr(patches, function)(module, config, tally)
+                getattr(patches, function)(module, tally)
                 tally.seen()
             except Exception as error:  # noqa: BLE001 -- the script goes on with stock functions
                 reason = f"{type(error).__name__}: {error}"

@@ -1,0 +1,114 @@
+"""The parts of the redirect by themselves: watching imports, replacing names, counting."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from iobench.integrations.redirect.tally import Count, Tally, merged
+from iobench.integrations.redirect.watch import Watch
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory to import from."""
+    before = {*sys.modules}
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in {*sys.modules} - before:
+        del sys.modules[name]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Watch)]
+
+
+def test_a_module_is_changed_as_soon_as_it_is_there(modules: Path) -> None:
+    """Whoever takes a name from it later has the new one; loader and source stay its own."""
+    (modules / "stocked.py").write_text("def save(): return 'stock'\n")
+    (modules / "user.py").write_text("from stocked import save\n")
+    seen: list[str] = []
+
+    def action(module: ModuleType) -> None:
+        seen.append(module.__name__)
+        module.save = lambda: "ours"  # type: ignore[attr-defined]
+
+    Watch({"stocked": action, "absent": action}).begin()
+    assert importlib.util.find_spec("stocked") is not None  # looked for, and not imported
+    user = importlib.import_module("user")
+    assert user.save() == "ours"
+    assert seen == ["stocked"]
+    stocked = sys.modules["stocked"]
+    assert type(stocked.__loader__).__name__ == "SourceFileLoader"
+    assert "exec_module" not in vars(stocked.__loader__)
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("absent")
+
+
+def test_a_module_that_fails_to_import_can_be_tried_again(modules: Path) -> None:
+    """Its error is its own, and the second time counts."""
+    (modules / "broken.py").write_text("raise ValueError('no')\n")
+    seen: list[ModuleType] = []
+    Watch({"broken": seen.append}).begin()
+    with pytest.raises(ValueError, match="no"):
+        importlib.import_module("broken")
+    (modules / "broken.py").write_text("value = 1  # of another length\n")
+    importlib.invalidate_caches()
+    assert importlib.import_module("broken").value == 1
+    assert len(seen) == 1
+
+
+def test_what_is_imported_already_is_changed_at_once(modules: Path) -> None:
+    """As for a script that is redirected late."""
+    (modules / "early.py").write_text("")
+    importlib.import_module("early")
+    seen: list[ModuleType] = []
+    Watch({"early": seen.append}).begin()
+    assert [module.__name__ for module in seen] == ["early"]
+
+
+def test_tallies_add_up(tmp_path: Path) -> None:
+    """Of several processes, of a forked one, and of problems; examples are the first."""
+    one, other = Tally(tmp_path), Tally(tmp_path)
+    one.redirected("f", Count(calls=1, bytes=10, seconds=0.5, example="a"), ["x -> y"])
+    one.redirected("f", Count(calls=1, bytes=5, seconds=0.5, example="b"), ["x -> y"])
+    other.stock("f", "because", Count(calls=1, seconds=1.0, example="c"))
+    other.failed("g", Count(calls=1, seconds=2.0, example="d"))
+    if (child := os.fork()) == 0:
+        one.redirected("f", Count(calls=1, bytes=1, seconds=0.25, example="e"))
+        os._exit(0)
+    os.waitpid(child, 0)
+    (tmp_path / "77.problem").write_text("no iobench")
+    functions, problems, processes = merged(tmp_path)
+    assert processes == 3
+    assert problems == ["no iobench"]
+    assert functions["f"].redirected.calls == 3
+    assert functions["f"].redirected.bytes == 16
+    assert functions["f"].redirected.seconds == pytest.approx(1.25)
+    assert functions["f"].fallbacks == {"x -> y": 2}
+    assert functions["f"].stock["because"] == Count(calls=1, seconds=1.0, example="c")
+    assert functions["g"].failed.calls == 1
+
+
+def test_a_tally_that_nobody_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its directory is gone, as after `iobench exec` was killed: the script goes on."""
+    tally = Tally(tmp_path / "gone")
+    tally.redirected("f", Count(calls=1))
+    assert capsys.readouterr().err == ""
+    assert not (tmp_path / "gone").exists()
+
+
+def test_what_is_in_the_file(tmp_path: Path) -> None:
+    """One JSON document for each process, whole at any time."""
+    tally = Tally(tmp_path)
+    for _ in range(3):
+        tally.redirected("f", Count(calls=1, bytes=2))
+    (path,) = tmp_path.iterdir()
+    document = json.loads(path.read_text())
+    assert document["pid"] == os.getpid()
+    assert document["functions"]["f"]["redirected"]["bytes"] == 6
