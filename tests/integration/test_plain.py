@@ -162,6 +162,7 @@ def test_most_states_are_ours(tmp_path: Path, told: Callable[[], list[str]]) -> 
 @pytest.mark.parametrize(
     "options",
     [
+        {},
         {"pickle_protocol": 4},
         {"_disable_byteorder_record": True},
         {"_use_new_zipfile_serialization": False},
@@ -214,27 +215,27 @@ def test_names_of_files(name: str, tmp_path: Path) -> None:
         assert ours == stock
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"map_location": "cpu"},
-        {"map_location": torch.device("cpu")},
-        {"map_location": {"cpu": "cpu"}},
-        {"map_location": lambda storage, _: storage},
-        {"map_location": lambda *_: None},
-        {"map_location": lambda storage, _: storage.clone()},
-        {"map_location": "meta"},
-        {"weights_only": True},
-        {"weights_only": False},
-        {"weights_only": False, "pickle_module": pickle},
-        {"weights_only": False, "encoding": "latin1"},
-        {"mmap": True},
-        {},
-    ],
-    ids=str,
-)
-def test_options_of_load(options: dict[str, Any], tmp_path: Path) -> None:
+LOADS: dict[str, dict[str, Any]] = {
+    "to cpu": {"map_location": "cpu"},
+    "to a device": {"map_location": torch.device("cpu")},
+    "by a dict": {"map_location": {"cpu": "cpu"}},
+    "by a function": {"map_location": lambda storage, _: storage},
+    "by none of it": {"map_location": lambda *_: None},
+    "to copies": {"map_location": lambda storage, _: storage.clone()},
+    "to meta": {"map_location": "meta"},
+    "weights": {"weights_only": True},
+    "anything": {"weights_only": False},
+    "by pickle": {"weights_only": False, "pickle_module": pickle},
+    "as latin1": {"weights_only": False, "encoding": "latin1"},
+    "mapped": {"mmap": True},
+    "as it is": {},
+}
+
+
+@pytest.mark.parametrize("how", LOADS)
+def test_options_of_load(how: str, tmp_path: Path) -> None:
     """Each gives what it gives in stock torch."""
+    options = LOADS[how]
     torch.save(_optimizer(), tmp_path / "m.pt")
     expected = torch.load(tmp_path / "m.pt", **options)
     found = iobench.torch.load(tmp_path / "m.pt", writer=WRITER, **options)
