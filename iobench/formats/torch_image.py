@@ -90,7 +90,9 @@ def _save_skeleton(
 @functools.cache
 def _is_like_stock() -> bool:
     """Whether a small state comes out as this torch saves it, byte for byte."""
-    state = {"a": torch.arange(5.0), "b": [torch.arange(9)[2:4], torch.zeros(0)], "c": 1}
+    host = torch.device("cpu")  # whatever the default is
+    some, none = torch.arange(9, device=host), torch.zeros(0, device=host)
+    state = {"a": torch.arange(5.0, device=host), "b": [some[2:4], none], "c": 1}
     with tempfile.TemporaryDirectory(prefix="iobench-torch-") as directory:
         file = os.path.join(directory, "state.pt")
         for crc in (True, False):

@@ -23,6 +23,7 @@ import iobench
 import iobench.safetensors
 import iobench.torch
 from iobench.errors import SaveError, UsageError
+from iobench.formats import torch_image
 from iobench.integrations import default_writer
 from iobench.testing import moto_s3
 from iobench.writers.s3 import S3Writer
@@ -256,6 +257,7 @@ def test_what_is_loaded_is_memory_like_any_other(tmp_path: Path) -> None:
 
 def test_another_default_device(tmp_path: Path, told: Callable[[], list[str]]) -> None:
     """Neither saving nor loading makes tensors where new ones would go."""
+    torch_image._is_like_stock.cache_clear()
     with torch.device("meta"):
         iobench.torch.save({"a": torch.arange(6.0, device="cpu")}, tmp_path / "m.pt")
         state = iobench.torch.load(tmp_path / "m.pt")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from iobench.formats import torch_image
-from iobench.formats.tensors import tensor_bytes
+from iobench.formats import torch_image, torch_layout
 from iobench.testing.device import FakeDevice
 from iobench.writers import registry
 
@@ -19,21 +19,16 @@ def test_storages_on_a_device(piece: int, tmp_path: Path, monkeypatch: pytest.Mo
     """They are described where they are, CRC32 included: what is written is stock's file."""
     state = {"a": torch.randn(500), "b": [torch.arange(77), torch.zeros(0)], "c": 1}
     torch.save(state, tmp_path / "stock.pt")
-    assert torch_image.image("stock.pt", {}) is not None  # its own trial, not on a device
+    described = torch_image.layout("stock.pt", state)
+    assert described is not None
     device = FakeDevice()
-
-    def on_device(storage: torch.UntypedStorage) -> Any:
-        data = tensor_bytes(torch.empty(0, dtype=torch.uint8).set_(storage))
-        if not len(data):
-            return data
-        there = device.upload(data)
-        device.download(there)  # torch's own copies wait for the device
-        return there
-
-    monkeypatch.setattr(torch_image, "_memory", on_device)
-    monkeypatch.setattr(torch_image, "_PIECE", piece)
-    image = torch_image.image("stock.pt", state)
-    assert image is not None
+    memories: dict[int, Any] = {}
+    for start, memory in described.memories().items():
+        assert isinstance(memory, np.ndarray)
+        memories[start] = device.upload(memory)
+        device.download(memories[start])  # torch's own copies wait for the device
+    monkeypatch.setattr(torch_layout, "_PIECE", piece)
+    image = described.image(memories)
     assert image.on_device
     (tmp_path / "ours").mkdir()
     registry.make("odirect").write(image, tmp_path / "ours")

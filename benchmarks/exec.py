@@ -1,0 +1,163 @@
+"""What a save takes in scripts that know nothing of iobench: as they are, and under `iobench exec`.
+
+    python benchmarks/exec.py --target /mnt/nvme --writer hybrid --size 1.5GiB --rounds 2
+
+Two scripts, a loop with torch.save and a stock Transformers Trainer, each as three arms: `stock`,
+whose clock stops when the call returns, the bytes being in the page cache still; `stock, synced`,
+whose clock also has the fsync of every file and directory; and `exec`, which is durable on return.
+The clock runs inside the script, around the save alone. Arms are interleaved in random order, each
+save begins after a sync that is not counted, and losses of all arms must be equal. Prints JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from iobench.units import GIB, parse_size
+
+_CLOCK = """
+import json, os, sys, time
+
+SYNCED = os.environ["BENCH_SYNCED"] == "1"
+
+def clocked(save, place):
+    os.sync()
+    began = time.perf_counter()
+    save()
+    if SYNCED:
+        for directory, _, names in os.walk(place):
+            for path in [os.path.join(directory, name) for name in names] + [directory]:
+                fd = os.open(path, os.O_RDONLY)
+                os.fsync(fd)
+                os.close(fd)
+    elapsed_s = time.perf_counter() - began
+    size = sum(os.path.getsize(os.path.join(d, n)) for d, _, names in os.walk(place) for n in names)
+    print("SAMPLE", json.dumps({"seconds": elapsed_s, "bytes": size}), flush=True)
+"""
+
+_LOOP = (
+    _CLOCK
+    + """
+import shutil, torch
+
+size, saves = int(sys.argv[1]), int(sys.argv[2])
+torch.manual_seed(1)
+state = {f"layer.{n}": torch.randn(16 * 2**20) for n in range(size // (64 * 2**20))}
+for step in range(saves):
+    state["layer.0"] += 1
+    os.mkdir(f"step-{step}")
+    clocked(lambda: torch.save(state, f"step-{step}/state.pt"), f"step-{step}")
+    shutil.rmtree(f"step-{step}")
+print("LOSS", float(state["layer.0"].double().sum()))
+"""
+)
+
+_TRAINER = (
+    _CLOCK
+    + """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
+
+size, saves = int(sys.argv[1]), int(sys.argv[2])
+set_seed(1)
+width, layers = 1024, max(1, round((size / 12 - 2 * 2048 * 1024) / (16 * 1024**2)))
+model = LlamaForCausalLM(LlamaConfig(
+    hidden_size=width, intermediate_size=4 * width, num_hidden_layers=layers,
+    num_attention_heads=8, num_key_value_heads=8, vocab_size=2048,
+))
+rows = [{"input_ids": row, "labels": row} for row in torch.arange(256).view(16, 16)]
+stock = Trainer._save_checkpoint
+
+def timed(self, model, trial, *args, **kwargs):
+    place = os.path.join(self.args.output_dir, f"checkpoint-{self.state.global_step}")
+    clocked(lambda: stock(self, model, trial, *args, **kwargs), place)
+
+Trainer._save_checkpoint = timed
+trainer = Trainer(
+    model=model, train_dataset=rows,
+    args=TrainingArguments(
+        output_dir="out", max_steps=saves, save_steps=1, logging_steps=1, save_total_limit=1,
+        per_device_train_batch_size=1, report_to=[], disable_tqdm=True, use_cpu=True,
+    ),
+)
+trainer.train()
+print("LOSS", [entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+"""
+)
+
+_SCRIPTS = {"torch.save loop": _LOOP, "Transformers Trainer": _TRAINER}
+_ARMS = ("stock", "stock, synced", "exec")
+
+
+def _run(script: str, arm: str, arguments: argparse.Namespace, writer: str) -> tuple[Any, str]:
+    """(samples of one run of the script in one arm, its losses)."""
+    command = [sys.executable, "-c", script, str(parse_size(arguments.size)), str(arguments.saves)]
+    if arm == "exec":
+        command = [sys.executable, "-m", "iobench", "exec", "--config", writer, "--", *command]
+    with tempfile.TemporaryDirectory(prefix="iobench-exec-bench-", dir=arguments.target) as place:
+        done = subprocess.run(
+            command,
+            cwd=place,
+            env=os.environ | {"BENCH_SYNCED": str(int(arm == "stock, synced"))},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if done.returncode:
+        sys.exit(f"{arm} failed:\n{done.stderr}")
+    if arm == "exec":
+        told = [line for line in done.stderr.splitlines() if line.startswith("iobench exec: ")]
+        print("\n".join(told), file=sys.stderr)
+    lines = done.stdout.splitlines()
+    samples = [json.loads(line.removeprefix("SAMPLE ")) for line in lines if "SAMPLE " in line]
+    return samples, next(line for line in lines if line.startswith("LOSS"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--target", type=Path, default=Path("."))
+    parser.add_argument("--writer", default="hybrid", help="as --config of iobench exec")
+    parser.add_argument("--size", default="1.5GiB", help="of one checkpoint, about")
+    parser.add_argument("--saves", type=int, default=3, help="of each run")
+    parser.add_argument("--rounds", type=int, default=2)
+    arguments = parser.parse_args()
+    order = random.Random(1)
+    samples: dict[str, dict[str, list[Any]]] = {n: {arm: [] for arm in _ARMS} for n in _SCRIPTS}
+    losses: dict[str, set[str]] = {name: set() for name in _SCRIPTS}
+    for _ in range(arguments.rounds):
+        for name, script in _SCRIPTS.items():
+            for arm in order.sample(_ARMS, len(_ARMS)):
+                found, loss = _run(script, arm, arguments, arguments.writer)
+                samples[name][arm] += found
+                losses[name].add(loss)
+                shown = ", ".join(f"{one['seconds']:.2f}" for one in found)
+                print(f"{name}: {arm}: {shown} s", file=sys.stderr)
+    assert all(len(found) == 1 for found in losses.values()), losses
+    summary = {
+        name: {
+            arm: {
+                "GiB": round(found[0]["bytes"] / GIB, 3),
+                "median_s": round(statistics.median(one["seconds"] for one in found), 3),
+                "range_s": [round(f(one["seconds"] for one in found), 3) for f in (min, max)],
+                "saves": len(found),
+            }
+            for arm, found in arms.items()
+        }
+        for name, arms in samples.items()
+    }
+    print(
+        json.dumps({"writer": arguments.writer, "scripts": summary, "samples": samples}, indent=1)
+    )
+
+
+if __name__ == "__main__":
+    main()
