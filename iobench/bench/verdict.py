@@ -11,12 +11,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Self
+from typing import Any, Self
 
 from iobench.results.identity import contender_of
 from iobench.results.records import Run, Sample, VariantFacts, Verified
 
-__all__ = ["Context", "Reason", "Status", "Verdict", "combine", "judge", "with_verification"]
+__all__ = [
+    "Context",
+    "Reason",
+    "Status",
+    "Verdict",
+    "combine",
+    "judge",
+    "volatile_of",
+    "with_verification",
+]
 
 RESIDENT_LIMIT = 0.01  # more of a file in the page cache than this, and the restore was not cold
 REACHED_LIMIT = 0.99  # fewer of the bytes at the device than this, and they did not reach it
@@ -77,15 +86,12 @@ class Context:
     @classmethod
     def of(cls, run: Run) -> Self:
         """The context that the header of a result file gives."""
-        storage = run.environment.storage
-        upper = storage.get("upper")  # what an overlay writes to
-        found = [storage.get("fs_type"), upper.get("fs_type") if isinstance(upper, Mapping) else ""]
         return cls(
             workload_bytes=run.workload.bytes,
             restored_bytes=run.workload.restored_bytes,
             variants=run.variants,
             scale=(run.workload.scale or "smaller than full size") if run.workload.scaled else None,
-            volatile=next((kind for kind in _VOLATILE if kind in found), None),
+            volatile=volatile_of(run.environment.storage),
         )
 
     def expected_bytes(self, sample: Sample) -> int:
@@ -96,6 +102,13 @@ class Context:
         if sample.operation == "restore" and self.restored_bytes is not None:
             return self.restored_bytes
         return self.workload_bytes
+
+
+def volatile_of(storage: Mapping[str, Any]) -> str | None:
+    """The file system that is held in memory, if it is one, from the facts of a storage."""
+    upper = storage.get("upper")  # what an overlay writes to
+    found = [storage.get("fs_type"), upper.get("fs_type") if isinstance(upper, Mapping) else ""]
+    return next((kind for kind in _VOLATILE if kind in found), None)
 
 
 def _axes(one: Sample | VariantFacts) -> tuple[object, ...]:

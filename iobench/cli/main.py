@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import typer
 
 from iobench import __version__
+from iobench.cli.autotune import autotune
 from iobench.cli.compare import compare
 from iobench.cli.doctor import doctor
 from iobench.cli.exec import exec_
@@ -41,6 +42,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("run")(run_command)
+app.command()(autotune)
 app.add_typer(workloads_app, name="workloads")
 app.command()(writers)
 app.command()(doctor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -13,7 +13,11 @@ from iobench.results import CeilingSample, Failure, Sample, TrainBlock
 from iobench.results.labels import name_of
 from iobench.units import format_rate, format_seconds
 
-__all__ = ["StderrProgress", "TrainProgress"]
+if TYPE_CHECKING:
+    from iobench.tune.candidate import Candidate
+    from iobench.tune.measurement import Step
+
+__all__ = ["StderrProgress", "TrainProgress", "TuneProgress"]
 
 _REFRESH_PER_S = 2  # redrawing takes CPU from what is being timed
 
@@ -40,6 +44,20 @@ class _Steps:
         )
         self._bar.start()
         self._task = self._bar.add_task("", total=steps)
+
+    def _spin(self) -> None:
+        """As `begin`, for what has no known number of steps."""
+        if not self._console.is_terminal:
+            return
+        self._bar = Progress(
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+            console=self._console,
+            transient=True,
+            refresh_per_second=_REFRESH_PER_S,
+        )
+        self._bar.start()
+        self._task = self._bar.add_task("")
 
     def step(self, what: str) -> None:
         if self._bar:
@@ -78,6 +96,23 @@ class StderrProgress(_Steps):
             file=sys.stderr,
             flush=True,
         )
+
+
+class TuneProgress(_Steps):
+    """Shows the trials of `iobench autotune`: one moving line on a terminal, else a line each."""
+
+    def phase(self, what: str) -> None:
+        self._phase = what
+        if self._bar is None:
+            self._spin()
+        if not self._bar:
+            print(what, file=sys.stderr, flush=True)
+
+    def trial(self, candidate: Candidate, step: Step, figure: str) -> None:
+        if self._bar:
+            self._bar.update(self._task, description=f"{self._phase}: {candidate.label}, {figure}")
+            return
+        print(f"{step.round} {candidate.label}: {figure}", file=sys.stderr, flush=True)
 
 
 class TrainProgress(_Steps):

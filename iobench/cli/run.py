@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iobench.errors import ContenderError, DataMismatchError, UsageError
+from iobench.cli.servers import HERE, quiet_stdout, server
+from iobench.errors import ContenderError, DataMismatchError
 from iobench.report.render import Format
 from iobench.writers.s3_target import is_s3
 
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
     from iobench.bench.plan import Plan
     from iobench.results import ResultFile
 
-_HERE, _FILES, _S3 = ".", "buffered,uncached,odirect", "s3"
+_FILES, _S3 = "buffered,uncached,odirect", "s3"
 
 
 def run(
@@ -41,7 +39,7 @@ def run(
         typer.Option(
             "--target", help="The directory to measure, or s3://bucket/prefix.", show_default="here"
         ),
-    ] = _HERE,
+    ] = HERE,
     s3_local: Annotated[
         bool,
         typer.Option(
@@ -154,8 +152,8 @@ def run(
     from iobench.bench.planning import expected_line, make_plan, plan_lines
     from iobench.bench.repeat import Repeat
 
-    with _server(s3_local, target) as place:
-        with _quiet_stdout():
+    with server(s3_local, target) as place:
+        with quiet_stdout():
             plan = make_plan(
                 workload=workload,
                 writers=(_S3 if is_s3(place) else _FILES) if writer is None else writer,
@@ -182,36 +180,6 @@ def run(
             _run(plan, output, format_)
 
 
-@contextmanager
-def _server(wanted: bool, target: str) -> Iterator[str]:
-    """The target: as given, or of a server of our own that lives as long as the block."""
-    if not target:  # an unset variable, in all likelihood
-        raise UsageError("--target '': names nothing; leave it out for the current directory")
-    if not wanted:
-        yield target
-        return
-    if target != _HERE:
-        raise UsageError(f"--s3-local makes a target of its own; leave out --target {target}")
-    from iobench.bench.local_s3 import local_s3
-
-    with local_s3() as server, server.active():
-        yield f"{server.target}/run"
-
-
-@contextmanager
-def _quiet_stdout() -> Iterator[None]:
-    """Have what libraries print to stdout go to stderr: stdout is the report's alone."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
-
-
 def _run(plan: Plan, output: Path | None, format_: Format) -> None:
     from iobench.report.render import render
     from iobench.report.summary import summarise
@@ -229,7 +197,7 @@ def measure(plan: Plan, output: Path | None) -> ResultFile:
     from iobench.results import ResultWriter, default_path, read
 
     path = output or default_path(plan.workload.name)
-    with _quiet_stdout(), StderrProgress() as progress, ResultWriter(path) as results:
+    with quiet_stdout(), StderrProgress() as progress, ResultWriter(path) as results:
         Runner(plan=plan, results=results, progress=progress).run()
     return read(path)
 

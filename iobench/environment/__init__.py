@@ -15,7 +15,12 @@ from __future__ import annotations
 
 from iobench.environment.advice import Advice, advise
 from iobench.environment.device import DeviceCounters, DeviceMonitor, device_statistics
-from iobench.environment.machine import describe_environment, describe_machine, fingerprint
+from iobench.environment.machine import (
+    describe_environment,
+    describe_machine,
+    fingerprint,
+    machine_fingerprint,
+)
 from iobench.environment.probes import Probe, probe_directory
 from iobench.environment.software import fio_version
 from iobench.environment.storage import describe_storage
@@ -32,5 +37,6 @@ __all__ = [
     "device_statistics",
     "fingerprint",
     "fio_version",
+    "machine_fingerprint",
     "probe_directory",
 ]

@@ -61,6 +61,19 @@ def describe_environment(directory: Path | str) -> dict[str, Any]:
     }
 
 
+def machine_fingerprint() -> str:
+    """`describe_machine()["fingerprint"]`, from those facts alone that it covers."""
+    return fingerprint(
+        {
+            "kernel_version": ".".join(map(str, kernel_version())),
+            "cpu": describe_cpu(),
+            "memory": describe_memory(),
+            "cgroup": describe_cgroup(read_mounts()),
+            "gpus": describe_gpus(),
+        }
+    )
+
+
 def fingerprint(machine: dict[str, Any], storage: dict[str, Any] | None = None) -> str:
     """12 hex digits, equal where figures may be compared with each other.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import resource
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from iobench.environment.kernelfs import read_int, read_text, selected
 from iobench.environment.mounts import Mount
@@ -140,3 +141,37 @@ def _cpu_limit(directory: Path) -> float | None:
     quota = read_int(directory / "cpu.cfs_quota_us")
     period = read_int(directory / "cpu.cfs_period_us")
     return quota / period if quota and quota > 0 and period else None
+
+
+class PeakMemory:
+    """How far the resident memory of this process grew at most within the block.
+
+    By VmHWM of /proc/self/status, which a "5" in /proc/self/clear_refs sets back to VmRSS:
+    proc(5). `grown_bytes` is None where the kernel does not allow that.
+    """
+
+    grown_bytes: int | None = None
+
+    def __enter__(self) -> Self:
+        self._before: int | None = None
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+            self._before = _own("VmRSS")
+        except OSError:
+            pass
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        peak = _own("VmHWM")
+        if self._before is not None and peak is not None:
+            self.grown_bytes = max(0, peak - self._before)
+
+
+def _own(field: str) -> int | None:
+    """A field of /proc/self/status, in bytes."""
+    return parse_meminfo(read_text(Path("/proc/self/status")) or "").get(field)

@@ -82,7 +82,7 @@ class AiofilesWriter(Writer):
         When cancelled, it waits for the blocks in flight, whose memory is in use, removes what
         it wrote and raises CancelledError; once the rename has begun the file is published whole.
         """
-        meter = Meter()
+        meter = self._meter()
         await self._awrite(image, target, durable, durable and sync_directory, meter)
         return meter.transfer(self.name, "write", image.size_bytes, durable=durable)
 
@@ -95,7 +95,7 @@ class AiofilesWriter(Writer):
         sync_directory: bool = True,
     ) -> Transfer:
         """`write_many`, awaited, with the option's number of files in flight."""
-        meter, listed = Meter(), list(images)
+        meter, listed = self._meter(), list(images)
         names: dict[str, None] = {}
 
         async def work(numbers: Blocks, own: Meter) -> None:
@@ -116,7 +116,7 @@ class AiofilesWriter(Writer):
         self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
     ) -> Transfer:
         """`read`, awaited. When cancelled, it waits for the blocks in flight first."""
-        meter = Meter()
+        meter = self._meter()
         start, stop = self._range_to_fill(image, start, stop)
         path = os.path.join(target, image.path)
         with transfer_errors("reading", path):
@@ -162,7 +162,7 @@ class AiofilesWriter(Writer):
 
     def open(self, target: str | Path, size: int | None = None) -> Stream:
         refuse_running_loop("await writer.awrite(image, target)")
-        meter = Meter()
+        meter = self._meter()
         with transfer_errors("opening", target):
             file = NewFile(target, 0, meter)
             try:

@@ -13,7 +13,7 @@ from iobench.writers.image import FileImage
 from iobench.writers.options import WriterOptions
 from iobench.writers.source import LocalSource, Source
 from iobench.writers.stream import Stream
-from iobench.writers.transfer import Meter, Transfer
+from iobench.writers.transfer import Fallback, Meter, Transfer
 
 __all__ = ["Availability", "Writer"]
 
@@ -33,6 +33,8 @@ class Writer(ABC):
     schemes: ClassVar[tuple[str, ...]] = ("file",)
     """The kinds of targets it takes: `file` for directories, `s3` for `s3://bucket/prefix`."""
     Options: ClassVar[type[WriterOptions]]
+    stands_in: Fallback | None = None
+    """What was wanted in its place (see `iobench.load_writer`); each of its Transfers tells so."""
 
     def __init__(self, options: WriterOptions | None = None, **values: Any) -> None:
         """`options`, or `values` for some of them: `ODirectWriter(block_size="8MiB")`."""
@@ -73,7 +75,7 @@ class Writer(ABC):
         failure each name holds the whole new file, or what it held before. Raises what `write`
         raises. The Transfer tells of all files; its clock ran once over all of them.
         """
-        meter = Meter()
+        meter = self._meter()
         parts = [
             self.write(image, target, durable=durable, sync_directory=sync_directory)
             for image in images
@@ -135,6 +137,10 @@ class Writer(ABC):
         if not answer.ok:
             raise UnavailableError(self.name, answer.reason, answer.remedy)
 
+    def _meter(self) -> Meter:
+        """The meter of one operation, begun now."""
+        return Meter(fallbacks={self.stands_in: None} if self.stands_in else {})
+
     @staticmethod
     def _range_to_fill(image: FileImage, start: int, stop: int | None) -> tuple[int, int]:
         """[start, stop) of `read`, where the image may be filled. Raises UsageError."""
@@ -145,9 +151,10 @@ class Writer(ABC):
             raise UsageError(f"image {image.path!r}: its memory is read-only")
         return start, stop
 
-    def __reduce__(self) -> tuple[type[Writer], tuple[WriterOptions]]:
+    def __reduce__(self) -> tuple[type[Writer], tuple[WriterOptions], dict[str, Any] | None]:
         """Pickled and copied as what it is made from: its options."""
-        return type(self), (self.options,)
+        state = {"stands_in": self.stands_in} if self.stands_in else None
+        return type(self), (self.options,), state
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{k}={v!r}" for k, v in self.options.to_dict().items())

@@ -5,44 +5,142 @@ from __future__ import annotations
 import json
 import os
 import tomllib
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from iobench.errors import UsageError
+from iobench.environment import machine_fingerprint
+from iobench.errors import IobenchError, UnavailableError, UnknownNameError, UsageError
 from iobench.writers import registry
 from iobench.writers.base import Writer
+from iobench.writers.transfer import Fallback
+from iobench.writers.tuned import Tuned
 
-__all__ = ["SCHEMA", "dump_writer", "load_writer"]
+__all__ = ["SCHEMA", "WriterConfig", "dump_writer", "load_writer", "read_config"]
 
 SCHEMA = "iobench.writer/1"
+_FAMILY, _VERSION = SCHEMA.split("/")
+_KEYS = ("schema", "writer", "format", "options", "tuned")
+
+_warned: set[str] = set()
+"""The files whose other machine was told of already."""
 
 
-def dump_writer(writer: Writer) -> str:
-    """The TOML text from which `load_writer` makes an equal writer."""
-    lines = [f'schema = "{SCHEMA}"', f'writer = "{writer.name}"', "", "[options]"]
+@dataclass(frozen=True, kw_only=True)
+class WriterConfig:
+    """A file that was read: the writer it makes, and what else it says.
+
+    `format` is that of the files that were tuned for (`torch`, `safetensors`, `raw`), None where
+    the file does not say.
+    """
+
+    path: Path
+    name: str
+    options: dict[str, Any]
+    format: str | None = None
+    tuned: Tuned | None = None
+
+    def make(self, **overrides: Any) -> Writer:
+        """The writer, `overrides` set over the file's options. Raises as `load_writer`."""
+        try:
+            return registry.make(self.name, **{**self.options, **overrides})
+        except IobenchError as error:
+            _say_where(error, self.path)
+            raise
+
+
+def dump_writer(
+    writer: Writer,
+    tuned: Tuned | None = None,
+    *,
+    file_format: str | None = None,
+    comment: Iterable[str] = (),
+) -> str:
+    """The TOML text from which `load_writer` makes an equal writer.
+
+    `comment` are lines for people on top, `tuned` says where the settings come from.
+    """
+    lines = [f"# {line}" for line in comment]
+    lines += [f'schema = "{SCHEMA}"', f'writer = "{writer.name}"']
+    if file_format is not None:
+        lines.append(f"format = {_toml(file_format)}")
+    lines += ["", "[options]"]
     for info in writer.options.describe():
         value = getattr(writer.options, info.name)
         shown = info.show(value) if info.unit == "bytes" else value
         lines.append(f"{info.name} = {_toml(shown)}")
+    if tuned is not None:
+        lines += ["", "[tuned]", *(f"{name} = {_toml(value)}" for name, value in tuned.items())]
     return "\n".join(lines) + "\n"
 
 
-def load_writer(name_or_path: str | os.PathLike[str], **overrides: Any) -> Writer:
+def load_writer(
+    path_or_name: str | os.PathLike[str],
+    fallback: str | None = None,
+    *,
+    target: str | Path | None = None,
+    **overrides: Any,
+) -> Writer:
     """The writer of that name, or of that TOML file; `overrides` set options over the file's.
 
-    A text that ends in `.toml` or holds a `/` is a path. Raises UsageError for a file that is no
-    writer's, UnknownNameError and OptionError for what it names, UnavailableError for a writer
-    that cannot be imported.
+    A text that ends in `.toml` or holds a `/` is a path. Whether the writer works is tried in
+    `target`, or else where the file says that it was tuned, if that is there; without either it
+    shows with the first transfer. A file from another machine warns once (RuntimeWarning).
+
+    With `fallback`, the name of another writer, that one comes in place of one that does not work
+    here; a RuntimeWarning says so, and each of its Transfers records it among its `fallbacks`.
+
+    Raises UsageError for a file that is no writer's or of a newer schema, UnknownNameError and
+    OptionError for what it names, UnavailableError, with the remedy, for a writer that does not
+    work here.
     """
-    text = os.fspath(name_or_path)
-    if not (text.endswith(".toml") or "/" in text):
-        return registry.make(text, **overrides)
-    document = _read(Path(text))
+    text = os.fspath(path_or_name)
+    config = read_config(text) if text.endswith(".toml") or "/" in text else None
     try:
-        return registry.make(document["writer"], **{**document.get("options", {}), **overrides})
+        writer = config.make(**overrides) if config else registry.make(text, **overrides)
+        place = _place(target, config)
+        if place is not None:
+            writer.require(place)
+    except UnavailableError as error:
+        if fallback is None:
+            error.add_note("fallback='buffered' would take another writer in its place")
+            raise
+        return _stand_in(fallback, error, _place(target, config))
+    if config and config.tuned:
+        _check_machine(config.path, config.tuned)
+    return writer
+
+
+def read_config(path: str | os.PathLike[str]) -> WriterConfig:
+    """What the TOML file at `path` says; no writer is made. Raises UsageError and its kin."""
+    file = Path(path)
+    document = _read(file)
+    options = document.get("options", {})
+    if not isinstance(document.get("writer"), str) or not isinstance(options, dict):
+        raise UsageError(f"{file}: must have writer = NAME and may have a table [options]")
+    told, tuned = document.get("format"), document.get("tuned")
+    if not (told is None or isinstance(told, str)) or not (
+        tuned is None or isinstance(tuned, dict)
+    ):
+        raise UsageError(f"{file}: format must be a text, [tuned] a table")
+    try:
+        return WriterConfig(
+            path=file,
+            name=document["writer"],
+            options=options,
+            format=told,
+            tuned=None if tuned is None else Tuned.from_mapping(tuned),
+        )
     except UsageError as error:
-        error.add_note(f"in {text}")
+        _say_where(error, file)
         raise
+
+
+def _say_where(error: IobenchError, path: Path) -> None:
+    """Have the message begin with the file that is wrong."""
+    error.args = (f"{path}: {error}", *error.args[1:])
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -52,19 +150,49 @@ def _read(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: is no TOML ({error})") from error
-    if document.get("schema") != SCHEMA:
+    schema = document.get("schema")
+    family, _, version = schema.partition("/") if isinstance(schema, str) else ("", "", "")
+    if family != _FAMILY or not version.isdecimal():
+        raise UsageError(f"{path}: schema is {schema!r}; a writer's file says schema = {SCHEMA!r}")
+    if int(version) > int(_VERSION):
         raise UsageError(
-            f"{path}: schema is {document.get('schema')!r}, this iobench reads {SCHEMA!r}; "
-            "upgrade iobench if the file is newer"
+            f"{path}: schema {schema} is of a newer iobench, this one reads {SCHEMA}; upgrade "
+            "iobench, or tune again"
         )
-    if not isinstance(document.get("writer"), str) or not isinstance(
-        document.get("options", {}), dict
-    ):
-        raise UsageError(f"{path}: must have writer = NAME and may have a table [options]")
-    unknown = set(document) - {"schema", "writer", "options"}
-    if unknown:
-        raise UsageError(f"{path}: unknown {', '.join(sorted(unknown))}")
+    for key in document:
+        if key not in _KEYS:
+            raise UnknownNameError(f"key in {path}", key, _KEYS)
     return document
+
+
+def _place(target: str | Path | None, config: WriterConfig | None) -> str | Path | None:
+    """Where to try the writer; None for nowhere."""
+    if target is not None or config is None or config.tuned is None:
+        return target
+    tuned_for = config.tuned.target
+    return tuned_for if "://" in tuned_for or os.path.isdir(tuned_for) else None
+
+
+def _stand_in(name: str, error: UnavailableError, place: Any) -> Writer:
+    writer = registry.make(name)
+    if place is not None:
+        writer.require(place)
+    writer.stands_in = Fallback(wanted=error.name, used=name, reason=error.reason)
+    warnings.warn(f"{name} is used in its place: {error}", RuntimeWarning, stacklevel=3)
+    return writer
+
+
+def _check_machine(path: Path, tuned: Tuned) -> None:
+    key = str(path.absolute())
+    if key in _warned or tuned.fingerprint == machine_fingerprint():
+        return
+    _warned.add(key)
+    warnings.warn(
+        f"{path} was tuned on another machine ({tuned.machine}); its settings work here but may "
+        "not be the best: run iobench autotune here",
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
 
 def _toml(value: Any) -> str:
@@ -72,4 +200,6 @@ def _toml(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, int | float):
         return repr(value)
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
     return json.dumps(value)  # a basic string of TOML is one of JSON

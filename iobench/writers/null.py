@@ -57,7 +57,7 @@ class NullWriter(Writer):
         durable: bool = True,  # noqa: ARG002
         sync_directory: bool = True,  # noqa: ARG002
     ) -> Transfer:
-        meter = Meter()
+        meter = self._meter()
         self._copy(image, 0, image.size_bytes, meter, to_block=True)
         return meter.transfer(self.name, "write", image.size_bytes, durable=False)
 
@@ -69,13 +69,13 @@ class NullWriter(Writer):
         start: int = 0,
         stop: int | None = None,
     ) -> Transfer:
-        meter = Meter()
+        meter = self._meter()
         start, stop = self._range_to_fill(image, start, stop)
         self._copy(image, start, stop, meter, to_block=False)
         return meter.transfer(self.name, "read", stop - start, durable=False)
 
     def open(self, target: str | Path, size: int | None = None) -> Stream:  # noqa: ARG002
-        return _NullStream(target, self._pool, Meter())
+        return _NullStream(target, self._pool, self._meter())
 
     def _copy(
         self, whole: FileImage, start: int, stop: int, meter: Meter, *, to_block: bool

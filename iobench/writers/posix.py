@@ -62,7 +62,7 @@ class PosixWriter(Writer):
         sync_directory: bool = True,
     ) -> Transfer:
         self.check_scheme(target)
-        meter = Meter()
+        meter = self._meter()
         path = os.path.join(target, image.path)
         with transfer_errors("writing", path), self._create(path, meter) as file:
             self._fill(file, image, meter)
@@ -79,7 +79,7 @@ class PosixWriter(Writer):
         durable: bool = True,
         sync_directory: bool = True,
     ) -> Transfer:
-        meter, listed = Meter(), list(images)
+        meter, listed = self._meter(), list(images)
         names: dict[str, None] = {}
         with contextlib.ExitStack() as unpublished:
             ring = self._sync_ring(meter) if durable and listed else None
@@ -131,7 +131,7 @@ class PosixWriter(Writer):
         self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
     ) -> Transfer:
         self.check_scheme(target)
-        meter = Meter()
+        meter = self._meter()
         start, stop = self._range_to_fill(image, start, stop)
         path = os.path.join(target, image.path)
         with transfer_errors("reading", path):
@@ -147,7 +147,7 @@ class PosixWriter(Writer):
 
     def open(self, target: str | Path, size: int | None = None) -> Stream:
         self.check_scheme(target)
-        meter = Meter()
+        meter = self._meter()
         with transfer_errors("opening", target):
             file = self._create(target, meter)
             try:

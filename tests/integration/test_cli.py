@@ -29,6 +29,7 @@ DOCS = Path(__file__).parents[2] / "docs/cli.md"
 EXAMPLE = Path(__file__).parents[1] / "unit/results/example.jsonl"
 VERBS = (
     "run",
+    "autotune",
     "writers",
     "doctor",
     "show",

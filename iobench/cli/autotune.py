@@ -1,0 +1,259 @@
+"""`iobench autotune`: find the best writer and its settings, and write them down for trainers."""
+
+from __future__ import annotations
+
+import enum
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from iobench.cli.formats import Format, FormatOption
+from iobench.cli.servers import HERE, quiet_stdout, server
+from iobench.errors import UsageError
+from iobench.units import format_seconds, format_size, parse_seconds, parse_size
+
+if TYPE_CHECKING:
+    from iobench.tune.journal import Journal
+    from iobench.tune.tuning import Tuning
+
+
+class Goal(enum.StrEnum):
+    """What is to be small."""
+
+    SAVE = "save"
+    RESTORE = "restore"
+    BALANCED = "balanced"
+    STALL = "stall"
+    GOODPUT = "goodput"
+
+
+def autotune(
+    workload: Annotated[
+        str | None,
+        typer.Option("--workload", "-w", help="A named workload (iobench workloads list) or YAML."),
+    ] = None,
+    target: Annotated[
+        str,
+        typer.Option(
+            "--target",
+            help="The directory to tune for, or s3://bucket/prefix.",
+            show_default="here",
+        ),
+    ] = HERE,
+    s3_local: Annotated[
+        bool,
+        typer.Option(
+            "--s3-local", help="Tune for a server of our own on 127.0.0.1, removed at the end."
+        ),
+    ] = False,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="The writer's file; an older one is replaced.")
+    ] = Path("writer.toml"),
+    objective: Annotated[
+        Goal,
+        typer.Option(
+            "--objective",
+            help="What counts: seconds to save (durable), to restore (cold), both (balanced), the "
+            "stall of asynchronous saves, or goodput: ETTR of a job of --nodes.",
+        ),
+    ] = Goal.SAVE,
+    writer: Annotated[
+        str | None,
+        typer.Option(
+            "--writer", help="Only these, by commas.", show_default="all that work in the target"
+        ),
+    ] = None,
+    max_time: Annotated[
+        str, typer.Option("--max-time", help="No trial begins that would end after it.")
+    ] = "3min",
+    max_bytes: Annotated[
+        str, typer.Option("--max-bytes", help="What may be written at most: SSDs wear.")
+    ] = "60GiB",
+    max_memory: Annotated[
+        str | None,
+        typer.Option("--max-memory", help="Leave out what takes more memory of its own (512MiB)."),
+    ] = None,
+    max_cpu: Annotated[
+        float | None,
+        typer.Option("--max-cpu", help="Leave out what takes more CPU seconds per GiB (0.5)."),
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", min=1, help="For goodput: nodes of the job.")
+    ] = None,
+    failures: Annotated[
+        float,
+        typer.Option("--failures-per-1000-node-days", help="For goodput: how often nodes fail."),
+    ] = 6.5,
+    restart: Annotated[
+        str,
+        typer.Option(
+            "--restart", help="For goodput: from a failure until the checkpoint is being read."
+        ),
+    ] = "5min",
+    size: Annotated[
+        str | None,
+        typer.Option(
+            "--size",
+            help="Bytes of a checkpoint in the confirmation; the race uses a quarter and a half.",
+            show_default="up to 1GiB, as the budget allows",
+        ),
+    ] = None,
+    rank: Annotated[int, typer.Option("--rank", min=0, help="Whose files to replay.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Of data, order and draws.", show_default="random")
+    ] = None,
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            "--journal",
+            help="Where every measurement is kept.",
+            show_default="results/<run>.jsonl",
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume", help="Go on with this journal; everything but -o is as it was begun."
+        ),
+    ] = None,
+    format_: FormatOption = Format.TABLE,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Print the space, the bytes and the time expected, and end."
+        ),
+    ] = False,
+) -> None:
+    """Find the fastest writer and its settings for a workload on a target; write writer.toml.
+
+    Known settings first, then a race in rounds that drops what is shown worse, then settings near
+    the leaders, then fresh samples of the best beside `buffered`. Load the file with
+    iobench.load_writer("writer.toml").
+    """
+    began_s = time.perf_counter() - _started_s_ago()
+    from iobench.tune.emit import check_output
+    from iobench.tune.journal import Journal
+    from iobench.tune.tuning import Tuning
+
+    check_output(output)
+    if resume is not None:
+        if workload is not None or s3_local:
+            raise UsageError("--resume takes workload and target from the journal; leave them out")
+        with _resumable(resume), Journal.resume(resume) as opened:
+            with quiet_stdout():
+                tuning = Tuning.resumed(opened.header)
+            _announce(tuning)
+            print(f"journal   {resume}, {len(opened.trials)} trials in it", file=sys.stderr)
+            _tune(tuning, opened, output, format_, began_s)
+        return
+    if workload is None:
+        raise UsageError("Missing option --workload; see iobench autotune --help")
+    job = _job(nodes, failures, restart)
+    with server(s3_local, target) as place:
+        with quiet_stdout():
+            tuning = Tuning.of(
+                workload=workload,
+                target=place,
+                objective=objective.value,
+                writers=None if writer is None else [one.strip() for one in writer.split(",")],
+                rank=rank,
+                size_bytes=None if size is None else parse_size(size),
+                max_s=parse_seconds(max_time),
+                max_bytes=parse_size(max_bytes),
+                max_memory_bytes=None if max_memory is None else parse_size(max_memory),
+                max_cpu_s_per_gib=max_cpu,
+                job=job,
+                seed=seed,
+            )
+        _announce(tuning)
+        if dry_run:
+            _expect(tuning)
+            return
+        path = journal or _journal_path(tuning)
+        with _resumable(path), Journal.create(path, tuning.header()) as opened:
+            print(f"journal   {path}", file=sys.stderr)
+            _tune(tuning, opened, output, format_, began_s)
+
+
+def _tune(tuning: Tuning, journal: Journal, output: Path, format_: Format, began_s: float) -> None:
+    from iobench.cli.progress import TuneProgress
+    from iobench.report.tuning import write_json, write_table
+    from iobench.tune.emit import emit, write
+    from iobench.tune.tuning import run_tuning
+
+    with quiet_stdout(), TuneProgress() as progress:
+        outcome = run_tuning(tuning, journal, progress, began_s=began_s)
+    write(output, emit(outcome, tuning, journal.header))
+    show = write_json if format_ is Format.JSON else write_table
+    show(outcome, tuning, journal.header, sys.stdout)
+    print(f'wrote     {output}: iobench.load_writer("{output}")', file=sys.stderr)
+
+
+def _expect(tuning: Tuning) -> None:
+    from iobench.tune.expect import expected
+
+    with quiet_stdout():
+        budget = expected(tuning)
+    print(
+        f"expected  about {format_seconds(budget.spent_s)}, "
+        f"{format_size(budget.written_bytes)} written, by short probes",
+        file=sys.stderr,
+    )
+
+
+def _announce(tuning: Tuning) -> None:
+    space = tuning.space
+    print(
+        f"workload  {tuning.workload.name}, rank {tuning.rank}: "
+        f"{format_size(tuning.full_bytes)}, tuned with at most "
+        f"{format_size(tuning.actual_bytes(tuning.largest_bytes))}\n"
+        f"target    {tuning.target.location}\n"
+        f"space     {space.size} settings of {', '.join(sorted(space.dimensions))}, "
+        f"{len(space.known)} known ones first",
+        file=sys.stderr,
+    )
+    for line in space.left_out:
+        print(f"left out  {line}", file=sys.stderr)
+    print(
+        f"budget    {format_seconds(tuning.max_s)} and {format_size(tuning.max_bytes)} written "
+        f"at most, objective {tuning.objective.goal}",
+        file=sys.stderr,
+    )
+
+
+@contextmanager
+def _resumable(path: Path) -> Iterator[None]:
+    """Say how to go on when interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"go on with iobench autotune --resume {path}", file=sys.stderr)
+        raise
+
+
+def _journal_path(tuning: Tuning) -> Path:
+    from iobench.results import default_path
+
+    return default_path(f"tune-{tuning.workload.name}")
+
+
+def _job(nodes: int | None, failures: float, restart: str) -> dict[str, Any] | None:
+    if nodes is None:
+        return None
+    return {
+        "nodes": nodes,
+        "failures_per_1000_node_days": failures,
+        "restart_s": parse_seconds(restart),
+    }
+
+
+def _started_s_ago() -> float:
+    """How long this process has been there: starting Python and its modules is part of the time."""
+    began_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - began_ticks / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,175 @@
+"""PaperStorage: a storage whose settings have known rates, to test a tuning's decisions on.
+
+No clock and no I/O: what a trial takes is computed, with noise, drift and failures as asked.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from iobench.results import Sample
+from iobench.tune.budget import Budget
+from iobench.tune.candidate import Candidate
+from iobench.tune.measurement import Measurement, Step
+from iobench.tune.objective import Objective
+from iobench.tune.sizes import Sizes
+from iobench.tune.space import Dimension, Space
+from iobench.tune.tuner import Tuner
+from iobench.units import GIB, MIB
+from iobench.writers.registry import writer_class
+from iobench.writers.transfer import PathCount
+
+__all__ = ["NOISES", "PaperStorage", "best_rate", "heavy_tails", "space_of_writers", "true_rate"]
+
+_OVERHEAD_S = 0.35
+"""What a trial takes beside moving bytes."""
+_GIB_PER_S = {"buffered": 0.4, "aiofiles": 0.8, "uncached": 1.9, "odirect": 2.2, "uring": 2.4}
+_BEST_BLOCK = {"uring": 2 * MIB}
+_BEST_IN_FLIGHT = 16
+
+
+def true_rate(candidate: Candidate) -> float:
+    """Bytes per second of a setting, without noise: a smooth hill over block size and depth."""
+    own = candidate.options.to_dict()
+    block = math.log2(own["block_size"] / _BEST_BLOCK.get(candidate.writer, 16 * MIB))
+    depth = math.log2(own.get("iodepth", own.get("threads", 4) * 4) / _BEST_IN_FLIGHT)
+    rate = _GIB_PER_S[candidate.writer] * GIB * (1 - 0.015 * block**2) * (1 - 0.02 * depth**2)
+    return rate * (1.0 if own["fallocate"] else 0.94)
+
+
+def heavy_tails(scale: float) -> Callable[[random.Random], float]:
+    """Student's t with 3 degrees of freedom, times `scale`."""
+
+    def draw(rng: random.Random) -> float:
+        spread = math.sqrt(sum(rng.gauss(0, 1) ** 2 for _ in range(3)) / 3)
+        return scale * rng.gauss(0, 1) / spread
+
+    return draw
+
+
+def _stalls(rng: random.Random) -> float:
+    return rng.gauss(0, 0.05) + (1.5 if rng.random() < 0.05 else 0.0)
+
+
+NOISES: Mapping[str, Mapping[str, Any]] = {
+    "calm, 3 %": {"noise": lambda rng: rng.gauss(0, 0.03)},
+    "heavy tails, t3 x 10 %": {"noise": heavy_tails(0.10)},
+    "5 %, and 1 in 20 takes 4.5 times as long": {"noise": _stalls},
+    "5 %, drifting to 1.8 times as slow": {
+        "noise": lambda rng: rng.gauss(0, 0.05),
+        "drift": lambda number: 0.6 * number / 150,
+    },
+    "8 %, in waves of 40 % up and down": {
+        "noise": lambda rng: rng.gauss(0, 0.08),
+        "drift": lambda number: 0.4 * math.sin(number / 9),
+    },
+}
+"""Kinds of noise, by name: keyword arguments of PaperStorage."""
+
+
+@dataclass
+class PaperStorage:
+    """Measures as `iobench.tune.measurement.Measure` says.
+
+    `noise` and `drift` are added to the logarithm of a trial's seconds: the first is drawn, the
+    second depends on the number of trials so far. `rate` is the true rate of a candidate in its
+    n-th trial; `error` why a trial fails, None where it does not.
+    """
+
+    seed: int
+    noise: Callable[[random.Random], float] = lambda rng: rng.gauss(0, 0.05)
+    drift: Callable[[int], float] = lambda number: 0.0  # noqa: ARG005
+    rate: Callable[[Candidate, int], float] = lambda candidate, number: true_rate(candidate)  # noqa: ARG005
+    error: Callable[[Candidate, Step], str | None] = lambda candidate, step: None  # noqa: ARG005
+    asked: list[tuple[str, Step]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._rng = random.Random(self.seed)
+        self._taken: dict[str, int] = {}
+
+    def __call__(self, candidate: Candidate, step: Step) -> Measurement:
+        self.asked.append((candidate.label, step))
+        number = self._taken[candidate.label] = self._taken.get(candidate.label, 0) + 1
+        error = self.error(candidate, step)
+        if error is not None:
+            return Measurement(took_s=1.0, spent_s=1.0, written_bytes=0, error=error)
+        factor = math.exp(self.noise(self._rng) + self.drift(len(self.asked)))
+        elapsed_s = step.size_bytes / self.rate(candidate, number) * factor
+        return Measurement(
+            took_s=elapsed_s + _OVERHEAD_S,
+            spent_s=elapsed_s + _OVERHEAD_S,
+            written_bytes=step.size_bytes,
+            save=_sample(candidate, step, elapsed_s),
+            memory_bytes=candidate.options.to_dict()["block_size"],
+        )
+
+    def tuner(self, space: Space, **changed: Any) -> Tuner:
+        """A tuner of 3 minutes and 60 GiB that measures here."""
+        settings: dict[str, Any] = {
+            "space": space,
+            "objective": Objective(),
+            "budget": Budget(),
+            "sizes": Sizes(confirm=GIB, fixed=False, fits=lambda size: size >= MIB),
+            "measure": self,
+            "written_bytes": lambda size: size,
+            "progress": self,
+            "seed": self.seed,
+        }
+        return Tuner(**(settings | changed))
+
+    def phase(self, what: str) -> None:
+        """Nobody is told."""
+
+    def trial(self, candidate: Candidate, step: Step, figure: str) -> None:
+        """Nobody is told."""
+
+
+def space_of_writers(*names: str) -> Space:
+    """The real options of these writers, or of all that have a rate here, on no target.
+
+    The first one is the baseline.
+    """
+    given = names or tuple(_GIB_PER_S)
+    known = [Candidate.of(given[0], {}, "baseline")]
+    known += [Candidate.of(name, {}, "known-good") for name in given[1:]]
+    dimensions = {
+        name: tuple(
+            Dimension.of(one) for one in writer_class(name).Options.describe() if one.search
+        )
+        for name in given
+    }
+    return Space(dimensions=dimensions, known=tuple(known))
+
+
+def best_rate(space: Space) -> float:
+    """The best true rate of a whole space."""
+    rng = random.Random(0)
+    return max(
+        true_rate(one)
+        for name in space.dimensions
+        for one in space.draw([name], space.size_of(name), (), rng)
+    )
+
+
+def _sample(candidate: Candidate, step: Step, elapsed_s: float) -> Sample:
+    return Sample(
+        run_id="0" * 16,
+        repetition=step.round,
+        order=0,
+        writer=candidate.writer,
+        options=candidate.options.to_dict(),
+        operation="save",
+        bytes=step.size_bytes,
+        elapsed_s=elapsed_s,
+        first_done_s=elapsed_s,
+        last_done_s=elapsed_s,
+        phases_s={},
+        paths={"direct": PathCount(operations=1, bytes=step.size_bytes)},
+        cpu_s=0.1,
+        system_cpu_s=None,
+        started_at="2026-01-01T00:00:00Z",
+    )

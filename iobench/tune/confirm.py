@@ -1,0 +1,114 @@
+"""Confirmation: fresh samples of a few settings, and what may be said of them. No clock, no I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from iobench.bench.comparison import LEAST_FLOOR, LEAST_SAMPLES, Difference, Finding
+from iobench.bench.stats import Ratio, median, paired_log_ratio
+
+__all__ = ["Confirmation", "Verdict"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Who is chosen, and why that may be said.
+
+    `over_baseline` is how the chosen one compares with the baseline, None for the baseline itself.
+    `equals` are those that it is not shown to be better than, `refuted` whether the race's leader
+    was shown worse than another, or not shown better than the baseline.
+    """
+
+    chosen: str
+    over_baseline: Difference | None
+    equals: tuple[str, ...]
+    refuted: bool
+
+
+@dataclass(kw_only=True)
+class Confirmation:
+    """Losses by contender and round. The first of `contenders` led the race.
+
+    The baseline is a contender like the others, and is chosen unless another is shown better.
+    """
+
+    contenders: Sequence[str]
+    baseline: str
+    losses: dict[str, dict[int, float]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def record(self, name: str, number: int, loss: float) -> None:
+        self.losses.setdefault(name, {})[number] = loss
+
+    def fail(self, name: str, cause: str) -> None:
+        """`name` is out: it did not do what it must."""
+        self.failed[name] = cause
+
+    @property
+    def able(self) -> list[str]:
+        """Those that have not failed."""
+        return [name for name in self.contenders if name not in self.failed]
+
+    @property
+    def enough(self) -> bool:
+        """Whether every able contender has the samples that a claim needs."""
+        able = self.able
+        return bool(able) and all(len(self.losses.get(n, {})) >= LEAST_SAMPLES for n in able)
+
+    def compare(self, name: str, other: str) -> Difference | None:
+        """How many times better `name` is than `other`, round by round; None without any."""
+        mine, others = self.losses.get(name, {}), self.losses.get(other, {})
+        both = sorted(mine.keys() & others.keys())
+        if not both:
+            return None
+        ratio: Ratio = paired_log_ratio([1 / mine[r] for r in both], [1 / others[r] for r in both])
+        return Difference(ratio=ratio, floor=LEAST_FLOOR)
+
+    def verdict(self) -> Verdict | None:
+        """What the samples bear out; None when there are not enough of them."""
+        if not self.enough:
+            return None
+        able = self.able
+        unbeaten = [
+            name
+            for name in able
+            if not any(self._finding(other, name) is Finding.BETTER for other in able)
+        ]
+        chosen = max(unbeaten or able, key=self._merit)
+        baseline = self.baseline if self.baseline in able else None
+        if baseline and chosen != baseline and not self._better(chosen, baseline):
+            chosen = baseline
+        leader = self.contenders[0]
+        return Verdict(
+            chosen=chosen,
+            over_baseline=None
+            if baseline in (None, chosen)
+            else self.compare(chosen, self.baseline),
+            equals=tuple(
+                name for name in able if name != chosen and not self._better(chosen, name)
+            ),
+            refuted=leader in self.failed
+            or (
+                leader != chosen
+                and (chosen == baseline or self._finding(leader, chosen) is Finding.WORSE)
+            ),
+        )
+
+    def _merit(self, name: str) -> float:
+        """The median over rounds of how much less it lost than the others together."""
+        mine = self.losses[name]
+        able = self.able
+        logs = []
+        for number, loss in mine.items():
+            others = [self.losses[one][number] for one in able if number in self.losses[one]]
+            logs.append(sum(math.log(other / loss) for other in others) / len(others))
+        return median(logs)
+
+    def _better(self, name: str, other: str) -> bool:
+        return self._finding(name, other) is Finding.BETTER
+
+    def _finding(self, name: str, other: str) -> Finding:
+        difference = self.compare(name, other) if name != other else None
+        return difference.finding if difference else Finding.NONE

@@ -1,0 +1,139 @@
+"""The writer's file of a tuning: writer, options, and what a reader must know, in ten seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from iobench.bench.verdict import Status
+from iobench.errors import UsageError
+from iobench.tune.journal import TuningRecord
+from iobench.tune.outcome import Outcome
+from iobench.tune.tuning import Tuning
+from iobench.units import format_size
+from iobench.writers.config import dump_writer, read_config
+from iobench.writers.tuned import Tuned
+
+__all__ = ["check_output", "emit", "write"]
+
+
+def emit(outcome: Outcome, tuning: Tuning, header: TuningRecord) -> str:
+    """The text of the file from which `iobench.load_writer` makes the tuned writer."""
+    tuned = _tuned(outcome, tuning, header)
+    return dump_writer(
+        outcome.chosen.make(),
+        tuned,
+        file_format=_format(tuning),
+        comment=_comment(outcome, tuned),
+    )
+
+
+def check_output(path: Path) -> None:
+    """Raise UsageError for a file that must not be replaced, or cannot be made."""
+    if path.exists():
+        try:
+            read_config(path)
+        except UsageError as error:
+            raise UsageError(
+                f"-o {path}: exists and is no writer's file; choose another name"
+            ) from error
+    elif not path.parent.is_dir():
+        raise UsageError(f"-o {path}: there is no directory {path.parent}; make it first")
+
+
+def write(path: Path, text: str) -> None:
+    """Replace `path` by `text`, whole or not at all; durable on return. Raises UsageError."""
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        try:
+            with aside.open("x") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                aside.unlink()
+    except OSError as error:
+        raise UsageError(f"-o {path}: cannot be written ({error.strerror})") from error
+
+
+def _tuned(outcome: Outcome, tuning: Tuning, header: TuningRecord) -> Tuned:
+    chosen, *_ = outcome.standings()
+    size = tuning.actual_bytes(outcome.size_bytes)
+    show = outcome.objective.show
+    over = outcome.verdict.over_baseline
+    interval = chosen.interval
+    runner_up = outcome.runner_up
+    beside = outcome.confirmation.compare(chosen.candidate.label, runner_up) if runner_up else None
+    return Tuned(
+        date=header.started_at,
+        iobench=header.iobench,
+        workload=f"{tuning.workload.name}, rank {tuning.rank}: {format_size(size)} of "
+        f"{format_size(tuning.full_bytes)}",
+        objective=outcome.objective.goal,
+        target=tuning.target.location,
+        storage=storage_words(header),
+        machine=machine_words(header),
+        fingerprint=str(header.machine["fingerprint"]),
+        size_bytes=size,
+        samples=chosen.samples,
+        median=show(chosen.loss, size),
+        interval=f"{show(interval.high, size)} to {show(interval.low, size)}" if interval else "",
+        paths=chosen.paths,
+        verdict=chosen.verdict.status.value if chosen.verdict else None,
+        finding=next(outcome.reasons(), "the only setting that works here"),
+        baseline=outcome.baseline,
+        ratio=round(over.ratio.ratio, 4) if over else None,
+        ratio_interval=(round(over.ratio.interval.low, 4), round(over.ratio.interval.high, 4))
+        if over and over.ratio.interval
+        else None,
+        runner_up=runner_up,
+        over_runner_up=round(beside.ratio.ratio, 4) if beside else None,
+    )
+
+
+def _comment(outcome: Outcome, tuned: Tuned) -> Iterator[str]:
+    judged = outcome.standings()[0].verdict
+    yield f"{outcome.chosen.writer} for {outcome.objective.goal} of {tuned.workload}"
+    yield f"on {tuned.storage}: {tuned.median}."
+    yield f"{tuned.finding}."
+    if judged and judged.status is Status.INVALID:
+        yield f"The figures are INVALID: {judged.reasons[0]}."
+    yield f"By iobench autotune, {tuned.date[:10]}. In the trainer:"
+    yield '    writer = iobench.load_writer("writer.toml")'
+
+
+def _format(tuning: Tuning) -> str:
+    """The format that most of the workload's bytes have."""
+    sizes: Counter[str] = Counter()
+    for spec in tuning.workload.files(tuning.rank):
+        sizes[spec.format] += spec.size_bytes
+    return max(sizes, key=lambda name: (sizes[name], name))
+
+
+def machine_words(header: TuningRecord) -> str:
+    """`vm, Linux 6.18, AMD EPYC, 2 CPUs, 23.54 GiB memory`."""
+    machine = header.machine
+    memory = machine["memory"]["total_bytes"]
+    parts = [
+        machine["hostname"],
+        f"Linux {machine['kernel']}",
+        machine["cpu"]["model"],
+        f"{machine['cpu']['usable_cpus']} CPUs",
+        f"{format_size(memory)} memory" if memory else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def storage_words(header: TuningRecord) -> str:
+    """`ext4 on vda`, `s3 at http://127.0.0.1:9000`."""
+    storage = header.storage
+    device = storage.get("device")
+    below = device["name"] if device else storage.get("endpoint") or storage.get("source")
+    joined = f" at {below}" if storage.get("endpoint") else f" on {below}"
+    return f"{storage.get('fs_type') or storage.get('kind')}{joined if below else ''}"

@@ -1,0 +1,78 @@
+"""What a tuning will take: the tuner's own decisions, on rates that a few short trials found."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from iobench.tune.budget import Budget
+from iobench.tune.candidate import Candidate
+from iobench.tune.measurement import Measurement, Step
+from iobench.tune.rig import Rig
+from iobench.tune.tuning import POOL_BYTES, Tuning
+
+__all__ = ["expected"]
+
+_NOISE = 0.03  # of a log, so that the race has something to decide
+
+
+def expected(tuning: Tuning) -> Budget:
+    """The time and bytes that `tuning` will spend, by one short trial of each known setting.
+
+    A setting that was not tried is taken to be as fast as its writer's default. Raises what the
+    tuning would: UsageError for a budget that is too small, IobenchError when everything fails.
+    """
+    probed: dict[str, Measurement] = {}
+    with Rig.on(
+        tuning.target,
+        workload=tuning.workload,
+        rank=tuning.rank,
+        objective=tuning.objective,
+        seed=tuning.seed,
+        pool_bytes=POOL_BYTES,
+        began_s=time.perf_counter(),
+    ) as rig:
+        step = Step(phase="probe", round=0, size_bytes=tuning.sizes().probe, verify=True)
+        for candidate in tuning.space.known:
+            measured = rig(candidate, step)
+            probed.setdefault(candidate.writer, measured)
+            probed[candidate.label] = measured
+    tuner = tuning.tuner(_Played(probed, step, tuning.seed), _Silence())
+    tuner.run()
+    return tuner.budget
+
+
+class _Played:
+    """Answers as fast as the probes were, in proportion to the size."""
+
+    def __init__(self, probed: Mapping[str, Measurement], step: Step, seed: int) -> None:
+        self._probed, self._step = probed, step
+        self._random = random.Random(seed)
+
+    def __call__(self, candidate: Candidate, step: Step) -> Measurement:
+        known = self._probed.get(candidate.label) or self._probed[candidate.writer]
+        if known.error:
+            return known
+        longer = step.size_bytes / self._step.size_bytes
+        noise = self._random.lognormvariate(0, _NOISE)
+        save = known.save and replace(known.save, elapsed_s=known.save.elapsed_s * noise)
+        took_s = known.took_s * max(1.0, longer)
+        return replace(
+            known,
+            took_s=took_s,
+            spent_s=took_s,
+            written_bytes=int(known.written_bytes * longer),
+            save=save,
+        )
+
+
+class _Silence:
+    """Tells nobody."""
+
+    def phase(self, what: str) -> None:
+        """Not told."""
+
+    def trial(self, candidate: Candidate, step: Step, figure: str) -> None:
+        """Not told."""

@@ -1,0 +1,217 @@
+"""Journal: every measurement of a tuning, one JSON line each, from which it can be gone on with.
+
+    {"schema": "iobench.tune/1", "kind": "tuning", ...}    what was asked, where, on which machine
+    {"schema": "iobench.tune/1", "kind": "trial", ...}     one per measurement, in order
+    {"schema": "iobench.tune/1", "kind": "end", ...}       how it ended; a resumed one goes on below
+
+Append-only. Decisions are not in it: they follow from the measurements.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from iobench.errors import ResultFileError
+from iobench.results import utc_now
+from iobench.results.codec import from_plain, to_plain
+from iobench.tune.candidate import Candidate
+from iobench.tune.measurement import Measurement, Phase, Step
+
+__all__ = ["SCHEMA", "Journal", "TrialRecord", "TuningRecord", "read_journal"]
+
+SCHEMA = "iobench.tune/1"
+_FAMILY, _VERSION = SCHEMA.split("/")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningRecord:
+    """The first line: everything that decides what a tuning asks for."""
+
+    kind: ClassVar[str] = "tuning"
+
+    started_at: str
+    command: tuple[str, ...]
+    iobench: str
+    asked: Mapping[str, Any]
+    machine: Mapping[str, Any]
+    storage: Mapping[str, Any]
+    fingerprint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialRecord:
+    """One measurement: of which candidate, in which step."""
+
+    kind: ClassVar[str] = "trial"
+
+    phase: Phase
+    round: int
+    size_bytes: int
+    verify: bool
+    writer: str
+    options: Mapping[str, Any]
+    origin: str
+    measured: Measurement
+
+    @classmethod
+    def of(cls, candidate: Candidate, step: Step, measured: Measurement) -> TrialRecord:
+        return cls(
+            phase=step.phase,
+            round=step.round,
+            size_bytes=step.size_bytes,
+            verify=step.verify,
+            writer=candidate.writer,
+            options=candidate.options.to_dict(),
+            origin=candidate.origin,
+            measured=measured,
+        )
+
+    def answers(self, candidate: Candidate, step: Step) -> bool:
+        """Whether it is the measurement of this candidate in this step."""
+        return self == TrialRecord.of(candidate, step, self.measured)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndRecord:
+    """How a sitting ended."""
+
+    kind: ClassVar[str] = "end"
+
+    at: str
+    status: Literal["complete", "interrupted", "failed"]
+    error: str | None = None
+
+
+@dataclass(kw_only=True)
+class Journal:
+    """An open journal: what it holds already, and where more is appended."""
+
+    path: Path
+    header: TuningRecord
+    trials: tuple[TrialRecord, ...] = ()
+    _fd: int = field(repr=False)
+
+    @classmethod
+    @contextmanager
+    def create(cls, path: Path, header: TuningRecord) -> Iterator[Journal]:
+        """A new journal. Raises ResultFileError when there is such a file, or none can be made."""
+        if path.exists():
+            raise ResultFileError(
+                f"{path} exists and is not overwritten; go on with it by --resume {path}, or "
+                "choose another --journal"
+            )
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            fd = os.open(path, flags, 0o666)
+        except OSError as error:
+            raise ResultFileError(f"{path} cannot be created: {error.strerror}") from error
+        journal = cls(path=path, header=header, _fd=fd)
+        with journal._closing():
+            journal._append(header)
+            yield journal
+
+    @classmethod
+    @contextmanager
+    def resume(cls, path: Path) -> Iterator[Journal]:
+        """The journal in `path`, opened to go on. Raises ResultFileError for anything else.
+
+        A line that a killed process left unfinished is cut off.
+        """
+        header, trials, whole = _read(path)
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        except OSError as error:
+            raise ResultFileError(f"{path} cannot be written: {error.strerror}") from error
+        journal = cls(path=path, header=header, trials=tuple(trials), _fd=fd)
+        with journal._closing():
+            os.ftruncate(fd, whole)
+            yield journal
+
+    def write(self, record: TrialRecord) -> None:
+        """Append one measurement. Raises ResultFileError; nothing of it stays then."""
+        self._append(record)
+
+    @contextmanager
+    def _closing(self) -> Iterator[None]:
+        """End the journal with how the block ended, and close it."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._end("interrupted")
+            raise
+        except BaseException as error:
+            self._end("failed", " ".join(f"{type(error).__name__}: {error}".split()))
+            raise
+        else:
+            self._end("complete")
+
+    def _end(
+        self, status: Literal["complete", "interrupted", "failed"], error: str | None = None
+    ) -> None:
+        try:
+            self._append(EndRecord(at=utc_now(), status=status, error=error))
+            os.fsync(self._fd)
+        finally:
+            os.close(self._fd)
+
+    def _append(self, record: TuningRecord | TrialRecord | EndRecord) -> None:
+        values = {"schema": SCHEMA, "kind": record.kind, **to_plain(record)}
+        data = (json.dumps(values, allow_nan=False) + "\n").encode("ascii")
+        before = os.fstat(self._fd).st_size
+        try:
+            written = os.write(self._fd, data)
+            while written < len(data):
+                written += os.write(self._fd, data[written:])
+        except OSError as error:
+            os.ftruncate(self._fd, before)
+            raise ResultFileError(f"{self.path} cannot be written: {error.strerror}") from error
+
+
+def read_journal(path: Path) -> tuple[TuningRecord, list[TrialRecord]]:
+    """Header and measurements of the journal in `path`. Raises ResultFileError for another."""
+    header, trials, _ = _read(path)
+    return header, trials
+
+
+def _read(path: Path) -> tuple[TuningRecord, list[TrialRecord], int]:
+    """The header, the trials, and how many bytes of whole lines there are."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ResultFileError(f"{path} cannot be read: {error.strerror}") from error
+    whole = data.rfind(b"\n") + 1
+    header: TuningRecord | None = None
+    trials: list[TrialRecord] = []
+    for number, line in enumerate(data[:whole].splitlines(), 1):
+        try:
+            values = json.loads(line)
+            _check_schema(values)
+            if header is None:
+                if values.get("kind") != TuningRecord.kind:
+                    raise ValueError("the first line is no header")
+                header = from_plain(TuningRecord, values)
+            elif values.get("kind") == TrialRecord.kind:
+                trials.append(from_plain(TrialRecord, values))
+        except ValueError as error:
+            raise ResultFileError(f"{path}, line {number}: {error}") from error
+    if header is None:
+        raise ResultFileError(f"{path} is no journal of iobench autotune: it has no header")
+    return header, trials, whole
+
+
+def _check_schema(values: Any) -> None:
+    schema = values.get("schema") if isinstance(values, dict) else None
+    family, _, version = schema.partition("/") if isinstance(schema, str) else ("", "", "")
+    if family != _FAMILY or not version.isdecimal():
+        raise ValueError("no record of a journal of iobench autotune")
+    if int(version) > int(_VERSION):
+        raise ValueError(
+            f"written by a newer iobench (schema {schema}); upgrade iobench to read it"
+        )

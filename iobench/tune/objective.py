@@ -1,0 +1,122 @@
+"""Objective: what is to be small, and the limits that a setting must keep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from iobench.bench.stats import median
+from iobench.errors import UsageError
+from iobench.results.records import Sample
+from iobench.train import goodput, intervals
+from iobench.train.costs import Costs
+from iobench.train.job import Job
+from iobench.tune.measurement import Measurement
+from iobench.tune.stall import SAVES as STALL_SAVES
+from iobench.units import GIB, format_rate, format_seconds, format_size
+
+__all__ = ["Goal", "Objective"]
+
+Goal = Literal["save", "restore", "balanced", "stall", "goodput"]
+
+_LEAST_ETTR = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """What a tuning minimises. Losses are positive; half the loss is twice as good.
+
+    They are compared between checkpoints of one size only.
+
+    save       seconds per byte until a checkpoint is durable
+    restore    seconds per byte of a cold restore
+    balanced   their geometric mean
+    stall      seconds that an asynchronous checkpoint stops training: see `iobench.tune.stall`
+    goodput    what saves, restores and failures of `job` add to each second of training, 1 / ETTR
+               - 1, at the best interval for `full_bytes` on each node (iobench.train.goodput)
+    """
+
+    goal: str = "save"
+    job: Job | None = None
+    full_bytes: int = 0
+    max_memory_bytes: int | None = None
+    max_cpu_s_per_gib: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.goal not in get_args(Goal):
+            raise UsageError(f"--objective {self.goal}: must be one of {', '.join(get_args(Goal))}")
+        if self.goal == "goodput" and self.job is None:
+            raise UsageError("--objective goodput: how large is the job? Give --nodes")
+        if self.goal != "goodput" and self.job is not None:
+            raise UsageError(f"--nodes is of --objective goodput, and this is {self.goal}")
+
+    @property
+    def restores(self) -> bool:
+        """Whether restores are measured, and not only verified at the end."""
+        return self.goal in ("restore", "balanced", "goodput")
+
+    @property
+    def writes(self) -> int:
+        """How many times its size a trial writes."""
+        return STALL_SAVES if self.goal == "stall" else 1
+
+    def loss(self, one: Measurement) -> float:
+        """The loss of a measurement without error."""
+        if self.goal == "stall":
+            assert one.stall_s is not None
+            return one.stall_s
+        if self.goal == "save":
+            return _s_per_byte(one.save)
+        if self.goal == "restore":
+            return _s_per_byte(one.restore)
+        save, restore = _s_per_byte(one.save), _s_per_byte(one.restore)
+        if self.goal == "balanced":
+            return math.sqrt(save * restore)
+        return 1 / self.ettr(save, restore) - 1
+
+    def ettr(self, save_s_per_byte: float, restore_s_per_byte: float) -> float:
+        """ETTR at the best interval of synchronous saves."""
+        assert self.job is not None
+        costs = Costs(
+            blocking_s=save_s_per_byte * self.full_bytes,
+            restore_s=restore_s_per_byte * self.full_bytes,
+        )
+        interval_s = intervals.optimal(costs.blocking_s, self.job.mtbf_s)
+        return max(goodput.ettr(interval_s, costs, self.job), _LEAST_ETTR)
+
+    def over(self, measured: Sequence[Measurement]) -> str:
+        """Which limit the measurements of one setting exceed, in words; empty for none.
+
+        Memory by the most, CPU by the median of three or more: one sample of CPU time is noisy.
+        """
+        most, limit = self.max_memory_bytes, self.max_cpu_s_per_gib
+        memory = max((one.memory_bytes or 0 for one in measured), default=0)
+        if most is not None and memory > most:
+            return f"{format_size(memory)} of memory, --max-memory is {format_size(most)}"
+        if limit is None:
+            return ""
+        for samples in ([one.save for one in measured], [one.restore for one in measured]):
+            cpus = [cpu_s_per_gib(sample) for sample in samples if sample is not None]
+            if len(cpus) > 2 and median(cpus) > limit:
+                return f"{median(cpus):.2f} CPU s/GiB, --max-cpu is {limit:g}"
+        return ""
+
+    def show(self, loss: float, size_bytes: int) -> str:
+        """A loss as a person reads it: a rate, a stall, or ETTR."""
+        if self.goal == "stall":
+            return f"{format_seconds(loss)} per {format_size(size_bytes)}"
+        if self.goal == "goodput":
+            return f"ETTR {1 / (1 + loss):.4f}"
+        return format_rate(1 / loss)
+
+
+def cpu_s_per_gib(sample: Sample) -> float:
+    """CPU seconds of the process, user and system, per GiB moved."""
+    return sample.cpu_s / (sample.bytes / GIB)
+
+
+def _s_per_byte(sample: Sample | None) -> float:
+    assert sample is not None
+    return sample.elapsed_s / sample.bytes

@@ -1,0 +1,166 @@
+"""Outcome: what a tuning found, how sure it is, and the writer's file that says so."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from iobench.bench.comparison import Difference, Finding
+from iobench.bench.stats import Interval, bootstrap_median_interval, median
+from iobench.bench.verdict import Context, combine, judge, with_verification
+from iobench.bench.verdict import Verdict as SampleVerdict
+from iobench.results.records import Sample
+from iobench.tune.budget import Budget
+from iobench.tune.candidate import Candidate
+from iobench.tune.confirm import Confirmation, Verdict
+from iobench.tune.measurement import Measurement, Step
+from iobench.tune.objective import Objective, cpu_s_per_gib
+from iobench.tune.race import Status, Trial
+from iobench.tune.space import Space
+
+__all__ = ["Outcome", "Standing"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """One setting of the confirmation, all from its fresh samples.
+
+    `loss` is the median, `interval` its 95 % bootstrap interval. `over_baseline` is how many times
+    better it is than the baseline, round by round; None for the baseline itself. `verdict` is that
+    of the samples that the objective counts, None where they are stalls.
+    """
+
+    candidate: Candidate
+    samples: int
+    loss: float
+    interval: Interval | None
+    over_baseline: Difference | None
+    cpu_s_per_gib: float | None
+    memory_bytes: int | None
+    paths: tuple[str, ...]
+    verdict: SampleVerdict | None
+    save_s: float | None
+    restore_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Everything that a tuning has to tell. `size_bytes` is what a confirmation asked for."""
+
+    space: Space
+    objective: Objective
+    budget: Budget
+    size_bytes: int
+    trials: Mapping[str, Trial[Candidate]]
+    history: Mapping[str, list[tuple[Step, Measurement]]]
+    confirmation: Confirmation
+    verdict: Verdict
+    context: Context
+    """What its samples are judged against; its `workload_bytes` are not used."""
+    notes: tuple[str, ...]
+
+    @property
+    def chosen(self) -> Candidate:
+        """The setting that the writer's file holds."""
+        return self.trials[self.verdict.chosen].candidate
+
+    @property
+    def baseline(self) -> str | None:
+        """The label of what ratios are to; None where it failed."""
+        label = self.confirmation.baseline
+        return label if label in self.confirmation.able else None
+
+    @property
+    def runner_up(self) -> str | None:
+        """The best of the confirmation but for the chosen one and the baseline."""
+        others = [
+            one.candidate.label
+            for one in self.standings()
+            if one.candidate.label not in (self.verdict.chosen, self.baseline)
+        ]
+        return others[0] if others else None
+
+    def standings(self) -> list[Standing]:
+        """The confirmed settings: the chosen one, then the others, the best first."""
+        found = [self._standing(name) for name in self.confirmation.able]
+        return sorted(found, key=lambda one: (one.candidate.label != self.verdict.chosen, one.loss))
+
+    def counts(self) -> dict[str, int]:
+        """How many settings met which fate."""
+        return dict(Counter(trial.status.value for trial in self.trials.values()))
+
+    def failures(self) -> dict[str, str]:
+        """What failed or went over a limit, and how."""
+        ended = {
+            name: trial.cause
+            for name, trial in self.trials.items()
+            if trial.status in (Status.FAILED, Status.OVER)
+        }
+        return ended | self.confirmation.failed
+
+    def reasons(self) -> Iterator[str]:
+        """How sure it is, in sentences."""
+        chosen, verdict = self.verdict.chosen, self.verdict
+        leader = self.confirmation.contenders[0]
+        if self.baseline and chosen == self.baseline:
+            yield f"nothing was shown better than {chosen}, the baseline, so it stays"
+        elif verdict.over_baseline is not None:
+            yield f"{chosen} is {_words(verdict.over_baseline)} {self.baseline}"
+        for other in verdict.equals:
+            if other != self.baseline:
+                yield f"no difference shown between {chosen} and {other}: either will do"
+        if verdict.refuted:
+            yield f"{leader} led the race, and the confirmation did not bear that out"
+        yield from self.notes
+
+    def _standing(self, name: str) -> Standing:
+        losses = list(self.confirmation.losses[name].values())
+        fresh = [m for step, m in self.history[name] if step.phase == "confirm"]
+        counted = self._counted(fresh)
+        both = [one for m in fresh for one in (m.save, m.restore) if one is not None]
+        memory = [m.memory_bytes for _, m in self.history[name] if m.memory_bytes is not None]
+        return Standing(
+            candidate=self.trials[name].candidate,
+            samples=len(losses),
+            loss=median(losses),
+            interval=bootstrap_median_interval(losses),
+            over_baseline=None
+            if name == self.baseline or self.baseline is None
+            else self.confirmation.compare(name, self.baseline),
+            cpu_s_per_gib=median([cpu_s_per_gib(one) for one in counted]) if counted else None,
+            memory_bytes=max(memory, default=None),
+            paths=tuple(dict.fromkeys(path for one in both for path in one.paths)),
+            verdict=combine([self._judge(one) for one in counted]) if counted else None,
+            save_s=_seconds([m.save for m in fresh]),
+            restore_s=_seconds([m.restore for m in fresh]),
+        )
+
+    def _counted(self, fresh: list[Measurement]) -> list[Sample]:
+        """The samples that the objective is about, saves with the proof of a restore."""
+        goal = self.objective.goal
+        operations = {"save": ("save",), "restore": ("restore",), "stall": ()}
+        samples = [one for m in fresh for one in (m.save, m.restore) if one is not None]
+        return [
+            one
+            for one in with_verification(samples)
+            if one.operation in operations.get(goal, ("save", "restore"))
+        ]
+
+    def _judge(self, sample: Sample) -> SampleVerdict:
+        return judge(sample, replace(self.context, workload_bytes=sample.bytes))
+
+
+def _seconds(samples: list[Sample | None]) -> float | None:
+    found = [one.elapsed_s for one in samples if one is not None]
+    return median(found) if found else None
+
+
+def _words(difference: Difference) -> str:
+    """`5.90 times as good as (5.10 - 6.40)`, or that no difference was shown to."""
+    interval = difference.ratio.interval
+    span = f" ({interval.low:.2f} - {interval.high:.2f})" if interval else ""
+    figure = f"{difference.ratio.ratio:.2f}{span}"
+    if difference.finding is Finding.NONE:
+        return f"not shown to differ from ({figure} times)"
+    return f"{figure} times as good as"

@@ -1,0 +1,96 @@
+"""Refine: new settings near a leader, proposed by optuna (extra `tune`) from what was measured."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from iobench.tune.candidate import Candidate
+from iobench.tune.space import Space
+
+__all__ = ["MISSING", "Refiner", "optuna_missing"]
+
+MISSING = (
+    "optuna is not installed, so the neighbourhood of the leaders was not refined; "
+    "pip install 'iobench[tune]'"
+)
+_TRIES = 30  # proposals that are known already, before it is taken that there are no more
+
+
+def optuna_missing() -> bool:
+    """Whether the package that proposes settings is not there."""
+    return importlib.util.find_spec("optuna") is None
+
+
+class Refiner:
+    """Proposes settings of one writer: steps around its leader first, then what optuna's TPE asks.
+
+    Optuna is used by ask and tell, one study per writer, with equal seeds and equal scores
+    proposing the same. Scores are logarithms of losses relative to a leader's: negative is better.
+    """
+
+    def __init__(self, space: Space, leader: Candidate, seed: int) -> None:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._dimensions = space.dimensions[leader.writer]
+        self._writer = leader.writer
+        self._distributions: dict[str, Any] = {
+            one.option: optuna.distributions.IntDistribution(0, len(one.values) - 1)
+            for one in self._dimensions
+        }
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            sampler = optuna.samplers.TPESampler(
+                seed=seed, n_startup_trials=1, multivariate=True, constant_liar=True
+            )
+        self._study = optuna.create_study(sampler=sampler)
+        self._asked: dict[str, Any] = {}
+        self._near = iter(space.neighbours(leader))
+
+    def propose(self, count: int, known: Collection[str]) -> list[Candidate]:
+        """At most `count` settings that are not `known`; fewer when it finds no more."""
+        found: dict[str, Candidate] = {}
+        proposals = self._proposals(count)
+        while len(found) < count and (one := next(proposals, None)) is not None:
+            if one.label not in known:
+                found.setdefault(one.label, one)
+        return list(found.values())
+
+    def tell(self, candidate: Candidate, score: float) -> None:
+        """How `candidate` did; of another writer or off the dimensions' values nothing is told."""
+        import optuna
+
+        if candidate.label in self._asked:
+            self._study.tell(self._asked.pop(candidate.label), score)
+            return
+        params = self._indices(candidate)
+        if params is not None:
+            self._study.add_trial(
+                optuna.trial.create_trial(
+                    params=params, distributions=self._distributions, value=score
+                )
+            )
+
+    def _proposals(self, count: int) -> Iterator[Candidate]:
+        """Half of `count` from next to the leader, the rest asked for."""
+        for _ in range(count // 2):
+            if (near := next(self._near, None)) is not None:
+                yield near
+        for _ in range(_TRIES):
+            trial = self._study.ask(self._distributions)
+            values = {one.option: one.values[trial.params[one.option]] for one in self._dimensions}
+            candidate = Candidate.of(self._writer, values, "refined")
+            self._asked.setdefault(candidate.label, trial)
+            yield candidate
+        yield from self._near
+
+    def _indices(self, candidate: Candidate) -> dict[str, Any] | None:
+        if candidate.writer != self._writer:
+            return None
+        own = candidate.options.to_dict()
+        if any(own[one.option] not in one.values for one in self._dimensions):
+            return None
+        return {one.option: one.values.index(own[one.option]) for one in self._dimensions}

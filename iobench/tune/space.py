@@ -1,0 +1,164 @@
+"""Space: every setting that a tuning may try on a target, from the writers' own option ranges."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from iobench.errors import IobenchError, UnavailableError, UnknownNameError, UsageError
+from iobench.tune.candidate import Candidate
+from iobench.units import MIB
+from iobench.writers import registry
+from iobench.writers.base import Writer
+from iobench.writers.options import OptionInfo
+
+__all__ = ["Dimension", "Space", "space_of"]
+
+_BASELINE = "buffered"
+_KNOWN_GOOD: Mapping[str, tuple[Mapping[str, Any], ...]] = {
+    "odirect": ({"block_size": 32 * MIB}, {"block_size": 16 * MIB, "threads": 2}),
+    "uncached": ({"threads": 4},),
+    "uring": ({"block_size": 4 * MIB, "iodepth": 8},),
+    "s3": ({"threads": 16}, {"part_size": 16 * MIB, "threads": 4}),
+}
+"""Settings beside the defaults that did well somewhere: docs/decisions/0004, 0010, docs/s3.md."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dimension:
+    """One option of one writer and the values that a tuner shall try, its default among them."""
+
+    option: str
+    values: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, info: OptionInfo) -> Dimension:
+        default = () if info.default in info.search else (info.default,)
+        return cls(option=info.name, values=(*info.search, *default))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """The writers that work on a target, each with its dimensions.
+
+    `known` are the settings to begin with, the baseline first. `left_out` says of each other writer
+    why it takes no part.
+    """
+
+    dimensions: Mapping[str, tuple[Dimension, ...]]
+    known: tuple[Candidate, ...]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def baseline(self) -> Candidate:
+        """What a winner must be better than: `buffered`, or the first writer's defaults."""
+        return self.known[0]
+
+    @property
+    def size(self) -> int:
+        """How many settings there are."""
+        return sum(self.size_of(writer) for writer in self.dimensions)
+
+    def size_of(self, writer: str) -> int:
+        """How many settings `writer` has."""
+        return math.prod(len(one.values) for one in self.dimensions[writer])
+
+    def draw(
+        self, writers: Sequence[str], count: int, known: Collection[str], rng: random.Random
+    ) -> list[Candidate]:
+        """At most `count` new settings at random, about as many of each of `writers`.
+
+        None of them has a label in `known`; fewer where the writers have no more.
+        """
+        pools = {name: self._shuffled(name, known, rng) for name in writers}
+        drawn: list[Candidate] = []
+        while pools and len(drawn) < count:
+            for name in list(pools):
+                found = next(pools[name], None)
+                if found is None:
+                    del pools[name]
+                elif len(drawn) < count:
+                    drawn.append(found)
+        return drawn
+
+    def neighbours(self, candidate: Candidate) -> list[Candidate]:
+        """All settings one step away from `candidate` in one option."""
+        found = []
+        own = candidate.options.to_dict()
+        for dimension in self.dimensions[candidate.writer]:
+            at = _nearest(dimension, own[dimension.option])
+            for step in (-1, 1):
+                if 0 <= at + step < len(dimension.values):
+                    values = own | {dimension.option: dimension.values[at + step]}
+                    found.append(Candidate.of(candidate.writer, values, "refined"))
+        return found
+
+    def _shuffled(
+        self, writer: str, known: Collection[str], rng: random.Random
+    ) -> Iterator[Candidate]:
+        """The settings of `writer` that are not known, each once, in random order."""
+        dimensions = self.dimensions[writer]
+        for position in rng.sample(range(self.size_of(writer)), self.size_of(writer)):
+            values = {}
+            for one in dimensions:
+                position, index = divmod(position, len(one.values))
+                values[one.option] = one.values[index]
+            found = Candidate.of(writer, values, "drawn")
+            if found.label not in known:
+                yield found
+
+
+def space_of(target: str, names: Sequence[str] | None = None) -> Space:
+    """The space of the writers that work on `target`, found by trying; of `names` only, if given.
+
+    Raises UnknownNameError for a name, UnavailableError, with every reason, when no writer works.
+    """
+    for name in names or ():
+        if name not in registry.names():
+            raise UnknownNameError("writer", name, registry.names())
+    works: dict[str, Writer] = {}
+    left_out: list[str] = []
+    for name in names or registry.names():
+        try:
+            writer = registry.make(name)
+            if not writer.stores:
+                continue
+            writer.check_scheme(target)
+            writer.require(target)
+        except UsageError as error:
+            if names:
+                left_out.append(str(error))
+        except IobenchError as error:
+            left_out.append(str(error))
+        else:
+            works[name] = writer
+    if not works:
+        raise UnavailableError("every writer", "; ".join(left_out) or f"none stores in {target}.")
+    first = _BASELINE if _BASELINE in works else next(iter(works))
+    known = [Candidate(writer=first, options=works[first].options, origin="baseline")]
+    for name, writer in works.items():
+        settings: list[Mapping[str, Any]] = [{}, *_KNOWN_GOOD.get(name, ())]
+        known += [
+            Candidate.of(name, writer.options.to_dict() | dict(values), "known-good")
+            for values in settings
+            if name != first or values
+        ]
+    return Space(
+        dimensions={name: _dimensions(writer) for name, writer in works.items()},
+        known=tuple(known),
+        left_out=tuple(left_out),
+    )
+
+
+def _dimensions(writer: Writer) -> tuple[Dimension, ...]:
+    return tuple(Dimension.of(info) for info in writer.options.describe() if info.search)
+
+
+def _nearest(dimension: Dimension, value: Any) -> int:
+    """The position of `value`, or of the value next to it where it is not in the dimension."""
+    if value in dimension.values:
+        return dimension.values.index(value)
+    return min(range(len(dimension.values)), key=lambda i: abs(dimension.values[i] - value))

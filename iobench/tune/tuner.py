@@ -1,0 +1,404 @@
+"""Tuner: which trial comes next, from the first probe to the confirmation."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from iobench.bench.comparison import LEAST_SAMPLES
+from iobench.bench.verdict import Context
+from iobench.errors import IobenchError, UsageError
+from iobench.tune.budget import Budget
+from iobench.tune.candidate import Candidate
+from iobench.tune.confirm import Confirmation
+from iobench.tune.measurement import Measure, Measurement, Phase, Step
+from iobench.tune.objective import Objective
+from iobench.tune.outcome import Outcome
+from iobench.tune.race import Race, Status
+from iobench.tune.refine import MISSING, Refiner, optuna_missing
+from iobench.tune.sizes import Sizes
+from iobench.tune.space import Space
+from iobench.units import format_seconds, format_size
+
+__all__ = ["Progress", "Tuner"]
+
+_ROUNDS = 2  # of a rung: the fewest in which one can be shown worse
+_FINALISTS = 4
+_MOST_DRAWN = 32
+_HOPELESS = 2.0  # times the leader's loss at known-good settings: others will not make that good
+_BATCH = 4  # settings proposed at once
+_CONTENDERS = 4  # of the confirmation: leader, runner-up, best known setting, baseline
+_CONFIRMATIONS = 6  # of fewer no interval holds the median with 95 %
+_MOST_CONFIRMATIONS = 9  # from which on the interval may leave out an extreme sample
+_SLACK = 1.25  # trials are taken to last this much longer than they did
+
+# What must be left of the race's share of the budget when a part of it ends.
+_AFTER_DRAWN, _AFTER_HALVING, _AFTER_REFINING = 0.50, 0.35, 0.15
+
+
+class Progress(Protocol):
+    """Is told what happens."""
+
+    def phase(self, what: str) -> None:
+        """A part of the tuning begins."""
+
+    def trial(self, candidate: Candidate, step: Step, figure: str) -> None:
+        """A measurement was made: `figure` is its rate or its error."""
+
+
+@dataclass(kw_only=True)
+class Tuner:
+    """Finds the setting with the least loss. Pure but for `measure` and `progress`.
+
+    `written_bytes` tells what a trial of a size writes. The same answers of both lead to the same
+    trials and the same outcome.
+    """
+
+    space: Space
+    objective: Objective
+    budget: Budget
+    sizes: Sizes
+    measure: Measure
+    written_bytes: Callable[[int], int]
+    progress: Progress
+    seed: int
+    context: Context = field(default_factory=lambda: Context(workload_bytes=0))
+    race: Race[Candidate] = field(default_factory=Race, init=False)
+    history: dict[str, list[tuple[Step, Measurement]]] = field(default_factory=dict, init=False)
+    notes: list[str] = field(default_factory=list, init=False)
+    _round: int = field(default=0, init=False)
+    _reserve_s: float = field(default=0.0, init=False)
+    _reserve_bytes: int = field(default=0, init=False)
+    _race_s: float = field(default=1.0, init=False)
+    _race_bytes: int = field(default=1, init=False)
+
+    def run(self) -> Outcome:
+        """Probe, race, refine, confirm.
+
+        Raises UsageError when the budget is too small for one round, IobenchError when every
+        candidate fails or the confirmation could not be finished.
+        """
+        self._random = random.Random(self.seed)
+        self._probe()
+        self._share_out()
+        self._known_good()
+        self._drawn()
+        self._refine()
+        self._final()
+        return self._confirm()
+
+    # The parts, in their order.
+
+    def _probe(self) -> None:
+        """One short trial of each known setting: does it work, and how fast, roughly?"""
+        size = self.sizes.probe
+        needed = sum(self.written_bytes(size) for _ in self.space.known)
+        if needed > self.budget.max_bytes:
+            raise self._too_small("--max-bytes", format_size(needed))
+        self.progress.phase(f"{len(self.space.known)} known settings, probed")
+        for candidate in self.space.known:
+            self.race.join(candidate.label, candidate)
+        self._measure_all("probe", [one.label for one in self.space.known], size, record=False)
+        self._check_able()
+
+    def _share_out(self) -> None:
+        """Choose sizes that the budget affords; the rest after the confirmation is the race's."""
+        running = list(self.race.running)
+        for size in self.sizes.candidates():
+            self.sizes.confirm = size
+            contenders = min(_CONTENDERS, self.space.size)
+            slowest = [self._expected_s(self.space.baseline.label, size)]
+            slowest += [self._expected_s(name, size) for name in self._by_probe(running)[:3]]
+            self._reserve_bytes = _CONFIRMATIONS * contenders * self.written_bytes(size)
+            # Once more, as the first time everything is also restored.
+            self._reserve_s = _SLACK * (_CONFIRMATIONS + 1) * sum(slowest)
+            race_bytes = len(running) * self.written_bytes(self.sizes.small)
+            race_s = sum(self._expected_s(name, self.sizes.small) for name in running)
+            self._race_bytes = self.budget.left_bytes - self._reserve_bytes
+            self._race_s = self.budget.left_s - self._reserve_s
+            if _ROUNDS * race_bytes <= self._race_bytes and _ROUNDS * race_s <= self._race_s:
+                return
+        if race_bytes > self._race_bytes:
+            needed = self.budget.written_bytes + race_bytes + self._reserve_bytes
+            raise self._too_small("--max-bytes", format_size(needed))
+        if race_s > self._race_s:
+            needed_s = self.budget.spent_s + race_s + self._reserve_s
+            raise self._too_small("--max-time", f"about {format_seconds(needed_s)}")
+
+    def _known_good(self) -> None:
+        self.progress.phase(
+            f"race of {len(self.race.running)} known settings, "
+            f"{format_size(self.sizes.small)} at a time"
+        )
+        self._rung("race", self.sizes.small, until=0.0)
+
+    def _drawn(self) -> None:
+        """Random settings of the writers in contention; then half of all, and half again."""
+        best = {
+            writer: min(ratios)
+            for writer in self.space.dimensions
+            if (ratios := self._ratios_of(writer))
+        }
+        hopeful = [writer for writer, ratio in best.items() if ratio <= _HOPELESS]
+        for writer, ratio in best.items():
+            if writer not in hopeful:
+                others = self.space.size_of(writer) - 1
+                self.notes.append(
+                    f"{writer}: {ratio:.1f} times the leader's loss at its best known setting; "
+                    f"its {others} other settings were not tried"
+                )
+        count = self._affordable(self.sizes.small, _ROUNDS, until=_AFTER_DRAWN)
+        count = min(_MOST_DRAWN, count - len(self.race.running))
+        for one in self.space.draw(hopeful, count, self.race.trials.keys(), self._random):
+            self.race.join(one.label, one)
+        self.progress.phase(f"race of {len(self.race.running)} settings, drawn ones among them")
+        self._rung("race", self.sizes.small, until=_AFTER_HALVING)
+        while (running := len(self.race.running)) > _FINALISTS:
+            keep = max(_FINALISTS, math.ceil(running / 2))
+            self.race.cut(keep, f"{keep} others did better, {running} ran")
+            if not self._rung("race", self.sizes.large, until=_AFTER_HALVING):
+                break
+        self.race.cut(2 * _FINALISTS, "others did better when the share of the budget was spent")
+
+    def _refine(self) -> None:
+        """Settings near the leaders, in batches that are raced against them."""
+        if optuna_missing():
+            self.notes.append(MISSING)
+            return
+        refiners: dict[str, Refiner] = {}
+        while True:
+            leaders = self.race.ranked()[:2]
+            count = self._affordable(self.sizes.small, _ROUNDS, until=_AFTER_REFINING)
+            batch: list[Candidate] = []
+            for leader in leaders:
+                candidate = self.race.trials[leader].candidate
+                if candidate.writer not in refiners:
+                    refiners[candidate.writer] = self._refiner(candidate)
+                share = min(_BATCH, count - len(leaders)) // len(leaders)
+                known = {*self.race.trials, *(one.label for one in batch)}
+                batch += refiners[candidate.writer].propose(share, known) if share > 0 else []
+            if not batch:
+                return
+            self.progress.phase(f"{len(batch)} settings near {' and '.join(leaders)}")
+            for one in batch:
+                self.race.join(one.label, one)
+            names = [*leaders, *(one.label for one in batch)]
+            if not self._rung("refine", self.sizes.small, until=_AFTER_REFINING, names=names):
+                return
+            for one in batch:
+                refiners[one.writer].tell(one, self._score(one.label, leaders[0]))
+            self.race.cut(2 * _FINALISTS, "others near the leaders did better")
+
+    def _final(self) -> None:
+        """The last few, at twice the size, as long as the budget lasts or one is left."""
+        self.progress.phase(f"race of the last {len(self.race.running)}")
+        while len(self.race.running) > 1:
+            names = self.race.ranked()[:_FINALISTS]
+            if not self._rung("race", self.sizes.large, until=0.0, names=names):
+                return
+
+    def _confirm(self) -> Outcome:
+        """Fresh samples of the leader, the runner-up, the best known setting and the baseline."""
+        ranked = self.race.ranked()
+        contenders = self._contenders(ranked)
+        confirmation = Confirmation(contenders=contenders, baseline=self.space.baseline.label)
+        size = self.sizes.confirm
+        self.progress.phase(
+            f"confirmation of {', '.join(contenders)}, {format_size(size)} at a time"
+        )
+        order = list(contenders)
+        for number in range(_MOST_CONFIRMATIONS):
+            able = confirmation.able
+            expected_s = sum(self._expected_s(name, size) for name in able)
+            room = self.budget.left_bytes >= len(able) * self.written_bytes(size)
+            if not room or (number >= LEAST_SAMPLES and self.budget.left_s < _SLACK * expected_s):
+                break
+            if self.budget.left_s < -self._reserve_s:  # far slower than it ever was
+                break
+            if number % 2 == 0:
+                self._random.shuffle(order)
+            else:
+                order.reverse()
+            taking_part = [name for name in order if name in able]
+            self._confirm_once(confirmation, taking_part, verify=number == 0)
+        verdict = confirmation.verdict()
+        if verdict is None:
+            why = "; ".join(f"{name}: {cause}" for name, cause in confirmation.failed.items())
+            raise IobenchError(
+                "the confirmation could not be finished, so no winner is named: "
+                + (why or "the budget is spent; give more --max-time or --max-bytes")
+            )
+        return Outcome(
+            space=self.space,
+            objective=self.objective,
+            budget=self.budget,
+            size_bytes=size,
+            trials=self.race.trials,
+            history=self.history,
+            confirmation=confirmation,
+            verdict=verdict,
+            context=self.context,
+            notes=tuple(self.notes),
+        )
+
+    def _confirm_once(
+        self, confirmation: Confirmation, order: Sequence[str], *, verify: bool
+    ) -> None:
+        self._round += 1
+        for name in order:
+            step = Step(
+                phase="confirm", round=self._round, size_bytes=self.sizes.confirm, verify=verify
+            )
+            measured = self._measure(name, step)
+            fresh = [m for s, m in self.history[name] if s.phase == "confirm"]
+            why = measured.error or self.objective.over(fresh)
+            if why:
+                confirmation.fail(name, why)
+            else:
+                confirmation.record(name, self._round, self.objective.loss(measured))
+
+    # What they are made of.
+
+    def _rung(
+        self, phase: Phase, size: int, *, until: float, names: Sequence[str] | None = None
+    ) -> bool:
+        """Two rounds of `names`, or of all who run; who is shown worse is dropped.
+
+        In random order, then in that order backwards: a storage that grows slower, or faster, does
+        so for all alike. Goes on while more than `until` of the race's share is left. False if it
+        could not begin.
+        """
+        order = list(names or self.race.running)
+        self._random.shuffle(order)
+        for number in range(_ROUNDS):
+            taking_part = [n for n in reversed(order) if self.race.trials[n].running]
+            order = taking_part
+            if len(taking_part) < (2 if number else 1):
+                return True
+            if self._left() - self._share(taking_part, size) < until:
+                return number > 0
+            self._measure_all(phase, taking_part, size)
+            self._check_able()
+            self.race.judge()
+        return True
+
+    def _measure_all(
+        self, phase: Phase, names: Iterable[str], size: int, *, record: bool = True
+    ) -> None:
+        """One round: each of `names` once."""
+        self._round += 1
+        for name in names:
+            measured = self._measure(name, Step(phase=phase, round=self._round, size_bytes=size))
+            trial = self.race.trials[name]
+            if measured.error:
+                trial.end(Status.FAILED, measured.error)
+                continue
+            if record:
+                trial.losses[self._round] = self.objective.loss(measured)
+            if over := self.objective.over([m for _, m in self.history[name]]):
+                trial.end(Status.OVER, over)
+
+    def _measure(self, name: str, step: Step) -> Measurement:
+        candidate = self.race.trials[name].candidate
+        measured = self.measure(candidate, step)
+        self.budget.spend(measured)
+        self.history.setdefault(name, []).append((step, measured))
+        figure = measured.error or self.objective.show(
+            self.objective.loss(measured), step.size_bytes
+        )
+        self.progress.trial(candidate, step, figure)
+        return measured
+
+    def _contenders(self, ranked: Sequence[str]) -> list[str]:
+        """Leader, runner-up, best known setting and baseline, each once."""
+        known = [name for name in self._by_probe(self.race.trials) if self._known(name)]
+        tried = self.race.ranked(name for name in known if self._whole(name))
+        best_known = tried or known
+        chosen = [*ranked[:2], *best_known[:1]]
+        if self._whole(self.space.baseline.label):
+            chosen.append(self.space.baseline.label)
+        return list(dict.fromkeys(chosen))
+
+    def _known(self, name: str) -> bool:
+        return self.race.trials[name].candidate.well_known and self._whole(name)
+
+    def _whole(self, name: str) -> bool:
+        """Whether it has done what it must so far, however slowly."""
+        return self.race.trials[name].status not in (Status.FAILED, Status.OVER)
+
+    def _by_probe(self, names: Iterable[str]) -> list[str]:
+        """Those probed without an error, the best first."""
+        found = {
+            name: self.objective.loss(self.history[name][0][1])
+            for name in names
+            if name in self.history and not self.history[name][0][1].error
+        }
+        return sorted(found, key=found.__getitem__)
+
+    def _ratios_of(self, writer: str) -> list[float]:
+        """How a writer's settings compare with the leader."""
+        leader = self.race.ranked()[0]
+        ratios = [
+            self.race.ratio(name, leader)
+            for name, trial in self.race.trials.items()
+            if trial.candidate.writer == writer and trial.losses and self._whole(name)
+        ]
+        return [ratio for ratio in ratios if ratio is not None]
+
+    def _refiner(self, leader: Candidate) -> Refiner:
+        """A refiner that knows every setting that was raced."""
+        refiner = Refiner(self.space, leader, self.seed)
+        first = self.race.ranked()[0]
+        for name, trial in self.race.trials.items():
+            if trial.losses and self._whole(name) and self.race.ratio(name, first) is not None:
+                refiner.tell(trial.candidate, self._score(name, first))
+        return refiner
+
+    def _score(self, name: str, leader: str) -> float:
+        ratio = self.race.ratio(name, leader)
+        return math.log(ratio) if ratio is not None else 1.0
+
+    def _expected_s(self, name: str, size: int) -> float:
+        """As long as its last trial took, moving in proportion; a new one as long as the leader."""
+        if name not in self.history:
+            name = (self.race.ranked() or self._by_probe(self.race.trials))[0]
+        step, measured = self.history[name][-1]
+        return measured.expected_s(size / step.size_bytes)
+
+    def _share(self, names: Sequence[str], size: int) -> float:
+        """The part of the race's share of the budget that a round takes."""
+        return max(
+            len(names) * self.written_bytes(size) / self._race_bytes,
+            sum(self._expected_s(name, size) for name in names) / self._race_s,
+        )
+
+    def _left(self) -> float:
+        """What is left of the race's share of the budget, of 1."""
+        return min(
+            (self.budget.left_bytes - self._reserve_bytes) / self._race_bytes,
+            (self.budget.left_s - self._reserve_s) / self._race_s,
+        )
+
+    def _affordable(self, size: int, rounds: int, until: float) -> int:
+        """How many like the leader can run so many rounds until only `until` is left."""
+        each = self._share(self.race.ranked()[:1], size)
+        return max(0, int((self._left() - until) / (rounds * each)))
+
+    def _check_able(self) -> None:
+        if not self.race.running:
+            causes = {
+                name: one.cause
+                for name, one in self.race.trials.items()
+                if one.status in (Status.FAILED, Status.OVER)
+            }
+            told = "; ".join(f"{name}: {cause}" for name, cause in causes.items())
+            raise IobenchError(f"no setting is left: {told}")
+
+    def _too_small(self, option: str, least: str) -> UsageError:
+        return UsageError(
+            f"{option} is too small for one round of {len(self.space.known)} known settings and "
+            f"their confirmation: at least {least}; or choose fewer by --writer"
+        )

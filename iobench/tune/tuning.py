@@ -1,0 +1,256 @@
+"""Tuning: what was asked, checked, and the run of it: rig, journal and tuner put together."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from iobench import __version__, workloads
+from iobench.bench.contender import WriterContender
+from iobench.bench.plan import available_bytes
+from iobench.bench.target import Target, target_of
+from iobench.bench.verdict import Context, volatile_of
+from iobench.environment import fingerprint
+from iobench.errors import ResultFileError, TargetError, UsageError
+from iobench.results import utc_now
+from iobench.train.job import Job
+from iobench.tune.budget import Budget
+from iobench.tune.candidate import Candidate
+from iobench.tune.journal import Journal, TrialRecord, TuningRecord
+from iobench.tune.measurement import Measure, Measurement, Step
+from iobench.tune.objective import Objective
+from iobench.tune.outcome import Outcome
+from iobench.tune.rig import Rig, warm_up_bytes
+from iobench.tune.sizes import Sizes
+from iobench.tune.space import Space, space_of
+from iobench.tune.stall import SLOTS
+from iobench.tune.tuner import Progress, Tuner
+from iobench.units import GIB, format_size
+from iobench.workloads import Workload
+
+__all__ = ["POOL_BYTES", "Tuning", "run_tuning"]
+
+_LARGEST = GIB  # of one trial, where nobody asks for more
+_CONFIRMED = 24  # trials of that size: four settings, six times
+_CONFIRM_SHARE = 0.4  # of the bytes that may be written
+POOL_BYTES = GIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """A tuning that is ready to go. `asked` is all of it as plain values, for the journal."""
+
+    asked: Mapping[str, Any]
+    workload: Workload
+    rank: int
+    target: Target
+    space: Space
+    objective: Objective
+    seed: int
+    largest_bytes: int
+    """Of one trial; the tuner may choose less unless `fixed`."""
+    fixed: bool
+    max_s: float
+    max_bytes: int
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        workload: str,
+        target: str,
+        objective: str = "save",
+        writers: Sequence[str] | None = None,
+        rank: int = 0,
+        size_bytes: int | None = None,
+        max_s: float,
+        max_bytes: int,
+        max_memory_bytes: int | None = None,
+        max_cpu_s_per_gib: float | None = None,
+        job: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+        largest_bytes: int | None = None,
+    ) -> Tuning:
+        """Checked: names known, target writable, a writer available. Nothing is written yet.
+
+        `size_bytes` fixes the size of a confirmation; `largest_bytes`, what this chose the first
+        time, is for going on: disk and memory may have other room by then. Raises UsageError and
+        its kin, TargetError, UnavailableError.
+        """
+        seed = secrets.randbits(32) if seed is None else seed
+        budget = Budget(max_s=max_s, max_bytes=max_bytes)
+        full = workloads.load(workload)
+        if not full.files(rank):
+            raise UsageError(f"workload {full.name!r}: rank {rank} writes no files; choose another")
+        goal = Objective(
+            goal=objective,
+            job=None if job is None else Job(**job),
+            full_bytes=full.size_bytes(rank),
+            max_memory_bytes=max_memory_bytes,
+            max_cpu_s_per_gib=max_cpu_s_per_gib,
+        )
+        if "://" not in target:
+            target_of(target, []).check()
+        space = space_of(target, writers)
+        place = target_of(target, [WriterContender(space.baseline.make())])
+        place.check()
+        largest = largest_bytes or _largest(goal, place, size_bytes, budget.max_bytes)
+        full.scaled(largest, rank)  # or it says which is the smallest
+        return cls(
+            asked={
+                "workload": workload,
+                "target": place.location,
+                "objective": objective,
+                "writers": None if writers is None else list(writers),
+                "rank": rank,
+                "size_bytes": size_bytes,
+                "max_s": budget.max_s,
+                "max_bytes": budget.max_bytes,
+                "max_memory_bytes": max_memory_bytes,
+                "max_cpu_s_per_gib": max_cpu_s_per_gib,
+                "job": None if job is None else dict(job),
+                "seed": seed,
+                "largest_bytes": largest,
+            },
+            workload=full,
+            rank=rank,
+            target=place,
+            space=space,
+            objective=goal,
+            seed=seed,
+            largest_bytes=largest,
+            fixed=size_bytes is not None,
+            max_s=budget.max_s,
+            max_bytes=budget.max_bytes,
+        )
+
+    @classmethod
+    def resumed(cls, header: TuningRecord) -> Tuning:
+        """The one that wrote `header`. Raises UsageError on another machine or storage."""
+        tuning = cls.of(**header.asked)
+        here = tuning.header().fingerprint
+        if here != header.fingerprint:
+            raise UsageError(
+                f"this journal was begun on another machine or storage ({header.fingerprint} and "
+                f"not {here}): its samples do not go together with new ones; start anew"
+            )
+        return tuning
+
+    @property
+    def full_bytes(self) -> int:
+        """Bytes of the rank's checkpoint at full size."""
+        return self.objective.full_bytes
+
+    def actual_bytes(self, wanted_bytes: int) -> int:
+        """Bytes of the checkpoint for which `wanted_bytes` were asked, as its layout tells."""
+        return self.workload.scaled(wanted_bytes, self.rank).size_bytes(self.rank)
+
+    def header(self) -> TuningRecord:
+        """The first line of its journal."""
+        machine, storage = self.target.describe()
+        local = storage.get("kind") != "object store"
+        return TuningRecord(
+            started_at=utc_now(),
+            command=("iobench", *sys.argv[1:]),
+            iobench=__version__,
+            asked=self.asked,
+            machine=machine,
+            storage=storage,
+            fingerprint=fingerprint(machine, storage if local else None),
+        )
+
+    def sizes(self) -> Sizes:
+        """Sizes to begin with."""
+        return Sizes(confirm=self.largest_bytes, fixed=self.fixed, fits=self._fits)
+
+    def tuner(self, measure: Measure, progress: Progress) -> Tuner:
+        """What decides, asking `measure` for every trial."""
+        return Tuner(
+            space=self.space,
+            objective=self.objective,
+            budget=Budget(max_s=self.max_s, max_bytes=self.max_bytes),
+            sizes=self.sizes(),
+            measure=measure,
+            written_bytes=self.written_bytes,
+            progress=progress,
+            seed=self.seed,
+            context=Context(
+                workload_bytes=0,
+                scale=f"{format_size(self.actual_bytes(self.largest_bytes))} at most"
+                if self.largest_bytes < self.full_bytes
+                else None,
+                volatile=volatile_of(self.target.describe()[1]),
+            ),
+        )
+
+    def written_bytes(self, wanted_bytes: int) -> int:
+        """What a trial of that size writes at most."""
+        return self.actual_bytes(wanted_bytes) * self.objective.writes + warm_up_bytes(wanted_bytes)
+
+    def _fits(self, size_bytes: int) -> bool:
+        try:
+            self.workload.scaled(size_bytes, self.rank)
+        except UsageError:
+            return False
+        return True
+
+
+def _largest(objective: Objective, target: Target, size_bytes: int | None, max_bytes: int) -> int:
+    """The size of a confirmation to begin with. Raises TargetError where `size_bytes` is too much.
+
+    At most half of the memory that is available, and so much that confirming four settings six
+    times leaves the larger part of `max_bytes` to the race.
+    """
+    held = SLOTS + 1 if objective.goal == "stall" else 1
+    free, memory = target.free_bytes(), available_bytes()
+    room = min(
+        objective.full_bytes,
+        *([] if free is None else [free // held]),
+        *([] if memory is None else [memory // (2 * held)]),
+    )
+    if size_bytes is not None:
+        if room < min(size_bytes, objective.full_bytes):
+            raise TargetError(
+                f"--size {format_size(size_bytes)}: {format_size(room)} are the most that disk and "
+                "memory have room for"
+            )
+        return min(size_bytes, objective.full_bytes)
+    share = int(_CONFIRM_SHARE * max_bytes) // (_CONFIRMED * objective.writes)
+    return min(_LARGEST, room, max(share, 1))
+
+
+def run_tuning(tuning: Tuning, journal: Journal, progress: Progress, *, began_s: float) -> Outcome:
+    """Carry out `tuning`, or go on with it: what the journal holds is not measured again.
+
+    `began_s` of time.perf_counter is when its time began to count. Nothing stays in the target,
+    however it ends.
+    """
+    recorded = deque(journal.trials)
+    with Rig.on(
+        tuning.target,
+        workload=tuning.workload,
+        rank=tuning.rank,
+        objective=tuning.objective,
+        seed=tuning.seed,
+        pool_bytes=POOL_BYTES,
+        began_s=began_s,
+    ) as rig:
+
+        def measure(candidate: Candidate, step: Step) -> Measurement:
+            if recorded:
+                known = recorded.popleft()
+                if not known.answers(candidate, step):
+                    raise ResultFileError(
+                        f"{journal.path} does not fit this iobench {__version__} or this machine's "
+                        f"writers (it was written by {journal.header.iobench}); start anew"
+                    )
+                return known.measured
+            measured = rig(candidate, step)
+            journal.write(TrialRecord.of(candidate, step, measured))
+            return measured
+
+        return tuning.tuner(measure, progress).run()

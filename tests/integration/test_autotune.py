@@ -1,0 +1,340 @@
+"""`iobench autotune` on real storage at tiny sizes: what it writes, leaves and says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import iobench
+from iobench.bench import directory
+from iobench.bench.scratch import PREFIX
+from iobench.cli.main import app
+from iobench.errors import IobenchError, UnavailableError
+from iobench.testing import LocalS3, local_s3
+from iobench.tune.journal import read_journal
+from iobench.writers.config import read_config
+from iobench.writers.image import FileImage
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+Tune = Callable[..., dict[str, Any]]
+
+_BYTES = 60 * 2**20
+_QUICK = ("--max-time", "2min", "--max-bytes", "60MiB", "--size", "1536KiB", "--seed", "1")
+_PATIENCE_S = 60
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "writer.toml"
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    return tmp_path / "tune.jsonl"
+
+
+@pytest.fixture
+def tune(
+    tiny_path: Path,
+    output: Path,
+    journal: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Tune:
+    """Runs `iobench autotune` here; its document. Not waiting for the device between trials."""
+    monkeypatch.setattr(directory, "settle", lambda *_: None)
+
+    def run(target: str | Path, *more: str | Path) -> dict[str, Any]:
+        arguments = ["autotune", "-w", tiny_path, "--target", target, *_QUICK, "-o", output]
+        arguments += ["--journal", journal, "--format", "json", *more]
+        app([str(one) for one in arguments], standalone_mode=False)
+        document: dict[str, Any] = json.loads(capfd.readouterr().out)
+        return document
+
+    return run
+
+
+def check(document: dict[str, Any], output: Path) -> None:
+    """The file has the chosen writer, loads as it, and says what the document says."""
+    chosen, *others = document["confirmed"]
+    config = read_config(output)
+    writer = iobench.load_writer(output)
+    assert writer.name == config.name == chosen["writer"]
+    assert writer.options.to_dict() == chosen["options"]
+    assert config.tuned is not None
+    assert config.tuned.samples == chosen["samples"] >= 5
+    assert config.tuned.baseline == document["baseline"]
+    assert config.tuned.runner_up == document["runner_up"]
+    assert set(config.tuned.paths) == set(chosen["paths"])
+    assert document["written_bytes"] <= _BYTES
+    if document["chosen"] != document["baseline"]:
+        assert chosen["finding"] == "better"  # than the baseline, or it would not be chosen
+        assert chosen["ratio"] > 1
+    assert all(one["samples"] >= 5 for one in others)
+
+
+def test_on_a_file_system(tune: Tune, target: Path, output: Path) -> None:
+    """It ends with a file whose writer takes the very path that was measured; nothing is left."""
+    document = tune(target, "--writer", "buffered,odirect")
+    check(document, output)
+    assert os.listdir(target) == []
+    tuned = read_config(output).tuned
+    assert tuned is not None
+    assert tuned.target == str(target)
+    writer = iobench.load_writer(output)
+    image = FileImage.of("file", [np.ones(2**20 + 1, np.uint8)])
+    moved = [writer.write(image, target), writer.read(image, target)]
+    assert {path for one in moved for path in one.paths} <= set(tuned.paths)
+    assert tuned.paths
+
+
+def test_on_tmpfs(tune: Tune, output: Path, shared_filesystems: Callable[[str], Path]) -> None:
+    """In memory the same machinery gives an answer of its own, with its reason."""
+    target = shared_filesystems("tmpfs")
+    document = tune(target, "--writer", "buffered,uncached")
+    check(document, output)
+    assert document["environment"]["storage"]["fs_type"] == "tmpfs"
+    assert document["reasons"][0]
+    assert document["confirmed"][0]["verdict"] == "VALID (scaled)"
+    assert "not durable: tmpfs" in document["confirmed"][0]["verdict_reasons"]
+    assert os.listdir(target) == []
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LocalS3]:
+    try:
+        with local_s3() as running:
+            yield running
+    except UnavailableError as error:
+        pytest.skip(str(error))
+
+
+def test_in_a_bucket(tune: Tune, output: Path, server: LocalS3) -> None:
+    """Only `s3` works there, against its own defaults; nothing stays in the bucket."""
+    with server.active():
+        document = tune(f"{server.target}/tuned")
+        check(document, output)
+    assert document["space"]["writers"] == ["s3"]
+    assert document["baseline"] == "s3"
+    assert list(server.directory.rglob("*step-*")) == []
+
+
+@pytest.mark.parametrize("objective", ["balanced", "stall", "goodput"])
+def test_objectives(tune: Tune, target: Path, output: Path, journal: Path, objective: str) -> None:
+    """Each one is measured by what it is about."""
+    more = ("--nodes", "64") if objective == "goodput" else ()
+    more += ("--max-bytes", "280MiB") if objective == "stall" else ()
+    document = tune(target, "--objective", objective, "--writer", "odirect", *more)
+    assert document["baseline"] == "odirect"
+    tuned = read_config(output).tuned
+    assert tuned is not None
+    word = {"stall": "per ", "goodput": "ETTR 0."}.get(objective, "GiB/s")
+    assert word in tuned.median
+    measured = [one.measured for one in read_journal(journal)[1]]
+    assert all((one.stall_s is not None) == (objective == "stall") for one in measured)
+    restores = [one.restore is not None for one in measured]
+    assert any(restores)
+    assert all(restores) or objective == "stall"
+    assert os.listdir(target) == []
+
+
+def test_limits(tune: Tune, target: Path) -> None:
+    """What takes more memory than allowed is left out, with its figure."""
+    document = tune(target, "--writer", "buffered,odirect", "--max-memory", "1MiB")
+    over = [one for one in document["tried"] if one["status"] == "over a limit"]
+    assert over
+    assert all("--max-memory is 1.00 MiB" in one["cause"] for one in over)
+    assert document["chosen"] not in [one["setting"] for one in over]
+
+
+def test_what_a_person_sees(
+    tune: Tune, target: Path, capfd: pytest.CaptureFixture[str], journal: Path
+) -> None:
+    """The table has the chosen one, the baseline and the reasons; the same again by --resume."""
+    with pytest.raises(json.JSONDecodeError):
+        tune(target, "--writer", "odirect", "--format", "table")
+    trials = read_journal(journal)[1]
+    app(
+        ["autotune", "--resume", str(journal), "-o", str(journal.with_name("again.toml"))],
+        standalone_mode=False,
+    )
+    shown = capfd.readouterr().out
+    assert "the best setting for save" in shown
+    for word in ("chosen", "baseline", "samples", "settings tried in", "written"):
+        assert word in shown
+    assert read_journal(journal)[1] == trials
+
+
+def test_a_dry_run(
+    tune: Tune, target: Path, output: Path, journal: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Tells space, time and bytes, and leaves no file."""
+    arguments = ["autotune", "-w", "llama7b", "--target", target, "--dry-run", "-o", output]
+    arguments += ["--writer", "odirect", "--size", "64MiB", "--max-bytes", "3GiB"]
+    app([*map(str, arguments), "--journal", str(journal)], standalone_mode=False)
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert "space     72 settings of odirect" in shown.err
+    assert "3 min 0 s and 3.00 GiB written at most" in shown.err
+    assert "expected  about" in shown.err
+    assert not output.exists()
+    assert not journal.exists()
+    assert os.listdir(target) == []
+
+
+@pytest.fixture
+def start(
+    tiny_path: Path, target: Path, output: Path, journal: Path
+) -> Iterator[Callable[[int], subprocess.Popen[str]]]:
+    """Starts the command as a process of its own, and waits for so many trials."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(trials: int) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "iobench", "autotune", "-w", tiny_path, "--target", target),
+                *(*_QUICK, "-o", output, "--journal", journal, "--writer", "buffered,odirect"),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        deadline = time.monotonic() + _PATIENCE_S
+        while not (journal.exists() and journal.read_text().count('"kind": "trial"') >= trials):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_interrupted_and_resumed(
+    start: Callable[[int], subprocess.Popen[str]],
+    tune: Tune,
+    target: Path,
+    output: Path,
+    journal: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Ctrl-C leaves the journal and nothing else; --resume measures only what is missing."""
+    process = start(8)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=_PATIENCE_S)
+    assert (process.returncode, stdout) == (130, ""), stderr
+    assert stderr.splitlines()[-2:] == [
+        f"go on with iobench autotune --resume {journal}",
+        "iobench: interrupted; temporary files are removed",
+    ]
+    assert os.listdir(target) == []
+    assert not output.exists()
+    before = journal.read_bytes()
+    arguments = ["autotune", "--resume", str(journal), "-o", str(output), "--format", "json"]
+    app(arguments, standalone_mode=False)
+    check(json.loads(capfd.readouterr().out), output)
+    assert journal.read_bytes().startswith(before)
+    trials = read_journal(journal)[1]
+    assert len(trials) == len({(t.phase, t.round, t.writer, str(t.options)) for t in trials})
+    assert os.listdir(target) == []
+
+
+def test_a_target_that_disappears(
+    start: Callable[[int], subprocess.Popen[str]], target: Path, journal: Path
+) -> None:
+    """Tuning ends with one line and the journal; no candidate is blamed."""
+    process = start(4)
+    gone = target.rename(target.with_name(f"{target.name}-gone"))
+    _, stderr = process.communicate(timeout=_PATIENCE_S)
+    assert process.returncode == 2, stderr
+    assert stderr.splitlines()[-1].startswith(f"iobench: --target {target}: ")
+    assert not any(one.measured.error for one in read_journal(journal)[1])
+    assert not list(gone.glob(f"{PREFIX}*/step-*/*"))
+
+
+# Bad input.
+
+
+@pytest.fixture
+def refused(
+    tiny_path: Path,
+    target: Path,
+    output: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> Callable[..., None]:
+    """`iobench autotune` that must fail and leave nothing."""
+
+    def call(code: int, words: str, *arguments: str | Path) -> None:
+        given = [str(argument) for argument in arguments]
+        options = {"-w": tiny_path, "--target": target} if "--resume" not in given else {}
+        options["-o"] = output
+        options["--journal"] = output.with_name("refused.jsonl")
+        defaults = [str(x) for pair in options.items() if pair[0] not in given for x in pair]
+        with pytest.raises(IobenchError) as caught:
+            app(["autotune", *defaults, *given], standalone_mode=False)
+        assert caught.value.exit_code == code
+        assert words in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert capfd.readouterr().out == ""
+        assert os.listdir(target) == []
+        assert not output.exists()
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "arguments"),
+    [
+        (3, "gds is not available here", ("--writer", "gds")),
+        (3, "every writer is not available here", ("--writer", "s3")),
+        (2, "did you mean 'odirect'", ("--writer", "odirct")),
+        (2, "--max-bytes is too small for one round", ("--max-bytes", "8MiB", "--size", "4MiB")),
+        (2, "--max-time is too small for one round", ("--max-time", "10ms", "--size", "4MiB")),
+        (2, "--max-bytes must be above zero", ("--max-bytes", "0")),
+        (2, "no such directory", ("--target", "/nowhere/at/all")),
+        (2, "unknown workload", ("-w", "lama7b")),
+        (2, "Give --nodes", ("--objective", "goodput")),
+        (2, "--nodes is of --objective goodput", ("--nodes", "8")),
+        (2, "cannot be scaled", ("--size", "1KiB")),
+        (2, "there is no directory", ("-o", "/nowhere/writer.toml")),
+        (1, "cannot be read", ("--resume", "/nowhere/tune.jsonl")),
+        (2, "leave them out", ("--resume", "tune.jsonl", "-w", "llama7b")),
+    ],
+)
+def test_what_cannot_be_meant(
+    refused: Callable[..., None], code: int, words: str, arguments: tuple[str, ...]
+) -> None:
+    """One line with the remedy, the right exit code, nothing written."""
+    refused(code, words, *arguments)
+
+
+def test_it_replaces_only_writers_files(refused: Callable[..., None], tmp_path: Path) -> None:
+    """A file of something else under -o is refused and left."""
+    other = tmp_path / "precious.toml"
+    other.write_text("mine = true\n")
+    refused(2, "is no writer's file", "-o", other)
+    assert other.read_text() == "mine = true\n"
+
+
+def test_a_journal_of_another_machine(
+    refused: Callable[..., None], tmp_path: Path, target: Path
+) -> None:
+    """Its samples do not go together with new ones."""
+    journal = tmp_path / "refused.jsonl"
+    refused(2, "--max-time is too small", "--max-time", "10ms", "--size", "4MiB")
+    fingerprint = read_journal(journal)[0].fingerprint
+    journal.write_text(journal.read_text().replace(fingerprint, "0" * 12))
+    refused(2, "another machine or storage", "--resume", journal)

@@ -1,0 +1,97 @@
+"""What fresh samples bear out, and what not."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from iobench.tune.confirm import Confirmation
+
+
+def confirmed(rounds: int = 6, **losses: float) -> Confirmation:
+    """The first led the race; `buffered` is the baseline. Losses vary by 1 %."""
+    made = Confirmation(contenders=list(losses), baseline="buffered")
+    for number in range(rounds):
+        for position, (name, loss) in enumerate(losses.items()):
+            made.record(name, number, loss * (1 + 0.01 * ((number + position) % 2)))
+    return made
+
+
+def test_a_clear_winner() -> None:
+    """Half of the baseline's loss: chosen, twice as good, nobody equal."""
+    verdict = confirmed(winner=1.0, known=1.5, buffered=2.0).verdict()
+    assert verdict is not None
+    assert (verdict.chosen, verdict.equals, verdict.refuted) == ("winner", (), False)
+    assert verdict.over_baseline is not None
+    assert verdict.over_baseline.ratio.ratio == pytest.approx(2.0, rel=0.02)
+
+
+def test_no_winner_over_the_baseline() -> None:
+    """Who led the race but is not shown better than the baseline is not chosen."""
+    verdict = confirmed(winner=1.0, buffered=1.01).verdict()
+    assert verdict is not None
+    assert verdict.chosen == "buffered"
+    assert verdict.over_baseline is None
+    assert verdict.refuted
+
+
+def test_a_leader_that_the_confirmation_refutes() -> None:
+    """The race's leader is slower now than the best known setting, so that one is chosen."""
+    verdict = confirmed(winner=1.5, known=1.0, buffered=3.0).verdict()
+    assert verdict is not None
+    assert (verdict.chosen, verdict.refuted) == ("known", True)
+
+
+def test_equals_are_named() -> None:
+    """No difference shown to the runner-up: one is chosen and the other named."""
+    verdict = confirmed(winner=1.0, known=1.005, buffered=3.0).verdict()
+    assert verdict is not None
+    assert verdict.equals == ("known",)
+    assert not verdict.refuted
+
+
+def test_too_few_samples_say_nothing() -> None:
+    """Four rounds are no confirmation."""
+    assert confirmed(4, winner=1.0, buffered=2.0).verdict() is None
+
+
+def test_who_fails_is_out() -> None:
+    """A leader whose bytes were wrong is not chosen, whatever its rate."""
+    made = confirmed(winner=1.0, known=1.5, buffered=2.0)
+    made.fail("winner", "3 of 9 tensors came back other than they were saved")
+    verdict = made.verdict()
+    assert verdict is not None
+    assert (verdict.chosen, verdict.refuted) == ("known", True)
+
+
+def test_without_a_baseline() -> None:
+    """Where the baseline fails itself the best of the others is chosen, and compared to nothing."""
+    made = confirmed(winner=1.0, buffered=2.0)
+    made.fail("buffered", "no space")
+    verdict = made.verdict()
+    assert verdict is not None
+    assert (verdict.chosen, verdict.over_baseline) == ("winner", None)
+
+
+def test_only_the_baseline() -> None:
+    """One setting alone is chosen for lack of others."""
+    verdict = confirmed(buffered=2.0).verdict()
+    assert verdict is not None
+    assert (verdict.chosen, verdict.equals, verdict.refuted) == ("buffered", (), False)
+
+
+def test_how_often_equals_are_called_better() -> None:
+    """Three settings as good as the baseline, 10 % noise, six rounds: a winner over it is named in
+    at most 1 of 20 confirmations."""
+    wrong = 0
+    for seed in range(60):
+        rng = random.Random(seed)
+        made = Confirmation(contenders=["a", "b", "c", "buffered"], baseline="buffered")
+        for number in range(6):
+            for name in made.contenders:
+                made.record(name, number, 2.718 ** rng.gauss(0, 0.1))
+        verdict = made.verdict()
+        assert verdict is not None
+        wrong += verdict.chosen != "buffered"
+    assert wrong <= 3, f"{wrong} of 60"

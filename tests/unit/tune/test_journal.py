@@ -1,0 +1,118 @@
+"""A journal: append-only, resumable, honest about what it cannot read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+
+from iobench.errors import ResultFileError
+from iobench.testing.paper_storage import PaperStorage
+from iobench.tune.candidate import Candidate
+from iobench.tune.journal import Journal, TrialRecord, TuningRecord, read_journal
+from iobench.tune.measurement import Step
+
+HEADER = TuningRecord(
+    started_at="2026-01-31T12:00:00Z",
+    command=("iobench", "autotune"),
+    iobench="0.1.0",
+    asked={"workload": "llama7b"},
+    machine={},
+    storage={},
+    fingerprint="0" * 12,
+)
+ONE = Candidate.of("odirect", {"threads": 3}, "drawn")
+STEP = Step(phase="race", round=1, size_bytes=2**20)
+
+
+def record(step: Step = STEP) -> TrialRecord:
+    return TrialRecord.of(ONE, step, PaperStorage(seed=1)(ONE, step))
+
+
+def kinds(path: Path) -> list[str]:
+    return [json.loads(line)["kind"] for line in path.read_text().splitlines()]
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    """Header and measurements come back equal; the end says how it ended."""
+    path = tmp_path / "new" / "tune.jsonl"
+    with Journal.create(path, HEADER) as journal:
+        journal.write(record())
+    assert read_journal(path) == (HEADER, [record()])
+    assert kinds(path) == ["tuning", "trial", "end"]
+    assert json.loads(path.read_text().splitlines()[-1])["status"] == "complete"
+
+
+def test_it_answers_for_its_own_step_only() -> None:
+    """Another candidate, round or size is another trial."""
+    assert record().answers(ONE, STEP)
+    assert not record().answers(Candidate.of("odirect", {}, "drawn"), STEP)
+    assert not record().answers(ONE, Step(phase="race", round=2, size_bytes=2**20))
+    assert not record().answers(ONE, Step(phase="race", round=1, size_bytes=2**21))
+
+
+def test_going_on(tmp_path: Path) -> None:
+    """An interrupted one says so, and a resumed one is appended to."""
+    path = tmp_path / "tune.jsonl"
+    with contextlib.suppress(KeyboardInterrupt), Journal.create(path, HEADER) as journal:
+        journal.write(record())
+        raise KeyboardInterrupt
+    before = path.read_bytes()
+    with Journal.resume(path) as journal:
+        assert journal.header == HEADER
+        assert journal.trials == (record(),)
+        journal.write(record())
+    assert path.read_bytes().startswith(before)
+    assert kinds(path) == ["tuning", "trial", "end", "trial", "end"]
+    assert [json.loads(x).get("status") for x in path.read_text().splitlines()][2] == "interrupted"
+
+
+def test_a_killed_process_leaves_half_a_line(tmp_path: Path) -> None:
+    """It is cut off when it is gone on with."""
+    path = tmp_path / "tune.jsonl"
+    with Journal.create(path, HEADER) as journal:
+        journal.write(record())
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:50].replace(b"\n", b" "))
+    with Journal.resume(path) as journal:
+        assert len(journal.trials) == 1
+    assert path.read_bytes().startswith(whole)
+    assert kinds(path)[-1] == "end"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no header"),
+        ("hello\n", "line 1"),
+        ('{"schema": "iobench.result/1", "kind": "run"}\n', "no record of a journal"),
+        ('{"schema": "iobench.tune/2", "kind": "tuning"}\n', "upgrade iobench"),
+        ('{"schema": "iobench.tune/1", "kind": "trial"}\n', "first line is no header"),
+        ('{"schema": "iobench.tune/1", "kind": "tuning"}\n', "started_at is missing"),
+    ],
+)
+def test_no_journal(tmp_path: Path, text: str, words: str) -> None:
+    """Anything else is refused with the line that is wrong, and left as it is."""
+    path = tmp_path / "tune.jsonl"
+    path.write_text(text)
+    with pytest.raises(ResultFileError, match=words), Journal.resume(path):
+        pytest.fail("it was opened")
+    assert path.read_text() == text
+
+
+def test_it_overwrites_nothing(tmp_path: Path) -> None:
+    """An existing file is refused, with how to go on with it."""
+    path = tmp_path / "tune.jsonl"
+    path.write_text("")
+    with pytest.raises(ResultFileError, match=f"--resume {path}"), Journal.create(path, HEADER):
+        pytest.fail("it was opened")
+
+
+def test_where_it_cannot_be_made(tmp_path: Path) -> None:
+    """Below a file there is no directory: says so."""
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "tune.jsonl"
+    with pytest.raises(ResultFileError, match="cannot be created"), Journal.create(path, HEADER):
+        pytest.fail("it was opened")

@@ -1,0 +1,101 @@
+"""What is small, what is over a limit, and how it is shown."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from iobench.errors import UsageError
+from iobench.testing.paper_storage import PaperStorage
+from iobench.train import goodput, intervals
+from iobench.train.costs import Costs
+from iobench.train.job import Job
+from iobench.tune.candidate import Candidate
+from iobench.tune.measurement import Measurement, Step
+from iobench.tune.objective import Objective
+from iobench.units import GIB, MIB
+
+JOB = Job(nodes=512)
+
+
+def measured(save_s: float, restore_s: float, cpu_s: float = 0.5) -> Measurement:
+    """1 GiB saved and restored in so many seconds."""
+    step = Step(phase="race", round=1, size_bytes=GIB)
+    made = PaperStorage(seed=1, noise=lambda _: 0.0)(Candidate.of("odirect", {}, "drawn"), step)
+    assert made.save is not None
+    save = replace(made.save, elapsed_s=save_s, cpu_s=cpu_s)
+    return replace(made, save=save, restore=replace(save, operation="restore", elapsed_s=restore_s))
+
+
+def test_save_and_restore_are_seconds_per_byte() -> None:
+    one = measured(2.0, 8.0)
+    assert Objective(goal="save").loss(one) == pytest.approx(2.0 / GIB)
+    assert Objective(goal="restore").loss(one) == pytest.approx(8.0 / GIB)
+
+
+def test_balanced_is_the_geometric_mean() -> None:
+    """Twice as fast a save is worth as much as twice as fast a restore."""
+    goal = Objective(goal="balanced")
+    assert goal.loss(measured(2.0, 8.0)) == pytest.approx(4.0 / GIB)
+    assert goal.loss(measured(1.0, 8.0)) == pytest.approx(goal.loss(measured(2.0, 4.0)))
+
+
+def test_stall_is_the_stall() -> None:
+    one = replace(measured(2.0, 8.0), stall_s=0.25)
+    goal = Objective(goal="stall")
+    assert goal.loss(one) == 0.25
+    assert goal.writes == 5
+    assert goal.show(0.25, GIB) == "250 ms per 1.00 GiB"
+
+
+def test_goodput_is_that_of_the_plan() -> None:
+    """ETTR at the best interval of a checkpoint of full size, by the formulas of `iobench plan`."""
+    goal = Objective(goal="goodput", job=JOB, full_bytes=75 * GIB)
+    costs = Costs(blocking_s=150.0, restore_s=600.0)
+    interval_s = intervals.optimal(150.0, JOB.mtbf_s)
+    ettr = goodput.ettr(interval_s, costs, JOB)
+    loss = goal.loss(measured(2.0, 8.0))
+    assert loss == pytest.approx(1 / ettr - 1)
+    assert goal.show(loss, GIB) == f"ETTR {ettr:.4f}"
+    assert goal.loss(measured(1.0, 8.0)) < loss
+    assert goal.loss(measured(2.0, 4.0)) < loss
+
+
+def test_goodput_of_a_hopeless_job_is_a_number() -> None:
+    """Saves that take days leave no training time; the loss is large and finite."""
+    loss = Objective(goal="goodput", job=JOB, full_bytes=2**60).loss(measured(2.0, 8.0))
+    assert math.isfinite(loss)
+    assert loss > 1e6
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"goal": "speed"}, "must be one of save, restore"),
+        ({"goal": "goodput"}, "Give --nodes"),
+        ({"goal": "save", "job": JOB}, "--nodes is of --objective goodput"),
+    ],
+)
+def test_what_cannot_be_meant(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Objective(**settings)  # type: ignore[arg-type]
+
+
+def test_memory_counts_by_its_peak() -> None:
+    """One measurement over the limit is enough; memory that nobody can tell is not over it."""
+    goal = Objective(max_memory_bytes=64 * MIB)
+    small = replace(measured(1.0, 1.0), memory_bytes=MIB)
+    unknown = replace(small, memory_bytes=None)
+    assert goal.over([small, unknown]) == ""
+    assert "65.00 MiB of memory" in goal.over([small, replace(small, memory_bytes=65 * MIB)])
+
+
+def test_cpu_counts_by_the_median_of_three() -> None:
+    """One or two samples of CPU time say nothing; of three the middle one does."""
+    goal = Objective(max_cpu_s_per_gib=1.0)
+    low, high = measured(1.0, 1.0, cpu_s=0.5), measured(1.0, 1.0, cpu_s=2.0)
+    assert goal.over([high, high]) == ""
+    assert goal.over([low, high, low]) == ""
+    assert goal.over([high, low, high]) == "2.00 CPU s/GiB, --max-cpu is 1"

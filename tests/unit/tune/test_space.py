@@ -1,0 +1,69 @@
+"""Which settings there are on a target, and which come first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from iobench.errors import UnavailableError, UnknownNameError
+from iobench.tune.candidate import Candidate
+from iobench.tune.space import Dimension, space_of
+from iobench.writers.registry import make
+
+
+def test_the_space_of_a_directory(tmp_path: Path) -> None:
+    """Writers that work there and store something; the baseline first; the others with reasons."""
+    space = space_of(str(tmp_path))
+    assert space.baseline.label == "buffered"
+    assert {"buffered", "uncached", "hybrid"} <= set(space.dimensions)
+    assert not {"null", "s3"} & set(space.dimensions)
+    assert all("gds" in line or "is not available here" in line for line in space.left_out)
+    labels = [one.label for one in space.known]
+    assert len(set(labels)) == len(labels)
+    assert set(space.dimensions) == {one.writer for one in space.known}
+    assert space.size == sum(space.size_of(name) for name in space.dimensions)
+
+
+def test_every_value_is_one_that_the_writer_takes(tmp_path: Path) -> None:
+    """Search ranges lie within the ranges, and hold the defaults."""
+    space = space_of(str(tmp_path))
+    for name, dimensions in space.dimensions.items():
+        for one in dimensions:
+            assert make(name).options.to_dict()[one.option] in one.values
+            for value in one.values:
+                assert make(name, **{one.option: value}).options.to_dict()[one.option] == value
+
+
+def test_only_those_asked_for(tmp_path: Path) -> None:
+    """Without `buffered` the first one's defaults are the baseline."""
+    space = space_of(str(tmp_path), ["hybrid"])
+    assert set(space.dimensions) == {"hybrid"}
+    assert space.baseline == Candidate.of("hybrid", {}, "baseline")
+
+
+def test_nothing_works(tmp_path: Path) -> None:
+    """Every reason is told; a misspelt name is another error."""
+    with pytest.raises(UnavailableError, match="s3://bucket/prefix"):
+        space_of(str(tmp_path), ["s3"])
+    with pytest.raises(UnknownNameError, match="did you mean 'hybrid'"):
+        space_of(str(tmp_path), ["hybird"])
+
+
+def test_neighbours_differ_in_one_step(tmp_path: Path) -> None:
+    """Of a setting in the middle two per option; of one at an end one."""
+    space = space_of(str(tmp_path), ["buffered"])
+    own = Candidate.of("buffered", {"block_size": "1MiB", "threads": 2}, "drawn")
+    found = {one.label for one in space.neighbours(own)}
+    assert found == {
+        "buffered,block_size=4MiB,threads=2",
+        "buffered,block_size=1MiB",
+        "buffered,block_size=1MiB,threads=4",
+        "buffered,block_size=1MiB,threads=2,fallocate=false",
+    }
+
+
+def test_a_default_outside_the_search_range_is_searched_too() -> None:
+    """The setting to begin with is part of the space."""
+    (info,) = (one for one in make("s3").options.describe() if one.name == "threads")
+    assert set(Dimension.of(info).values) == {*info.search, info.default}

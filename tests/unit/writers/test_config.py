@@ -1,0 +1,259 @@
+"""A writer's file: what is written is what is loaded, and what cannot be meant is refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import iobench
+from iobench.environment import describe_machine, machine_fingerprint
+from iobench.errors import OptionError, UnavailableError, UnknownNameError, UsageError
+from iobench.writers import config, registry
+from iobench.writers.availability import Availability
+from iobench.writers.base import Writer
+from iobench.writers.buffered import BufferedWriter
+from iobench.writers.config import dump_writer, load_writer, read_config
+from iobench.writers.image import FileImage
+from iobench.writers.odirect import ODirectWriter
+from iobench.writers.options import OptionInfo
+from iobench.writers.transfer import Fallback
+from iobench.writers.tuned import Tuned
+
+TUNED = Tuned(
+    date="2026-01-31T12:00:00Z",
+    iobench="0.1.0",
+    workload="llama7b, rank 0: 1 GiB of 75 GiB",
+    objective="save",
+    target="/nowhere",
+    storage="ext4 on vda",
+    machine="a machine, Linux 6.18",
+    fingerprint="0" * 12,
+    size_bytes=2**30,
+    samples=7,
+    median="2.45 GiB/s (2.63 GB/s)",
+    interval="2.07 to 2.55",
+    paths=("direct", "buffered"),
+    finding='5.71 times as good as "buffered"\nand so on',
+    baseline="buffered",
+    ratio=5.71,
+    ratio_interval=(1.3, 6.4),
+    runner_up="uring",
+    over_runner_up=1.01,
+)
+CLASSES = {name: registry.writer_class(name) for name in registry.names()}
+
+
+@pytest.fixture(autouse=True)
+def _forget_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "_warned", set())
+
+
+def _values(info: OptionInfo) -> st.SearchStrategy[Any]:
+    if info.choices:
+        return st.sampled_from(info.choices)
+    if info.type is bool:
+        return st.booleans()
+    if info.type is int:
+        step = info.multiple_of or 1
+        low, high = int(info.low or 0), int(info.high or 2**40)
+        return st.integers(-(-low // step), high // step).map(lambda n: n * step)
+    if info.type is float:
+        return st.floats(info.low, info.high, allow_nan=False)
+    return st.text(max_size=20)
+
+
+@st.composite
+def writers(draw: st.DrawFn) -> Writer:
+    cls = CLASSES[draw(st.sampled_from(sorted(CLASSES)))]
+    values = {info.name: draw(_values(info)) for info in cls.Options.describe()}
+    try:
+        return cls(cls.Options(**values))
+    except OptionError:  # options that exclude each other
+        return cls()
+
+
+@given(writer=writers(), tuned=st.sampled_from([None, TUNED]))
+def test_what_is_written_is_loaded(
+    writer: Writer, tuned: Tuned | None, tmp_path_factory: Any
+) -> None:
+    """Every writer at any setting, with and without provenance: equal options come back."""
+    path = tmp_path_factory.mktemp("config") / "writer.toml"
+    path.write_text(dump_writer(writer, tuned, file_format="torch", comment=["for people"]))
+    with mock.patch.object(config, "machine_fingerprint", return_value=TUNED.fingerprint):
+        loaded = load_writer(path)
+    assert type(loaded) is type(writer)
+    assert loaded.options == writer.options
+    assert read_config(path).tuned == tuned
+    assert read_config(path).format == "torch"
+
+
+def _file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "writer.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        ('schema = "iobench.writer/1"\nwriter = "odirct"', UnknownNameError, "'odirect'"),
+        (
+            'schema = "iobench.writer/1"\nwriter = "odirect"\n[options]\nblok_size = 1',
+            UnknownNameError,
+            "did you mean 'block_size'",
+        ),
+        (
+            'schema = "iobench.writer/1"\nwriter = "odirect"\n[options]\nthreads = 0',
+            OptionError,
+            "from 1 to 256",
+        ),
+        ('schema = "iobench.writer/1"\nwritter = "odirect"', UnknownNameError, "'writer'"),
+        ('schema = "iobench.writer/1"', UsageError, "writer = NAME"),
+        ('schema = "iobench.writer/1"\nwriter = "odirect"\noptions = 3', UsageError, "[options]"),
+        ('schema = "iobench.writer/1"\nwriter = "null"\nformat = 3', UsageError, "format"),
+        ('schema = "iobench.writer/2"\nwriter = "odirect"\nnew = 1', UsageError, "upgrade"),
+        ('schema = "iobench.result/1"\nwriter = "odirect"', UsageError, "iobench.writer/1"),
+        ('writer = "odirect"', UsageError, "schema is None"),
+        ("writer = ", UsageError, "is no TOML"),
+        (
+            'schema = "iobench.writer/1"\nwriter = "null"\n[tuned]\nmachin = "x"',
+            UnknownNameError,
+            "'machine'",
+        ),
+        ('schema = "iobench.writer/1"\nwriter = "null"\n[tuned]', OptionError, "lacks date"),
+    ],
+)
+def test_what_cannot_be_meant(tmp_path: Path, text: str, kind: type, words: str) -> None:
+    """A typo, a newer schema, another file: one line that names the file and what to do."""
+    path = _file(tmp_path, text)
+    with pytest.raises(kind) as caught:
+        load_writer(path)
+    message = str(caught.value)
+    assert words in message
+    assert str(path) in message
+    assert "\n" not in message
+
+
+def test_a_tuned_value_of_another_type(tmp_path: Path) -> None:
+    """Provenance edited by hand to something else is refused too."""
+    text = dump_writer(BufferedWriter(), TUNED).replace("samples = 7", 'samples = "seven"')
+    with pytest.raises(OptionError, match="samples = 'seven'"):
+        load_writer(_file(tmp_path, text))
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    """Says which, and why."""
+    with pytest.raises(UsageError, match=r"none\.toml: cannot be read"):
+        load_writer(tmp_path / "none.toml")
+
+
+def test_overrides(tmp_path: Path) -> None:
+    """Options given in the call are set over those of the file; unknown ones are refused."""
+    path = _file(tmp_path, dump_writer(ODirectWriter(threads=2, block_size="1MiB")))
+    loaded = load_writer(path, threads=3)
+    assert loaded.options == ODirectWriter.Options(threads=3, block_size="1MiB")
+    with pytest.raises(UnknownNameError, match="did you mean 'threads'"):
+        load_writer(path, thread=3)
+
+
+def test_by_name() -> None:
+    """A name is a writer at its defaults."""
+    assert load_writer("odirect", threads=7).options == ODirectWriter.Options(threads=7)
+
+
+class Refusing(BufferedWriter):
+    """Works nowhere."""
+
+    name = "refusing"
+
+    def available(self, target: str | Path = ".") -> Availability:
+        return Availability(ok=False, reason="there is no such device.", remedy="Buy one.")
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = registry.writer_class
+    monkeypatch.setattr(
+        registry, "writer_class", lambda name: Refusing if name == "refusing" else known(name)
+    )
+
+
+@pytest.mark.usefixtures("refusing")
+def test_an_unavailable_writer_raises_with_the_remedy(tmp_path: Path) -> None:
+    """Tried in the target given, or where the file was tuned for; nothing takes its place."""
+    with pytest.raises(UnavailableError, match=r"no such device\. Buy one\."):
+        load_writer("refusing", target=tmp_path)
+    here = replace(TUNED, target=str(tmp_path), fingerprint=machine_fingerprint())
+    path = _file(tmp_path, dump_writer(Refusing(), here))
+    with pytest.raises(UnavailableError, match=r"Buy one\."):
+        load_writer(path)
+
+
+@pytest.mark.usefixtures("refusing")
+def test_a_fallback_is_asked_for_and_recorded(tmp_path: Path) -> None:
+    """It is warned of, and every Transfer of the writer says so, streams and copies too."""
+    with pytest.warns(RuntimeWarning, match="buffered is used in its place: refusing is not"):
+        writer = load_writer("refusing", fallback="buffered", target=tmp_path)
+    wanted = Fallback(wanted="refusing", used="buffered", reason="there is no such device.")
+    assert writer.name == "buffered"
+    for one in (writer, pickle.loads(pickle.dumps(writer)), copy.copy(writer)):
+        image = FileImage.of("file", [np.zeros(10_000, np.uint8)])
+        assert one.write(image, tmp_path).fallbacks == (wanted,)
+        assert one.write_many([image], tmp_path).fallbacks == (wanted,)
+        assert one.read(image, tmp_path).fallbacks == (wanted,)
+        with one.open(tmp_path / "stream") as stream:
+            stream.write(b"x" * 10_000)
+        assert stream.transfer.fallbacks == (wanted,)
+    assert load_writer("buffered").write(image, tmp_path).fallbacks == ()
+
+
+@pytest.mark.usefixtures("refusing")
+def test_a_fallback_that_does_not_work_either(tmp_path: Path) -> None:
+    """Raises: there is no third."""
+    with pytest.raises(UnavailableError):
+        load_writer("refusing", fallback="refusing", target=tmp_path)
+
+
+def test_a_typo_is_no_reason_for_a_fallback(tmp_path: Path) -> None:
+    """Only a writer that cannot work here is replaced, never one that was misspelt."""
+    with pytest.raises(UnknownNameError):
+        load_writer("odirct", fallback="buffered", target=tmp_path)
+
+
+def test_another_machine_warns_once(tmp_path: Path) -> None:
+    """The first load of a file from elsewhere says so, later ones do not."""
+    path = _file(tmp_path, dump_writer(BufferedWriter(), TUNED))
+    with pytest.warns(RuntimeWarning, match="tuned on another machine"):
+        load_writer(path)
+    load_writer(path)  # warnings are errors here
+    own = replace(TUNED, fingerprint=machine_fingerprint())
+    load_writer(_file(tmp_path, dump_writer(BufferedWriter(), own)))
+
+
+def test_the_quick_fingerprint_is_the_machines() -> None:
+    """The one that loading computes is the one that tuning writes down."""
+    assert machine_fingerprint() == describe_machine()["fingerprint"]
+
+
+def test_a_person_can_read_it() -> None:
+    """Plain TOML, sizes as people write them, the comment on top."""
+    text = dump_writer(ODirectWriter(), TUNED, comment=["fast"])
+    assert text.startswith("# fast\nschema = ")
+    document = tomllib.loads(text)
+    assert document["options"] == {"block_size": "8MiB", "threads": 4, "fallocate": True}
+    assert document["tuned"]["ratio_interval"] == [1.3, 6.4]
+
+
+def test_the_package_offers_it() -> None:
+    """`iobench.load_writer` is this one."""
+    assert iobench.load_writer is load_writer
