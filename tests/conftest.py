@@ -10,11 +10,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from iobench.units import MIB
 
 _MKFS = {"ext4": ("-m", "0"), "xfs": (), "btrfs": ()}  # no room kept for root, who is us
 _NEEDS = {"fuse": "bindfs", **{kind: f"mkfs.{kind}" for kind in _MKFS}}
+
+settings.register_profile("iobench", deadline=None)  # timings never decide a test
+settings.load_profile("iobench")
 
 MakeFilesystem = Callable[..., Path]
 
