@@ -7,13 +7,14 @@ import os
 import threading
 
 from iobench.errors import UsageError
+from iobench.writers import registry
 from iobench.writers.base import Writer
 from iobench.writers.config import load_writer
 
 __all__ = ["CONFIG", "EXEC", "WriterLike", "chosen_writer", "set_default_writer"]
 
 WriterLike = Writer | str | os.PathLike[str]
-"""A Writer, the name of one, or the path of a config, as `iobench.load_writer` takes them."""
+"""A Writer, the name of one (`odirect,block_size=8MiB` with options), or the path of a config."""
 
 EXEC = "IOBENCH_EXEC"
 """The variable by which `iobench exec` tells its processes the directory that has `CONFIG`."""
@@ -50,10 +51,20 @@ def chosen_writer(writer: WriterLike | None = None) -> Writer:
 
 
 def _made(writer: WriterLike) -> Writer:
-    made = writer if isinstance(writer, Writer) else load_writer(writer)
+    made = writer if isinstance(writer, Writer) else _named(os.fspath(writer))
     if not made.stores:
         raise UsageError(f"writer {made.name!r} keeps nothing, so nothing could be loaded again")
     return made
+
+
+def _named(text: str) -> Writer:
+    """The writer of a path, or of a name and options as the command line takes them."""
+    if "," not in text or "/" in text or text.endswith(".toml"):
+        return load_writer(text)
+    found = registry.parse_specs(text)
+    if len(found) != 1:
+        raise UsageError(f"writer {text!r}: names {len(found)} writers, one is wanted")
+    return found[0]
 
 
 def _after_fork() -> None:

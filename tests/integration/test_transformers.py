@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,15 @@ with warnings.catch_warnings():
     from iobench.integrations.transformers import WriterMixin, patch, unpatch
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the warnings of others
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """The model is tiny."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 class Recording(ODirectWriter):
@@ -190,6 +200,7 @@ def test_rotation_and_the_best(tmp_path: Path) -> None:
         "load_best_model_at_end": True,
         "metric_for_best_model": "loss",
     }
+    options["shards"] = False
     wanted = trainer(tmp_path / "stock", **options)
     told = losses(wanted)
     ours = trainer(tmp_path / "ours", **options)
