@@ -222,6 +222,7 @@ def test_a_bucket() -> None:
 
 
 JOB = """
+import os
 import sys
 from datetime import timedelta
 import torch
@@ -267,6 +268,9 @@ def main(path, how):
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    # gloo's threads may hold tensors that they let go after the interpreter: "terminate called
+    # without an active exception" (pytorch/pytorch#179291, #190489).
+    os._exit(0)
 """
 
 
