@@ -8,6 +8,7 @@ is written, as DeepSpeed's own FastFileWriter does with double buffering.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DeepspeedAio", "is_built"]
 
+_log = logging.getLogger("iobench")
 _DATA, _INDEX = "data", "index.json"  # of the directory that one state becomes
 
 
@@ -99,6 +101,8 @@ class DeepspeedAio(Peer):
         import torch
         from deepspeed.ops.op_builder import AsyncIOBuilder
 
+        if not is_built():
+            _log.warning("peer:deepspeed-aio: building its async_io operator, which takes minutes")
         handle = (
             AsyncIOBuilder()
             .load()
