@@ -204,7 +204,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--grid", help="what grid wrote, for judge")
     parser.add_argument("-o", "--output", default="grid.jsonl")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     {"grid": grid, "tune": tune, "judge": judge}[arguments.what](arguments)
 
 

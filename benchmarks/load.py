@@ -3,9 +3,10 @@
     python benchmarks/load.py --target DIRECTORY [--size 2GiB] [--rounds 5] [--only PATTERN]
 
 The tensors are those of Llama layers, in bfloat16, in one safetensors file and one torch file. An
-arm "in place" loads as iobench does by default, "each its own" with `allocate=`, so that every
-tensor has memory of its own. The clock stops when a byte of every page of every tensor was looked
-at, since safetensors' own loader only maps the file. Bytes are compared outside of it.
+arm "in place" loads as iobench does by default, "no pages ahead" leaves it to the read to make the
+memory's pages, and "each its own" loads with `allocate=`, so that every tensor has memory of its
+own. The clock stops when a byte of every page of every tensor was looked at, since safetensors' own
+loader only maps the file. Bytes are compared outside of it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import random
 import re
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +32,7 @@ from iobench.formats import safetensors as our_safetensors
 from iobench.formats import torch_file
 from iobench.formats.tensors import allocate
 from iobench.units import GIB, MIB, parse_size
+from iobench.writers import fault_ahead
 from iobench.writers.registry import parse_specs
 
 State = dict[str, torch.Tensor]
@@ -58,17 +61,34 @@ def arms(directory: Path) -> dict[str, Load]:
     }
     for spec in WRITERS:
         (writer,) = parse_specs(spec)
-        for how, given in (("in place", None), ("each its own", allocate)):
+        for how, given, ahead in (
+            ("in place", None, True),
+            ("no pages ahead", None, False),
+            ("each its own", allocate, True),
+        ):
 
-            def load_safetensors(writer=writer, given=given) -> State:
-                return our_safetensors.load("s", directory, writer, allocate=given)[0]
+            def load_safetensors(writer=writer, given=given, ahead=ahead) -> State:
+                with pages(ahead=ahead):
+                    return our_safetensors.load("s", directory, writer, allocate=given)[0]
 
-            def load_torch(writer=writer, given=given) -> State:
-                return torch_file.load("t", directory, writer, allocate=given)[0]
+            def load_torch(writer=writer, given=given, ahead=ahead) -> State:
+                with pages(ahead=ahead):
+                    return torch_file.load("t", directory, writer, allocate=given)[0]
 
             found[f"safetensors {spec}, {how}"] = load_safetensors
             found[f"torch {spec}, {how}"] = load_torch
     return found
+
+
+@contextmanager
+def pages(*, ahead: bool) -> Iterator[None]:
+    """With or without the thread that makes pages ahead of the read."""
+    lead = fault_ahead.LEAD_BYTES
+    fault_ahead.LEAD_BYTES = lead if ahead else 1 << 60
+    try:
+        yield
+    finally:
+        fault_ahead.LEAD_BYTES = lead
 
 
 def look(state: State) -> None:

@@ -246,6 +246,18 @@ def populate(address: int, length: int) -> None:
     _check(_libc.madvise(address, length, _MADV_POPULATE_WRITE))
 
 
+def has_page(address: int) -> bool:
+    """Whether the byte of memory at `address` has a page already, by mincore(2)."""
+    page = ctypes.c_ubyte()
+    _check(_libc.mincore(address - address % PAGE, 1, ctypes.byref(page)))
+    return bool(page.value & 1)
+
+
+def advise_huge(address: int, length: int, *, huge: bool) -> None:
+    """Ask for huge pages in whole pages of memory, or for none; a kernel may not have them."""
+    _libc.madvise(address, length, mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
+
+
 def trim_heap() -> None:
     """Have the C library give freed memory back to the system, as far as it can (malloc_trim)."""
     if hasattr(_libc, "malloc_trim"):  # glibc has it, musl has not

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from abc import abstractmethod
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from iobench.errors import TransferError, UnavailableError
 from iobench.writers.availability import Availability, remedy_of
 from iobench.writers.direct_engine import DirectEngine
 from iobench.writers.direct_file import NO_DIRECT_REMEDY, REFUSED, DirectFile, direct_alignment
+from iobench.writers.fault_ahead import faulted_ahead
 from iobench.writers.files import NewFile, ProbeFile, try_directory
 from iobench.writers.image import FileImage
 from iobench.writers.options import WriterOptions
@@ -88,7 +90,9 @@ class DirectWriter(PosixWriter):
                     engine.read(direct, image, begin, max(begin, start), end)
                 engine.settle()
 
-        self._run(start - start % direct.alignment.offset, stop, work, meter)
+        apart = self._flags & os.O_DIRECT  # the page cache would want the same free memory
+        with faulted_ahead(image, start, stop) if apart else contextlib.nullcontext():
+            self._run(start - start % direct.alignment.offset, stop, work, meter)
 
     def _run(
         self, start: int, stop: int, work: Callable[[Blocks, Meter], None], meter: Meter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from iobench.errors import UnavailableError
 from iobench.units import GIB, KIB, MIB
 from iobench.writers.availability import Availability, remedy_of
 from iobench.writers.direct_engine import BlockingEngine, DirectEngine
+from iobench.writers.fault_ahead import faulted_ahead
 from iobench.writers.files import NewFile, ProbeFile, try_directory
 from iobench.writers.hybrid_file import HybridFile
 from iobench.writers.hybrid_stream import HybridStream
@@ -187,7 +189,10 @@ class HybridWriter(PosixWriter):
             def move(begin: int, end: int, own: Meter, engine: DirectEngine) -> None:
                 hybrid.read(image, begin, max(begin, start), end, own, engine)
 
-            self._run(hybrid, start - start % linux.PAGE, stop, move, meter, writes=False)
+            # Not for the page cache, which would want the same free memory.
+            ahead = hybrid.may_go_direct()
+            with faulted_ahead(image, start, stop) if ahead else contextlib.nullcontext():
+                self._run(hybrid, start - start % linux.PAGE, stop, move, meter, writes=False)
 
     def _run(
         self,
