@@ -175,9 +175,15 @@ class Session:
         if self.pace.steps is not None:
             return _Rhythm(steps=self.steps, every=self.pace.steps)
         arm = next(arm for arm in self.arms if arm.background)
+        every = 1
         with self.target.scratch() as scratch:
-            found = probe(trainer, arm, Path(scratch.locate("probe")), self.simulated_s)
-        every = self.pace.steps_for(found)
+            # A simulated step changes its share of an interval's change: again with the right one.
+            for _ in range(2 if self.simulated_s else 1):
+                trainer.change_in_parts(every)
+                directory = Path(scratch.locate("probe"))
+                found = probe(trainer, arm, directory, self.simulated_s)
+                shutil.rmtree(directory)
+                every = self.pace.steps_for(found)
         return _Rhythm(
             steps=whole_intervals(self.steps, every), every=every, arm=arm.label, probe=found
         )

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from iobench.errors import OptionError
-from iobench.train.arm import choose_arms
+from iobench.train import session
+from iobench.train.arm import Arm, choose_arms
 from iobench.train.pace import Pace
 from iobench.train.probe import Probe, probe
 from iobench.train.trainer import Trainer
@@ -43,3 +44,34 @@ def test_probe(tmp_path: Path) -> None:
     found = probe(trainer, arm, tmp_path / "probe", 0.0)
     assert min(found.step_s, found.persist_s) > 0
     assert [path.name for path in (tmp_path / "probe").glob("step-*")] != ["step-0"]
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_a_step_is_measured_with_its_share_of_the_change(
+    simulated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A simulated step changes one of as many parts as an interval has steps, probed ones too."""
+    parts: list[int] = []
+
+    def probed(trainer: Trainer, arm: Arm, directory: Path, simulated_s: float) -> Probe:
+        assert (arm.label, simulated_s > 0) == ("buffered lazy=1", simulated)
+        directory.mkdir()
+        parts.append(len(trainer._parts))
+        return Probe(step_s=1.0 if len(parts) == 1 else 0.5, stall_s=0.0, persist_s=2.0)
+
+    monkeypatch.setattr(session, "probe", probed)
+    asked = session.make_session(
+        workload="gpt5b-nemo",
+        arms=choose_arms("buffered", "lazy=1")[0],
+        target=tmp_path,
+        size="64MiB",
+        steps=2,
+        every="2xpersist",
+        repeat=1,
+        model_params=100_000,
+        simulate_step=simulated,
+    )
+    rhythm = asked._rhythm(Trainer(100_000, ballast_bytes=1000))
+    assert parts == ([1, 4] if simulated else [1])
+    assert rhythm.every == (8 if simulated else 4)
+    assert list(tmp_path.iterdir()) == []
