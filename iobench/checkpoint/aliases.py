@@ -73,6 +73,8 @@ class View:
         dtype = torch_dtype(self.layout["dtype"])
         offset, odd = divmod(self.layout["offset"], dtype.itemsize)
         shape, stride = self.layout["shape"], self.layout["stride"]
+        if 0 in shape:  # of its strides and offset nothing is left to say
+            return torch.empty(shape, dtype=dtype)
         reach = sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) + 1
         if odd or (offset + reach) * dtype.itemsize > leaf.numel() * leaf.element_size():
             raise ValueError(f"a view at {self.layout['offset']} does not lie in {self.leaf}")
@@ -117,7 +119,7 @@ def share(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, Leaf], dict[st
         else:
             _share_one(group, leaves, views)
     for name, tensor in tensors.items():
-        if name in leaves and dtype_name(tensor.dtype) not in DTYPES:
+        if name in leaves and name not in views and dtype_name(tensor.dtype) not in DTYPES:
             views[name] = View(leaf=name, layout=_layout(_contiguous(tensor), 0))
     return leaves, views
 
