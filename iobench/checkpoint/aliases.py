@@ -142,7 +142,8 @@ def _share_one(group: list[_Span], leaves: dict[str, Leaf], views: dict[str, Vie
     base = next(
         (s for s in group if (s.begin, s.end) == (begin, end) and s.tensor.is_contiguous()), None
     )
-    if base is None or dtype_name(base.tensor.dtype) not in DTYPES:
+    odd = any((span.begin - begin) % span.tensor.element_size() for span in group)
+    if base is None or odd or dtype_name(base.tensor.dtype) not in DTYPES:
         storage = group[0].tensor.untyped_storage()
         begin -= (begin - storage.data_ptr()) % _ALIGNMENT
         raw = torch.empty(0, dtype=torch.uint8, device=storage.device)

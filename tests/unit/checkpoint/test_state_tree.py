@@ -167,6 +167,13 @@ def test_views_stay_views(expect_same: Callable[..., None], data: st.DataObject)
             assert spans[0][1] <= spans[1][0] or spans[1][1] <= spans[0][0]
 
 
+def test_views_at_odd_bytes(expect_same: Callable[..., None]) -> None:
+    """A view that does not begin at a whole element of the tensor around it comes back too."""
+    raw = torch.arange(16, dtype=torch.uint8)
+    state = [raw[1:], raw[2:].view(torch.int16)]
+    expect_same(state, _round_trip(state))
+
+
 def test_views_of_a_dtype_that_the_file_lacks(expect_same: Callable[..., None]) -> None:
     """Views of complex128 come back in their own places, also beside the whole tensor."""
     whole = torch.arange(6.0).to(torch.complex128).view(2, 3)
