@@ -32,11 +32,13 @@ _Described = tuple[tuple[str, str, tuple[int, ...]], ...]
 class Serialized:
     """What `TENSORS` and `SKELETON` will hold. The leaves are the trainer's own memory still.
 
-    `header` and `places` (name -> [begin, end) behind the header) describe the tensor file.
+    `tensors` are the state's tensors, several of which may lie in one leaf. `header` and `places`
+    (name -> [begin, end) behind the header) describe the tensor file.
     """
 
     skeleton: Any
     leaves: Mapping[str, Leaf]
+    tensors: Mapping[str, torch.Tensor]
     header: bytes
     places: Mapping[str, tuple[int, int]]
 
@@ -49,7 +51,13 @@ class Serialized:
             header, places = _header(described)
         except ValueError as error:
             raise StateError(str(error)) from error
-        return cls(skeleton=taken.skeleton, leaves=taken.leaves, header=header, places=places)
+        return cls(
+            skeleton=taken.skeleton,
+            leaves=taken.leaves,
+            tensors=taken.tensors,
+            header=header,
+            places=places,
+        )
 
     @property
     def size_bytes(self) -> int:

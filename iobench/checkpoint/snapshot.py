@@ -84,11 +84,14 @@ class SideStreams:
 
 
 def _versions(serialized: Serialized) -> dict[str, int]:
-    """How often each tensor was changed in place so far, as autograd counts it."""
+    """How often each tensor was changed in place so far, as autograd counts it.
+
+    Of the state's own tensors: a leaf that several lie in may have a counter that stands still.
+    """
     return {
-        name: leaf.source._version
-        for name, leaf in serialized.leaves.items()
-        if isinstance(leaf.source, torch.Tensor) and not leaf.source.is_inference()
+        name: tensor._version
+        for name, tensor in serialized.tensors.items()
+        if not tensor.is_inference()
     }
 
 

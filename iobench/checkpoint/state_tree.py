@@ -32,10 +32,14 @@ _ALLOWED = (
 
 @dataclass(frozen=True, kw_only=True)
 class TakenApart:
-    """A state: `skeleton` is what JSON holds, `leaves` the tensors by name."""
+    """A state: `skeleton` is what JSON holds, `leaves` the tensors by name.
+
+    `tensors` are the state's own by their names, several of which may lie in one leaf.
+    """
 
     skeleton: Any
     leaves: dict[str, Leaf]
+    tensors: dict[str, torch.Tensor]
 
 
 def take_apart(state: Any) -> TakenApart:
@@ -54,7 +58,7 @@ def take_apart(state: Any) -> TakenApart:
         if view and view.layout:
             entry.update(view.layout)
     leaves.update(taking.arrays)
-    return TakenApart(skeleton=skeleton, leaves=leaves)
+    return TakenApart(skeleton=skeleton, leaves=leaves, tensors=taking.tensors)
 
 
 class _Taking:
