@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 from iobench.checkpoint.aliases import Leaf, View, share
 from iobench.errors import DataMismatchError, StateError
@@ -76,7 +77,7 @@ class _Taking:
             return value
         if kind is float:
             return value if math.isfinite(value) else {"$float": repr(value)}
-        if kind is torch.Tensor or isinstance(value, torch.nn.Parameter):
+        if kind is torch.Tensor or _is_parameter(value):
             return self._tensor(value, path)
         if kind in _CONTAINERS:
             return self._container(value, path)
@@ -128,10 +129,11 @@ class _Taking:
         )
 
     def _tensor(self, tensor: torch.Tensor, path: tuple[Any, ...]) -> Any:
-        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
-            what = "a meta" if tensor.is_meta else f"a {tensor.layout}"
+        dense = tensor.layout == torch.strided and not tensor.is_nested
+        if not dense or tensor.is_meta or tensor.is_quantized:
+            what = "meta" if tensor.is_meta else "nested" if tensor.is_nested else tensor.layout
             raise StateError(
-                f"{_shown(path)} is {what} tensor of dtype {dtype_name(tensor.dtype)}; "
+                f"{_shown(path)} is a {what} tensor of dtype {dtype_name(tensor.dtype)}; "
                 "a checkpoint holds dense ones"
             )
         name = self._free_name(path)
@@ -167,8 +169,17 @@ class _Taking:
         return name
 
 
+def _is_parameter(value: Any) -> bool:
+    """A Parameter with memory of its own: not one of a tensor subclass, nor a lazy one."""
+    if not isinstance(value, torch.nn.Parameter) or is_lazy(value):
+        return False
+    return type(value.data) is torch.Tensor
+
+
 def _is_plain(dtype: np.dtype[Any]) -> bool:
-    return not dtype.hasobject and dtype.names is None and dtype.itemsize > 0
+    if dtype.hasobject or dtype.names is not None or dtype.itemsize == 0:
+        return False
+    return np.dtype(dtype.str) == dtype  # no name of numpy's leads back to bfloat16 of ml_dtypes
 
 
 _TAGS: dict[type, str] = {tuple: "$tuple", torch.Size: "$size"}

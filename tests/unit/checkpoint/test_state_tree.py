@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -211,6 +212,16 @@ def test_names_are_paths() -> None:
 _Pair = namedtuple("_Pair", "a b")
 
 
+class _Subclass(torch.Tensor):
+    """As DTensor is: one that torch takes for a Parameter where a Parameter is made of it."""
+
+
+def _nested() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that they are a prototype
+        return torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
+
+
 @pytest.mark.parametrize(
     "bad",
     [
@@ -223,6 +234,10 @@ _Pair = namedtuple("_Pair", "a b")
         np.zeros(2, dtype=[("a", "i4")]),
         torch.zeros(3).to_sparse(),
         torch.zeros(3, device="meta"),
+        _nested(),
+        torch.zeros(3).as_subclass(_Subclass),
+        torch.nn.Parameter(torch.zeros(3).as_subclass(_Subclass)),
+        torch.nn.parameter.UninitializedParameter(),
         {object(): 1},
     ],
     ids=lambda bad: type(bad).__name__,
@@ -231,6 +246,14 @@ def test_unsupported_objects_are_named(bad: Any) -> None:
     """The error tells where in the state the object is."""
     with pytest.raises(StateError, match=r"state\['model'\]\[0\]"):
         take_apart({"model": [bad], "fine": 1})
+
+
+@pytest.mark.parametrize("make", [lambda dtype: np.zeros(3, dtype), lambda dtype: dtype.type(1)])
+def test_dtypes_that_are_not_of_numpy(make: Callable[[Any], Any]) -> None:
+    """bfloat16 of ml_dtypes, as JAX has it, would come back as bytes, and is refused."""
+    dtype = np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
+    with pytest.raises(StateError, match=r"state\['model'\]\[0\] is .*bfloat16"):
+        take_apart({"model": [make(dtype)]})
 
 
 def test_a_state_that_holds_itself() -> None:
