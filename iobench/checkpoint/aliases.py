@@ -84,10 +84,14 @@ class View:
 
 @dataclass(frozen=True, kw_only=True)
 class _Span:
-    """The bytes [begin, end) of a device's memory that a tensor spans."""
+    """The bytes [begin, end) of a device's memory that a tensor spans.
+
+    `storage` is the device and where on it the tensor's storage begins.
+    """
 
     name: str
     tensor: torch.Tensor
+    storage: tuple[str, int]
     begin: int
     end: int
 
@@ -95,14 +99,20 @@ class _Span:
     def of(cls, name: str, tensor: torch.Tensor) -> _Span:
         begin = tensor.data_ptr()
         reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-        return cls(name=name, tensor=tensor, begin=begin, end=begin + reach * tensor.element_size())
+        return cls(
+            name=name,
+            tensor=tensor,
+            storage=(str(tensor.device), tensor.untyped_storage().data_ptr()),
+            begin=begin,
+            end=begin + reach * tensor.element_size(),
+        )
 
 
 def share(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, Leaf], dict[str, View]]:
     """(leaves by name, for each tensor that is not a leaf by itself its view).
 
-    Tensors whose memory overlaps share one leaf; the others have their own, contiguous, whatever
-    else is in their storage.
+    Tensors of one storage whose memory overlaps share one leaf; the others have their own,
+    contiguous, whatever else is in their storage.
     """
     leaves: dict[str, Leaf] = {}
     views: dict[str, View] = {}
@@ -112,7 +122,7 @@ def share(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, Leaf], dict[st
             spans.append(_Span.of(name, tensor))
         else:
             leaves[name] = Leaf.of_tensor(tensor)
-    spans.sort(key=lambda span: (str(span.tensor.device), span.begin, -span.end))
+    spans.sort(key=lambda span: (span.storage, span.begin, -span.end))
     for group in _overlapping(spans):
         if len(group) == 1:
             leaves[group[0].name] = Leaf.of_tensor(group[0].tensor)
@@ -125,13 +135,13 @@ def share(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, Leaf], dict[st
 
 
 def _overlapping(spans: list[_Span]) -> list[list[_Span]]:
-    """`spans`, sorted, in groups that overlap."""
+    """`spans`, sorted, in groups that overlap in one storage."""
     groups: list[list[_Span]] = []
-    device, end = None, 0
+    storage, end = None, 0
     for span in spans:
-        if span.tensor.device != device or span.begin >= end:
+        if span.storage != storage or span.begin >= end:
             groups.append([])
-            device, end = span.tensor.device, 0
+            storage, end = span.storage, 0
         groups[-1].append(span)
         end = max(end, span.end)
     return groups
@@ -144,11 +154,13 @@ def _share_one(group: list[_Span], leaves: dict[str, Leaf], views: dict[str, Vie
     )
     odd = any((span.begin - begin) % span.tensor.element_size() for span in group)
     if base is None or odd or dtype_name(base.tensor.dtype) not in DTYPES:
-        storage = group[0].tensor.untyped_storage()
+        # several begin at one place where numpy's memory was taken twice; the largest holds all
+        storages = [span.tensor.untyped_storage() for span in group]
+        storage = max(storages, key=lambda one: one.nbytes())
         begin -= (begin - storage.data_ptr()) % _ALIGNMENT
         raw = torch.empty(0, dtype=torch.uint8, device=storage.device)
         whole = raw.set_(storage, begin - storage.data_ptr(), (end - begin,), (1,))
-        base = _Span(name=group[0].name, tensor=whole, begin=begin, end=end)
+        base = _Span.of(group[0].name, whole)
     leaves[base.name] = Leaf.of_tensor(base.tensor)
     for span in group:
         same = (

@@ -182,6 +182,18 @@ def test_views_of_a_dtype_that_the_file_lacks(expect_same: Callable[..., None]) 
     expect_same(state, _round_trip(state))
 
 
+def test_overlapping_arrays_of_numpy(expect_same: Callable[..., None]) -> None:
+    """Tensors on one numpy array are of several storages; each comes back with its elements."""
+    array = np.arange(10.0)
+    apart = [torch.from_numpy(array[:6]), torch.from_numpy(array[4:])]
+    expect_same(apart, _round_trip(apart))
+    strided = [torch.from_numpy(array[:6])[::2], torch.from_numpy(array)[1::2]]
+    expect_same(strided, _round_trip(strided))
+    found = _round_trip([torch.from_numpy(array), torch.from_numpy(array)])
+    found[0][0] = 77
+    assert found[1][0] == 77
+
+
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     return tensor.data_ptr(), tensor.data_ptr() + reach * tensor.element_size()
