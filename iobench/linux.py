@@ -231,10 +231,12 @@ def exchange_names(one: str, other: str) -> None:
 def yield_to_others(nice: int) -> None:
     """Lower the calling thread's CPU priority to `nice` and its I/O priority to the lowest.
 
-    Best effort 7: late, and never starved, as the idle class can be (ioprio_set(2)). Threads that
-    it starts inherit both. It cannot be taken back without privilege.
+    A thread at a lower CPU priority already keeps it. Best effort 7: late, and never starved, as
+    the idle class can be (ioprio_set(2)). Threads that it starts inherit both. It cannot be taken
+    back without privilege.
     """
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
+    own = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, own, max(nice, os.getpriority(os.PRIO_PROCESS, own)))
     number = _SYS_IOPRIO_SET.get(platform.machine())
     if number is not None:
         priority = _IOPRIO_CLASS_BE << _IOPRIO_CLASS_SHIFT | _LOWEST

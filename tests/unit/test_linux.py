@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import platform
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,3 +144,48 @@ def test_kernel_version(
         assert linux.kernel_version() == version
     finally:
         linux.kernel_version.cache_clear()
+
+
+def priorities_in_a_thread(start: int, asked: int) -> list[tuple[int, int]]:
+    """Nice value and I/O priority of a thread at nice `start` before and after it yields."""
+    number = {"x86_64": 252, "aarch64": 31}.get(platform.machine())
+    if number is None:
+        pytest.skip("the number of ioprio_get is not known")
+    found: list[tuple[int, int]] = []
+    failures: list[OSError] = []
+
+    def told() -> tuple[int, int]:
+        nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        return nice, linux._libc.syscall(ctypes.c_long(number), 1, 0)
+
+    def run() -> None:
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), start)
+            found.append(told())
+            linux.yield_to_others(asked)
+            found.append(told())
+        except OSError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert not failures
+    return found
+
+
+_BEST_EFFORT_7 = 2 << 13 | 7
+
+
+def test_priority_is_lowered() -> None:
+    """To what was asked; I/O to the lowest of the best effort."""
+    _, after = priorities_in_a_thread(os.getpriority(os.PRIO_PROCESS, 0), 19)
+    assert after == (19, _BEST_EFFORT_7)
+
+
+def test_priority_is_never_raised() -> None:
+    """A thread that is below what was asked stays there, and its I/O priority is lowered too."""
+    own = max(15, os.getpriority(os.PRIO_PROCESS, 0))
+    before, after = priorities_in_a_thread(own, 10)
+    assert before[0] == own
+    assert after == (own, _BEST_EFFORT_7)
