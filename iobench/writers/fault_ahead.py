@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 
@@ -31,19 +31,22 @@ def faulted_ahead(image: FileImage, start: int, stop: int) -> Iterator[None]:
     submits. Here another thread makes them, a distance ahead; where the read is there already, it
     leaps over that. Pages are huge ones as long as these cost less per byte than small ones do,
     which is measured all the time (docs/decisions/0033). No byte is touched: memory that has pages
-    keeps them, and its bytes. Where pages cannot be made the read makes them, or fails.
+    keeps them, and its bytes. Where pages cannot be made, or no thread can be started, the read
+    makes them, or fails.
     """
     if stop - start <= LEAD_BYTES:
         yield
         return
     ahead = _Ahead(image, start, stop)
     thread = threading.Thread(target=ahead.run, name="iobench-fault-ahead", daemon=True)
-    thread.start()
+    with suppress(RuntimeError):  # no more threads here: the read is not to fail for that
+        thread.start()
     try:
         yield
     finally:
         ahead.stopped = True
-        thread.join()
+        if thread.is_alive():
+            thread.join()
         ahead.even_out()
 
 

@@ -142,6 +142,22 @@ def test_a_kernel_that_cannot(code: int, monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 @pytest.mark.usefixtures("lead")
+def test_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The body runs all the same, once, and what it raises is raised."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    memory = fresh_pages(16 * HUGE_PAGE, huge=False)
+    with ahead(memory):
+        memory[:] = 1
+    assert memory.all()
+    with pytest.raises(ValueError, match="the read"), ahead(memory):
+        raise ValueError("the read")
+
+
+@pytest.mark.usefixtures("lead")
 @pytest.mark.parametrize("name", ["buffered", "odirect", "uring", "hybrid", "aiofiles"])
 @pytest.mark.parametrize("form", [safetensors, torch_file])
 def test_loads_are_right(name: str, form: object, tmp_path: Path) -> None:
