@@ -98,12 +98,11 @@ class _OurSaver(Saver):
             keep=KeepLast(1),
             lazy=arm.mode == "lazy",
         )
+        self._saves: list[Save] = []  # all of them: a Checkpointer tells of the last ones only
 
     def save(self, state: Any, step: int) -> None:
-        if self._sync:
-            self._checkpointer.save(state, step)
-        else:
-            self._checkpointer.save_async(state, step)
+        take = self._checkpointer.save if self._sync else self._checkpointer.save_async
+        self._saves.append(take(state, step))
 
     def before_update(self) -> None:
         self._checkpointer.before_optimizer_step()
@@ -113,10 +112,10 @@ class _OurSaver(Saver):
 
     @property
     def persisting(self) -> bool:
-        return any(one.on_the_way for one in self._checkpointer.saves)
+        return any(one.on_the_way for one in self._saves)
 
     def saves(self) -> tuple[TrainSave, ...]:
-        return tuple(self._told(one) for one in self._checkpointer.saves)
+        return tuple(self._told(one) for one in self._saves)
 
     def load(self) -> Any:
         return self._checkpointer.load()

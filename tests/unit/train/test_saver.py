@@ -1,0 +1,49 @@
+"""Savers tell every checkpoint of a block, however many there were."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from iobench.checkpoint import checkpointer
+from iobench.train.arm import arm_of
+from iobench.train.saver import saver_for
+
+_STATE = {"weight": torch.arange(10)}
+
+
+@pytest.mark.parametrize("mode", ["sync", "async=1", "lazy=1"])
+def test_more_saves_than_a_checkpointer_remembers(
+    mode: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All of them are told, oldest first, with what became of them."""
+    monkeypatch.setattr(checkpointer, "_REMEMBERED", 2)
+    saver = saver_for(arm_of("buffered", mode), tmp_path / "runs")
+    for step in range(5):
+        saver.save(_STATE, step)
+        saver.before_update()
+    saver.wait()
+    told = saver.saves()
+    saver.close()
+    assert [(one.step, one.status) for one in told] == [(step, "committed") for step in range(5)]
+    assert all(one.stall_s > 0 for one in told)
+
+
+def test_a_save_that_a_checkpointer_forgot_is_persisting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Until it is durable, whatever came after it."""
+    written = threading.Event()
+    monkeypatch.setattr("iobench.linux.yield_to_others", lambda _: written.wait(60))
+    monkeypatch.setattr(checkpointer, "_REMEMBERED", 0)
+    saver = saver_for(arm_of("buffered", "async=1"), tmp_path / "runs")
+    saver.save(_STATE, 1)
+    before = saver.persisting
+    written.set()
+    saver.wait()
+    after = saver.persisting
+    saver.close()
+    assert (before, after) == (True, False)
