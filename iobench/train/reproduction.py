@@ -89,12 +89,17 @@ def _most(claim: Claim, result: ResultFile, ratio: Ratio, slow_s: Sequence[float
     never = interval is not None and interval.high < claim.value
     gained_s = save_s * (1 - 1 / ratio.ratio)
     steps = (gained_s / claim.value - save_s) / step.seconds
-    reason = (
-        "not even with a save after every step"
-        if never
-        else f"computed, not trained; it would hold up to a save every {steps:.0f} steps, and the "
-        "claim's own interval is not known"
-    )
+    if never:
+        reason = "not even with a save after every step"
+    elif steps < 1:
+        reason = (
+            "computed, not trained; by the median not even a save after every step gains as much"
+        )
+    else:
+        reason = (
+            f"computed, not trained; it would hold up to a save every {steps:.0f} steps, and the "
+            "claim's own interval is not known"
+        )
     return Finding(
         claim=claim,
         ours=_share(save_s, ratio.ratio, step.seconds),

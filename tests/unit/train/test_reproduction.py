@@ -65,6 +65,22 @@ def test_what_even_a_save_after_every_step_cannot_give_is_a_no(record: ResultFil
     assert found.reason == "not even with a save after every step"
 
 
+@pytest.mark.parametrize("ratios", [(0.98, 1.03, 1.2), (0.9, 0.95, 1.2)])
+def test_a_gain_that_the_median_never_reaches_has_no_steps(
+    record: ResultFile, ratios: tuple[float, ...]
+) -> None:
+    """Within the interval, and less than claimed even with a save after every step."""
+    samples = tuple(
+        replace(s, elapsed_s=1 / ratios[s.repetition - 1] if s.writer == "hybrid" else 1.0)
+        for s in record.samples
+    )
+    found = judged(replace(record, samples=samples), "wall clock", 0.12)
+    assert found.answer is Answer.NOT_COMPARABLE
+    assert found.reason == (
+        "computed, not trained; by the median not even a save after every step gains as much"
+    )
+
+
 def test_one_pair_decides_nothing(record: ResultFile) -> None:
     first = replace(record, samples=tuple(s for s in record.samples if s.repetition == 1))
     found = judged(first, "save", 1.7)
