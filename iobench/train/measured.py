@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 from iobench.bench.stats import median
 from iobench.bench.verdict import Context, Status, judge, with_verification
 from iobench.errors import ResultFileError
-from iobench.results import ResultFile, Sample, to_plain
+from iobench.results import ResultFile, contender_of, to_plain
 from iobench.results.labels import labels
 from iobench.train.costs import Costs
 from iobench.units import format_size
@@ -46,8 +45,12 @@ class Candidate:
 class _Setting:
     writer: str
     options: Mapping[str, Any]
+    format: str | None
+    granularity: str | None
+    numjobs: int
     seconds: dict[str, list[float]] = field(default_factory=lambda: {"save": [], "restore": []})
     invalid: list[str] = field(default_factory=list)  # the first reason of each such sample
+    partial: list[str] = field(default_factory=list)  # what each restore that is not of all brought
 
 
 def by_hand(
@@ -86,9 +89,10 @@ def from_results(
     """Each setting of the run, and what must be known of how its times were made.
 
     A time is that of a sample at `size_bytes` (by default the workload at full size) and the
-    sample's own rate. Fastest save first; with `blocking_s` then asynchronous candidates as well,
-    persisting for as long as the save took. Only samples whose verdict is VALID count, unless
-    `invalid_too`. Raises ResultFileError when no setting has a save and a restore that count.
+    sample's own rate. Settings differ in the writer, its options or the axes of a run. Fastest save
+    first; with `blocking_s` then asynchronous candidates as well, persisting for as long as the
+    save took. Only samples whose verdict is VALID count, unless `invalid_too`, and no restores of
+    some tensors only. Raises ResultFileError when no setting has a save and a restore that count.
     """
     size = size_bytes or result.run.workload.full_bytes
     settings = _settings(result, size, invalid_too)
@@ -97,6 +101,7 @@ def from_results(
     found: list[Candidate] = []
     for position, (setting, name) in enumerate(zip(settings, names, strict=True)):
         notes += _invalid(setting, name, invalid_too)
+        notes += _partial(setting, name)
         save, restore = setting.seconds["save"], setting.seconds["restore"]
         if not save or not restore:
             missing = " and ".join(what for what, times in setting.seconds.items() if not times)
@@ -138,8 +143,18 @@ def _settings(result: ResultFile, size: int, invalid_too: bool) -> list[_Setting
     groups: dict[str, _Setting] = {}
     for sample in with_verification(result.samples):
         setting = groups.setdefault(
-            _key(sample), _Setting(writer=sample.writer, options=to_plain(sample.options))
+            contender_of(sample),
+            _Setting(
+                writer=sample.writer,
+                options=to_plain(sample.options),
+                format=sample.format,
+                granularity=sample.granularity,
+                numjobs=sample.numjobs,
+            ),
         )
+        if sample.restore_as is not None:
+            setting.partial.append(sample.restore_as)
+            continue
         verdict = judge(sample, context)
         if verdict.status is Status.INVALID:
             setting.invalid.append(verdict.reasons[0].text)
@@ -150,15 +165,18 @@ def _settings(result: ResultFile, size: int, invalid_too: bool) -> list[_Setting
     return list(groups.values())
 
 
-def _key(sample: Sample) -> str:
-    return json.dumps([sample.writer, to_plain(sample.options), sample.format], sort_keys=True)
-
-
 def _invalid(setting: _Setting, name: str, counted: bool) -> Iterator[str]:
     fate = "counted all the same" if counted else "left out"
     for text in dict.fromkeys(setting.invalid):
         count = setting.invalid.count(text)
         yield f"{name}: {count} invalid {'sample' if count == 1 else 'samples'} {fate}: {text}"
+
+
+def _partial(setting: _Setting, name: str) -> Iterator[str]:
+    for what in dict.fromkeys(setting.partial):
+        count = setting.partial.count(what)
+        restores = "restore" if count == 1 else "restores"
+        yield f"{name}: {count} {restores} of {what} left out: a job restores all tensors"
 
 
 def _size_notes(result: ResultFile, size: int) -> Iterator[str]:

@@ -1,11 +1,12 @@
 """Times from result files: scaled by rate, only what is valid, and intervals by resampling."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from iobench.errors import ResultFileError
-from iobench.results import ResultFile, Verified
+from iobench.results import ResultFile, Sample, Verified
 from iobench.train.measured import by_hand, from_results
 
 
@@ -96,6 +97,60 @@ def test_a_writer_without_restores_is_not_planned_for(example: ResultFile) -> No
     found, notes = from_results(replace(example, samples=samples))
     assert [one.name for one in found] == ["buffered"]
     assert "odirect is not planned for: no save and restore of it counts" in notes
+
+
+def _several(example: ResultFile, field: str, *values: Any) -> ResultFile:
+    """The example once for each value of an axis; the n-th takes n times as long."""
+    samples = tuple(
+        replace(one, **{field: value}, elapsed_s=number * one.elapsed_s)
+        for number, value in enumerate(values, start=1)
+        for one in example.samples
+    )
+    return replace(example, samples=samples)
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "axis"),
+    [
+        ("numjobs", (1, 4), "numjobs"),
+        ("granularity", ("blob", "layer"), "granularity"),
+        ("format", ("safetensors", "torch"), "serializer"),
+    ],
+)
+def test_different_measurements_are_not_pooled(
+    example: ResultFile, field: str, values: tuple[Any, Any], axis: str
+) -> None:
+    """A candidate for each value of an axis, named by it, of its own samples."""
+    found, _ = from_results(_several(example, field, *values), size_bytes=2**30)
+    assert {one.name: one.costs.blocking_s for one in found} == {
+        f"odirect {axis}={values[0]}": 0.5,
+        f"odirect {axis}={values[1]}": 1.0,
+        f"buffered {axis}={values[0]}": 1.0,
+        f"buffered {axis}={values[1]}": 2.0,
+    }
+    assert [(one.save_samples, one.restore_samples) for one in found] == [(3, 3)] * 4
+
+
+def _of_some(one: Sample) -> Sample:
+    return replace(one, restore_as="subset=0.1", bytes=one.bytes // 10, elapsed_s=0.01)
+
+
+def test_a_restore_of_some_tensors_is_not_that_of_a_job(example: ResultFile) -> None:
+    """It is left out and said, beside restores of all; alone there is nothing to plan with."""
+    part = tuple(_of_some(one) for one in example.samples if one.operation == "restore")
+    found, notes = from_results(
+        replace(example, samples=(*example.samples, *part)), size_bytes=2**30
+    )
+    assert [(one.name, one.costs.restore_s) for one in found] == [
+        ("odirect", 0.4),
+        ("buffered", 0.8),
+    ]
+    assert [one.restore_samples for one in found] == [3, 3]
+    assert "odirect: 3 restores of subset=0.1 left out: a job restores all tensors" in notes
+    assert not [note for note in notes if "invalid" in note]
+    saves = tuple(one for one in example.samples if one.operation == "save")
+    with pytest.raises(ResultFileError, match=r"1 restore of subset=0.1 left out.*no restore of"):
+        from_results(replace(example, samples=(*saves, part[0])), invalid_too=True)
 
 
 def test_nothing_to_plan_with_is_an_error_that_says_why(example: ResultFile) -> None:
