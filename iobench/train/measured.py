@@ -180,12 +180,11 @@ def _partial(setting: _Setting, name: str) -> Iterator[str]:
 
 
 def _size_notes(result: ResultFile, size: int) -> Iterator[str]:
-    moved = result.run.workload.bytes
-    if size != moved:
-        yield (
-            f"times are those of {format_size(moved)}, scaled to {format_size(size)} by the "
-            "measured rate"
-        )
+    variants = [one.bytes for one in result.run.variants if one.restore_as is None]
+    moved = sorted(variants or [result.run.workload.bytes])
+    if moved != [size] * len(moved):
+        span = " to ".join(dict.fromkeys(map(format_size, (moved[0], moved[-1]))))
+        yield f"times are those of {span}, scaled to {format_size(size)} by the measured rate"
     yield (
         f"every node saves {format_size(size)} at the same time and as fast as here: "
         "storage that nodes share is slower"

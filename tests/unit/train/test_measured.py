@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from iobench.errors import ResultFileError
-from iobench.results import ResultFile, Sample, Verified
+from iobench.results import ResultFile, Sample, VariantFacts, Verified
 from iobench.train.measured import by_hand, from_results
 
 
@@ -151,6 +151,22 @@ def test_a_restore_of_some_tensors_is_not_that_of_a_job(example: ResultFile) -> 
     saves = tuple(one for one in example.samples if one.operation == "save")
     with pytest.raises(ResultFileError, match=r"1 restore of subset=0.1 left out.*no restore of"):
         from_results(replace(example, samples=(*saves, part[0])), invalid_too=True)
+
+
+def test_the_note_on_size_tells_all_that_were_measured(example: ResultFile) -> None:
+    """Four processes moved four times the bytes."""
+    facts: dict[str, Any] = {"format": None, "granularity": None, "restore_as": None, "files": 1}
+    variants = tuple(
+        VariantFacts(operation="save", numjobs=n, bytes=n * 2**30, **facts) for n in (4, 1)
+    )
+    run = replace(example.run, variants=variants)
+    samples = tuple(
+        replace(one, numjobs=n, bytes=n * one.bytes) for n in (1, 4) for one in example.samples
+    )
+    _, notes = from_results(
+        replace(example, run=run, samples=samples), size_bytes=2**30, invalid_too=True
+    )
+    assert "times are those of 1.00 GiB to 4.00 GiB, scaled to 1.00 GiB by the measured" in notes[0]
 
 
 def test_nothing_to_plan_with_is_an_error_that_says_why(example: ResultFile) -> None:
