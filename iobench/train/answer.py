@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from iobench.bench.stats import Interval, Ratio
+from iobench.errors import ResultFileError
 from iobench.results import ResultFile
+from iobench.results.labels import Setting, labels
 from iobench.train.claims import Answer, Claim, Finding
 from iobench.units import format_size
 
-__all__ = ["finding", "shard"]
+__all__ = ["check_one_setting", "finding", "shard"]
 
 
 def finding(
@@ -46,6 +48,16 @@ def shard(result: ResultFile) -> str:
     workload = result.run.workload
     full = f" of {format_size(workload.full_bytes)}" if workload.scaled else ""
     return f"rank {workload.rank}, {format_size(workload.bytes)}{full}"
+
+
+def check_one_setting(result: ResultFile, what: str, measured: Iterable[Setting]) -> None:
+    """Raise ResultFileError if `measured`, one side of a claim, differ in options or axes."""
+    names = dict.fromkeys(labels(measured))
+    if len(names) > 1:
+        raise ResultFileError(
+            f"{result.path} has {what} in more than one setting: {', '.join(names)}; a claim is "
+            "judged by one, as iobench reproduce CLAIM --target DIR measures it"
+        )
 
 
 def _compare(claim: Claim, interval: Interval | None) -> tuple[Answer, str]:

@@ -9,7 +9,7 @@ from iobench.bench.stats import Interval, Ratio, median, paired_log_ratio
 from iobench.bench.verdict import Context, Status, judge, with_verification
 from iobench.errors import ResultFileError
 from iobench.results import ResultFile
-from iobench.train.answer import finding, shard
+from iobench.train.answer import check_one_setting, finding, shard
 from iobench.train.claims import Answer, Claim, Finding, Study
 from iobench.train.trained import judge_training
 from iobench.units import format_seconds
@@ -22,7 +22,8 @@ def judge_records(about: Study, results: Sequence[ResultFile]) -> list[Finding]:
 
     Pairs are samples, or blocks of training, of the two sides in one repetition. The wall clock is
     that of a training where there is a record of one, else the most that it could be. Raises
-    ResultFileError when no record answers any, or one has no pair that counts.
+    ResultFileError when no record answers any, one has no pair that counts, or one side of a claim
+    was measured in several settings.
     """
     files = {one.run.workload.name: one for one in results if not _trained(one)}
     trainings = {one.run.workload.name: one for one in results if _trained(one)}
@@ -61,13 +62,18 @@ def _judge_files(claim: Claim, result: ResultFile, operation: str) -> Finding:
 
 
 def _valid(result: ResultFile, writer: str, operation: str) -> dict[int, float]:
-    """Seconds by repetition."""
+    """Seconds by repetition. Raises ResultFileError for samples of several settings."""
     context = Context.of(result.run)
-    return {
-        sample.repetition: sample.elapsed_s
+    samples = [
+        sample
         for sample in with_verification(result.samples)
         if (sample.writer, sample.operation) == (writer, operation)
-        and judge(sample, context).status is not Status.INVALID
+    ]
+    check_one_setting(result, f"{operation}s of {writer}", samples)
+    return {
+        sample.repetition: sample.elapsed_s
+        for sample in samples
+        if judge(sample, context).status is not Status.INVALID
     }
 
 

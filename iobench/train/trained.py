@@ -5,7 +5,7 @@ from __future__ import annotations
 from iobench.bench.stats import median, paired_log_ratio
 from iobench.errors import ResultFileError
 from iobench.results import ResultFile, TrainBlock
-from iobench.train.answer import finding, shard
+from iobench.train.answer import check_one_setting, finding, shard
 from iobench.train.claims import Claim, Finding, Side, Study
 from iobench.units import format_seconds
 
@@ -17,7 +17,7 @@ _SLOWER = 1.25  # a step that takes so much longer than it simulates is another 
 def judge_training(about: Study, claim: Claim, result: ResultFile) -> Finding:
     """The finding by pairs of blocks of one repetition whose losses are right.
 
-    Raises ResultFileError when there is none.
+    Raises ResultFileError when there is none, or one side was trained in several settings.
     """
     ours, theirs = (_blocks(result, side) for side in (claim.ours, claim.theirs))
     both = sorted(set(ours) & set(theirs))
@@ -46,11 +46,13 @@ def judge_training(about: Study, claim: Claim, result: ResultFile) -> Finding:
 
 
 def _blocks(result: ResultFile, side: Side) -> dict[int, TrainBlock]:
-    """By repetition."""
+    """By repetition. Raises ResultFileError for blocks of several settings."""
+    blocks = [block for block in result.training if _side(block) == side]
+    check_one_setting(result, f"blocks of {side}", blocks)
     return {
         block.repetition: block
-        for block in result.training
-        if _side(block) == side and block.losses_equal and block.resumed_equal is not False
+        for block in blocks
+        if block.losses_equal and block.resumed_equal is not False
     }
 
 

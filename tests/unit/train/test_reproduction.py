@@ -1,6 +1,7 @@
 """Findings by hand: yes, no, undecided and not comparable, from valid pairs only."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -97,6 +98,30 @@ def test_invalid_samples_make_no_pair(record: ResultFile) -> None:
     )
     with pytest.raises(ResultFileError, match="no repetition has a valid restore of both hybrid"):
         judged(replace(record, samples=samples), "restore", 1.6)
+
+
+@pytest.mark.parametrize(
+    ("operation", "changed", "named"),
+    [
+        ("save", {"numjobs": 4}, "hybrid numjobs=1, hybrid numjobs=4"),
+        ("save", {"options": {"iodepth": 9}}, "hybrid iodepth=9"),
+        ("restore", {"restore_as": "subset=0.1"}, "hybrid restore-as=subset=0.1"),
+    ],
+)
+def test_a_record_of_several_settings_is_refused(
+    record: ResultFile, operation: Measure, changed: dict[str, Any], named: str
+) -> None:
+    """None of them wins silently, valid or not; the error tells what to do."""
+    more = tuple(
+        replace(one, **changed)
+        for one in record.samples
+        if (one.writer, one.operation, one.repetition) == ("hybrid", operation, 1)
+    )
+    both = replace(record, samples=(*record.samples, *more))
+    with pytest.raises(ResultFileError, match="in more than one setting") as caught:
+        judged(both, operation, 1.7)
+    assert named in str(caught.value)
+    assert "iobench reproduce CLAIM --target DIR" in str(caught.value)
 
 
 def test_claims_without_a_record_are_left_out(record: ResultFile) -> None:

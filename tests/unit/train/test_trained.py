@@ -150,3 +150,16 @@ def test_blocks_whose_losses_are_wrong_make_no_pair(
 ) -> None:
     with pytest.raises(ResultFileError, match="no repetition has a block of both hybrid lazy=2"):
         judged(example, "pccheck", *overheads(101.0, 102.0, **wrong))
+
+
+def test_blocks_of_several_options_are_refused(example: ResultFile) -> None:
+    """None of them wins silently, and the error tells what to do."""
+    ours = study("pccheck").claims[0].ours
+    other = [
+        block(ours, 0, 200.0, options={"iodepth": 4}),
+        block(ours, 1, 200.0, options={"iodepth": 8}),
+    ]
+    with pytest.raises(ResultFileError, match="hybrid iodepth=4, hybrid iodepth=8") as caught:
+        judged(example, "pccheck", block(Side(), 0, 100.0), block(Side(), 1, 100.0), *other)
+    assert "hybrid lazy=2 in more than one setting" in str(caught.value)
+    assert "iobench reproduce CLAIM --target DIR" in str(caught.value)
