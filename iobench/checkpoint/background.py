@@ -34,13 +34,12 @@ _REMEMBERED = 1000  # saves that `saves` tells of
 
 @dataclass(frozen=True, kw_only=True)
 class _File:
-    """A torch file whose storages are in a slot, and what is to be done once it is durable."""
+    """A torch file whose storages are in a slot."""
 
     save: Save
     slot: Slot
     layout: TorchLayout
     directory: str
-    afterwards: list[Callable[[], None]] = field(default_factory=list)
 
 
 class BackgroundFiles:
@@ -55,11 +54,9 @@ class BackgroundFiles:
         if slots < 1:
             raise OptionError(f"slots={slots}: at least 1")
         self._pool = SlotPool(slots, budget_bytes)
-        self._lock = threading.Lock()
-        self._persister = Persister(
-            self._pool.slots, _Persist(writer=writer, lock=self._lock), in_order=True
-        )
-        self._last: _File | None = None
+        self._persist = _Persist(writer=writer)
+        self._persister = Persister(self._pool.slots, self._persist, in_order=True)
+        self._last: Save | None = None
         self.saves: deque[Save] = deque(maxlen=_REMEMBERED)
         """What became of the last 1,000 files, oldest first."""
         weakref.finalize(self, _finish_unclosed, os.getpid(), self._persister)
@@ -98,8 +95,7 @@ class BackgroundFiles:
                 save=save, slot=slot, layout=layout.without_storages(), directory=directory
             )
             self.saves.append(save)
-            with self._lock:
-                self._last = held
+            self._last = save
             self._persister.submit(held)
         except BaseException as error:
             save.status, save.error = "failed", error
@@ -111,21 +107,27 @@ class BackgroundFiles:
     def afterwards(self, action: Callable[[], None]) -> None:
         """Do `action` once all that was saved before is durable; now, if it is.
 
-        Not at all if the last save fails. What `action` raises in the background is raised as a
-        failed save is.
+        Not at all if one of those that are on the way fails, or the last save did. What `action`
+        raises in the background is raised as a failed save is.
         """
         self.raise_failure()
-        with self._lock:
-            last = self._last
-            if last is not None and last.save.on_the_way:
-                last.afterwards.append(action)
+        last = self._last
+        with self._persist.lock:
+            if self._persist.untold:
                 return
-        if last is None or last.save.status == "committed":
+            if last is not None and last.on_the_way:
+                self._persist.actions.append((last, action))
+                return
+        if last is None or last.status == "committed":
             action()
 
     def raise_failure(self) -> None:
         """Raise what went wrong in the background since this was last asked."""
-        self._persister.raise_failure()
+        try:
+            self._persister.raise_failure()
+        except BaseException:
+            self._persist.forget_told()
+            raise
 
     def wait(self) -> None:
         """Wait until every file is durable; raise what failed."""
@@ -141,21 +143,42 @@ class BackgroundFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class _Persist:
-    """Writes one file: what the persister does in the background."""
+    """Writes one file, and does what waited for it: what the persister does in the background.
+
+    `untold` are the saves that failed and whose failure was not raised yet.
+    """
 
     writer: Writer
-    lock: threading.Lock
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    actions: list[tuple[Save, Callable[[], None]]] = field(default_factory=list)
+    untold: list[Save] = field(default_factory=list)
 
     def __call__(self, held: _File) -> None:
+        try:
+            self._write(held)
+        except BaseException:
+            with self.lock:
+                self.untold.append(held.save)
+                self.actions.clear()  # all of them came after this file
+            raise
+        with self.lock:
+            held.save.status = "committed"
+            due = [action for save, action in self.actions if save is held.save]
+            del self.actions[: len(due)]
+        for action in due:
+            action()
+
+    def forget_told(self) -> None:
+        """Failures were raised: forget them, but not a save whose failure is yet to be noted."""
+        with self.lock:
+            self.untold[:] = [save for save in self.untold if save.error is None]
+
+    def _write(self, held: _File) -> None:
         began_s = time.perf_counter()
         held.save.status = "writing"
         image = held.layout.image_in(held.slot.memory)
         held.save.transfer = self.writer.write(image, held.directory)
         held.save.persist_s = time.perf_counter() - began_s
-        with self.lock:
-            held.save.status = "committed"
-        for action in held.afterwards:
-            action()
 
 
 def _copy(layout: TorchLayout, memory: Bytes) -> None:

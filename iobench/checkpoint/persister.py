@@ -150,10 +150,10 @@ class Persister(Generic[_Held]):
     def fail(self, save: Save, error: BaseException) -> None:
         """Note that `save` failed, to be raised in the trainer's thread."""
         error.add_note(f"in the background, while step {save.step} was saved")
-        save.error = error
-        if save.status != "committed":
-            save.status = "failed"
         with self._changed:
+            save.error = error
+            if save.status != "committed":
+                save.status = "failed"
             self._failures.append(error)
 
     def _drop(self, snapshot: _Held) -> None:

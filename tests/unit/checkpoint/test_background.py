@@ -101,6 +101,49 @@ def test_a_failure_comes_back_once(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["3.pt"]
 
 
+def test_nothing_follows_an_earlier_failure(tmp_path: Path) -> None:
+    """`afterwards` waits for all files before it, not for the last alone."""
+    writer = Held()
+    writer.fails = "1.pt"
+    background = BackgroundFiles(writer)
+    for name in ("1.pt", "2.pt"):
+        background.save({"n": 1}, tmp_path / name)
+    background.afterwards(lambda: writer.order.append("never"))
+    writer.go.set()
+    with pytest.raises(TransferError, match="refused"):
+        background.close()
+    assert writer.order == ["1.pt", "2.pt"]
+    background.afterwards(lambda: writer.order.append("then"))  # it was told
+    assert writer.order[-1] == "then"
+
+
+def test_nothing_follows_a_failure_told_meanwhile(tmp_path: Path) -> None:
+    """What waited for a file that failed is not done, though the failure was raised already."""
+    writer = Held()
+    background = BackgroundFiles(writer, slots=3)
+    begun, go = threading.Event(), threading.Event()
+    write = writer.write
+
+    def hold_second(image: Any, target: Any, **options: Any) -> Transfer:
+        if image.path == "2.pt":
+            begun.set()
+            assert go.wait(30)
+        return write(image, target, **options)
+
+    writer.write = hold_second  # type: ignore[method-assign]
+    writer.fails = "1.pt"
+    for name in ("1.pt", "2.pt"):
+        background.save({"n": 1}, tmp_path / name)
+    background.afterwards(lambda: writer.order.append("never"))
+    writer.go.set()
+    assert begun.wait(30)
+    with pytest.raises(TransferError, match="refused"):
+        background.raise_failure()
+    go.set()
+    background.close()
+    assert writer.order == ["1.pt", "2.pt"]
+
+
 def test_closing_raises_what_failed(tmp_path: Path) -> None:
     """And after it, saving begins anew."""
     writer = Held()
