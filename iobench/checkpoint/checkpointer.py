@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 from iobench.checkpoint.commit import Committer
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.lock import DirectoryLock, lock_location
+from iobench.checkpoint.order import by_age
 from iobench.checkpoint.persister import OnFull, Persister, Snapshot
 from iobench.checkpoint.restore import Loaded, OnCorrupt, restore
 from iobench.checkpoint.retention import KeepAll, Retention
@@ -199,7 +200,8 @@ class Checkpointer:
         and `loaded` tells which. `like`, a state of the form expected, makes a checkpoint of
         another model raise StateMismatchError, which lists the names that are missing, unexpected
         or mis-shaped; only the top-level entries of `like` are compared. Raises TargetError when
-        there is no such checkpoint. Later checkpoints stay, and saves of their steps replace them.
+        there is no such checkpoint. Later checkpoints stay, and saves of their steps replace them;
+        once one is saved they count as older than all others.
         """
         self._check_usable()
         self._finish_copy()
@@ -209,11 +211,12 @@ class Checkpointer:
         return self.loaded.state
 
     def latest(self) -> int | None:
-        """The step of the newest complete checkpoint; None when there is none."""
-        return max(self._store.steps(), default=None)
+        """The step of the newest complete checkpoint, saved last; None when there is none."""
+        steps = by_age(self._store)
+        return steps[-1] if steps else None
 
     def steps(self) -> list[int]:
-        """The steps of all complete checkpoints, oldest first."""
+        """The steps of all complete checkpoints, in ascending order."""
         return self._store.steps()
 
     def remove(self, step: int) -> None:

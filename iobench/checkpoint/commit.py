@@ -71,6 +71,7 @@ class Committer:
             writer={"name": self.writer.name, "options": self.writer.options.to_dict()},
             format="safetensors",
             files=files,
+            serial=self.ledger.next_serial,
         )
 
 

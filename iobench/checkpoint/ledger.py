@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 
+from iobench.checkpoint.order import oldest_first, readable_manifest
 from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import CheckpointStore
-from iobench.errors import DataMismatchError, UsageError
+from iobench.errors import UsageError
 
 __all__ = ["Ledger"]
 
@@ -20,13 +21,19 @@ class Ledger:
         self._lock = threading.Lock()
         self._saves: dict[int, Save] = {}
         self._replaceable: set[int] = set()
-        self._present = set(store.steps())
+        self._serials: dict[int, int | None] = {}
         self._created_s: dict[int, float] = {}
-        for step in self._present:
-            try:
-                self._created_s[step] = store.manifest(step).created_s
-            except DataMismatchError:  # its age is unknown: retention leaves it, and load will tell
-                continue
+        for step in store.steps():
+            manifest = readable_manifest(store, step)
+            self._serials[step] = manifest and manifest.serial
+            if manifest:  # else its age is unknown: retention leaves it, and load will tell
+                self._created_s[step] = manifest.created_s
+        self._last_serial = max((serial or 0 for serial in self._serials.values()), default=0)
+
+    @property
+    def next_serial(self) -> int:
+        """The serial number of the next checkpoint that is committed."""
+        return self._last_serial + 1
 
     def claim(self, save: Save) -> None:
         """Note that `save` is on its way. Raises UsageError when its step was saved already."""
@@ -34,7 +41,7 @@ class Ledger:
             earlier = self._saves.get(save.step)
             if earlier and earlier.on_the_way:
                 raise UsageError(f"step {save.step} is being saved already")
-            if save.step in self._present - self._replaceable:
+            if save.step in self._serials.keys() - self._replaceable:
                 raise UsageError(
                     f"step {save.step} is saved already, in {self._store.locate(save.step)}; "
                     "remove(step) it first if it is to be replaced"
@@ -44,30 +51,33 @@ class Ledger:
 
     def make_room(self, step: int) -> None:
         """Remove the checkpoint of `step` that is about to be replaced, if there is one."""
-        if step in self._present:
+        if step in self._serials:
             self.remove(step)
 
     def committed(self, save: Save) -> None:
         """`save` is durable and visible: note it, then remove what need not be kept any more."""
         with self._lock:
-            self._present.add(save.step)
+            self._serials[save.step] = self._last_serial = self.next_serial
             self._replaceable.discard(save.step)
             self._created_s[save.step] = save.created_s
-            obsolete = self._keep.obsolete(self._created_s)
+            ordered = oldest_first(self._serials)
+            obsolete = self._keep.obsolete(
+                {step: self._created_s[step] for step in ordered if step in self._created_s}
+            )
         for step in obsolete:
             if step != save.step:
                 self.remove(step)
 
     def remove(self, step: int) -> None:
         """Remove a checkpoint. Raises UsageError when there is none, TransferError."""
-        if step not in self._present:
+        if step not in self._serials:
             raise UsageError(f"there is no checkpoint of step {step}")
         self._store.remove(step)
         with self._lock:
-            self._present.discard(step)
+            self._serials.pop(step, None)
             self._created_s.pop(step, None)
 
     def resumed_from(self, step: int) -> None:
         """Training goes on from `step`: later checkpoints may be replaced, step by step."""
         with self._lock:
-            self._replaceable = {other for other in self._present if other > step}
+            self._replaceable = {other for other in self._serials if other > step}

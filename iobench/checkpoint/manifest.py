@@ -36,7 +36,11 @@ class FileRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """`created_s` is seconds since the epoch; `writer` holds its name and options."""
+    """`created_s` is seconds since the epoch; `writer` holds its name and options.
+
+    Of the checkpoints of one run the one saved last has the greatest `serial`. Manifests of older
+    versions have none; it counts as 0.
+    """
 
     step: int
     created_s: float
@@ -45,6 +49,7 @@ class Manifest:
     writer: Mapping[str, Any]
     format: str
     files: tuple[FileRecord, ...]
+    serial: int = 0
 
     @property
     def size_bytes(self) -> int:

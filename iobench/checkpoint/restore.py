@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from iobench.checkpoint.checksums import verify
+from iobench.checkpoint.order import by_age
 from iobench.checkpoint.serialized import SKELETON, TENSORS
 from iobench.checkpoint.state_tree import put_together
 from iobench.checkpoint.store import CheckpointStore, store_at
@@ -119,16 +120,17 @@ def _damage(
 
 def _candidates(store: CheckpointStore, step: int | Literal["latest"]) -> list[int]:
     """The step asked for and those before it, newest first."""
-    steps = store.steps()
     if step == "latest":
-        if not steps:
+        found = by_age(store)
+        if not found:
             raise TargetError(f"{store}: holds no complete checkpoint")
-        return steps[::-1]
+        return found[::-1]
+    steps = store.steps()
     if step not in steps:
         raise TargetError(
             f"{store}: holds no checkpoint of step {step}; there are {steps or 'none'}"
         )
-    return [found for found in reversed(steps) if found <= step]
+    return [other for other in reversed(steps) if other <= step]
 
 
 def _restore_one(

@@ -16,13 +16,16 @@ class Retention(ABC):
 
     @abstractmethod
     def kept(self, created_s: Mapping[int, float]) -> set[int]:
-        """The steps to keep of those in `created_s`: step -> seconds since the epoch."""
+        """The steps to keep of those in `created_s`: step -> seconds since the epoch, oldest first.
+
+        The order is that in which they were saved, but for those of steps that training went back
+        from: they come before the others.
+        """
 
     def obsolete(self, created_s: Mapping[int, float]) -> list[int]:
         """The steps to remove, oldest first; never the newest one."""
-        if not created_s:
-            return []
-        return sorted(set(created_s) - self.kept(created_s) - {max(created_s)})
+        kept = self.kept(created_s)
+        return [step for step in list(created_s)[:-1] if step not in kept]
 
     def __or__(self, other: Retention) -> Retention:
         return _Either(parts=(self, other))
@@ -47,7 +50,7 @@ class KeepLast(Retention):
             raise OptionError(f"KeepLast({self.count}): keeps one at least")
 
     def kept(self, created_s: Mapping[int, float]) -> set[int]:
-        return set(sorted(created_s)[-self.count :])
+        return set(list(created_s)[-self.count :])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +67,7 @@ class KeepEvery(Retention):
     def kept(self, created_s: Mapping[int, float]) -> set[int]:
         if self.steps:
             return set(_spaced(((step, step) for step in sorted(created_s)), self.steps))
-        times = ((step, created_s[step]) for step in sorted(created_s))
+        times = sorted(created_s.items(), key=lambda item: (item[1], item[0]))
         return set(_spaced(times, self.hours * 3600))
 
 

@@ -37,7 +37,7 @@ class CheckpointStore(Protocol):
     """The checkpoints of one run."""
 
     def steps(self) -> list[int]:
-        """The steps of all complete checkpoints, those that have a manifest, oldest first."""
+        """The steps of all complete checkpoints, those that have a manifest, ascending."""
 
     def manifest(self, step: int) -> Manifest:
         """What the checkpoint holds. Raises DataMismatchError when the manifest is damaged."""

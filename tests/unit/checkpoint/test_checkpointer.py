@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import xxhash
 
 import iobench
 from iobench import Checkpointer, KeepEvery, KeepLast, load_checkpoint
@@ -71,7 +72,7 @@ def _statuses(ckpt: Checkpointer) -> list[tuple[int, str]]:
 def test_save_and_load(make: Make, runs: Path, expect_same) -> None:
     """A save is there, whole, on return; each step and the latest can be loaded."""
     ckpt = make()
-    for step in (5, 20, 10):
+    for step in (5, 10, 20):
         save = ckpt.save(_state(step), step)
         assert save.status == "committed"
         assert save.transfer is not None
@@ -325,6 +326,65 @@ def test_resumed_from_an_older_one(make: Make) -> None:
     assert _value(ckpt.load(2)) == 20
     with pytest.raises(UsageError, match="step 2 is saved already"):
         ckpt.save(_state(1), 2)
+
+
+def test_latest_after_going_back(make: Make, runs: Path) -> None:
+    """What was saved last is the latest; the abandoned steps after it are the first to go."""
+    ckpt = make()
+    for step in (100, 200, 300):
+        ckpt.save(_state(step), step)
+    ckpt.close()
+    ckpt = make(keep=KeepLast(3))
+    ckpt.load(200)
+    ckpt.save(_state(210), 210)
+    assert (ckpt.steps(), ckpt.latest()) == ([100, 200, 210], 210)
+
+
+def test_restart_after_going_back(make: Make, runs: Path) -> None:
+    """A restart goes on with the run in progress, whose damaged checkpoints fall back to it too."""
+    ckpt = make()
+    for step in (100, 200, 300):
+        ckpt.save(_state(step), step)
+    ckpt.load(200)
+    for step in (210, 220):
+        ckpt.save(_state(step), step)
+    assert (ckpt.steps(), ckpt.latest()) == ([100, 200, 210, 220, 300], 220)
+    ckpt.close()
+    ckpt = make(keep=KeepLast(2))
+    assert ckpt.latest() == 220
+    assert _value(ckpt.load()) == 220
+    assert _value(load_checkpoint(runs)) == 220
+    _flip(runs / "step-220" / "state.json", 3)
+    with pytest.warns(RuntimeWarning, match="step 220 is passed over"):
+        assert _value(ckpt.load(on_corrupt="previous")) == 210
+    ckpt.save(_state(230), 230)
+    assert ckpt.steps() == [220, 230]
+
+
+def test_checkpoints_without_a_serial(make: Make, runs: Path) -> None:
+    """Those of older versions are in the order of their steps, before all that have one."""
+    ckpt = make()
+    for step in (1, 3, 2):
+        ckpt.save(_state(step), step)
+    assert ckpt.latest() == 2
+    ckpt.close()
+    for step in (1, 2, 3):
+        _without_serial(runs / f"step-{step}" / "manifest.json")
+    ckpt = make()
+    assert ckpt.latest() == 3
+    ckpt.load(1)
+    ckpt.save(_state(20), 2)
+    assert ckpt.latest() == 2
+    assert _value(ckpt.load()) == 20
+
+
+def _without_serial(manifest: Path) -> None:
+    """Make it what a version that knew no serial numbers wrote."""
+    document = json.loads(manifest.read_text())
+    del document["serial"], document["xxh3_64"]
+    text = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    document["xxh3_64"] = xxhash.xxh3_64_hexdigest(text)
+    manifest.write_text(json.dumps(document))
 
 
 def test_budget(make: Make) -> None:

@@ -25,6 +25,16 @@ def test_keep_every() -> None:
     assert KeepEvery(steps=8).kept(_HOURLY) == {0, 8, 16}
 
 
+def test_the_order_is_that_of_age() -> None:
+    """The newest is the last that is given, whatever its step; periods go by time and by step."""
+    gone_back = {300: 3.0, 100: 1.0, 200: 2.0, 210: 4.0}
+    assert KeepLast(2).obsolete(gone_back) == [300, 100]
+    assert KeepLast(4).obsolete(gone_back) == []
+    assert KeepEvery(hours=2 / 3600).kept(gone_back) == {100, 300}
+    assert KeepEvery(steps=100).kept(gone_back) == {100, 200, 300}
+    assert KeepEvery(steps=1000).obsolete(gone_back) == [300, 200]
+
+
 def test_either() -> None:
     """`|` keeps what one of them keeps."""
     assert (KeepLast(2) | KeepEvery(steps=10)).kept(_HOURLY) == {0, 10, 18, 19}

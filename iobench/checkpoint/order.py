@@ -1,0 +1,50 @@
+"""Which checkpoint of a run is older: by the serial numbers in their manifests."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+
+from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.store import CheckpointStore
+from iobench.errors import DataMismatchError, TransferError
+
+__all__ = ["by_age", "oldest_first", "readable_manifest"]
+
+
+def by_age(store: CheckpointStore) -> list[int]:
+    """The steps of all complete checkpoints, the one that was saved last at the end."""
+    steps = store.steps()
+    if len(steps) < 2:
+        return steps
+    manifests = {step: readable_manifest(store, step) for step in steps}
+    return oldest_first({step: found and found.serial for step, found in manifests.items()})
+
+
+def oldest_first(serials: Mapping[int, int | None]) -> list[int]:
+    """The steps of `serials`, which holds the serial number of each; None where it is not known.
+
+    Training that goes back to step 200 and saves 210 abandons 300: what was saved before a lower
+    step is older than all the rest. An unknown number counts as that of the step below it.
+    """
+    known: dict[int, int] = {}
+    below = 0
+    for step, serial in sorted(serials.items()):
+        below = known[step] = below if serial is None else serial
+    abandoned: list[int] = []
+    rest: list[int] = []
+    for step in sorted(known, key=lambda step: (known[step], step), reverse=True):
+        (abandoned if rest and step > rest[-1] else rest).append(step)
+    return [*reversed(abandoned), *reversed(rest)]
+
+
+def readable_manifest(store: CheckpointStore, step: int) -> Manifest | None:
+    """The manifest of a checkpoint; None where it is damaged, or gone by now."""
+    try:
+        return store.manifest(step)
+    except DataMismatchError:
+        return None
+    except TransferError as error:
+        if error.errno != errno.ENOENT:
+            raise
+        return None
