@@ -38,15 +38,15 @@ class Committer:
         """Write the checkpoint whose tensor file is `image`; it is durable and visible on return.
 
         `rate_bytes_per_s` bounds how fast it is written. Raises TransferError and what else the
-        writer raises; no part of it is visible then. What fails after the commit, as removing an
-        older checkpoint, is raised too, and `save` is `committed` all the same.
+        writer raises; no part of it is visible then, and a checkpoint that it was to replace stays.
+        What fails after the commit, as removing an older checkpoint, is raised too, and `save` is
+        `committed` all the same.
         """
         began_s = time.perf_counter()
         save.status = "writing"
-        self.ledger.make_room(save.step)
         skeleton = serialized.skeleton_image()
         sent = PacedImage.over(image, rate_bytes_per_s) if rate_bytes_per_s else image
-        with self.store.staged(save.step) as staged:
+        with self.store.staged(save.step, replace=self.ledger.holds(save.step)) as staged:
             checksums = _Checksums(image, serialized.pieces)
             try:
                 save.transfer = self.writer.write_many(
@@ -56,9 +56,9 @@ class Committer:
                 checksums.join()
             files = (checksums.record, record_of(skeleton, [("", skeleton.size_bytes)]))
             staged.publish(self._manifest(save, files).to_dict())
-        save.persist_s = time.perf_counter() - began_s
-        save.status = "committed"
-        self.ledger.committed(save)
+            save.persist_s = time.perf_counter() - began_s
+            save.status = "committed"
+            self.ledger.committed(save)
 
     def _manifest(self, save: Save, files: tuple[FileRecord, ...]) -> Manifest:
         from iobench import __version__

@@ -49,10 +49,9 @@ class Ledger:
             self._saves = {step: other for step, other in self._saves.items() if other.on_the_way}
             self._saves[save.step] = save
 
-    def make_room(self, step: int) -> None:
-        """Remove the checkpoint of `step` that is about to be replaced, if there is one."""
-        if step in self._serials:
-            self.remove(step)
+    def holds(self, step: int) -> bool:
+        """Whether there is a checkpoint of `step`."""
+        return step in self._serials
 
     def committed(self, save: Save) -> None:
         """`save` is durable and visible: note it, then remove what need not be kept any more."""

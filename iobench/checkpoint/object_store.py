@@ -1,14 +1,19 @@
-"""ObjectStore: checkpoints under a prefix of a bucket. A manifest object makes one complete."""
+"""ObjectStore: checkpoints under a prefix of a bucket. A manifest object makes one complete.
+
+A store has no rename. What replaces `step-2` is `step-2.1`, and `step-2` is removed after it.
+"""
 
 from __future__ import annotations
 
 import os
-from contextlib import closing
+import re
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.staged import MANIFEST
 from iobench.checkpoint.staged_objects import StagedObjects
-from iobench.checkpoint.store import name_of, step_of
+from iobench.checkpoint.store import name_of
 from iobench.errors import UsageError
 from iobench.writers.base import Writer
 from iobench.writers.s3 import S3Writer
@@ -16,6 +21,8 @@ from iobench.writers.s3_objects import S3Objects
 from iobench.writers.s3_target import S3Target
 
 __all__ = ["ObjectStore"]
+
+_NAME = re.compile(r"step-(0|[1-9][0-9]*)(?:\.([1-9][0-9]*))?")
 
 
 class ObjectStore:
@@ -25,12 +32,14 @@ class ObjectStore:
         if not isinstance(writer, S3Writer):
             raise UsageError(f"{location}: needs the writer s3")
         self._place, self._writer = S3Target.parse(location), writer
+        self._newest: dict[int, int] = {}  # of each step, when they were listed last
 
     def __str__(self) -> str:
         return str(self._place)
 
     def steps(self) -> list[int]:
-        return sorted(step for step, complete in self._found().items() if complete)
+        self._newest = _newest(self._found())
+        return sorted(self._newest)
 
     def manifest(self, step: int) -> Manifest:
         where = f"{self.locate(step)}/{MANIFEST}"
@@ -40,30 +49,67 @@ class ObjectStore:
             return Manifest.parse(source.read(size), where)
 
     def locate(self, step: int) -> str:
-        return str(self._place.below(name_of(step)))
+        return str(self._at(step, self._newest.get(step, 0)))
 
-    def staged(self, step: int) -> StagedObjects:
-        return StagedObjects(self.locate(step), self._writer)
+    @contextmanager
+    def staged(self, step: int, *, replace: bool = False) -> Iterator[StagedObjects]:
+        older = self._numbers(step) if replace else []
+        number = max(older, default=-1) + 1
+        with StagedObjects(str(self._at(step, number)), self._writer) as staged:
+            try:
+                yield staged
+            finally:
+                if staged.published:
+                    self._newest[step] = number
+                    self._remove(step, older)
 
     def remove(self, step: int) -> None:
-        place = self._place.below(name_of(step))
-        objects = S3Objects(self._writer.client, place)
-        objects.delete([place.below(MANIFEST).key])  # first: without it, it is none any more
-        objects.remove()
+        self._remove(step, self._numbers(step))
 
     def clean(self) -> None:
-        for step, complete in self._found().items():
-            if not complete:
-                S3Objects(self._writer.client, self._place.below(name_of(step))).remove()
+        found = self._found()
+        newest = _newest(found)
+        for step, number in found:
+            if newest.get(step) != number:
+                self._remove(step, [number])
 
-    def _found(self) -> dict[int, bool]:
-        """The steps of which there is anything, and whether they are complete."""
+    def _at(self, step: int, number: int) -> S3Target:
+        """The place of a step's checkpoint that replaced another `number` times."""
+        return self._place.below(f"{name_of(step)}.{number}" if number else name_of(step))
+
+    def _numbers(self, step: int) -> list[int]:
+        """How often each of the step's checkpoints replaced another; more than one after a kill."""
+        names = S3Objects(self._writer.client, self._place).names(name_of(step))
+        found = (_parsed(name) for name in names)
+        return sorted(place[1] for place in found if place and place[0] == step)
+
+    def _remove(self, step: int, numbers: list[int]) -> None:
+        places = [self._at(step, number) for number in numbers]
+        client = self._writer.client
+        manifests = [place.below(MANIFEST).key for place in places]
+        S3Objects(client, self._place).delete(manifests)  # first: without it, it is none any more
+        for place in places:
+            S3Objects(client, place).remove()
+
+    def _found(self) -> dict[tuple[int, int], bool]:
+        """The steps and numbers of which there is anything, and whether they are complete."""
         objects = S3Objects(self._writer.client, self._place)
         keys = [*objects.keys(), *(upload.target.key for upload in objects.uploads())]
-        found: dict[int, bool] = {}
+        found: dict[tuple[int, int], bool] = {}
         for key in keys:
             name, _, file = key.removeprefix(self._place.key).strip("/").partition("/")
-            step = step_of(name)
-            if step is not None:
-                found[step] = found.get(step, False) or file == MANIFEST
+            place = _parsed(name)
+            if place is not None:
+                found[place] = found.get(place, False) or file == MANIFEST
         return found
+
+
+def _parsed(name: str) -> tuple[int, int] | None:
+    """The step and the number in a name; None for another name."""
+    match = _NAME.fullmatch(name)
+    return (int(match[1]), int(match[2] or 0)) if match else None
+
+
+def _newest(found: dict[tuple[int, int], bool]) -> dict[int, int]:
+    """The number of the complete checkpoint of each step; after a kill the one that came last."""
+    return {step: number for (step, number), complete in sorted(found.items()) if complete}

@@ -1,11 +1,13 @@
 """StagedCheckpoint: a checkpoint directory, visible only when it is complete and durable.
 
 Written aside, every file synced, the manifest last, every directory synced, renamed, the parent
-directory synced. Whatever happens before the rename, nobody sees a part of it.
+directory synced. Whatever happens before the rename, nobody sees a part of it. Where it replaces
+another the two exchange their names, and the other is removed then.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -15,33 +17,46 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from iobench import linux
 from iobench.errors import TargetError, TransferError
 from iobench.writers.files import sync_directory
 
-__all__ = ["MANIFEST", "STAGING_SUFFIX", "StagedCheckpoint"]
+__all__ = [
+    "MANIFEST",
+    "REPLACED_SUFFIX",
+    "STAGING_SUFFIX",
+    "StagedCheckpoint",
+    "exchange",
+    "put_back",
+]
 
 MANIFEST = "manifest.json"
 """The file that says what a checkpoint holds; written last."""
 
 STAGING_SUFFIX = ".iobench-staging"
 
+REPLACED_SUFFIX = f".replaced{STAGING_SUFFIX}"
+"""Of the name that a checkpoint has for a moment, where names cannot be exchanged at once."""
+
+_CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
+
 
 class StagedCheckpoint:
     """A directory beside `final` to write files into; `publish` makes it `final`.
 
-    As a context manager: left without `publish`, everything written is removed.
-    Raises TargetError when `final` exists already.
+    As a context manager: left without `publish`, everything written is removed; else what it
+    replaced. Raises TargetError when `final` exists already, unless with `replace`.
     """
 
-    def __init__(self, final: str | Path) -> None:
+    def __init__(self, final: str | Path, *, replace: bool = False) -> None:
         self.final = Path(final)
         self.directory = self.final.with_name(
             f".{self.final.name}.{secrets.token_hex(4)}{STAGING_SUFFIX}"
         )
-        self._published = False
+        self._replace, self._published = replace, False
 
     def __enter__(self) -> Self:
-        if self.final.exists():
+        if self.final.exists() and not self._replace:
             raise TargetError(f"{self.final} exists; a checkpoint never replaces another in place")
         try:
             self.directory.mkdir()
@@ -53,21 +68,26 @@ class StagedCheckpoint:
         """Write the manifest and give the directory its name. On return all of it is durable.
 
         The files must be synced already; their names and the directories' are synced here.
-        Raises TransferError; nothing is visible then.
+        Raises TransferError; nothing is visible then, or what was there before.
         """
         try:
             self._write_manifest(manifest)
             for directory, _, _ in os.walk(self.directory, topdown=False):
                 sync_directory(directory)
-            self.directory.rename(self.final)
+            replaces = self._replace and self.final.exists()
+            self._exchange() if replaces else self.directory.rename(self.final)
             try:
                 sync_directory(self.final.parent)
             except OSError:  # the name may not last: it is taken back
-                self.final.rename(self.directory)
+                self._exchange() if replaces else self.final.rename(self.directory)
                 raise
             self._published = True
         except OSError as error:
             raise TransferError.wrap(error, "committing", self.final) from error
+
+    def _exchange(self) -> None:
+        aside = self.final.with_name(f".{self.final.name}{REPLACED_SUFFIX}")
+        exchange(self.directory, self.final, aside)
 
     def _write_manifest(self, manifest: Mapping[str, Any]) -> None:
         with (self.directory / MANIFEST).open("x") as file:
@@ -81,5 +101,34 @@ class StagedCheckpoint:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if not self._published:
-            shutil.rmtree(self.directory, ignore_errors=error is not None)
+        if self._published and not self.directory.exists():
+            return
+        try:
+            shutil.rmtree(self.directory)
+        except OSError as failure:
+            if error is None:
+                raise TransferError.wrap(failure, "removing", self.directory) from failure
+
+
+def exchange(new: Path, final: Path, aside: Path) -> None:
+    """`new` and `final` change names; at once where the file system can, else by way of `aside`."""
+    try:
+        linux.exchange_names(str(new), str(final))
+    except OSError as error:
+        if error.errno not in _CANNOT_EXCHANGE:
+            raise
+        final.rename(aside)
+        try:
+            new.rename(final)
+        except OSError:
+            aside.rename(final)
+            raise
+        aside.rename(new)
+
+
+def put_back(aside: Path) -> None:
+    """Give its name back to what bears REPLACED_SUFFIX, where nothing has come in its place."""
+    final = aside.with_name(aside.name.removeprefix(".").removesuffix(REPLACED_SUFFIX))
+    if not final.exists():
+        aside.rename(final)
+        sync_directory(final.parent)

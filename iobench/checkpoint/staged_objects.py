@@ -32,7 +32,7 @@ class StagedObjects:
         self.directory = final
         self._writer = writer
         self._objects = S3Objects(writer.client, S3Target.parse(final))
-        self._published = False
+        self.published = False
 
     def __enter__(self) -> Self:
         if self._objects.keys():
@@ -48,7 +48,7 @@ class StagedObjects:
         """
         text = json.dumps(manifest, indent=1).encode()
         self._writer.write(FileImage.of(MANIFEST, [text]), self.directory)
-        self._published = True
+        self.published = True
 
     def __exit__(
         self,
@@ -56,7 +56,7 @@ class StagedObjects:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._published:
+        if self.published:
             return
         try:
             self._objects.remove()

@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from iobench.checkpoint.manifest import Manifest
-from iobench.checkpoint.staged import MANIFEST, STAGING_SUFFIX, StagedCheckpoint
+from iobench.checkpoint.staged import (
+    MANIFEST,
+    REPLACED_SUFFIX,
+    STAGING_SUFFIX,
+    StagedCheckpoint,
+    put_back,
+)
 from iobench.errors import TargetError, TransferError
 from iobench.writers.base import Writer
 from iobench.writers.files import PART_SUFFIX, sync_directory
@@ -45,14 +51,18 @@ class CheckpointStore(Protocol):
     def locate(self, step: int) -> str | Path:
         """Where the files of the checkpoint are."""
 
-    def staged(self, step: int) -> AbstractContextManager[Staged]:
-        """The new checkpoint; removed when the block is left without `publish`."""
+    def staged(self, step: int, *, replace: bool = False) -> AbstractContextManager[Staged]:
+        """The new checkpoint; removed when the block is left without `publish`.
+
+        With `replace` it may take the place of another, which stays until then and is removed
+        after it; that it cannot be removed raises TransferError.
+        """
 
     def remove(self, step: int) -> None:
         """Remove the checkpoint; from the first moment on it is none any more."""
 
     def clean(self) -> None:
-        """Remove what killed processes left half written or half removed."""
+        """Remove what killed processes left half written, half removed or replaced."""
 
 
 def store_at(location: str | Path, writer: Writer) -> CheckpointStore:
@@ -103,8 +113,8 @@ class DirectoryStore:
     def locate(self, step: int) -> Path:
         return self.directory / name_of(step)
 
-    def staged(self, step: int) -> StagedCheckpoint:
-        return StagedCheckpoint(self.locate(step))
+    def staged(self, step: int, *, replace: bool = False) -> StagedCheckpoint:
+        return StagedCheckpoint(self.locate(step), replace=replace)
 
     def remove(self, step: int) -> None:
         path = self.locate(step)
@@ -117,6 +127,11 @@ class DirectoryStore:
             raise TransferError.wrap(error, "removing", path) from error
 
     def clean(self) -> None:
+        for aside in self.directory.glob(f".step-*{REPLACED_SUFFIX}"):
+            try:
+                put_back(aside)
+            except OSError as error:
+                raise TransferError.wrap(error, "restoring", aside) from error
         staged = self.directory.glob(f".step-*{STAGING_SUFFIX}")
         for path in (*staged, *self.directory.glob(f".probe.*{PART_SUFFIX}")):
             try:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from iobench import linux
-from iobench.checkpoint.staged import STAGING_SUFFIX
+from iobench.checkpoint.staged import STAGING_SUFFIX, exchange
 from iobench.errors import TransferError
 from iobench.writers.files import sync_directory
 
 __all__ = ["StagedDirectory"]
-
-_CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 class StagedDirectory:
@@ -72,20 +68,7 @@ class StagedDirectory:
         self.path.rename(self.final)
 
     def _exchange(self) -> None:
-        """`path` and `final` change names; at once where the file system can."""
-        try:
-            linux.exchange_names(str(self.path), str(self.final))
-        except OSError as error:
-            if error.errno not in _CANNOT_EXCHANGE:
-                raise
-            aside = self.root / "replaced"
-            self.final.rename(aside)
-            try:
-                self.path.rename(self.final)
-            except OSError:
-                aside.rename(self.final)
-                raise
-            aside.rename(self.path)
+        exchange(self.path, self.final, self.root / "replaced")
 
 
 def _adopt(old: Path, new: Path) -> None:

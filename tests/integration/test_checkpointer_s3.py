@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import secrets
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +11,14 @@ import pytest
 import torch
 
 from iobench import Checkpointer, KeepLast, load_checkpoint
-from iobench.errors import DataMismatchError, TargetError, UnavailableError, UsageError
+from iobench.checkpoint.staged_objects import StagedObjects
+from iobench.errors import (
+    DataMismatchError,
+    TargetError,
+    TransferError,
+    UnavailableError,
+    UsageError,
+)
 from iobench.testing import Bucket, LocalS3, local_s3, moto_s3
 from iobench.writers.s3 import S3Writer
 
@@ -85,6 +93,36 @@ def test_damaged_and_unfinished(bucket: Bucket, writer: S3Writer) -> None:
             assert ckpt.load(on_corrupt="previous")["step"] == 1
         ckpt.save_async(_state(22), 2)
         assert ckpt.load()["step"] == 22
+
+
+def test_replaced(bucket: Bucket, writer: S3Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint of the same step stays until the new one has its manifest."""
+    with Checkpointer(bucket.target, writer=writer) as ckpt:
+        for step in (1, 2):
+            ckpt.save({"step": step}, step)
+        ckpt.load(1)
+        with monkeypatch.context() as patch:
+            patch.setattr(StagedObjects, "publish", _refuse)
+            with pytest.raises(TransferError, match="refused"):
+                ckpt.save({"step": 20}, 2)
+        assert ckpt.steps() == [1, 2]
+        assert load_checkpoint(bucket.target, 2, writer=writer) == {"step": 2}
+        for value in (20, 21):
+            ckpt.save({"step": value}, 2)
+            assert load_checkpoint(bucket.target, writer=writer) == {"step": value}
+            ckpt.load(1)
+        assert {name.partition("/")[0] for name in bucket.names()} == {"step-1", "step-2.2"}
+        bucket.put("step-2/manifest.json", b"{}")  # as if killed before it was removed
+        bucket.put("step-2.3/state.json", b"half")
+    with Checkpointer(bucket.target, writer=writer) as ckpt:
+        assert {name.partition("/")[0] for name in bucket.names()} == {"step-1", "step-2.2"}
+        assert ckpt.load(2) == {"step": 21}
+        ckpt.remove(2)
+        assert {name.partition("/")[0] for name in bucket.names()} == {"step-1"}
+
+
+def _refuse(*_: Any) -> None:
+    raise TransferError(errno.EIO, "refused", "manifest.json")
 
 
 def test_nothing_there(bucket: Bucket, writer: S3Writer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -326,6 +327,81 @@ def test_resumed_from_an_older_one(make: Make) -> None:
     assert _value(ckpt.load(2)) == 20
     with pytest.raises(UsageError, match="step 2 is saved already"):
         ckpt.save(_state(1), 2)
+
+
+def test_replacing_that_fails(make: Make, gated, runs: Path) -> None:
+    """The checkpoint of the same step stays until the new one is complete."""
+    ckpt = make(writer=gated)
+    gated.let(2)
+    for step in (1, 2):
+        ckpt.save(_state(step), step)
+    ckpt.load(1)
+    gated.error = TransferError(errno.ENOSPC, "writing: No space left on device", "f")
+    gated.let()
+    with pytest.raises(TransferError, match="No space left"):
+        ckpt.save(_state(20), 2)
+    assert ckpt.steps() == [1, 2]
+    assert _value(load_checkpoint(runs, 2)) == 2
+    gated.let()
+    ckpt.save(_state(20), 2)
+    assert _value(load_checkpoint(runs, 2)) == 20
+    assert {path.name for path in runs.iterdir()} == {"step-1", "step-2", ".iobench-lock"}
+
+
+def test_what_was_replaced_cannot_be_removed(make: Make, runs: Path, monkeypatch) -> None:
+    """It is told, and the new checkpoint is committed all the same."""
+    ckpt = make()
+    for step in (1, 2):
+        ckpt.save(_state(step), step)
+    ckpt.load(1)
+
+    def fail(path: Path, ignore_errors: bool = False) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("iobench.checkpoint.staged.shutil.rmtree", fail)
+        with pytest.raises(TransferError, match="removing"):
+            ckpt.save(_state(20), 2)
+    assert _statuses(ckpt)[-1] == (2, "committed")
+    assert (_value(ckpt.load()), ckpt.latest()) == (20, 2)
+    ckpt.close()
+    make()
+    assert {path.name for path in runs.iterdir()} == {"step-1", "step-2", ".iobench-lock"}
+
+
+@pytest.mark.parametrize("renames", [1, 2, 3])
+def test_killed_while_it_replaces(make: Make, runs: Path, monkeypatch, renames: int) -> None:
+    """Where names cannot be exchanged at once, what a kill leaves is put right again."""
+    ckpt = make()
+    for step in (1, 2):
+        ckpt.save(_state(step), step)
+    ckpt.load(1)
+    done: list[str] = []
+
+    def rename(path: Path, target: Path) -> Path:
+        if len(done) == renames:
+            raise SystemExit  # from here on nothing happens any more
+        os.rename(path, target)
+        done.append(path.name)
+        return target
+
+    monkeypatch.setattr("iobench.linux.exchange_names", _cannot_exchange)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", rename)
+        patch.setattr("iobench.checkpoint.staged.shutil.rmtree", lambda *_, **__: None)
+        patch.setattr("iobench.checkpoint.staged.sync_directory", lambda _: None)
+        with contextlib.suppress(SystemExit):
+            ckpt.save(_state(20), 2)
+    assert len(done) == renames
+    ckpt.close()
+    ckpt = make()
+    assert ckpt.steps() == [1, 2]
+    assert _value(ckpt.load(2)) == (2 if renames == 1 else 20)
+    assert {path.name for path in runs.iterdir()} == {"step-1", "step-2", ".iobench-lock"}
+
+
+def _cannot_exchange(one: str, other: str) -> None:
+    raise OSError(errno.EINVAL, "Invalid argument")
 
 
 def test_latest_after_going_back(make: Make, runs: Path) -> None:

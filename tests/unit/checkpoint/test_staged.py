@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from iobench import linux
 from iobench.checkpoint import staged
 from iobench.checkpoint.staged import MANIFEST, STAGING_SUFFIX, StagedCheckpoint
 from iobench.errors import TargetError, TransferError
@@ -17,6 +18,10 @@ from iobench.errors import TargetError, TransferError
 
 def _broken(*_: object) -> None:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def _cannot_exchange(one: str, other: str) -> None:
+    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
 
 def _checkpoint(final: Path, fill: Callable[[Path], object]) -> None:
@@ -117,6 +122,41 @@ def test_never_replaces(tmp_path: Path) -> None:
         pytest.fail("the block was entered")
     assert [p.name for p in tmp_path.iterdir()] == ["final"]
     assert (tmp_path / "final" / "file").read_bytes() == b"the last good one"
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_replaces_when_told(exchange: bool, tmp_path: Path, monkeypatch) -> None:
+    """The old one stays until the new one is whole; with and without renameat2."""
+    if not exchange:
+        monkeypatch.setattr(linux, "exchange_names", _cannot_exchange)
+    final = tmp_path / "final"
+    _checkpoint(final, lambda directory: (directory / "old").touch())
+    with StagedCheckpoint(final, replace=True) as checkpoint:
+        (checkpoint.directory / "new").touch()
+        assert (final / "old").exists()
+        checkpoint.publish({})
+        assert (final / "new").exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["final"]
+    assert {p.name for p in final.iterdir()} == {"new", MANIFEST}
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_replacing_that_is_not_durable_is_taken_back(
+    exchange: bool, tmp_path: Path, monkeypatch
+) -> None:
+    """When the parent cannot be synced, the old one has its name again."""
+    if not exchange:
+        monkeypatch.setattr(linux, "exchange_names", _cannot_exchange)
+    final = tmp_path / "final"
+    _checkpoint(final, lambda directory: (directory / "old").touch())
+    _sync_broken_in(tmp_path, monkeypatch)
+    with (
+        pytest.raises(TransferError, match="committing"),
+        StagedCheckpoint(final, replace=True) as checkpoint,
+    ):
+        checkpoint.publish({})
+    assert [p.name for p in tmp_path.iterdir()] == ["final"]
+    assert {p.name for p in final.iterdir()} == {"old", MANIFEST}
 
 
 def test_appears_meanwhile(tmp_path: Path) -> None:
