@@ -42,7 +42,7 @@ class Snapshot:
 
 
 class Persister(Generic[_Held]):
-    """Owns which slot is free, which snapshot waits and which one is being written.
+    """Owns which slot is free or lent, which snapshot waits and which one is being written.
 
     Of those that wait the newest is written next, the older ones being dropped; with
     `in_order=True` every one is written.
@@ -56,6 +56,7 @@ class Persister(Generic[_Held]):
         self, slots: list[Slot], persist: Callable[[_Held], None], *, in_order: bool = False
     ) -> None:
         self._free = list(slots)
+        self._lent: set[Slot] = set()
         self._persist, self._in_order = persist, in_order
         self._waiting: list[_Held] = []
         self._thread: threading.Thread | None = None
@@ -77,7 +78,9 @@ class Persister(Generic[_Held]):
                     self._drop(self._waiting.pop(0))
                     continue
                 self._changed.wait()
-            return self._free.pop()
+            slot = self._free.pop()
+            self._lent.add(slot)
+            return slot
 
     def take_from(
         self, pool: SlotPool, size_bytes: int, *, pinned: bool, on_full: OnFull
@@ -103,10 +106,16 @@ class Persister(Generic[_Held]):
             prepare(slot)
 
     def give(self, slot: Slot) -> None:
-        """Give back a slot in which there is no snapshot."""
+        """Give back a slot that was taken; one whose snapshot was submitted is not the caller's."""
         with self._changed:
+            if slot not in self._lent:
+                return
+            self._lent.discard(slot)
             self._free.append(slot)
             self._changed.notify_all()
+            calls = self._calls_if_idle()
+        for call in calls:
+            call()
 
     def submit(self, snapshot: _Held) -> None:
         """Have `snapshot` written, at once or in its turn; its slot is free again afterwards.
@@ -114,13 +123,19 @@ class Persister(Generic[_Held]):
         Raises RuntimeError when no thread can be started; the slot stays the caller's then.
         """
         with self._changed:
+            self._lent.discard(snapshot.slot)
             if self._thread is not None:
                 snapshot.save.status = "waiting"
                 self._waiting.append(snapshot)
                 return
             thread = threading.Thread(target=self._run, args=(snapshot,), name="iobench-persister")
-            thread.start()
             self._thread = thread
+            try:
+                thread.start()
+            except BaseException:  # Ctrl-C too: a thread that did start sees that it is not wanted
+                self._thread = None
+                self._lent.add(snapshot.slot)
+                raise
 
     def wait(self) -> None:
         """Wait until nothing waits and nothing is written."""
@@ -128,15 +143,16 @@ class Persister(Generic[_Held]):
             self._changed.wait_for(lambda: self._thread is None)
 
     def when_idle(self, call: Callable[[], None]) -> None:
-        """`call` once nothing waits and nothing is written: now, or in the thread that writes.
+        """`call` once no slot is lent, nothing waits and nothing is written.
 
-        Never waits, so that any thread may ask for it, one that helps to write too.
+        Now, or in the thread that ends that. Never waits, so that any thread may ask for it, one
+        that helps to write too.
         """
         with self._changed:
-            if self._thread is not None:
-                self._when_idle.append(call)
-                return
-        call()
+            self._when_idle.append(call)
+            calls = self._calls_if_idle()
+        for call in calls:
+            call()
 
     def raise_failure(self) -> None:
         """Raise what went wrong in the background since this was last asked."""
@@ -156,11 +172,21 @@ class Persister(Generic[_Held]):
                 save.status = "failed"
             self._failures.append(error)
 
+    def _calls_if_idle(self) -> list[Callable[[], None]]:
+        """What is to be called now; each is given out once."""
+        if self._thread is not None or self._lent:
+            return []
+        calls, self._when_idle = self._when_idle, []
+        return calls
+
     def _drop(self, snapshot: _Held) -> None:
         snapshot.save.status = "superseded"
         self._free.append(snapshot.slot)
 
     def _run(self, first: _Held) -> None:
+        with self._changed:
+            if self._thread is not threading.current_thread():
+                return
         try:
             _lower_priority()
         except BaseException as error:  # noqa: BLE001 -- raised in the trainer's thread
@@ -174,7 +200,7 @@ class Persister(Generic[_Held]):
                 self.fail(snapshot.save, error)
             snapshot = self._next(snapshot)
         with self._changed:
-            calls, self._when_idle = self._when_idle, []
+            calls = self._calls_if_idle()
         for call in calls:
             call()
 

@@ -708,6 +708,93 @@ def test_forgotten_while_it_writes(runs: Path) -> None:
         assert _value(again.load()) == 1
 
 
+def test_forgotten_while_it_copies(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory is its own until a lazy copy under way is a checkpoint."""
+    copy_into, go = iobench.checkpoint.snapshot.copy_into, threading.Event()
+
+    def held_back(*arguments: Any) -> None:
+        assert go.wait(30)
+        copy_into(*arguments)
+
+    monkeypatch.setattr(iobench.checkpoint.snapshot, "copy_into", held_back)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        made = [Checkpointer(runs, writer="buffered", lazy=True)]
+        save = made[0].save_async(_state(1), 1)
+        made.clear()
+        try:
+            with pytest.raises(TargetError, match="in use"):
+                Checkpointer(runs, writer="buffered")
+        finally:
+            go.set()
+        for name in ("iobench-snapshot", "iobench-persister"):
+            for thread in threading.enumerate():
+                if thread.name == name:
+                    thread.join()
+    assert save.status == "committed"
+    assert ["never closed" in str(one.message) for one in told] == [True]
+    with Checkpointer(runs, writer="buffered") as again:
+        assert _value(again.load()) == 1
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_interrupted_as_the_writing_begins(
+    make: Make, monkeypatch: pytest.MonkeyPatch, lazy: bool
+) -> None:
+    """Ctrl-C while the thread is started: the slot is given back once, and nothing is written."""
+    ckpt = make(slots=2, lazy=lazy)
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "iobench-persister":
+            raise KeyboardInterrupt
+
+    def saved() -> None:
+        ckpt.save_async(_state(1), 1)
+        ckpt.wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            saved()
+    ckpt.wait()
+    for thread in threading.enumerate():
+        if thread.name == "iobench-persister":
+            thread.join()
+    free = ckpt._persister._free
+    assert len(free) == len(set(free)) == 2
+    assert _statuses(ckpt) == [(1, "failed")]
+    assert ckpt.steps() == []
+    ckpt.save_async(_state(1), 1)
+    ckpt.wait()
+    assert _value(ckpt.load()) == 1
+
+
+def test_interrupted_as_the_writing_began(
+    make: Make, gated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C right after it: the slot is the writing thread's, and it is waited for."""
+    ckpt = make(writer=gated, slots=2)
+    submit = ckpt._persister.submit
+
+    def interrupted(snapshot: Any) -> None:
+        submit(snapshot)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ckpt._persister, "submit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ckpt.save_async(_state(1), 1)
+    gated.begun.acquire()
+    assert len(ckpt._persister._free) == 1
+    gated.let()
+    ckpt.wait()
+    free = ckpt._persister._free
+    assert len(free) == len(set(free)) == 2
+    assert ckpt.steps() == [1]
+
+
 def test_priority_that_cannot_be_lowered(
     make: Make, monkeypatch: pytest.MonkeyPatch, runs: Path
 ) -> None:
