@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from iobench.checkpoint.checksums import verify
-from iobench.checkpoint.order import by_age
+from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.order import by_age, readable_manifest
 from iobench.checkpoint.serialized import SKELETON, TENSORS
 from iobench.checkpoint.state_tree import put_together
 from iobench.checkpoint.store import CheckpointStore, store_at
@@ -36,6 +37,8 @@ from iobench.writers.transfer import Transfer
 __all__ = ["Loaded", "OnCorrupt", "load_checkpoint", "restore"]
 
 OnCorrupt = Literal["raise", "previous"]
+
+_MOST_CHANGES = 10  # of what is read, by a trainer, before a reader gives up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,27 +85,43 @@ def restore(
     checkpoint raises DataMismatchError, or with `on_corrupt="previous"` the one before it is taken,
     with a RuntimeWarning. With `like`, a state of the form expected, a checkpoint of another model
     raises StateMismatchError before any tensor is read. Raises TargetError when there is none.
+    What a trainer removes or replaces meanwhile is no damage: of the latest the next one is taken.
     """
     if on_corrupt not in ("raise", "previous"):
         raise OptionError(f"on_corrupt={on_corrupt!r}: 'raise' or 'previous'")
     passed_over: dict[int, str] = {}
     candidates = _candidates(store, step)
-    for index, candidate in enumerate(candidates):
+    changes = 0
+    while candidates:
+        candidate, *others = candidates
+        manifest = None
         try:
-            state, transfer = _restore_one(store, writer, candidate, like)
+            manifest = store.manifest(candidate)
+            state, transfer = _restore_one(store, writer, candidate, manifest, like)
         except (DataMismatchError, TransferError) as error:
             damage = _damage(error, store.locate(candidate))
             if damage is None:
                 raise
+            if _is_another_now(store, candidate, manifest):
+                changes += 1
+                if changes == _MOST_CHANGES:
+                    raise TargetError(
+                        f"{store}: checkpoints are removed faster than they are read; have the "
+                        "trainer keep more of them"
+                    ) from error
+                found = _candidates_left(store, step, candidates)
+                candidates = [other for other in found if other not in passed_over]
+                continue
             if on_corrupt == "raise":
-                if candidates[index + 1 :]:
+                if others:
                     damage.add_note(
-                        f'before it there is step {candidates[index + 1]}; on_corrupt="previous" '
+                        f'before it there is step {others[0]}; on_corrupt="previous" '
                         "takes the newest one that is not damaged"
                     )
                 raise damage from error
             passed_over[candidate] = str(error)
             warnings.warn(f"step {candidate} is passed over: {error}", RuntimeWarning, stacklevel=3)
+            candidates = others
             continue
         return Loaded(state=state, step=candidate, transfer=transfer, passed_over=passed_over)
     raise DataMismatchError(f"{store}: every checkpoint is damaged: {passed_over}")
@@ -133,10 +152,27 @@ def _candidates(store: CheckpointStore, step: int | Literal["latest"]) -> list[i
     return [other for other in reversed(steps) if other <= step]
 
 
+def _is_another_now(store: CheckpointStore, step: int, manifest: Manifest | None) -> bool:
+    """Whether a checkpoint was removed or replaced since `manifest` was read; None: in vain."""
+    return step not in store.steps() or readable_manifest(store, step) != manifest
+
+
+def _candidates_left(
+    store: CheckpointStore, step: int | Literal["latest"], candidates: list[int]
+) -> list[int]:
+    """The `candidates` of which the first is another now; for "latest" what there is by now."""
+    if step == "latest":
+        return _candidates(store, step)
+    present = store.steps()
+    if candidates[0] == step and step not in present:
+        raise TargetError(f"{store}: step {step} was removed while it was read")
+    return [other for other in candidates if other in present]
+
+
 def _restore_one(
-    store: CheckpointStore, writer: Writer, step: int, like: Any
+    store: CheckpointStore, writer: Writer, step: int, manifest: Manifest, like: Any
 ) -> tuple[Any, Transfer]:
-    manifest, location = store.manifest(step), store.locate(step)
+    location = store.locate(step)
     record = manifest.file(SKELETON)
     image = FileImage.of(SKELETON, [np.empty(record.size_bytes, dtype=np.uint8)])
     writer.read(image, location)

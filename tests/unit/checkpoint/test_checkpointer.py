@@ -23,6 +23,7 @@ import xxhash
 import iobench
 from iobench import Checkpointer, KeepEvery, KeepLast, load_checkpoint
 from iobench.checkpoint.staged import STAGING_SUFFIX
+from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import (
     DataMismatchError,
     OptionError,
@@ -461,6 +462,64 @@ def _without_serial(manifest: Path) -> None:
     text = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
     document["xxh3_64"] = xxhash.xxh3_64_hexdigest(text)
     manifest.write_text(json.dumps(document))
+
+
+def _meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object], *, after: bool) -> None:
+    """Have `act` done as the next manifest is read by `load_checkpoint`, before or after it is."""
+    manifest = DirectoryStore.manifest
+    waiting = [act]
+
+    def read(store: DirectoryStore, step: int) -> Any:
+        if waiting and not after:
+            waiting.pop()()
+        found = manifest(store, step)
+        if waiting:
+            waiting.pop()()
+        return found
+
+    monkeypatch.setattr(DirectoryStore, "manifest", read)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("on_corrupt", ["raise", "previous"])
+def test_removed_while_it_is_read(
+    make: Make, runs: Path, monkeypatch, on_corrupt: str, after: bool
+) -> None:
+    """A trainer that commits and removes meanwhile leaves the reader the newer one, no damage."""
+    ckpt = make(keep=KeepLast(1))
+    ckpt.save(_state(1), 1)
+    _meanwhile(monkeypatch, lambda: ckpt.save(_state(2), 2), after=after)
+    assert _value(load_checkpoint(runs, on_corrupt=on_corrupt)) == 2  # type: ignore[arg-type]
+    _meanwhile(monkeypatch, lambda: ckpt.save(_state(3), 3), after=after)
+    with pytest.raises(TargetError, match="step 2 was removed while it was read"):
+        load_checkpoint(runs, 2, on_corrupt=on_corrupt)  # type: ignore[arg-type]
+
+
+def test_replaced_while_it_is_read(make: Make, runs: Path, monkeypatch) -> None:
+    """The new one is read then."""
+    ckpt = make()
+    for step in (1, 2):
+        ckpt.save(_state(step), step)
+    ckpt.load(1)
+    _meanwhile(monkeypatch, lambda: ckpt.save(_state(20), 2), after=True)
+    assert _value(load_checkpoint(runs, 2)) == 20
+
+
+def test_removed_faster_than_it_is_read(make: Make, runs: Path, monkeypatch) -> None:
+    """The reader gives up at last, and says what helps."""
+    ckpt = make(keep=KeepLast(1))
+    ckpt.save(_state(0), 0)
+    manifest, steps = DirectoryStore.manifest, iter(range(1, 1000))
+
+    def read(store: DirectoryStore, step: int) -> Any:
+        found = manifest(store, step)
+        if store is not ckpt._store:
+            ckpt.save(_state(1), next(steps))
+        return found
+
+    monkeypatch.setattr(DirectoryStore, "manifest", read)
+    with pytest.raises(TargetError, match="removed faster than they are read"):
+        load_checkpoint(runs)
 
 
 def test_budget(make: Make) -> None:
