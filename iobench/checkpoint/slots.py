@@ -44,7 +44,7 @@ class Slot:
         if self._pinned:
             self._pinned.release()
         self._pinned = None
-        self.memory = self.memory[:0]
+        self.memory = np.empty(0, dtype=np.uint8)  # a view of it would hold it
 
 
 class SlotPool:
