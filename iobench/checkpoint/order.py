@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Mapping
 
+from iobench.checkpoint.damage import damage_of
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import DataMismatchError, TransferError
@@ -42,9 +42,7 @@ def readable_manifest(store: CheckpointStore, step: int) -> Manifest | None:
     """The manifest of a checkpoint; None where it is damaged, or gone by now."""
     try:
         return store.manifest(step)
-    except DataMismatchError:
-        return None
-    except TransferError as error:
-        if error.errno != errno.ENOENT:
+    except (DataMismatchError, TransferError) as error:
+        if damage_of(error, store.locate(step)) is None:
             raise
         return None

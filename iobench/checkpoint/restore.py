@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import warnings
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 
 from iobench.checkpoint.checksums import verify
+from iobench.checkpoint.damage import damage_of
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.order import by_age, readable_manifest
 from iobench.checkpoint.serialized import SKELETON, TENSORS
@@ -99,7 +99,7 @@ def restore(
             manifest = store.manifest(candidate)
             state, transfer = _restore_one(store, writer, candidate, manifest, like)
         except (DataMismatchError, TransferError) as error:
-            damage = _damage(error, store.locate(candidate))
+            damage = damage_of(error, store.locate(candidate))
             if damage is None:
                 raise
             if _is_another_now(store, candidate, manifest):
@@ -125,16 +125,6 @@ def restore(
             continue
         return Loaded(state=state, step=candidate, transfer=transfer, passed_over=passed_over)
     raise DataMismatchError(f"{store}: every checkpoint is damaged: {passed_over}")
-
-
-def _damage(
-    error: DataMismatchError | TransferError, location: str | Path
-) -> DataMismatchError | None:
-    """What `error` says of the checkpoint; None for what passes, as a store that is not reached."""
-    if isinstance(error, DataMismatchError):
-        return error
-    unreadable = error.errno == errno.EIO and isinstance(location, Path)  # a bad block of a disk
-    return DataMismatchError(str(error)) if error.errno == errno.ENOENT or unreadable else None
 
 
 def _candidates(store: CheckpointStore, step: int | Literal["latest"]) -> list[int]:

@@ -639,6 +639,34 @@ def test_damaged_manifest_and_retention(make: Make, runs: Path) -> None:
     assert ckpt.steps() == [1, 3]
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+def test_unreadable_manifest(make: Make, runs: Path, monkeypatch, number: int) -> None:
+    """A bad block of the disk is damage to one checkpoint; what may pass is raised at once."""
+    first = make()
+    for step in (1, 2):
+        first.save(_state(step), step)
+    first.close()
+    read_bytes = Path.read_bytes
+
+    def read(path: Path) -> bytes:
+        if path.parent.name == "step-2":
+            raise OSError(number, os.strerror(number), str(path))
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    if number == errno.EACCES:
+        with pytest.raises(TransferError, match="Permission denied"):
+            make()
+        return
+    ckpt = make(keep=KeepLast(1))
+    assert ckpt.latest() == 2
+    with pytest.raises(DataMismatchError, match="Input/output error"):
+        ckpt.load()
+    for load in (ckpt.load, lambda **options: load_checkpoint(runs, **options)):
+        with pytest.warns(RuntimeWarning, match="step 2 is passed over"):
+            assert _value(load(on_corrupt="previous")) == 1
+
+
 def test_every_one_damaged(make: Make, runs: Path) -> None:
     """When there is no sound one left, that is told and not something else."""
     ckpt = make()
