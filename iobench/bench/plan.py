@@ -13,7 +13,7 @@ from iobench.bench.fio import JOBS, fio_version
 from iobench.bench.job import JobSetup
 from iobench.bench.repeat import Repeat
 from iobench.bench.target import Target
-from iobench.environment.memory import describe_memory
+from iobench.environment.memory import available_bytes
 from iobench.errors import TargetError, UsageError
 from iobench.units import MIB, format_size
 from iobench.workloads import FileSpec, Workload
@@ -217,9 +217,3 @@ def _described(variant: Variant) -> Mapping[str, Any]:
         "numjobs": variant.numjobs,
         "label": variant.label,
     }
-
-
-def available_bytes() -> int | None:
-    """Bytes of memory that may be taken without swapping; None when the kernel does not say."""
-    found: int | None = describe_memory()["available_bytes"]
-    return found

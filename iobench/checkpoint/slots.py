@@ -10,7 +10,7 @@ import numpy as np
 
 from iobench import linux
 from iobench.checkpoint.pinning import Pinned
-from iobench.environment.memory import describe_memory
+from iobench.environment.memory import available_bytes
 from iobench.errors import StateError
 from iobench.units import format_size
 from iobench.writers.image import Bytes
@@ -50,7 +50,8 @@ class Slot:
 class SlotPool:
     """`count` slots of one size, taken from the machine all together at the first save.
 
-    `budget_bytes` bounds their sum; None leaves it to the memory that is available.
+    `budget_bytes` bounds their sum; None leaves it to the memory that is available, in the
+    control groups of this process too.
     """
 
     def __init__(self, count: int, budget_bytes: int | None = None) -> None:
@@ -78,7 +79,7 @@ class SlotPool:
                 f"{told} of host memory, the budget is {format_size(self._budget_bytes)}; use "
                 "fewer slots, a larger budget, or save() in place of save_async()"
             )
-        available = describe_memory()["available_bytes"]
+        available = available_bytes()
         if available is not None and needed - self.size_bytes > available:
             raise StateError(
                 f"{told} of host memory, {format_size(available)} are available; use fewer "

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from iobench.environment.kernelfs import read_int, read_text, selected
-from iobench.environment.mounts import Mount
+from iobench.environment.mounts import Mount, parse_mountinfo
 
 _VM = (
     "dirty_ratio",
@@ -50,6 +50,17 @@ def describe_memory(proc: Path = Path("/proc")) -> dict[str, Any]:
         "memlock_limit_bytes": _limit(resource.RLIMIT_MEMLOCK),
         "open_files_limit": _limit(resource.RLIMIT_NOFILE),
     }
+
+
+def available_bytes(proc: Path = Path("/proc")) -> int | None:
+    """Memory that can be taken without swapping or being killed; None when nobody tells.
+
+    The least of MemAvailable and what each control group over this process leaves of its limit.
+    As in MemAvailable, file cache can be had; memory of tmpfs cannot.
+    """
+    facts = parse_meminfo(read_text(proc / "meminfo") or "")
+    found = (facts.get("MemAvailable"), *map(_left_of_limit, _memory_groups(proc)))
+    return min((left for left in found if left is not None), default=None)
 
 
 def memory_stall_s(proc: Path = Path("/proc")) -> float | None:
@@ -132,6 +143,28 @@ def describe_cgroup(
         if (limit := _cpu_limit(directory)) is not None
     ]
     return {"memory_limit_bytes": min(memory, default=None), "cpu_limit": min(cpus, default=None)}
+
+
+@functools.cache
+def _memory_groups(proc: Path) -> list[Path]:
+    """The control groups that limit the memory of this process; looked up once."""
+    mounts = parse_mountinfo(read_text(proc / "self/mountinfo") or "")
+    return cgroup_directories(read_text(proc / "self/cgroup") or "", mounts, "memory")
+
+
+def _left_of_limit(group: Path) -> int | None:
+    """Bytes that the processes of a control group may still take; None where it has no limit."""
+    for limit_name, used_name, prefix in (
+        ("memory.max", "memory.current", ""),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    ):
+        limit = read_int(group / limit_name)
+        if limit is not None and limit < _UNLIMITED:
+            lines = (line.split() for line in (read_text(group / "memory.stat") or "").splitlines())
+            cache = {f"{prefix}inactive_file", f"{prefix}active_file"}
+            cached = sum(int(words[1]) for words in lines if words[0] in cache)
+            return max(0, limit - (read_int(group / used_name) or 0) + cached)
+    return None
 
 
 def _cpu_limit(directory: Path) -> float | None:

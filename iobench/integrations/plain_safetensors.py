@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from iobench.environment.memory import describe_memory
+from iobench.environment.memory import available_bytes
 from iobench.errors import SaveError, TransferError
 from iobench.formats import safetensors as files
 from iobench.formats.safetensors_header import DTYPES
@@ -121,7 +121,7 @@ def _is_plain(metadata: Any) -> bool:
 
 def _check_memory(size_bytes: int) -> None:
     """A mapped file takes no memory until it is used, and processes share it; ours is read."""
-    available = describe_memory()["available_bytes"]
+    available = available_bytes()
     readers = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     if available is not None and size_bytes * readers > available:
         raise NotOurs("more than the memory that is free; stock maps the file")

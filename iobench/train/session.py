@@ -15,7 +15,7 @@ import torch
 from iobench import workloads
 from iobench.bench.directory import DirectoryTarget
 from iobench.bench.sampler import FileSampler
-from iobench.environment.memory import describe_memory
+from iobench.environment.memory import available_bytes
 from iobench.errors import OptionError, TargetError, UsageError
 from iobench.results import (
     Environment,
@@ -297,7 +297,7 @@ def _check_room(session: Session) -> None:
     """Memory for the state, an arm's copies and what a resume loads; space for two checkpoints."""
     size_bytes = session.size_bytes
     needed = size_bytes * (2 + most_copies(session.arms))
-    available = describe_memory()["available_bytes"]
+    available = available_bytes()
     if available is not None and needed > available:
         raise OptionError(
             f"--size {format_size(size_bytes)} needs {format_size(needed)} of memory and "

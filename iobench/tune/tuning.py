@@ -11,10 +11,10 @@ from typing import Any
 
 from iobench import __version__, workloads
 from iobench.bench.contender import WriterContender
-from iobench.bench.plan import available_bytes
 from iobench.bench.target import Target, target_of
 from iobench.bench.verdict import Context, volatile_of
 from iobench.environment import fingerprint
+from iobench.environment.memory import available_bytes
 from iobench.errors import ResultFileError, TargetError, UsageError
 from iobench.results import utc_now
 from iobench.train.job import Job

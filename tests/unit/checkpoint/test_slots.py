@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import weakref
+from pathlib import Path
 
 import pytest
 
 from iobench.checkpoint import slots
-from iobench.checkpoint.slots import Slot
+from iobench.checkpoint.slots import Slot, SlotPool
+from iobench.environment.memory import available_bytes
+from iobench.errors import StateError
 from iobench.units import MIB
 from iobench.writers.image import Bytes
 
@@ -36,6 +39,26 @@ def test_memory_that_grows_is_not_held_twice(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(slots, "_map", note)
     slot.hold(5 * MIB, pinned=False)
     assert held == [None]
+
+
+def test_more_than_the_control_group_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused, whatever the machine has, with nothing taken."""
+    group = tmp_path / "cg/pod"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text(f"{8 * MIB}\n")
+    (group / "memory.current").write_text(f"{3 * MIB}\n")
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text("0::/pod\n")
+    (tmp_path / "self/mountinfo").write_text(f"1 0 0:1 / {tmp_path}/cg rw - cgroup2 cgroup2 rw\n")
+    (tmp_path / "meminfo").write_text("MemAvailable: 1073741824 kB\n")
+    monkeypatch.setattr(slots, "available_bytes", lambda: available_bytes(tmp_path))
+    pool = SlotPool(2)
+    with pytest.raises(StateError, match=r"need 6.00 MiB of host memory, 5.00 MiB are available"):
+        pool.grow(3 * MIB)
+    assert pool.size_bytes == 0
+    assert pool.grow(2 * MIB)
 
 
 def _owner(slot: Slot) -> object:

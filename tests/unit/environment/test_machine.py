@@ -23,6 +23,7 @@ from iobench.environment.gpu import (
 )
 from iobench.environment.kernelfs import read_int, read_text, selected
 from iobench.environment.memory import (
+    available_bytes,
     cgroup_directories,
     describe_cgroup,
     host_takes_free_memory,
@@ -119,6 +120,54 @@ def test_version_1_control_groups_without_a_limit(tmp_path: Path) -> None:
     top = tmp_path / "cg/memory"
     assert cgroup_directories(text, mounts, "memory") == [top / "job", top]
     assert describe_cgroup(mounts, tmp_path) == {"memory_limit_bytes": None, "cpu_limit": None}
+
+
+def test_memory_that_control_groups_leave(tmp_path: Path) -> None:
+    """Version 2: the tightest group decides; file cache can be had, memory of tmpfs cannot."""
+    inner = tmp_path / "cg/outer/inner"
+    inner.mkdir(parents=True)
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text("0::/outer/inner\n")
+    (tmp_path / "self/mountinfo").write_text(f"1 0 0:1 / {tmp_path}/cg rw - cgroup2 cgroup2 rw\n")
+    (tmp_path / "meminfo").write_text("MemAvailable: 9000 kB\n")
+    assert available_bytes(tmp_path) == 9000 << 10
+    (inner / "memory.max").write_text("max\n")
+    assert available_bytes(tmp_path) == 9000 << 10
+    (inner.parent / "memory.max").write_text("5000\n")
+    assert available_bytes(tmp_path) == 5000
+    (inner.parent / "memory.current").write_text("3000\n")
+    (inner.parent / "memory.stat").write_text(
+        "anon 1000\nfile 1700\nshmem 1000\ninactive_file 500\nactive_file 200\n"
+    )
+    assert available_bytes(tmp_path) == 2700
+    (inner / "memory.max").write_text("100\n")
+    (inner / "memory.current").write_text("200\n")
+    assert available_bytes(tmp_path) == 0
+
+
+def test_memory_that_version_1_control_groups_leave(tmp_path: Path) -> None:
+    """The sums over the groups below count, and the huge number is no limit."""
+    group = tmp_path / "cg/job"
+    group.mkdir(parents=True)
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text("4:memory:/job\n0::/\n")
+    (tmp_path / "self/mountinfo").write_text(
+        f"2 0 0:2 / {tmp_path}/cg rw - cgroup cgroup rw,memory\n"
+    )
+    (tmp_path / "meminfo").write_text("MemAvailable: 9000 kB\n")
+    (group / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    (group / "memory.usage_in_bytes").write_text("3000\n")
+    assert available_bytes(tmp_path) == 9000 << 10
+    (group / "memory.limit_in_bytes").write_text("5000\n")
+    (group / "memory.stat").write_text(
+        "inactive_file 1\nactive_file 1\ntotal_inactive_file 400\ntotal_active_file 100\n"
+    )
+    assert available_bytes(tmp_path) == 2500
+
+
+def test_memory_that_nobody_tells_of(tmp_path: Path) -> None:
+    """Neither the kernel nor a control group."""
+    assert available_bytes(tmp_path) is None
 
 
 def test_nvidia_smi_lines() -> None:
