@@ -120,7 +120,7 @@ def exchange(new: Path, final: Path, aside: Path) -> None:
         final.rename(aside)
         try:
             new.rename(final)
-        except OSError:
+        except BaseException:  # Ctrl-C too
             aside.rename(final)
             raise
         aside.rename(new)

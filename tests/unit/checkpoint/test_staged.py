@@ -159,6 +159,25 @@ def test_replacing_that_is_not_durable_is_taken_back(
     assert {p.name for p in final.iterdir()} == {"old", MANIFEST}
 
 
+def test_interrupted_while_it_replaces(tmp_path: Path, monkeypatch) -> None:
+    """Ctrl-C between two renames gives the old one its name back."""
+    monkeypatch.setattr(linux, "exchange_names", _cannot_exchange)
+    final = tmp_path / "final"
+    _checkpoint(final, lambda directory: (directory / "old").touch())
+    checkpoint, rename = StagedCheckpoint(final, replace=True), Path.rename
+
+    def interrupted(path: Path, target: Path) -> Path:
+        if path == checkpoint.directory:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt), checkpoint:
+        checkpoint.publish({})
+    assert [p.name for p in tmp_path.iterdir()] == ["final"]
+    assert {p.name for p in final.iterdir()} == {"old", MANIFEST}
+
+
 def test_appears_meanwhile(tmp_path: Path) -> None:
     """A checkpoint that another process publishes meanwhile under the name is not replaced."""
     final = tmp_path / "final"
