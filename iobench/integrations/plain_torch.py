@@ -18,6 +18,7 @@ from typing import IO, Any, cast
 import numpy as np
 import torch
 from torch.serialization import DEFAULT_PROTOCOL, default_restore_location
+from torch.utils.serialization import config
 
 from iobench.errors import DataMismatchError, SaveError, TransferError
 from iobench.formats import torch_file, torch_image
@@ -110,7 +111,7 @@ def load(
     path = path_of(f)
     if path.endswith(".safetensors"):
         raise NotOurs("a safetensors file, which stock hands to safetensors.torch.load_file")
-    if mmap or (mmap is None and torch.utils.serialization.config.load.mmap):
+    if mmap or (mmap is None and config.load.mmap):
         raise NotOurs("mmap=True reads nothing yet")
     if torch.serialization._serialization_tls.skip_data or _no_data_wanted(map_location):
         raise NotOurs("no data is wanted")

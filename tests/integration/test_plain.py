@@ -598,6 +598,16 @@ def test_threads_save_side_by_side(tmp_path: Path, told: Callable[[], list[str]]
     assert told() == []
 
 
+def test_the_first_load_of_a_process(
+    tmp_path: Path, told: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a job that resumes: torch has not imported the module of its settings yet."""
+    torch.save({"n": 1}, tmp_path / "m.pt")
+    monkeypatch.delattr(torch.utils, "serialization", raising=False)
+    assert iobench.torch.load(tmp_path / "m.pt", writer=WRITER) == {"n": 1}
+    assert told() == []
+
+
 def test_buckets() -> None:
     """Paths may be those of objects where the writer stores objects."""
     state = {"a": torch.randn(30), "b": {"c": 1}}
