@@ -18,7 +18,7 @@ import torch
 from iobench.integrations import plain_safetensors
 from iobench.integrations.bypass import bypass
 from iobench.integrations.default_writer import WriterLike, chosen_writer
-from iobench.integrations.place import NotOurs, tell
+from iobench.integrations.place import NotOurs, check_stock_can_load, tell
 
 __all__ = ["load_file", "save_file"]
 
@@ -61,13 +61,14 @@ def load_file(
 
     The stock function maps the file with `backend="mmap"`; a file larger than the free memory is
     left to it. What cannot be read goes to it too, and its errors are raised; the logger `iobench`
-    tells so.
+    tells so. It knows no buckets: see `iobench.torch.load` for what is raised of an object.
     """
     chosen = chosen_writer(writer)
     with bypass():
         try:
             return plain_safetensors.load(chosen, filename, device, backend=backend)[0]
         except Exception as why:  # noqa: BLE001 -- safetensors raises its own
+            check_stock_can_load("safetensors.torch.load_file", filename, why)
             options = {} if backend == "mmap" else {"backend": backend}
             tensors = safetensors.torch.load_file(filename, device, **options)
             tell("safetensors.torch.load_file", filename, why)

@@ -19,7 +19,7 @@ from torch.serialization import DEFAULT_PROTOCOL
 from iobench.integrations import plain_torch
 from iobench.integrations.bypass import bypass
 from iobench.integrations.default_writer import WriterLike, chosen_writer
-from iobench.integrations.place import NotOurs, tell
+from iobench.integrations.place import NotOurs, check_stock_can_load, tell
 
 __all__ = ["load", "save"]
 
@@ -69,6 +69,10 @@ def load(
     The object is unpickled by torch, which decides what `weights_only` admits. Whatever the writer
     cannot read as torch does (file objects, `mmap=True`, files in other formats, or damaged) goes
     to stock torch, and so do its errors; of paths the logger `iobench` tells so.
+
+    Of an object in a bucket, which stock torch does not know, it raises FileNotFoundError where
+    there is none, what else went wrong (TransferError, UnavailableError, DataMismatchError), and
+    UsageError for what the writer does not do.
     """
     given: dict[str, Any] = {"weights_only": weights_only, "mmap": mmap, **pickle_load_args}
     chosen = chosen_writer(writer)
@@ -76,6 +80,7 @@ def load(
         try:
             return plain_torch.load(chosen, f, map_location, pickle_module, **given)[0]
         except Exception as why:  # noqa: BLE001 -- stock torch raises its own
+            check_stock_can_load("torch.load", f, why)
             state = torch.load(f, map_location, pickle_module, **given)
             tell("torch.load", f, why)
             return state

@@ -7,16 +7,19 @@ Where that would leave something else behind, the stock function has to do it: `
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from iobench.errors import UsageError
 from iobench.writers.base import Writer
+from iobench.writers.s3_errors import status_of
 from iobench.writers.s3_target import is_s3
 
-__all__ = ["NotOurs", "Place", "path_of", "tell"]
+__all__ = ["NotOurs", "Place", "check_stock_can_load", "path_of", "tell"]
 
 _log = logging.getLogger("iobench")
 _SPARE_BYTES = 16 * 2**20  # of a file system's own books
@@ -45,6 +48,20 @@ def tell(function: str, file: object, why: Exception) -> None:
     if isinstance(file, (str, os.PathLike)):
         reason = why if isinstance(why, NotOurs) else f"{type(why).__name__}: {why}"
         _log.warning("%s(%s): done by the stock function: %s", function, os.fspath(file), reason)
+
+
+def check_stock_can_load(function: str, file: object, why: Exception) -> None:
+    """Raise `why` for an object of a bucket: stock functions know none, and would call it missing.
+
+    FileNotFoundError only where the store says that there is none; UsageError for NotOurs.
+    """
+    if not isinstance(file, (str, os.PathLike)) or not is_s3(path := os.fspath(file)):
+        return
+    if isinstance(why, NotOurs):
+        raise UsageError(f"{path}: {why}, and stock {function} reads no buckets") from why
+    if isinstance(why, OSError) and why.__cause__ is not None and status_of(why.__cause__) == 404:
+        raise FileNotFoundError(errno.ENOENT, why.strerror, path) from why
+    raise why
 
 
 @dataclass(frozen=True, kw_only=True)
