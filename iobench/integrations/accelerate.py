@@ -39,9 +39,10 @@ def attach(accelerator: accelerate.Accelerator, writer: WriterLike = "hybrid") -
 
     Files are stock Accelerate's, either side reads the other's. A directory that `save_state`
     makes has its name only when all of it is durable, and takes the place of one that was there at
-    once; what else was in that stays. A save that fails or is killed leaves the old one. With
-    automatic naming and a `total_limit` the oldest are removed after the new one is there, not
-    before. Raises UsageError when it is attached already, and what choosing the writer does.
+    once; what else was in that stays. A save that fails or is killed leaves the old one; one to the
+    working directory, or to one above it, raises UsageError. With automatic naming and a
+    `total_limit` the oldest are removed after the new one is there, not before. Raises
+    UsageError when it is attached already, and what choosing the writer does.
     """
     if _attached(accelerator):
         raise UsageError("this Accelerator has a writer of iobench already; detach() it first")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from iobench.checkpoint.staged import STAGING_SUFFIX, exchange
-from iobench.errors import TransferError
+from iobench.errors import TransferError, UsageError
 from iobench.writers.files import sync_directory
 
 __all__ = ["StagedDirectory"]
@@ -22,17 +23,31 @@ class StagedDirectory:
     """
 
     def __init__(self, final: str | os.PathLike[str], *, root: Path | None = None) -> None:
-        """`root`: `.NAME.iobench-staging` beside `final`, unless given."""
-        self.final = Path(os.path.abspath(final))
+        """`root`: `.NAME.iobench-staging` beside `final` or what that leads to, unless given.
+
+        Raises UsageError where `final` is the working directory or above it: that would be removed.
+        """
+        self.final = Path(os.path.realpath(final) if root is None else os.path.abspath(final))
+        if _holds_working_directory(self.final):
+            raise UsageError(
+                f"{self.final}: the working directory cannot be replaced; save to one below it"
+            )
         beside = self.final.with_name(f".{self.final.name}{STAGING_SUFFIX}")
         self.root = beside if root is None else root
         self.path = self.root / self.final.name
 
     def begin(self) -> None:
-        """Make an empty `root`. Raises TransferError."""
+        """Make an empty `root`. Raises TransferError.
+
+        If there is a `final`, `path` is made too, with the owner, the group, which new files get if
+        it says so, the permissions and the attributes of that.
+        """
         try:
             self.discard()
             self.root.mkdir(parents=True)
+            if self.final.is_dir():
+                self.path.mkdir(parents=True)
+                _take_after(self.final, self.path)
         except OSError as error:
             raise TransferError.wrap(error, "staging", self.root) from error
 
@@ -40,17 +55,20 @@ class StagedDirectory:
         """Sync every file and directory of `path`, and let it take the place of `final` at once.
 
         On return it is durable under its name. What `final` was is removed; with `keep_others`,
-        entries that the new directory has none for stay. Raises TransferError; `final` is as before
-        then.
+        entries that the new directory has none for stay, also those that others make meanwhile.
+        Raises TransferError; `final` is as before then.
         """
         try:
+            made = os.listdir(self.path)
             if keep_others and self.final.is_dir():
-                _adopt(self.final, self.path)
+                _adopt(self.final, self.path, made)
             _sync_tree(self.path)
             self.final.parent.mkdir(parents=True, exist_ok=True)
             give = self._exchange if self.final.exists() else self._rename
             give()
             try:
+                if keep_others and self.path.is_dir() and _adopt(self.path, self.final, made):
+                    _sync_tree(self.final)
                 sync_directory(self.final.parent)
             except OSError:  # the name may not last: it is taken back
                 self._exchange() if give == self._exchange else self.final.rename(self.path)
@@ -71,19 +89,58 @@ class StagedDirectory:
         exchange(self.path, self.final, self.root / "replaced")
 
 
-def _adopt(old: Path, new: Path) -> None:
-    """Give `new` the entries of `old` that it has none for: further names, not copies."""
+def _holds_working_directory(directory: Path) -> bool:
+    try:
+        return Path.cwd().is_relative_to(os.path.realpath(directory))
+    except FileNotFoundError:  # it was removed already
+        return False
+
+
+def _take_after(old: Path, new: Path) -> None:
+    """Give the directory `new` what `old` has: owner and group as permitted, all else."""
+    found = old.stat()
+    for owner in (found.st_uid, -1):
+        with contextlib.suppress(PermissionError):
+            os.chown(new, owner, found.st_gid)
+            break
+    shutil.copystat(old, new)  # after the owner, whose change clears bits
+
+
+def _adopt(old: Path, new: Path, made: Collection[str] = ()) -> bool:
+    """Give `new` the entries of `old` but those in `made`: further names, not copies.
+
+    What both have stays, unless that in `old` is newer. Returns whether `new` was changed.
+    """
+    changed = False
     for entry in old.iterdir():
         ours = new / entry.name
-        if ours.exists() or ours.is_symlink():
+        if entry.name in made:
             continue
         if entry.is_dir() and not entry.is_symlink():
-            shutil.copytree(entry, ours, symlinks=True, copy_function=_link)
-        else:
-            _link(str(entry), str(ours))
+            changed |= _adopt_directory(entry, ours)
+        elif not os.path.lexists(ours):
+            _link(entry, ours)
+            changed = True
+        elif entry.lstat().st_mtime_ns > ours.lstat().st_mtime_ns:
+            aside = new / f".{entry.name}{STAGING_SUFFIX}"
+            _link(entry, aside)
+            aside.rename(ours)
+            changed = True
+    return changed
 
 
-def _link(source: str, target: str) -> None:
+def _adopt_directory(old: Path, new: Path) -> bool:
+    if new.is_dir() and not new.is_symlink():
+        return _adopt(old, new)
+    if os.path.lexists(new):
+        return False
+    new.mkdir()
+    _adopt(old, new)
+    _take_after(old, new)
+    return True
+
+
+def _link(source: Path, target: Path) -> None:
     os.link(source, target, follow_symlinks=False)
 
 

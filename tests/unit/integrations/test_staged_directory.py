@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from iobench import linux
-from iobench.errors import TransferError
+from iobench.errors import TransferError, UsageError
 from iobench.integrations import staged_directory
 from iobench.integrations.staged_directory import StagedDirectory
 
@@ -65,6 +67,84 @@ def test_others_are_kept(tmp_path: Path) -> None:
     publish(final, "2", "a", keep_others=True)
     assert tree(tmp_path) == {"last/a": "2", "last/logs/x": "1"}
     assert (final / "link").is_symlink()
+
+
+def test_what_others_make_meanwhile_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the files are synced: new ones, also in a directory that was there, and replaced ones.
+
+    What the save made takes the place of what was there, as ever.
+    """
+    final = tmp_path / "last"
+    publish(final, "1", "a", "shards/old", "logs/x", "notes")
+    os.utime(final / "notes", (1, 1))
+    sync, synced = staged_directory._sync_tree, []
+
+    def slow(directory: Path) -> None:
+        sync(directory)
+        synced.append(directory)
+        if len(synced) == 1:
+            (final / "new").write_text("late")
+            (final / "logs" / "y").write_text("late")
+            (final / "deep").mkdir()
+            (final / "deep" / "z").write_text("late")
+            (final / "shards" / "stale").write_text("late")
+            (final / "draft").write_text("late")
+            (final / "draft").rename(final / "notes")
+
+    monkeypatch.setattr(staged_directory, "_sync_tree", slow)
+    publish(final, "2", "a", "shards/new", keep_others=True)
+    late = ("new", "logs/y", "deep/z", "notes")
+    assert tree(final) == {"a": "2", "shards/new": "2", "logs/x": "1"} | dict.fromkeys(late, "late")
+    assert os.listdir(tmp_path) == ["last"]
+    assert synced[-1] == final  # the late ones are durable too
+
+
+def test_a_link_leads_to_where_it_led(tmp_path: Path) -> None:
+    """`runs/last` on other storage stays there."""
+    storage, link = tmp_path / "storage" / "run", tmp_path / "last"
+    publish(storage, "1", "a", "notes")
+    link.symlink_to(storage)
+    staged = StagedDirectory(link)
+    assert staged.root.parent == storage.parent
+    publish(link, "2", "a", keep_others=True)
+    assert link.readlink() == storage
+    assert tree(storage.parent) == {"run/a": "2", "run/notes": "1"}
+
+
+def test_the_directory_stays_as_it_was(tmp_path: Path) -> None:
+    """Its permissions, its group, which new files get, and its attributes."""
+    final = tmp_path / "last"
+    publish(final, "1", "a", "logs/x")
+    group = next((g for g in os.getgroups() if g != os.getegid()), os.getegid())
+    group = 12345 if os.geteuid() == 0 else group
+    os.chown(final, -1, group)
+    final.chmod(0o2770)
+    os.chown(final / "logs", -1, group)
+    (final / "logs").chmod(0o2750)
+    publish(final, "2", "a", keep_others=True)
+    for name, mode in (("", 0o2770), ("logs", 0o2750)):
+        found = (final / name).stat()
+        assert (stat.S_IMODE(found.st_mode), found.st_gid) == (mode, group)
+    assert (final / "a").stat().st_gid == group
+
+
+@pytest.mark.parametrize("above", ["", "below/here"])
+def test_the_working_directory_is_not_replaced(
+    above: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process would go on in a directory that was removed."""
+    final = tmp_path / "run"
+    (final / above).mkdir(parents=True)
+    monkeypatch.chdir(final / above)
+    (tmp_path / "link").symlink_to(final)
+    for named in (final, tmp_path / "link", os.path.relpath(final)):
+        with pytest.raises(UsageError, match="working directory"):
+            StagedDirectory(named)
+    publish(final / "last", "1", "a")
+    publish(tmp_path / "running", "1", "a")
+    assert tree(tmp_path) == {"run/last/a": "1", "running/a": "1"}
 
 
 @pytest.mark.parametrize("there", [True, False])
