@@ -26,7 +26,7 @@ from iobench.writers.base import Writer
 with needs("transformers", "transformers>=5"):
     import transformers
     from transformers.trainer import TRAINER_STATE_NAME
-    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
+    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, rotate_checkpoints
 
 __all__ = ["WriterMixin", "patch", "unpatch"]
 
@@ -59,6 +59,7 @@ class WriterMixin:
             _clear(run)
             staged.begin()
         trainer.accelerator.wait_for_everyone()
+        _find_best(trainer, run, final)
         self._staged = staged
         try:
             with routed(self._iobench_writer, staged.root):
@@ -115,6 +116,19 @@ class WriterMixin:
         trainer: Any = self
         with routed(self._iobench_writer, trainer.state.best_model_checkpoint or "."):
             super()._load_best_model()  # type: ignore[misc]
+
+
+def _find_best(trainer: Any, run: str, final: Path) -> None:
+    """Have the state name the best checkpoint of `run` where it is now, as a stock save does.
+
+    That looks where the new one is written. A run that was moved knows only the step of the best.
+    """
+    state = trainer.state
+    if not state.best_global_step or trainer.args.save_strategy == SaveStrategy.NO:
+        return
+    best = Path(run, f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}")
+    if best != final and best.is_dir():
+        state.best_model_checkpoint = str(best)
 
 
 def _rename_best(trainer: Any, final: str, staged: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -214,6 +216,34 @@ def test_rotation_and_the_best(tmp_path: Path) -> None:
     assert last is not None
     text = Path(last, "trainer_state.json").read_text()
     assert "staging" not in text
+
+
+def test_the_best_of_a_run_that_was_moved(tmp_path: Path) -> None:
+    """Resumed elsewhere it is known by its step, as by the stock Trainer, and is not removed."""
+    options: dict[str, Any] = {
+        "save_total_limit": 2,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "loss",
+        "greater_is_better": True,  # so that the first is the best
+        "shards": False,
+    }
+    trainer(tmp_path / "run", max_steps=4, **options).train()
+    shutil.copytree(tmp_path / "run", tmp_path / "stock")
+    (tmp_path / "run").rename(tmp_path / "ours")
+    wanted = trainer(tmp_path / "stock", **options)
+    wanted.train(resume_from_checkpoint=True)
+    ours = trainer(tmp_path / "ours", **options)
+    patch(ours, writer="buffered")
+    ours.train(resume_from_checkpoint=True)
+    assert wanted.state.best_global_step == 2
+    assert wanted.state.best_model_checkpoint == str(tmp_path / "stock" / "checkpoint-2")
+    assert ours.state.best_model_checkpoint == str(tmp_path / "ours" / "checkpoint-2")
+    assert names(tmp_path / "ours") == names(tmp_path / "stock") == ["checkpoint-2", "checkpoint-6"]
+    state = json.loads((tmp_path / "ours" / "checkpoint-6" / "trainer_state.json").read_text())
+    assert state["best_model_checkpoint"] == ours.state.best_model_checkpoint
+    assert all(map(torch.equal, ours.model.parameters(), wanted.model.parameters()))
 
 
 def test_a_failed_save_leaves_nothing(tmp_path: Path) -> None:
