@@ -22,6 +22,7 @@ from typing import Any
 
 from iobench.checkpoint.staged import STAGING_SUFFIX
 from iobench.errors import UsageError
+from iobench.integrations.decoupled import commit_decoupled
 from iobench.integrations.default_writer import WriterLike, chosen_writer
 from iobench.integrations.needs import needs
 from iobench.integrations.routed import routed
@@ -129,6 +130,7 @@ class _Hooks:
         try:
             with routed(self._writer, staged.root):
                 save()
+                commit_decoupled(self._accelerator._models)
         except BaseException:
             if self._publishes:
                 staged.discard()

@@ -14,9 +14,14 @@ those of DeepSpeed's TorchCheckpointEngine, and either side loads the other's.
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import iobench.torch
 from iobench.checkpoint.background import BackgroundFiles
@@ -33,6 +38,7 @@ from iobench.writers.s3_target import is_s3
 from iobench.writers.transfer import Transfer
 
 with needs("deepspeed", "deepspeed>=0.17"):
+    from deepspeed.accelerator import get_accelerator
     from deepspeed.runtime.checkpoint_engine.checkpoint_engine import (
         CheckpointCommitInfo,
     )
@@ -93,10 +99,10 @@ class CheckpointEngine(StockCheckpointEngine):  # type: ignore[misc]
 class DecoupledCheckpointEngine(CheckpointEngine):
     """`CheckpointEngine` that copies what is saved and writes it beside the next steps.
 
-    DeepSpeed commits before its next optimizer step: `commit` waits until all is durable, and
-    raises what failed, so that `latest` never names what is not there. `slots` copies at most are
-    in host memory; `budget` bounds their sum in bytes (`"16GiB"`). `saves` tells what became of
-    each file.
+    DeepSpeed commits before its next optimizer step: `commit` waits until all is durable, on every
+    rank, and raises what failed, so that `latest` never names what is not there. `slots` copies at
+    most are in host memory; `budget` bounds their sum in bytes (`"16GiB"`). `saves` tells what
+    became of each file.
     """
 
     def __init__(
@@ -112,6 +118,7 @@ class DecoupledCheckpointEngine(CheckpointEngine):
             self._writer, slots=slots, budget_bytes=None if budget is None else parse_size(budget)
         )
         self._info: CheckpointCommitInfo | None = None
+        self._failure: Exception | None = None
 
     @property
     def saves(self) -> tuple[Save, ...]:
@@ -119,26 +126,42 @@ class DecoupledCheckpointEngine(CheckpointEngine):
         return tuple(self._background.saves)
 
     def create(self, info: CheckpointCommitInfo) -> None:
-        """A checkpoint begins; the one before is made durable first."""
+        """A checkpoint begins; the one before is made durable first, and has its `latest`."""
         if self._info is not None:
-            self.commit(self._info)
-        self._info = info
+            self._finish(self._info)
+        self._info, self._failure = info, None
 
     def save(self, state_dict: Any, path: str) -> None:
         """Copy `state_dict`, which may change on return. Raises what failed before, StateError."""
         self._directories.add(os.path.dirname(path))
-        self._background.save(state_dict, path)
+        with self._remembered():
+            self._background.save(state_dict, path)
 
     def load(self, path: str, map_location: Any = None) -> Any:
         """As `CheckpointEngine.load`, once all that was saved is durable."""
-        self._background.wait()
+        with self._remembered():
+            self._background.wait()
         return super().load(path, map_location)
 
     def commit(self, info: CheckpointCommitInfo) -> bool:
-        """Wait until all is durable under its name. Raises what failed."""
+        """Wait until all is durable under its name. Raises what failed, also if it was raised.
+
+        If `latest` is to name the checkpoint, that is so on every rank, all of which have to call
+        this; TransferError where another one failed.
+        """
         self._info = None
-        self._background.wait()
-        return super().commit(info)
+        with suppress(Exception), self._remembered():  # raised once the other ranks know
+            self._background.wait()
+            super().commit(info)
+        failure, self._failure = self._failure, None
+        durable = _on_every_rank(failure is None) if info.save_latest else True
+        if failure is not None:
+            raise failure
+        if not durable:
+            raise TransferError(
+                f"checkpoint {info.tag} in {info.save_dir}: another rank failed to save its part"
+            )
+        return True
 
     def is_decoupled(self) -> bool:
         return True
@@ -150,17 +173,32 @@ class DecoupledCheckpointEngine(CheckpointEngine):
     def cleanup(self) -> None:
         """Commit what is on the way, which DeepSpeed asks for when it ends, and free the memory.
 
-        Rank 0 writes `latest` then, as DeepSpeed does after every other commit.
+        Rank 0 writes `latest` then, as DeepSpeed does after every other commit. A rank that ends
+        by an error, one of several, makes its files durable and names nothing: the others are at
+        work and do not commit with it.
         """
-        info = self._info
+        info, self._info = self._info, None
         try:
-            if info is not None:
-                self.commit(info)
+            if info is not None and not (_world_size() > 1 and _ends_by_error()):
+                self._finish(info)
         finally:
             self._background.close()
-        if info is not None and info.save_latest and int(os.environ.get("RANK") or 0) == 0:
+
+    def _finish(self, info: CheckpointCommitInfo) -> None:
+        """Commit, and write `latest` where it is asked for: what DeepSpeed does before a step."""
+        self.commit(info)
+        if info.save_latest and _rank() == 0:
             latest = FileImage.of("latest", [str(info.tag).encode()])
             BufferedWriter().write(latest, info.save_dir)
+
+    @contextmanager
+    def _remembered(self) -> Iterator[None]:
+        """What fails inside is also the failure of the checkpoint that is on the way."""
+        try:
+            yield
+        except Exception as error:
+            self._failure = self._failure or error
+            raise
 
 
 def attach(
@@ -185,6 +223,31 @@ def attach(
     before.cleanup()
     engine.checkpoint_engine = made
     return made
+
+
+def _rank() -> int:
+    if torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return int(os.environ.get("RANK") or 0)
+
+
+def _world_size() -> int:
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+
+
+def _on_every_rank(durable: bool) -> bool:
+    """Whether `durable` on all ranks, which wait for each other here."""
+    if not torch.distributed.is_initialized():
+        return durable
+    flag = torch.tensor([int(durable)], device=get_accelerator().current_device_name())
+    torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MIN)
+    return bool(flag.item())
+
+
+def _ends_by_error() -> bool:
+    """Whether an exception is being handled, or has ended the script."""
+    ended = sys.is_finalizing() and getattr(sys, "last_value", None) is not None
+    return ended or sys.exc_info()[0] is not None
 
 
 def _up_to(path: str, base: str) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from iobench.checkpoint.staged import STAGING_SUFFIX
 from iobench.errors import UsageError
+from iobench.integrations.decoupled import commit_decoupled
 from iobench.integrations.default_writer import WriterLike, chosen_writer
 from iobench.integrations.needs import needs
 from iobench.integrations.routed import routed
@@ -64,6 +65,7 @@ class WriterMixin:
         try:
             with routed(self._iobench_writer, staged.root):
                 super()._save_checkpoint(model, trial)  # type: ignore[misc]
+                commit_decoupled(trainer.accelerator._models)
             if trainer.state.best_model_checkpoint == str(staged.path):
                 _rename_best(trainer, str(final), staged.path)
         except BaseException:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -24,11 +26,13 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import deepspeed
+    from accelerate.utils import ProjectConfiguration
     from deepspeed.runtime.checkpoint_engine import CheckpointCommitInfo, TorchCheckpointEngine
     from deepspeed.runtime.checkpoint_engine.checkpoint_engine import (
         CheckpointEngine as StockCheckpointEngine,
     )
 
+    from iobench.integrations import accelerate
     from iobench.integrations.deepspeed import (
         CheckpointEngine,
         DecoupledCheckpointEngine,
@@ -114,6 +118,39 @@ def test_decoupled_saves_wait_for_the_commit(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a.pt", "c.pt", "latest"]
 
 
+def test_each_checkpoint_has_its_latest(tmp_path: Path) -> None:
+    """Also without a step between two saves, where DeepSpeed does not ask for the commit."""
+    engine = DecoupledCheckpointEngine("buffered")
+    for name, latest in (("last", True), ("unnamed", False), ("best", True)):
+        directory = tmp_path / name
+        directory.mkdir()
+        engine.create(CheckpointCommitInfo(tag="7", save_dir=str(directory), save_latest=latest))
+        engine.save({"w": torch.ones(9)}, str(directory / "a.pt"))
+    assert (tmp_path / "last" / "latest").read_text() == "7"
+    engine.cleanup()
+    assert names(tmp_path / "unnamed") == ["a.pt"]
+    assert names(tmp_path / "last") == names(tmp_path / "best") == ["a.pt", "latest"]
+
+
+def test_a_failure_that_was_told_is_no_success_later(tmp_path: Path) -> None:
+    """Raised by a save or a load, and again by the commit: `latest` must not name a part."""
+    writer = Held()
+    engine = DecoupledCheckpointEngine(writer)
+    writer.fails = "a.pt"
+    for again in (lambda: engine.save({}, str(tmp_path / "b.pt")), lambda: engine.load("b.pt")):
+        engine.create(info(tmp_path))
+        engine.save({"w": torch.ones(9)}, str(tmp_path / "a.pt"))
+        engine._background._persister.wait()
+        with pytest.raises(TransferError, match="No space left"):
+            again()
+        with pytest.raises(TransferError, match="No space left"):
+            engine.commit(info(tmp_path))
+    engine.create(info(tmp_path, "two"))
+    engine.save({"w": torch.ones(9)}, str(tmp_path / "c.pt"))
+    engine.cleanup()
+    assert (tmp_path / "latest").read_text() == "two"
+
+
 def test_only_engines(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no checkpoint_engine"):
         attach(object(), "buffered")
@@ -134,6 +171,99 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     finally:
         torch.distributed.destroy_process_group()
         del os.environ["LOCAL_RANK"]
+
+
+def test_a_checkpoint_is_that_of_all_ranks(
+    group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`latest` does not name it until every rank has its files durable; a failure is all's."""
+    asked: list[int] = []
+    others = [1, 0, 0, 1]
+
+    def all_reduce(flag: torch.Tensor, op: Any) -> None:
+        assert op == torch.distributed.ReduceOp.MIN
+        asked.append(int(flag))
+        assert (tmp_path / "a.pt").exists()
+        assert not (tmp_path / "latest").exists()
+        flag.fill_(min(int(flag), others.pop(0)))
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    writer = Held()
+    engine = DecoupledCheckpointEngine(writer)
+    engine.create(info(tmp_path))
+    engine.save({"w": torch.ones(9)}, str(tmp_path / "a.pt"))
+    assert engine.commit(info(tmp_path))
+    for end in (lambda: engine.create(info(tmp_path)), engine.cleanup):
+        engine.create(info(tmp_path))
+        with pytest.raises(TransferError, match="another rank"):
+            end()
+    writer.fails = "b.pt"
+    engine.create(info(tmp_path))
+    engine.save({"w": torch.ones(9)}, str(tmp_path / "b.pt"))
+    with pytest.raises(TransferError, match="No space left"):
+        engine.commit(info(tmp_path))
+    assert asked == [1, 1, 1, 0]
+    engine.create(CheckpointCommitInfo(tag="x", save_dir=str(tmp_path), save_latest=False))
+    engine.cleanup()  # nobody names it, so nobody is asked
+    assert names(tmp_path) == ["a.pt"]
+
+
+_RANK = """
+import sys, warnings
+warnings.simplefilter("ignore")
+sys.path.insert(0, {tests!r})
+from test_deepspeed import *
+rank, place = int(sys.argv[1]), Path({place!r})
+torch.distributed.init_process_group(
+    "gloo", init_method="file://" + {store!r}, rank=rank, world_size=2
+)
+writer = Held()
+engine = DecoupledCheckpointEngine(writer)
+for tag, fails in (("whole", ""), ("half", "rank1.pt")):
+    writer.fails = fails
+    engine.create(info(place, tag))
+    engine.save(STATE, str(place / f"rank{{rank}}.pt"))
+    try:
+        engine.cleanup()
+    except TransferError as error:
+        print(error)
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_two_ranks_of_which_one_fails(tmp_path: Path) -> None:
+    """Both are told, and `latest` names the checkpoint before."""
+    script, place = tmp_path / "script.py", tmp_path / "place"
+    place.mkdir()
+    tests, store = str(Path(__file__).parent), str(tmp_path / "store")
+    script.write_text(_RANK.format(tests=tests, place=str(place), store=store))
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank)], stdout=subprocess.PIPE, text=True
+        )
+        for rank in (0, 1)
+    ]
+    told = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert "another rank failed" in told[0]
+    assert "No space left" in told[1]
+    assert (place / "latest").read_text() == "whole"
+
+
+def test_a_rank_that_ends_by_an_error_waits_for_no_other(
+    group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are in the middle of a step: they do not answer, and must not be disturbed."""
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: pytest.fail("asked"))
+    engine = DecoupledCheckpointEngine("buffered")
+    engine.create(info(tmp_path))
+    engine.save({"w": torch.ones(9)}, str(tmp_path / "a.pt"))
+    try:
+        raise ValueError("of the training")
+    except ValueError:
+        engine.cleanup()
+    assert names(tmp_path) == ["a.pt"]
 
 
 def made_engine(stage: int) -> Any:
@@ -186,3 +316,48 @@ def test_a_real_engine(group: None, stage: int, decoupled: bool, tmp_path: Path)
         assert where
         assert client["note"] == "x"
         assert train(other, range(3, 6)) == wanted
+
+
+class Accelerated:
+    """An Accelerator as far as a save goes, with a DeepSpeed engine."""
+
+    is_main_process = True
+    project_configuration = ProjectConfiguration()
+
+    def __init__(self, engine: Any) -> None:
+        self._models = [engine]
+
+    def save_state(self, output_dir: str) -> None:
+        self._models[0].save_checkpoint(output_dir, "pytorch_model")
+
+    def load_state(self, input_dir: str) -> None:
+        raise NotImplementedError
+
+    def wait_for_everyone(self) -> None:
+        pass
+
+
+def test_decoupled_below_accelerate(group: None, tmp_path: Path) -> None:
+    """All is in the directory before that gets its name, `latest` too."""
+    engine = made_engine(1)
+    train(engine, range(1))
+    ours = attach(engine, "buffered", decoupled=True)
+    accelerated = Accelerated(engine)
+    accelerate.attach(accelerated, "buffered")
+    accelerated.save_state(str(tmp_path / "last"))
+    assert ours.get_commit_info() is None
+    assert (tmp_path / "last" / "latest").read_text() == "pytorch_model"
+    assert len(names(tmp_path / "last" / "pytorch_model")) == 2
+    assert names(tmp_path) == ["last"]
+    train(engine, range(1, 2))
+
+
+def test_a_16bit_model_after_a_checkpoint(group: None, tmp_path: Path) -> None:
+    """Its commit is not that of the checkpoint before, which has its `latest` then."""
+    engine = made_engine(1)
+    train(engine, range(1))
+    attach(engine, "buffered", decoupled=True)
+    engine.save_checkpoint(str(tmp_path), "step1")
+    engine.save_16bit_model(str(tmp_path), "model.bin")
+    assert {"latest", "model.bin", "step1"} <= set(names(tmp_path))
+    assert (tmp_path / "latest").read_text() == "step1"

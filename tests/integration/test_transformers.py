@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import types
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -244,6 +245,34 @@ def test_the_best_of_a_run_that_was_moved(tmp_path: Path) -> None:
     state = json.loads((tmp_path / "ours" / "checkpoint-6" / "trainer_state.json").read_text())
     assert state["best_model_checkpoint"] == ours.state.best_model_checkpoint
     assert all(map(torch.equal, ours.model.parameters(), wanted.model.parameters()))
+
+
+class Decoupled:
+    """A DeepSpeed engine that has not written its part yet when a save returns."""
+
+    checkpoint_engine = types.SimpleNamespace(is_decoupled=lambda: True)
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+
+    def _commit_decoupled_checkpoint(self) -> None:
+        Path(self.directory, "written_late").touch()
+
+
+def test_what_deepspeed_writes_in_the_background(tmp_path: Path) -> None:
+    """It is in the checkpoint before that has its name."""
+    made = trainer(tmp_path, max_steps=2, shards=False)
+    patch(made, writer="buffered")
+    save = made._save_rng_state
+
+    def saving(directory: str) -> None:
+        made.accelerator._models.append(Decoupled(directory))
+        save(directory)
+
+    made._save_rng_state = saving
+    made.train()
+    assert names(tmp_path) == ["checkpoint-2"]
+    assert (tmp_path / "checkpoint-2" / "written_late").exists()
 
 
 def test_a_failed_save_leaves_nothing(tmp_path: Path) -> None:
