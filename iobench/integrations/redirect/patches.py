@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from iobench.integrations.bypass import bypassed
 from iobench.integrations.default_writer import chosen_writer
 from iobench.integrations.redirect.detour import Detour
 from iobench.integrations.redirect.tally import Tally
@@ -64,8 +65,9 @@ def safetensors(module: ModuleType, tally: Tally) -> None:
 
 
 def dcp(module: ModuleType, tally: Tally) -> None:
-    """The files that DCP's FileSystemWriter, and writers derived from it, make."""
+    """The files that DCP's FileSystemWriter, and writers derived from it, make and rename."""
     stock = module.FileSystem.create_stream
+    stock_rename = module.FileSystem.rename
 
     @functools.wraps(stock)
     @contextmanager
@@ -75,7 +77,16 @@ def dcp(module: ModuleType, tally: Tally) -> None:
         with dcp_stream(stock, self, path, mode, chosen_writer, tally) as stream:
             yield stream
 
+    @functools.wraps(stock_rename)
+    def rename(self: Any, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        from iobench.writers.files import sync_directory
+
+        stock_rename(self, path, new_path)
+        if not bypassed():  # it commits a checkpoint, and stock leaves the name in memory
+            sync_directory(os.path.dirname(new_path) or ".")
+
     module.FileSystem.create_stream = create_stream
+    module.FileSystem.rename = rename
 
 
 def _replace(stock: Callable[..., Any], ours: Callable[..., Any], home: ModuleType) -> None:

@@ -1,0 +1,59 @@
+"""The redirect under DCP, in this process: in which order a save becomes durable."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import filesystem
+
+from iobench.integrations.default_writer import set_default_writer
+from iobench.integrations.redirect import patches
+from iobench.integrations.redirect.tally import Tally
+
+STATE = {"w": torch.arange(4096.0)}
+
+
+@pytest.fixture(autouse=True)
+def _redirected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """DCP's files over `buffered`; its own functions again afterwards."""
+    for name in ("create_stream", "rename"):
+        monkeypatch.setattr(filesystem.FileSystem, name, getattr(filesystem.FileSystem, name))
+    set_default_writer("buffered")
+    patches.dcp(filesystem, Tally(tmp_path / "session"))
+    yield
+    set_default_writer(None)
+
+
+def _save(path: Path) -> None:
+    with pytest.warns(UserWarning, match="single process"):
+        dcp.save(STATE, checkpoint_id=path)
+
+
+def test_the_commit_is_durable_when_the_save_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last that is done is to sync the directory in which .metadata got its name."""
+    done: list[tuple[str, str]] = []
+    fsync, rename = os.fsync, os.rename
+
+    def syncing(fd: int) -> None:
+        done.append(("fsync", os.readlink(f"/proc/self/fd/{fd}")))
+        fsync(fd)
+
+    def renaming(source: Any, target: Any, **how: Any) -> None:
+        rename(source, target, **how)
+        done.append(("rename", os.fspath(target)))
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(os, "rename", renaming)
+    _save(tmp_path / "checkpoint")
+    assert done[-2:] == [
+        ("rename", str(tmp_path / "checkpoint/.metadata")),
+        ("fsync", str(tmp_path / "checkpoint")),
+    ]
