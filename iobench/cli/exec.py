@@ -61,10 +61,10 @@ def exec_(
 
 def _writer(config: str) -> Writer:
     """The writer of `--config`. Raises UsageError and its kin, UnavailableError."""
-    from iobench.writers.config import load_writer
+    from iobench.writers.config import is_path, load_writer
     from iobench.writers.registry import make, split_specs
 
-    if config.endswith(".toml") or "/" in config:
+    if is_path(config):
         writer = load_writer(config)
     else:
         specs = split_specs(config)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import threading
 
-from iobench.errors import UsageError
+from iobench.errors import UnavailableError, UsageError
 from iobench.writers import registry
 from iobench.writers.base import Writer
-from iobench.writers.config import load_writer
+from iobench.writers.config import is_path, load_writer
 
-__all__ = ["CONFIG", "EXEC", "WriterLike", "chosen_writer", "set_default_writer"]
+__all__ = [
+    *("CONFIG", "EXEC", "WriterLike"),
+    *("chosen_writer", "redirected_writer", "set_default_writer"),
+]
 
 WriterLike = Writer | str | os.PathLike[str]
 """A Writer, the name of one (`odirect,block_size=8MiB` with options), or the path of a config."""
@@ -20,6 +24,8 @@ EXEC = "IOBENCH_EXEC"
 """The variable by which `iobench exec` tells its processes the directory that has `CONFIG`."""
 CONFIG = "writer.toml"
 _UNSET = "hybrid"  # works wherever files can be made
+_ENDED = "iobench exec has ended, and the file of its writer is gone."
+_log = logging.getLogger("iobench")
 _lock = threading.Lock()
 _default: Writer | None = None
 
@@ -38,16 +44,40 @@ def set_default_writer(writer: WriterLike | None) -> None:
 
 
 def chosen_writer(writer: WriterLike | None = None) -> Writer:
-    """`writer` as a Writer; without one the process's default."""
+    """`writer` as a Writer; without one the process's default.
+
+    In a process that has outlived its `iobench exec` that is `hybrid` again; the logger `iobench`
+    tells it.
+    """
     global _default
     if writer is not None:
         return _made(writer)
     with _lock:
         if _default is None:
-            config = os.path.join(os.environ.get(EXEC, ""), CONFIG)
-            told = EXEC in os.environ and os.path.exists(config)
-            _default = _made(config if told else _UNSET)
+            config = _config_of_exec()
+            if config and not os.path.exists(config):
+                _log.warning("%s is used: %s", _UNSET, _ENDED)
+                config = None
+            _default = _made(config or _UNSET)
         return _default
+
+
+def redirected_writer() -> Writer:
+    """The process's default, for calls that `iobench exec` redirects.
+
+    Raises UnavailableError when that has ended before the first of them: nobody asked for another.
+    """
+    config = _config_of_exec()
+    if _default is None and config and not os.path.exists(config):
+        remedy = "Let its command wait for this process."
+        raise UnavailableError("the writer of iobench exec", _ENDED, remedy)
+    return chosen_writer()
+
+
+def _config_of_exec() -> str | None:
+    """Where `iobench exec` says that its writer's file is; None where it runs nothing."""
+    session = os.environ.get(EXEC)
+    return os.path.join(session, CONFIG) if session else None
 
 
 def _made(writer: WriterLike) -> Writer:
@@ -59,7 +89,7 @@ def _made(writer: WriterLike) -> Writer:
 
 def _named(text: str) -> Writer:
     """The writer of a path, or of a name and options as the command line takes them."""
-    if "," not in text or "/" in text or text.endswith(".toml"):
+    if is_path(text) or "," not in text:
         return load_writer(text)
     found = registry.parse_specs(text)
     if len(found) != 1:

@@ -18,7 +18,7 @@ from iobench.writers.base import Writer
 from iobench.writers.transfer import Fallback
 from iobench.writers.tuned import Tuned
 
-__all__ = ["SCHEMA", "WriterConfig", "dump_writer", "load_writer", "read_config"]
+__all__ = ["SCHEMA", "WriterConfig", "dump_writer", "is_path", "load_writer", "read_config"]
 
 SCHEMA = "iobench.writer/1"
 _FAMILY, _VERSION = SCHEMA.split("/")
@@ -74,6 +74,11 @@ def dump_writer(
     if tuned is not None:
         lines += ["", "[tuned]", *(f"{name} = {_toml(value)}" for name, value in tuned.items())]
     return "\n".join(lines) + "\n"
+
+
+def is_path(text: str) -> bool:
+    """Whether `text` is the path of a writer's file, and no name, with or without options."""
+    return text.endswith(".toml") or "/" in text.partition(",")[0]
 
 
 def load_writer(

@@ -181,6 +181,24 @@ def test_what_fails(
     assert any("1 call" in line and "FAILED" in line for line in done.stderr.splitlines())
 
 
+def test_a_process_that_outlives_it(run: Run, tmp_path: Path) -> None:
+    """The file of its writer is gone by the first save: stock torch saves, and it is told."""
+    program = (
+        "import os, sys, time, torch\n"
+        "session = os.environ['IOBENCH_EXEC']\n"
+        "if os.fork() == 0:\n"
+        "    while os.path.exists(session): time.sleep(0.01)\n"
+        "    torch.save(torch.ones(3), 'late.pt')\n"
+    )
+    done = run(sys.executable, "-c", program)  # until the last process has closed stderr
+    assert "nothing was redirected" in done.stderr
+    told = [line for line in done.stderr.splitlines() if "done by the stock function" in line]
+    assert len(told) == 1
+    assert "late.pt" in told[0]
+    assert "iobench exec has ended" in told[0]
+    assert torch.equal(torch.load(tmp_path / "here/late.pt"), torch.ones(3))
+
+
 # The script's own affairs.
 
 
@@ -312,6 +330,7 @@ def test_a_python_without_iobench(run: Run, reported: Callable[[], dict[str, Any
         (("--config", "odirect,buffered", "--", "true"), 2, "2 writers"),
         (("--config", "null", "--", "true"), 2, "keeps nothing"),
         (("--config", "./missing.toml", "--", "true"), 2, "missing.toml"),
+        (("--config", "s3,endpoint_url=http://m:9,x=1", "--", "true"), 2, "unknown option 'x'"),
         (("--config", "hybrid", "--report", "/no/such/r.json", "--", "true"), 2, "--report"),
     ],
     ids=str,

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from iobench.integrations.bypass import bypassed
-from iobench.integrations.default_writer import chosen_writer
+from iobench.integrations.default_writer import redirected_writer
 from iobench.integrations.redirect.detour import Detour
 from iobench.integrations.redirect.tally import Tally
 
@@ -27,12 +27,12 @@ def torch(module: ModuleType, tally: Tally) -> None:
     def prepare(*args: Any, **kwargs: Any) -> Any:
         from iobench.integrations import plain_torch
 
-        return plain_torch.prepare_save(chosen_writer(), *args, **kwargs)
+        return plain_torch.prepare_save(redirected_writer(), *args, **kwargs)
 
     def load(*args: Any, **kwargs: Any) -> Any:
         from iobench.integrations import plain_torch
 
-        return plain_torch.load(chosen_writer(), *args, **kwargs)
+        return plain_torch.load(redirected_writer(), *args, **kwargs)
 
     saving = Detour(name="torch.save", stock=module.save, file=(1, "f"), tally=tally)
     loading = Detour(name="torch.load", stock=module.load, file=(0, "f"), tally=tally)
@@ -46,12 +46,12 @@ def safetensors(module: ModuleType, tally: Tally) -> None:
     def prepare(*args: Any, **kwargs: Any) -> Any:
         from iobench.integrations import plain_safetensors
 
-        return plain_safetensors.prepare_save(chosen_writer(), *args, **kwargs)
+        return plain_safetensors.prepare_save(redirected_writer(), *args, **kwargs)
 
     def load(*args: Any, **kwargs: Any) -> Any:
         from iobench.integrations import plain_safetensors
 
-        return plain_safetensors.load(chosen_writer(), *args, **kwargs)
+        return plain_safetensors.load(redirected_writer(), *args, **kwargs)
 
     name = "safetensors.torch"
     saving = Detour(
@@ -74,7 +74,7 @@ def dcp(module: ModuleType, tally: Tally) -> None:
     def create_stream(self: Any, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
         from iobench.integrations.redirect.dcp_stream import dcp_stream
 
-        with dcp_stream(stock, self, path, mode, chosen_writer, tally) as stream:
+        with dcp_stream(stock, self, path, mode, redirected_writer, tally) as stream:
             yield stream
 
     @functools.wraps(stock_rename)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from iobench.errors import OptionError, UnknownNameError, UsageError
-from iobench.integrations.default_writer import chosen_writer
+from iobench.errors import OptionError, UnavailableError, UnknownNameError, UsageError
+from iobench.integrations import default_writer
+from iobench.integrations.default_writer import EXEC, chosen_writer, redirected_writer
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.config import dump_writer
 from iobench.writers.registry import make
@@ -23,6 +24,12 @@ def test_each_way_to_say_it(tmp_path: Path) -> None:
     assert type(chosen_writer("buffered")) is BufferedWriter
 
 
+def test_a_value_with_a_slash_is_no_path() -> None:
+    """Only a name with a slash is one: an endpoint is an option's value."""
+    writer = chosen_writer("s3,endpoint_url=http://minio:9000")
+    assert writer.options.to_dict()["endpoint_url"] == "http://minio:9000"
+
+
 @pytest.mark.parametrize(
     ("choice", "error", "says"),
     [
@@ -36,3 +43,17 @@ def test_each_way_to_say_it(tmp_path: Path) -> None:
 def test_what_is_none(choice: str, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         chosen_writer(choice)
+
+
+def test_after_exec_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it redirected has no writer any more; who asks for a default gets it, and is told."""
+    monkeypatch.setattr(default_writer, "_default", None)
+    monkeypatch.setenv(EXEC, str(tmp_path / "gone"))
+    with pytest.raises(UnavailableError, match="iobench exec has ended"):
+        redirected_writer()
+    assert chosen_writer("buffered").name == "buffered"
+    assert caplog.messages == []
+    assert chosen_writer().name == "hybrid"
+    assert "hybrid is used: iobench exec has ended" in caplog.text
