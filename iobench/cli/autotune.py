@@ -34,6 +34,7 @@ class Goal(enum.StrEnum):
 
 
 def autotune(
+    ctx: typer.Context,
     workload: Annotated[
         str | None,
         typer.Option("--workload", "-w", help="A named workload (iobench workloads list) or YAML."),
@@ -143,8 +144,7 @@ def autotune(
 
     check_output(output)
     if resume is not None:
-        if workload is not None or s3_local:
-            raise UsageError("--resume takes workload and target from the journal; leave them out")
+        _check_alone(ctx)
         with _resumable(resume), Journal.resume(resume) as opened:
             with quiet_stdout():
                 tuning = Tuning.resumed(opened.header)
@@ -179,6 +179,19 @@ def autotune(
         with _resumable(path), Journal.create(path, tuning.header()) as opened:
             print(f"journal   {path}", file=sys.stderr)
             _tune(tuning, opened, output, format_, began_s)
+
+
+def _check_alone(ctx: typer.Context) -> None:
+    """Raise UsageError for what was given beside --resume and would go unheard."""
+    given = [
+        option.opts[0]
+        for option in ctx.command.params
+        if option.name not in (None, "resume", "output", "format_")
+        and getattr(ctx.get_parameter_source(option.name), "name", None) == "COMMANDLINE"
+    ]
+    if given:
+        told = ", ".join(given)
+        raise UsageError(f"--resume takes all but -o from its journal; leave out {told}")
 
 
 def _tune(tuning: Tuning, journal: Journal, output: Path, format_: Format, began_s: float) -> None:

@@ -297,9 +297,10 @@ def refused(
 
     def call(code: int, words: str, *arguments: str | Path) -> None:
         given = [str(argument) for argument in arguments]
-        options = {"-w": tiny_path, "--target": target} if "--resume" not in given else {}
-        options["-o"] = output
-        options["--journal"] = output.with_name("refused.jsonl")
+        options = {"-o": output}
+        if "--resume" not in given:
+            journal = output.with_name("refused.jsonl")
+            options |= {"-w": tiny_path, "--target": target, "--journal": journal}
         defaults = [str(x) for pair in options.items() if pair[0] not in given for x in pair]
         with pytest.raises(IobenchError) as caught:
             app(["autotune", *defaults, *given], standalone_mode=False)
@@ -329,7 +330,14 @@ def refused(
         (2, "cannot be scaled", ("--size", "1KiB")),
         (2, "there is no directory", ("-o", "/nowhere/writer.toml")),
         (1, "cannot be read", ("--resume", "/nowhere/tune.jsonl")),
-        (2, "leave them out", ("--resume", "tune.jsonl", "-w", "llama7b")),
+        (2, "leave out --workload", ("--resume", "tune.jsonl", "-w", "llama7b")),
+        (
+            2,
+            "leave out --max-time, --dry-run",
+            ("--resume", "x", "--dry-run", "--max-time", "3min"),
+        ),
+        (2, "leave out --target, --s3-local", ("--resume", "x", "--target", ".", "--s3-local")),
+        (1, "cannot be read", ("--resume", "/nowhere/tune.jsonl", "--format", "json")),
     ],
 )
 def test_what_cannot_be_meant(
@@ -345,6 +353,15 @@ def test_it_replaces_only_writers_files(refused: Callable[..., None], tmp_path: 
     other.write_text("mine = true\n")
     refused(2, "is no writer's file", "-o", other)
     assert other.read_text() == "mine = true\n"
+
+
+def test_a_dry_run_of_a_journal(refused: Callable[..., None], tmp_path: Path) -> None:
+    """Is refused: going on with it would write. The journal stays as it is."""
+    journal = tmp_path / "refused.jsonl"
+    refused(2, "--max-time is too small", "--max-time", "10ms", "--size", "4MiB")
+    before = journal.read_bytes()
+    refused(2, "leave out --dry-run", "--resume", journal, "--dry-run")
+    assert journal.read_bytes() == before
 
 
 def test_a_journal_of_another_machine(
