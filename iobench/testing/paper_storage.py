@@ -77,7 +77,8 @@ class PaperStorage:
 
     `noise` and `drift` are added to the logarithm of a trial's seconds: the first is drawn, the
     second depends on the number of trials so far. `rate` is the true rate of a candidate in its
-    n-th trial; `error` why a trial fails, None where it does not.
+    n-th trial; `error` why a trial fails, None where it does not; `written_bytes` what a trial of a
+    size writes, verified or not.
     """
 
     seed: int
@@ -85,6 +86,7 @@ class PaperStorage:
     drift: Callable[[int], float] = lambda number: 0.0  # noqa: ARG005
     rate: Callable[[Candidate, int], float] = lambda candidate, number: true_rate(candidate)  # noqa: ARG005
     error: Callable[[Candidate, Step], str | None] = lambda candidate, step: None  # noqa: ARG005
+    written_bytes: Callable[[int, bool], int] = lambda size, verify: size  # noqa: ARG005
     asked: list[tuple[str, Step]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -102,7 +104,7 @@ class PaperStorage:
         return Measurement(
             took_s=elapsed_s + _OVERHEAD_S,
             spent_s=elapsed_s + _OVERHEAD_S,
-            written_bytes=step.size_bytes,
+            written_bytes=self.written_bytes(step.size_bytes, step.verify),
             save=_sample(candidate, step, elapsed_s),
             memory_bytes=candidate.options.to_dict()["block_size"],
         )
@@ -115,7 +117,7 @@ class PaperStorage:
             "budget": Budget(),
             "sizes": Sizes(confirm=GIB, fixed=False, fits=lambda size: size >= MIB),
             "measure": self,
-            "written_bytes": lambda size: size,
+            "written_bytes": self.written_bytes,
             "progress": self,
             "seed": self.seed,
         }

@@ -10,6 +10,7 @@ from dataclasses import replace
 from iobench.tune.budget import Budget
 from iobench.tune.candidate import Candidate
 from iobench.tune.measurement import Measurement, Step
+from iobench.tune.objective import Objective
 from iobench.tune.rig import Rig
 from iobench.tune.tuning import POOL_BYTES, Tuning
 
@@ -39,7 +40,7 @@ def expected(tuning: Tuning) -> Budget:
             measured = rig(candidate, step)
             probed.setdefault(candidate.writer, measured)
             probed[candidate.label] = measured
-    tuner = tuning.tuner(_Played(probed, step, tuning.seed), _Silence())
+    tuner = tuning.tuner(_Played(probed, step, tuning.objective, tuning.seed), _Silence())
     tuner.run()
     return tuner.budget
 
@@ -47,8 +48,10 @@ def expected(tuning: Tuning) -> Budget:
 class _Played:
     """Answers as fast as the probes were, in proportion to the size."""
 
-    def __init__(self, probed: Mapping[str, Measurement], step: Step, seed: int) -> None:
-        self._probed, self._step = probed, step
+    def __init__(
+        self, probed: Mapping[str, Measurement], step: Step, objective: Objective, seed: int
+    ) -> None:
+        self._probed, self._step, self._writes = probed, step, objective.writes
         self._random = random.Random(seed)
 
     def __call__(self, candidate: Candidate, step: Step) -> Measurement:
@@ -58,12 +61,13 @@ class _Played:
         longer = step.size_bytes / self._step.size_bytes
         noise = self._random.lognormvariate(0, _NOISE)
         save = known.save and replace(known.save, elapsed_s=known.save.elapsed_s * noise)
+        copies = self._writes(step.verify) / self._writes(self._step.verify)
         took_s = known.took_s * max(1.0, longer)
         return replace(
             known,
             took_s=took_s,
             spent_s=took_s,
-            written_bytes=int(known.written_bytes * longer),
+            written_bytes=int(known.written_bytes * longer * copies),
             save=save,
         )
 

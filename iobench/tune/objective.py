@@ -57,10 +57,9 @@ class Objective:
         """Whether restores are measured, and not only verified at the end."""
         return self.goal in ("restore", "balanced", "goodput")
 
-    @property
-    def writes(self) -> int:
-        """How many times its size a trial writes."""
-        return STALL_SAVES if self.goal == "stall" else 1
+    def writes(self, verify: bool) -> int:
+        """How many times its size a trial writes; what is verified is another save of a stall's."""
+        return STALL_SAVES + verify if self.goal == "stall" else 1
 
     def loss(self, one: Measurement) -> float:
         """The loss of a measurement without error."""

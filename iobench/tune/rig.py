@@ -96,9 +96,8 @@ class Rig:
         replay = self._replay(step.size_bytes)
         self._check_room(replay)
         self._count += 1
-        measured = Measurement(
-            took_s=0.0, spent_s=0.0, written_bytes=replay.size_bytes() * self.objective.writes
-        )
+        written_bytes = replay.size_bytes() * self.objective.writes(step.verify)
+        measured = Measurement(took_s=0.0, spent_s=0.0, written_bytes=written_bytes)
         try:
             with PeakMemory() as memory:
                 writer, warmed = self._writer(candidate, warm_up_bytes(step.size_bytes))

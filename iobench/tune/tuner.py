@@ -53,8 +53,8 @@ class Progress(Protocol):
 class Tuner:
     """Finds the setting with the least loss. Pure but for `measure` and `progress`.
 
-    `written_bytes` tells what a trial of a size writes. The same answers of both lead to the same
-    trials and the same outcome.
+    `written_bytes` tells what a trial of a size writes, verified or not. The same answers of both
+    lead to the same trials and the same outcome.
     """
 
     space: Space
@@ -62,7 +62,7 @@ class Tuner:
     budget: Budget
     sizes: Sizes
     measure: Measure
-    written_bytes: Callable[[int], int]
+    written_bytes: Callable[[int, bool], int]
     progress: Progress
     seed: int
     context: Context = field(default_factory=lambda: Context(workload_bytes=0))
@@ -95,7 +95,7 @@ class Tuner:
     def _probe(self) -> None:
         """One short trial of each known setting: does it work, and how fast, roughly?"""
         size = self.sizes.probe
-        needed = sum(self.written_bytes(size) for _ in self.space.known)
+        needed = sum(self.written_bytes(size, False) for _ in self.space.known)
         if needed > self.budget.max_bytes:
             raise self._too_small("--max-bytes", format_size(needed))
         self.progress.phase(f"{len(self.space.known)} known settings, probed")
@@ -112,10 +112,11 @@ class Tuner:
             contenders = min(_CONTENDERS, self.space.size)
             slowest = [self._expected_s(self.space.baseline.label, size)]
             slowest += [self._expected_s(name, size) for name in self._by_probe(running)[:3]]
-            self._reserve_bytes = _CONFIRMATIONS * contenders * self.written_bytes(size)
+            rounds = [self.written_bytes(size, number == 0) for number in range(_CONFIRMATIONS)]
+            self._reserve_bytes = contenders * sum(rounds)
             # Once more, as the first time everything is also restored.
             self._reserve_s = _SLACK * (_CONFIRMATIONS + 1) * sum(slowest)
-            race_bytes = len(running) * self.written_bytes(self.sizes.small)
+            race_bytes = len(running) * self.written_bytes(self.sizes.small, False)
             race_s = sum(self._expected_s(name, self.sizes.small) for name in running)
             self._race_bytes = self.budget.left_bytes - self._reserve_bytes
             self._race_s = self.budget.left_s - self._reserve_s
@@ -213,7 +214,8 @@ class Tuner:
         for number in range(_MOST_CONFIRMATIONS):
             able = confirmation.able
             expected_s = sum(self._expected_s(name, size) for name in able)
-            room = self.budget.left_bytes >= len(able) * self.written_bytes(size)
+            verify = number == 0
+            room = self.budget.left_bytes >= len(able) * self.written_bytes(size, verify)
             if not room or (number >= LEAST_SAMPLES and self.budget.left_s < _SLACK * expected_s):
                 break
             if self.budget.left_s < -self._reserve_s:  # far slower than it ever was
@@ -223,7 +225,7 @@ class Tuner:
             else:
                 order.reverse()
             taking_part = [name for name in order if name in able]
-            self._confirm_once(confirmation, taking_part, verify=number == 0)
+            self._confirm_once(confirmation, taking_part, verify=verify)
         verdict = confirmation.verdict()
         if verdict is None:
             why = "; ".join(f"{name}: {cause}" for name, cause in confirmation.failed.items())
@@ -371,7 +373,7 @@ class Tuner:
     def _share(self, names: Sequence[str], size: int) -> float:
         """The part of the race's share of the budget that a round takes."""
         return max(
-            len(names) * self.written_bytes(size) / self._race_bytes,
+            len(names) * self.written_bytes(size, False) / self._race_bytes,
             sum(self._expected_s(name, size) for name in names) / self._race_s,
         )
 

@@ -187,9 +187,10 @@ class Tuning:
             ),
         )
 
-    def written_bytes(self, wanted_bytes: int) -> int:
+    def written_bytes(self, wanted_bytes: int, verify: bool) -> int:
         """What a trial of that size writes at most."""
-        return self.actual_bytes(wanted_bytes) * self.objective.writes + warm_up_bytes(wanted_bytes)
+        copies = self.objective.writes(verify)
+        return self.actual_bytes(wanted_bytes) * copies + warm_up_bytes(wanted_bytes)
 
     def _fits(self, size_bytes: int) -> bool:
         try:
@@ -219,7 +220,7 @@ def _largest(objective: Objective, target: Target, size_bytes: int | None, max_b
                 "memory have room for"
             )
         return min(size_bytes, objective.full_bytes)
-    share = int(_CONFIRM_SHARE * max_bytes) // (_CONFIRMED * objective.writes)
+    share = int(_CONFIRM_SHARE * max_bytes) // (_CONFIRMED * objective.writes(verify=False))
     return min(_LARGEST, room, max(share, 1))
 
 

@@ -61,6 +61,17 @@ def test_the_budget_is_kept(max_s: float, max_gib: int) -> None:
     assert outcome.verdict.chosen
 
 
+def test_verified_trials_that_write_more_have_their_room() -> None:
+    """As of stalls, where the first round is saved once more: six rounds are confirmed still."""
+    storage = PaperStorage(seed=1, written_bytes=lambda size, verify: (5 + verify) * size)
+    budget = Budget(max_s=36_000, max_bytes=5 * GIB)
+    sizes = Sizes(confirm=16 * MIB, fixed=True, fits=lambda size: size >= MIB)
+    space = space_of_writers("buffered", "odirect", "uring")
+    confirmation = storage.tuner(space, budget=budget, sizes=sizes).run().confirmation
+    assert [len(confirmation.losses[name]) for name in confirmation.able] == [6] * 4
+    assert budget.written_bytes <= budget.max_bytes
+
+
 @pytest.mark.parametrize(
     ("budget", "word"),
     [(Budget(max_s=3), "--max-time"), (Budget(max_bytes=GIB), "--max-bytes")],

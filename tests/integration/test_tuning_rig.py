@@ -1,0 +1,65 @@
+"""The rig of a tuning on a real directory: what it books is what its writers are given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iobench import workloads
+from iobench.bench import directory
+from iobench.bench.target import target_of
+from iobench.tune.candidate import Candidate
+from iobench.tune.measurement import Step
+from iobench.tune.objective import Objective
+from iobench.tune.rig import Rig
+from iobench.units import MIB
+from iobench.writers.buffered import BufferedWriter
+
+SIZE = 6 * MIB
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of every write that `buffered` is asked for."""
+    sizes: list[int] = []
+    for name in ("write", "write_many"):
+        stock = getattr(BufferedWriter, name)
+
+        def counting(self: BufferedWriter, *args: Any, stock: Any = stock, **how: Any) -> Any:
+            moved = stock(self, *args, **how)
+            sizes.append(moved.bytes)
+            return moved
+
+        monkeypatch.setattr(BufferedWriter, name, counting)
+    return sizes
+
+
+@pytest.fixture
+def rig(tiny_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    """A rig for stalls, not waiting for the device between trials."""
+    monkeypatch.setattr(directory, "settle", lambda *_: None)
+    with Rig.on(
+        target_of(str(target), []),
+        workload=workloads.load(str(tiny_path)),
+        rank=0,
+        objective=Objective(goal="stall"),
+        seed=1,
+        pool_bytes=16 * MIB,
+        began_s=0.0,
+    ) as made:
+        yield made
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_every_copy_of_a_stall_is_booked(rig: Rig, given: list[int], verify: bool) -> None:
+    """Five checkpoints in the background, and one more where a trial is also verified."""
+    candidate = Candidate.of("buffered", {}, "drawn")
+    step = Step(phase="confirm", round=1, size_bytes=SIZE, verify=verify)
+    rig(candidate, step)  # with its warm-up
+    before = sum(given)
+    measured = rig(candidate, step)
+    assert measured.error is None
+    assert measured.written_bytes == pytest.approx(sum(given) - before, rel=0.02)
