@@ -16,6 +16,7 @@ from iobench.tune.outcome import Outcome
 from iobench.tune.tuning import Tuning
 from iobench.units import format_size
 from iobench.writers.config import dump_writer, read_config
+from iobench.writers.files import sync_directory
 from iobench.writers.tuned import Tuned
 
 __all__ = ["check_output", "emit", "write"]
@@ -50,11 +51,12 @@ def write(path: Path, text: str) -> None:
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         try:
-            with aside.open("x") as file:
+            with aside.open("x", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
             aside.replace(path)
+            sync_directory(path.parent)
         finally:
             with contextlib.suppress(FileNotFoundError):
                 aside.unlink()

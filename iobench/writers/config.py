@@ -62,7 +62,7 @@ def dump_writer(
 
     `comment` are lines for people on top, `tuned` says where the settings come from.
     """
-    lines = [f"# {line}" for line in comment]
+    lines = [f"# {_printable(line)}" for line in comment]
     lines += [f'schema = "{SCHEMA}"', f'writer = "{writer.name}"']
     if file_format is not None:
         lines.append(f"format = {_toml(file_format)}")
@@ -150,7 +150,7 @@ def _say_where(error: IobenchError, path: Path) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        document = tomllib.loads(path.read_text())
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -200,6 +200,10 @@ def _check_machine(path: Path, tuned: Tuned) -> None:
     )
 
 
+def _printable(text: str) -> str:
+    return "".join(one if one.isprintable() else "?" for one in text)
+
+
 def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -207,4 +211,6 @@ def _toml(value: Any) -> str:
         return repr(value)
     if isinstance(value, tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
-    return json.dumps(value)  # a basic string of TOML is one of JSON
+    text = str(value).encode("utf-8", "replace").decode()  # a path may be no text
+    # A basic string of TOML is one of JSON, but for surrogate pairs and this one character.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

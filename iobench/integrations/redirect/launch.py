@@ -53,7 +53,7 @@ def launch(command: Sequence[str], writer: Writer) -> Outcome:
     with tempfile.TemporaryDirectory(
         prefix="iobench-exec-", ignore_cleanup_errors=True
     ) as directory:
-        Path(directory, CONFIG).write_text(dump_writer(writer))
+        Path(directory, CONFIG).write_text(dump_writer(writer), encoding="utf-8")
         began = time.perf_counter()
         returncode = _run(command, _environment(directory))
         elapsed_s = time.perf_counter() - began

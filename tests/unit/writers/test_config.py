@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import tomllib
 from dataclasses import replace
@@ -88,7 +89,8 @@ def test_what_is_written_is_loaded(
 ) -> None:
     """Every writer at any setting, with and without provenance: equal options come back."""
     path = tmp_path_factory.mktemp("config") / "writer.toml"
-    path.write_text(dump_writer(writer, tuned, file_format="torch", comment=["for people"]))
+    text = dump_writer(writer, tuned, file_format="torch", comment=["for people"])
+    path.write_text(text, encoding="utf-8")
     with mock.patch.object(config, "machine_fingerprint", return_value=TUNED.fingerprint):
         loaded = load_writer(path)
     assert type(loaded) is type(writer)
@@ -97,9 +99,25 @@ def test_what_is_written_is_loaded(
     assert read_config(path).format == "torch"
 
 
+@given(text=st.text())
+def test_every_text_comes_back(text: str) -> None:
+    """Emoji, control characters and line ends, in a value as in the comment on top."""
+    written = dump_writer(BufferedWriter(), replace(TUNED, target=text), comment=[text])
+    assert tomllib.loads(written)["tuned"]["target"] == text
+
+
+def test_a_path_that_is_no_text(tmp_path: Path) -> None:
+    """What UTF-8 cannot say of it is a question mark; the file can be read."""
+    wrong = os.fsdecode(b"/mnt/\xff\xf0\x9f\x9a\x80")
+    text = dump_writer(BufferedWriter(), replace(TUNED, target=wrong), comment=[wrong])
+    tuned = read_config(_file(tmp_path, text)).tuned
+    assert tuned is not None
+    assert tuned.target == "/mnt/?\N{ROCKET}"
+
+
 def _file(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "writer.toml"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     return path
 
 
