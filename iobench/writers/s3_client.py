@@ -75,7 +75,9 @@ class S3Client:
             better = explain(error, doing, where)
             if better is error:
                 raise
-            raise better from error
+            told = str(error)
+            # A traceback would show the URL of a request that got no answer.
+            raise better from (error if without_login(told) == told else None)
 
     def close(self) -> None:
         """Close the connections; the next request opens new ones."""
@@ -120,11 +122,12 @@ class S3Client:
                 config=config,
             )
         except (BotoCoreError, ValueError) as error:
+            told = without_login(str(error))
+            if "@" in told and isinstance(error, ValueError):  # it quotes what is no URL
+                told = "it does not take the endpoint's URL, which has a login in it"
             raise UnavailableError(
-                "s3",
-                f"boto3 makes no client ({error}).",
-                "Check AWS_* and the options.",
-            ) from error
+                "s3", f"boto3 makes no client ({told}).", "Check AWS_* and the options."
+            ) from None
 
 
 @functools.cache

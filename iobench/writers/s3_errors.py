@@ -40,7 +40,7 @@ _DENIED = {"AccessDenied", "AllAccessDisabled", "AccountProblem", "403", "Forbid
 _LOGIN_HELP = (
     "Set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role."
 )
-_LOGIN = re.compile(r"//[^/@\s]*@")  # of a URL, which is nobody's to read
+_LOGIN = re.compile(r"//[^/\s]*@")  # of a URL, which is nobody's to read
 _UNREACHED = (
     *("EndpointConnectionError", "ConnectTimeoutError", "ProxyConnectionError"),
     *("ConnectionClosedError", "ReadTimeoutError", "HTTPClientError", "ResponseStreamingError"),
@@ -121,7 +121,7 @@ def explain(error: Exception, doing: str, where: object) -> Exception:
     if kind in _UNREACHED or isinstance(error, OSError | http.client.HTTPException):
         return _broke(error, kind, doing, where)
     if kind:
-        text = " ".join(str(error).split())
+        text = without_login(" ".join(str(error).split()))
         return TransferError(f"{doing} {where}: {kind}: {text}")
     return error
 

@@ -159,3 +159,4 @@ def test_logins_are_cut_out_of_urls() -> None:
     """Wherever in a text they stand."""
     text = "Could not connect to https://user:p4ss@host:9/x or http://key@other/"
     assert without_login(text) == "Could not connect to https://host:9/x or http://other/"
+    assert without_login("http://user:p@ss@host/a@b") == "http://host/a@b"

@@ -1,0 +1,82 @@
+"""What the client says of a login that somebody put into an endpoint's URL: nothing."""
+
+from __future__ import annotations
+
+import socket
+import traceback
+
+import pytest
+
+from iobench.errors import IobenchError, UnavailableError
+from iobench.writers.s3_client import S3Client
+from iobench.writers.s3_errors import explain
+from iobench.writers.s3_options import S3Options
+from iobench.writers.transfer import Meter
+
+pytest.importorskip("boto3")
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "key")
+    monkeypatch.setenv("AWS_REGION", "eu-north-1")
+
+
+def _check_silent(error: BaseException) -> None:
+    assert "SECRET" not in str(error)
+    assert "SECRET" not in "".join(traceback.format_exception(error))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://user:SECRET@minio_server:9000",  # no name of a host, says botocore
+        "http://user:p@SECRET@minio_server:9000",
+        "user:SECRET@minio:9000",
+        "http://user:SECRET@min io:9000",
+    ],
+)
+def test_an_endpoint_that_boto3_refuses(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the message nor the traceback has it."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
+    with pytest.raises(UnavailableError, match="makes no client") as caught:
+        _ = S3Client(S3Options()).boto3
+    _check_silent(caught.value)
+
+
+def test_an_endpoint_without_a_login_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then it is what helps."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://minio_server:9000")
+    with pytest.raises(UnavailableError, match="Invalid endpoint: http://minio_server:9000"):
+        _ = S3Client(S3Options()).boto3
+
+
+def test_an_endpoint_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """botocore's error has the whole URL; ours does not come from it then."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        port = nobody.getsockname()[1]
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://user:p@SECRET@127.0.0.1:{port}")
+        client = S3Client(S3Options())
+        with pytest.raises(IobenchError, match=f"//127.0.0.1:{port}/") as caught:
+            client.call(
+                lambda boto3: boto3.list_buckets(),
+                Meter(),
+                doing="listing",
+                where="s3://bucket",
+                attempts=1,
+            )
+    client.close()
+    _check_silent(caught.value)
+    _check_silent(ValueError(client.endpoint))
+
+
+def test_an_error_of_another_kind() -> None:
+    """Whatever class botocore chose: its text is shown without the login."""
+    from botocore.exceptions import InvalidProxiesConfigError
+
+    error = InvalidProxiesConfigError()
+    error.args = ("no proxy http://user:SECRET@host",)
+    better = explain(error, "listing", "s3://bucket")
+    assert "no proxy http://host" in str(better)
