@@ -8,7 +8,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from iobench.errors import IobenchError, UnavailableError, UnknownNameError, UsageError
+from iobench.errors import (
+    IobenchError,
+    TargetError,
+    UnavailableError,
+    UnknownNameError,
+    UsageError,
+)
 from iobench.tune.candidate import Candidate
 from iobench.units import MIB
 from iobench.writers import registry
@@ -114,7 +120,8 @@ class Space:
 def space_of(target: str, names: Sequence[str] | None = None) -> Space:
     """The space of the writers that work on `target`, found by trying; of `names` only, if given.
 
-    Raises UnknownNameError for a name, UnavailableError, with every reason, when no writer works.
+    Raises UnknownNameError for a name, TargetError for a bucket that is not there,
+    UnavailableError, with every reason, when no writer works.
     """
     for name in names or ():
         if name not in registry.names():
@@ -128,6 +135,8 @@ def space_of(target: str, names: Sequence[str] | None = None) -> Space:
                 continue
             writer.check_scheme(target)
             writer.require(target)
+        except TargetError:
+            raise
         except UsageError as error:
             if names:
                 left_out.append(str(error))

@@ -19,7 +19,7 @@ import iobench
 from iobench.bench import directory
 from iobench.bench.scratch import PREFIX
 from iobench.cli.main import app
-from iobench.errors import IobenchError, UnavailableError
+from iobench.errors import IobenchError, TargetError, UnavailableError
 from iobench.testing import LocalS3, local_s3
 from iobench.tune.journal import read_journal
 from iobench.writers.config import read_config
@@ -144,6 +144,14 @@ def test_in_a_bucket(tune: Tune, output: Path, server: LocalS3) -> None:
     assert document["space"]["writers"] == ["s3"]
     assert document["baseline"] == "s3"
     assert list(server.directory.rglob("*step-*")) == []
+
+
+@pytest.mark.parametrize("more", [(), ("--writer", "s3")], ids=str)
+def test_a_bucket_that_is_not_there(tune: Tune, server: LocalS3, more: tuple[str, ...]) -> None:
+    """That is said, and not that no writer works."""
+    with server.active(), pytest.raises(TargetError, match="no such bucket") as caught:
+        tune("s3://no-such-bucket/tuned", *more)
+    assert caught.value.exit_code == 2
 
 
 @pytest.mark.parametrize("objective", ["balanced", "stall", "goodput"])
