@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -170,13 +170,15 @@ def autotune(
                 max_cpu_s_per_gib=max_cpu,
                 job=job,
                 seed=seed,
+                own_server=s3_local,
             )
         _announce(tuning)
         if dry_run:
             _expect(tuning)
             return
         path = journal or _journal_path(tuning)
-        with _resumable(path), Journal.create(path, tuning.header()) as opened:
+        resumable = nullcontext() if s3_local else _resumable(path)
+        with resumable, Journal.create(path, tuning.header()) as opened:
             print(f"journal   {path}", file=sys.stderr)
             _tune(tuning, opened, output, format_, began_s)
 

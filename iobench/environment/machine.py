@@ -80,7 +80,8 @@ def fingerprint(machine: dict[str, Any], storage: dict[str, Any] | None = None) 
     Covers the CPU model and the CPUs usable, the tighter of memory and control-group limit in whole
     GiB, kernel major.minor and the GPUs' names; with `storage` also the file system's type and kind
     and, for each device at the bottom of the stack, its type, model, transport, size in whole GiB
-    and scheduler. Host name, versions of packages and free space are not in it.
+    and scheduler; of an object store its endpoint and the bucket and prefix. Host name, versions
+    of packages and free space are not in it.
     """
     memory, limit = machine["memory"]["total_bytes"], machine["cgroup"]["memory_limit_bytes"]
     bounds = [value for value in (memory, limit) if value is not None]
@@ -98,6 +99,8 @@ def fingerprint(machine: dict[str, Any], storage: dict[str, Any] | None = None) 
             + [_gib(leaf["size_bytes"])]
             for leaf in leaf_devices(storage["device"])
         ]
+        if "endpoint" in storage:
+            facts["store"] = [storage["endpoint"], storage["path"]]
     text = json.dumps(facts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -56,6 +56,8 @@ class Tuning:
     fixed: bool
     max_s: float
     max_bytes: int
+    own_server: bool = False
+    """Whether the target is of a server that ends with this tuning."""
 
     @classmethod
     def of(
@@ -74,6 +76,7 @@ class Tuning:
         job: Mapping[str, Any] | None = None,
         seed: int | None = None,
         largest_bytes: int | None = None,
+        own_server: bool = False,
     ) -> Tuning:
         """Checked: names known, target writable, a writer available. Nothing is written yet.
 
@@ -115,6 +118,7 @@ class Tuning:
                 "job": None if job is None else dict(job),
                 "seed": seed,
                 "largest_bytes": largest,
+                "own_server": own_server,
             },
             workload=full,
             rank=rank,
@@ -126,11 +130,14 @@ class Tuning:
             fixed=size_bytes is not None,
             max_s=budget.max_s,
             max_bytes=budget.max_bytes,
+            own_server=own_server,
         )
 
     @classmethod
     def resumed(cls, header: TuningRecord) -> Tuning:
         """The one that wrote `header`. Raises UsageError on another machine or storage."""
+        if header.asked.get("own_server"):
+            raise UsageError("this journal is of --s3-local, whose server is gone; start anew")
         tuning = cls.of(**header.asked)
         here = tuning.header().fingerprint
         if here != header.fingerprint:
@@ -152,7 +159,6 @@ class Tuning:
     def header(self) -> TuningRecord:
         """The first line of its journal."""
         machine, storage = self.target.describe()
-        local = storage.get("kind") != "object store"
         return TuningRecord(
             started_at=utc_now(),
             command=("iobench", *sys.argv[1:]),
@@ -160,7 +166,7 @@ class Tuning:
             asked=self.asked,
             machine=machine,
             storage=storage,
-            fingerprint=fingerprint(machine, storage if local else None),
+            fingerprint=fingerprint(machine, storage),
         )
 
     def sizes(self) -> Sizes:

@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from iobench.environment import machine_fingerprint
-from iobench.errors import IobenchError, UnavailableError, UnknownNameError, UsageError
+from iobench.errors import (
+    IobenchError,
+    TargetError,
+    UnavailableError,
+    UnknownNameError,
+    UsageError,
+)
 from iobench.writers import registry
 from iobench.writers.base import Writer
 from iobench.writers.transfer import Fallback
@@ -107,7 +113,7 @@ def load_writer(
         writer = config.make(**overrides) if config else registry.make(text, **overrides)
         place = _place(target, config)
         if place is not None:
-            writer.require(place)
+            _require(writer, place, given=target is not None)
     except UnavailableError as error:
         if fallback is None:
             error.add_note("fallback='buffered' would take another writer in its place")
@@ -176,6 +182,15 @@ def _place(target: str | Path | None, config: WriterConfig | None) -> str | Path
         return target
     tuned_for = config.tuned.target
     return tuned_for if "://" in tuned_for or os.path.isdir(tuned_for) else None
+
+
+def _require(writer: Writer, place: str | Path, *, given: bool) -> None:
+    """Raise UnavailableError unless it works there. What was only tuned for may be gone."""
+    try:
+        writer.require(place)
+    except TargetError:
+        if given:
+            raise
 
 
 def _stand_in(name: str, error: UnavailableError, place: Any) -> Writer:

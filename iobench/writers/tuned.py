@@ -17,11 +17,11 @@ class Tuned:
     """What `iobench autotune` measured before it chose. For people, but for `fingerprint`.
 
     `fingerprint` is that of the machine (`iobench.environment.machine_fingerprint`), `target` the
-    directory or prefix that was tuned for. `median` and `interval` are what the objective is about,
-    in words with units, of `samples` confirmations of `size_bytes`. `ratio` says how many times
-    better than `baseline` the setting is, with its 95 % interval, `over_runner_up` likewise; None
-    where there is nothing to compare with. `paths` are those that its bytes took, `verdict` is that
-    of the samples (docs/results.md).
+    directory or prefix that was tuned for, `--s3-local` where its server ended with the tuning.
+    `median` and `interval` are what the objective is about, in words with units, of `samples`
+    confirmations of `size_bytes`. `ratio` says how many times better than `baseline` the setting
+    is, with its 95 % interval, `over_runner_up` likewise; None where there is nothing to compare
+    with. `paths` are those that its bytes took, `verdict` is that of the samples (docs/results.md).
     """
 
     date: str

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ import pytest
 
 import iobench
 from iobench.bench import directory
+from iobench.bench import local_s3 as local_s3_module
 from iobench.bench.scratch import PREFIX
 from iobench.cli.main import app
-from iobench.errors import IobenchError, TargetError, UnavailableError
+from iobench.errors import IobenchError, TargetError, UnavailableError, UsageError
 from iobench.testing import LocalS3, local_s3
+from iobench.tune import tuning as tuning_module
 from iobench.tune.journal import read_journal
 from iobench.writers.config import read_config
 from iobench.writers.image import FileImage
@@ -152,6 +155,71 @@ def test_a_bucket_that_is_not_there(tune: Tune, server: LocalS3, more: tuple[str
     with server.active(), pytest.raises(TargetError, match="no such bucket") as caught:
         tune("s3://no-such-bucket/tuned", *more)
     assert caught.value.exit_code == 2
+
+
+@pytest.fixture
+def tune_own(
+    server: LocalS3, tiny_path: Path, output: Path, journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., None]:
+    """Runs `iobench autotune --s3-local`, the server being the one of these tests."""
+
+    @contextmanager
+    def own() -> Iterator[LocalS3]:
+        yield server
+
+    monkeypatch.setattr(local_s3_module, "local_s3", own)
+
+    def run(*more: str | Path) -> None:
+        arguments = ["autotune", "-w", tiny_path, "--s3-local", *_QUICK, "-o", output]
+        arguments += ["--journal", journal, *more]
+        app([str(one) for one in arguments], standalone_mode=False)
+
+    return run
+
+
+def test_a_server_of_its_own(tune_own: Callable[..., None], output: Path, journal: Path) -> None:
+    """It is gone afterwards: the file names no bucket to try, and nothing can be gone on with."""
+    tune_own()
+    tuned = read_config(output).tuned
+    assert tuned is not None
+    assert tuned.target == "--s3-local"
+    assert iobench.load_writer(output).name == "s3"  # where nobody answers to it
+    with pytest.raises(UsageError, match="--s3-local, whose server is gone") as caught:
+        app(["autotune", "--resume", str(journal), "-o", str(output)], standalone_mode=False)
+    assert caught.value.exit_code == 2
+
+
+def test_a_server_of_its_own_is_interrupted(
+    tune_own: Callable[..., None],
+    journal: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody is told to go on with what is gone."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning_module, "run_tuning", interrupted)
+    tune_own()
+    shown = capfd.readouterr().err
+    assert f"journal   {journal}" in shown
+    assert "--resume" not in shown
+
+
+def test_a_journal_of_another_endpoint(
+    server: LocalS3, refused: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bucket of the same name elsewhere is another storage."""
+    journal = tmp_path / "refused.jsonl"
+    with server.active():
+        too_little = ("--max-time", "10ms", "--size", "4MiB")
+        refused(2, "--max-time is too small", "--target", f"{server.target}/x", *too_little)
+        monkeypatch.setenv(
+            "AWS_ENDPOINT_URL_S3", server.endpoint_url.replace("127.0.0.1", "localhost")
+        )
+        monkeypatch.setenv("NO_PROXY", "localhost")
+        refused(2, "another machine or storage", "--resume", journal)
 
 
 @pytest.mark.parametrize("objective", ["balanced", "stall", "goodput"])

@@ -325,6 +325,14 @@ def test_fingerprint_tells_devices_apart() -> None:
     assert len(prints) == 3
 
 
+def test_fingerprint_tells_object_stores_apart() -> None:
+    """A bucket of the same name at another endpoint is another storage, another prefix too."""
+    store = {"kind": "object store", "fs_type": "s3", "device": None}
+    places = [("http://a", "s3://b"), ("http://c", "s3://b"), ("http://a", "s3://b/d")]
+    prints = [fingerprint(MACHINE, store | {"endpoint": e, "path": p}) for e, p in places]
+    assert len({fingerprint(MACHINE), *prints}) == 4
+
+
 def test_environment_loads_nothing_heavy() -> None:
     """Importing the package and describing the machine imports neither torch nor rich."""
     code = (

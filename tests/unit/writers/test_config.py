@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import iobench
 from iobench.environment import describe_machine, machine_fingerprint
-from iobench.errors import OptionError, UnavailableError, UnknownNameError, UsageError
+from iobench.errors import OptionError, TargetError, UnavailableError, UnknownNameError, UsageError
 from iobench.writers import config, registry
 from iobench.writers.availability import Availability
 from iobench.writers.base import Writer
@@ -27,6 +27,7 @@ from iobench.writers.config import dump_writer, load_writer, read_config
 from iobench.writers.image import FileImage
 from iobench.writers.odirect import ODirectWriter
 from iobench.writers.options import OptionInfo
+from iobench.writers.s3 import S3Writer
 from iobench.writers.transfer import Fallback
 from iobench.writers.tuned import Tuned
 
@@ -215,6 +216,20 @@ def test_an_unavailable_writer_raises_with_the_remedy(tmp_path: Path) -> None:
     path = _file(tmp_path, dump_writer(Refusing(), here))
     with pytest.raises(UnavailableError, match=r"Buy one\."):
         load_writer(path)
+
+
+def test_a_bucket_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a directory that is gone: nothing is tried there, but in a target that is given."""
+
+    def require(_: S3Writer, target: str | Path) -> None:
+        raise TargetError(f"{target}: no such bucket")
+
+    monkeypatch.setattr(S3Writer, "require", require)
+    tuned = replace(TUNED, target="s3://gone/x", fingerprint=machine_fingerprint())
+    path = _file(tmp_path, dump_writer(S3Writer(threads=3), tuned))
+    assert load_writer(path).options == S3Writer.Options(threads=3)
+    with pytest.raises(TargetError, match="no such bucket"):
+        load_writer(path, target="s3://gone/y")
 
 
 @pytest.mark.usefixtures("refusing")
