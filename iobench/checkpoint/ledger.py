@@ -25,7 +25,7 @@ class Ledger:
         self._created_s: dict[int, float] = {}
         for step in store.steps():
             manifest = readable_manifest(store, step)
-            self._serials[step] = manifest and manifest.serial
+            self._serials[step] = manifest.serial if manifest else None
             if manifest:  # else its age is unknown: retention leaves it, and load will tell
                 self._created_s[step] = manifest.created_s
         self._last_serial = max((serial or 0 for serial in self._serials.values()), default=0)

@@ -17,8 +17,8 @@ def by_age(store: CheckpointStore) -> list[int]:
     steps = store.steps()
     if len(steps) < 2:
         return steps
-    manifests = {step: readable_manifest(store, step) for step in steps}
-    return oldest_first({step: found and found.serial for step, found in manifests.items()})
+    manifests = ((step, readable_manifest(store, step)) for step in steps)
+    return oldest_first({step: found.serial if found else None for step, found in manifests})
 
 
 def oldest_first(serials: Mapping[int, int | None]) -> list[int]:
