@@ -11,7 +11,7 @@ from typing import Any
 
 from iobench.errors import UnavailableError
 from iobench.integrations.bypass import bypass, bypassed
-from iobench.integrations.place import NotOurs
+from iobench.integrations.place import NotOurs, check_stock_can_load
 from iobench.integrations.redirect.tally import Count, Tally
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Transfer
@@ -66,7 +66,10 @@ class Detour:
         return save
 
     def loading(self, load: Callable[..., tuple[Any, Transfer]]) -> Callable[..., Any]:
-        """Whatever goes wrong in `load`, stock may try, or raise what its callers know."""
+        """Whatever goes wrong in `load`, stock may try, or raise what its callers know.
+
+        Not of an object in a bucket: stock would call it missing, whatever went wrong.
+        """
 
         @functools.wraps(self.stock)
         def loading(*args: Any, **kwargs: Any) -> Any:
@@ -81,6 +84,11 @@ class Detour:
             else:
                 call.redirected(moved)
                 return found
+            try:
+                check_stock_can_load(self.name, self.file_of(args, kwargs), refused)
+            except Exception:
+                self.tally.failed(self.name, call.count())
+                raise
             return call.stock(refused)
 
         return loading

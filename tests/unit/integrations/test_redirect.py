@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
 import json
@@ -13,8 +14,11 @@ from types import ModuleType
 
 import pytest
 
+from iobench.errors import TransferError
+from iobench.integrations.redirect.detour import Detour
 from iobench.integrations.redirect.tally import Count, Tally, merged
 from iobench.integrations.redirect.watch import Watch
+from iobench.writers.transfer import Transfer
 
 
 @pytest.fixture
@@ -112,3 +116,20 @@ def test_what_is_in_the_file(tmp_path: Path) -> None:
     document = json.loads(path.read_text())
     assert document["pid"] == os.getpid()
     assert document["functions"]["f"]["redirected"]["bytes"] == 6
+
+
+def test_an_object_that_cannot_be_loaded_is_not_called_missing(tmp_path: Path) -> None:
+    """Stock functions know no buckets; what went wrong is raised, and counted."""
+
+    def stock(f: object) -> None:
+        raise AssertionError(f"stock was asked for {f}")
+
+    def load(f: object) -> tuple[None, Transfer]:
+        raise TransferError.wrap(OSError(errno.ECONNREFUSED, "refused"), "reading", str(f))
+
+    tally = Tally(tmp_path)
+    loading = Detour(name="torch.load", stock=stock, file=(0, "f"), tally=tally).loading(load)
+    with pytest.raises(TransferError, match="refused"):
+        loading("s3://bucket/model.pt")
+    (counted,) = tmp_path.iterdir()
+    assert json.loads(counted.read_text())["functions"]["torch.load"]["failed"]["calls"] == 1
