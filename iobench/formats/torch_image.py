@@ -3,7 +3,7 @@
 Stock torch writes the file itself, but for the storages: with `torch.serialization.skip_data` it
 leaves room for them. The room is filled with the storages' own memory, and the CRC32s over
 them, which torch then cannot know, are put in. So the zip's layout is torch's in every version, and
-the checksums cost little: they are computed by several threads, at several GiB/s each.
+the checksums cost little: they are computed while the file is written (docs/decisions/0034).
 """
 
 from __future__ import annotations

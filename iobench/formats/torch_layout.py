@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from isal import isal_zlib
 
+from iobench.formats.checked_image import CheckedImage, RunningChecksums
 from iobench.formats.tensors import tensor_memory
 from iobench.units import MIB
 from iobench.writers.device import DeviceBytes
@@ -109,9 +110,16 @@ class TorchLayout:
         return FileImage.of(self.path, [part for _, part in parts])
 
     def image(self, memories: Mapping[int, Memory]) -> FileImage:
-        """The file with `memories` for the storages; computes the checksums over them."""
-        self._put_checksums(memories)
-        return self.unchecked(memories)
+        """The file with `memories` for the storages; the checksums over them are computed.
+
+        Over host memory while the image is written, over a device's now.
+        """
+        host = {s: m for s, m in memories.items() if not isinstance(m, DeviceBytes)}
+        if not self.records or len(host) < len(memories):
+            self._put_checksums(memories)
+            return self.unchecked(memories)
+        checksums = RunningChecksums(host, self._put_checksum, self._put_tail)
+        return CheckedImage.over(self.unchecked(memories), checksums)
 
     def image_in(self, memory: Bytes) -> FileImage:
         """The file in `memory`, in which the storages are in their places already."""
@@ -121,17 +129,24 @@ class TorchLayout:
         return FileImage.of(self.path, [memory[: self.size_bytes]])
 
     def _put_checksums(self, memories: Mapping[int, Memory]) -> None:
-        """Put the storages' checksums behind them, and what follows from them into the last text.
+        if not self.records:
+            return
+        checksums = _checksums(memories)
+        for start, checksum in checksums.items():
+            self._put_checksum(start, checksum)
+        self._put_tail(checksums)
+
+    def _put_checksum(self, start: int, checksum: int) -> None:
+        """Put a storage's checksum behind it."""
+        _put_descriptor(self.texts[start + self.sizes[start]], 0, checksum)
+
+    def _put_tail(self, checksums: Mapping[int, int]) -> None:
+        """Put what follows from the storages' checksums into the last text.
 
         That is the id, of which the last 20 digits are all other records' checksums hashed one
         after the other, empty records left out (PyTorchStreamWriter::writeSerializationId), and the
         directory at the end.
         """
-        if not self.records:
-            return
-        checksums = _checksums(memories)
-        for start, memory in memories.items():
-            _put_descriptor(self.texts[start + len(memory)], 0, checksums[start])
         tail_start = max(self.texts)
         tail = self.texts[tail_start]
         found, combined = [], 0

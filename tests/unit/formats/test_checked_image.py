@@ -1,0 +1,127 @@
+"""CheckedImage: checksums that are right and in their places, in whatever order bytes are taken."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iobench.formats import torch_file
+from iobench.formats.checked_image import CheckedImage, RunningChecksums
+from iobench.writers.image import FileImage
+from iobench.writers.registry import make
+
+_HEAD, _CRC, _TAIL = 3, 4, 5  # bytes before a part, of a checksum behind it, of the end
+
+
+class File:
+    """Parts with four bytes behind each for its checksum, and five at the end for them all."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        rng = np.random.default_rng(len(lengths))
+        self.parts: dict[int, np.ndarray] = {}
+        self.texts: dict[int, bytearray] = {}
+        self.finished = 0
+        position = 0
+        memories: list[object] = []
+        for length in lengths:
+            head, part = bytearray(_HEAD), rng.integers(0, 256, length, np.uint8)
+            position += _HEAD
+            self.parts[position] = part
+            self.texts[position] = bytearray(_CRC)
+            position += length + _CRC
+            memories += [head, part, self.texts[position - length - _CRC]]
+        self.tail = bytearray(_TAIL)
+        checksums = RunningChecksums(self.parts, self.put, self.finish)
+        self.image = CheckedImage.over(FileImage.of("file", [*memories, self.tail]), checksums)
+        self.wanted = (
+            b"".join(
+                bytes(_HEAD) + part.tobytes() + zlib.crc32(part).to_bytes(_CRC, "little")
+                for part in self.parts.values()
+            )
+            + b"whole"
+        )
+
+    def put(self, start: int, checksum: int) -> None:
+        assert not any(self.texts[start])  # once
+        self.texts[start][:] = checksum.to_bytes(_CRC, "little")
+
+    def finish(self, checksums: object) -> None:
+        assert checksums == {start: zlib.crc32(part) for start, part in self.parts.items()}
+        self.tail[:] = b"whole"
+        self.finished += 1
+
+    def take(self, start: int, stop: int) -> bytes:
+        return b"".join(view.tobytes() for view in self.image.views(start, stop))
+
+
+_LENGTHS = st.lists(st.integers(0, 40), max_size=6)
+
+
+@given(_LENGTHS, st.data())
+def test_in_any_order(lengths: list[int], data: st.DataObject) -> None:
+    """What is taken is what the file has there at the end; nothing is computed twice."""
+    file = File(lengths)
+    size = file.image.size_bytes
+    cuts = data.draw(st.lists(st.tuples(st.integers(0, size), st.integers(0, size)), max_size=8))
+    for one, other in cuts:
+        start, stop = sorted((one, other))
+        assert file.take(start, stop) == file.wanted[start:stop]
+    assert file.take(0, size) == file.wanted
+    assert file.take(0, size) == file.wanted
+    assert file.finished == 1
+
+
+def test_no_part_at_all() -> None:
+    assert File([]).take(0, _TAIL) == b"whole"
+
+
+def test_by_many_threads() -> None:
+    file = File([1 << 20, 7, 300_000, 0, 1 << 20])
+    blocks = [
+        (at, min(at + 4096, file.image.size_bytes)) for at in range(0, file.image.size_bytes, 4096)
+    ]
+    random.Random(1).shuffle(blocks)
+    with ThreadPoolExecutor(8) as pool:
+        taken = pool.map(lambda block: file.take(*block), blocks)
+        assert all(data == file.wanted[a:b] for data, (a, b) in zip(taken, blocks, strict=True))
+    assert file.finished == 1
+
+
+def test_nothing_is_computed_before_it_is_needed() -> None:
+    """A checksum is put in by who takes the first byte behind its part, and not before."""
+    file = File([100, 100])
+    file.take(0, _HEAD + 99)
+    assert not any(any(text) for text in file.texts.values())
+    file.take(_HEAD + 100, _HEAD + 101)
+    assert [any(text) for text in file.texts.values()] == [True, False]
+
+
+@pytest.mark.parametrize("name", ["buffered", "odirect", "uring", "hybrid", "aiofiles"])
+@pytest.mark.parametrize("crc", [True, False])
+def test_the_file_is_stocks(name: str, crc: bool, tmp_path: Path) -> None:
+    """Written in small blocks by several at once, twice, over an older file."""
+    writer = make(name, block_size="64KiB")
+    answer = writer.available(tmp_path)
+    if not answer.ok:
+        pytest.skip(f"{answer.reason} {answer.remedy}")
+    sizes = (300_000, 1, 64 << 10, 0, 1_000_001)
+    state = {f"t{n}": torch.randint(0, 99, (size,)) for n, size in enumerate(sizes)}
+    state["tied"] = state["t0"][5:]
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(crc)
+    try:
+        torch.save(state, tmp_path / "file")
+    finally:
+        torch.serialization.set_crc32_options(before)
+    stock = (tmp_path / "file").read_bytes()
+    for _ in range(2):
+        torch_file.save(state, "file", tmp_path, writer, crc=crc)
+        assert (tmp_path / "file").read_bytes() == stock
