@@ -73,14 +73,14 @@ def test_a_small_file_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
-def test_it_leaps_over_a_read_that_is_ahead(lead: int) -> None:
-    """Where pages are there already it goes on a lead further."""
-    memory = fresh_pages(16 * HUGE_PAGE, huge=False)
-    there = lead // HUGE_PAGE
-    memory[2 * there * HUGE_PAGE - 1] = 1  # the last page of the first stretch beyond the lead
+def test_it_leaps_over_a_read_that_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where pages are there already it goes on a lead further, and leaves what is between."""
+    monkeypatch.setattr(fault_ahead, "LEAD_BYTES", 8 * HUGE_PAGE)
+    memory = fresh_pages(24 * HUGE_PAGE, huge=False)
+    memory[12 * HUGE_PAGE - 1] = 1  # the last page of the first stretch beyond the lead
     with ahead(memory):
-        wait_for(memory, 2 * there)
-    assert pages(memory) == [False] * 7 + [True] * 9
+        wait_for(memory, 16)
+    assert pages(memory) == [False] * 11 + [True] + [False] * 4 + [True] * 8
 
 
 @pytest.mark.usefixtures("lead")
