@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,13 +16,13 @@ from iobench.writers.image import Bytes
 __all__ = ["Leaf", "View", "share"]
 
 _ALIGNMENT = 16  # of any torch dtype's elements
+_NAMES = {getattr(torch, name): name for name in DTYPES if hasattr(torch, name)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Leaf:
+class Leaf(NamedTuple):
     """A tensor of the file: `dtype` is its torch name, `source` a tensor or a numpy array's bytes.
 
-    `size_bytes` is what it takes in the file.
+    `size_bytes` is what it takes in the file. A tuple, as trainers wait while thousands are made.
     """
 
     dtype: str
@@ -33,8 +33,8 @@ class Leaf:
     @classmethod
     def of_tensor(cls, tensor: torch.Tensor) -> Leaf:
         """As the file shows it: by its dtype and shape, or as bytes where the file lacks those."""
-        dtype, size = dtype_name(tensor.dtype), tensor.numel() * tensor.element_size()
-        if dtype not in DTYPES:
+        dtype, size = _NAMES.get(tensor.dtype), tensor.nbytes
+        if dtype is None:
             return cls(dtype="uint8", shape=(size,), size_bytes=size, source=tensor)
         return cls(dtype=dtype, shape=tuple(tensor.shape), size_bytes=size, source=tensor)
 
@@ -47,7 +47,7 @@ class Leaf:
 
     @property
     def on_cpu(self) -> bool:
-        return not isinstance(self.source, torch.Tensor) or self.source.device.type == "cpu"
+        return not isinstance(self.source, torch.Tensor) or self.source.is_cpu
 
     def cpu_bytes(self) -> Bytes:
         """Its bytes as they lie; a copy only of a tensor that is not contiguous."""
@@ -82,16 +82,11 @@ class View:
         return empty.set_(leaf.untyped_storage(), offset, shape, stride)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Span:
-    """The bytes [begin, end) of a device's memory that a tensor spans.
-
-    `storage` is the device and where on it the tensor's storage begins.
-    """
+class _Span(NamedTuple):
+    """The bytes [begin, end) of a device's memory that a tensor spans."""
 
     name: str
     tensor: torch.Tensor
-    storage: tuple[str, int]
     begin: int
     end: int
 
@@ -102,7 +97,6 @@ class _Span:
         return cls(
             name=name,
             tensor=tensor,
-            storage=(str(tensor.device), tensor.untyped_storage().data_ptr()),
             begin=begin,
             end=begin + reach * tensor.element_size(),
         )
@@ -116,32 +110,37 @@ def share(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, Leaf], dict[st
     """
     leaves: dict[str, Leaf] = {}
     views: dict[str, View] = {}
-    spans = []
+    for names in _by_storage(tensors).values():
+        if len(names) > 1:
+            for group in _overlapping([_Span.of(name, tensors[name]) for name in names]):
+                if len(group) > 1:
+                    _share_one(group, leaves, views)
     for name, tensor in tensors.items():
-        if tensor.numel():
-            spans.append(_Span.of(name, tensor))
-        else:
-            leaves[name] = Leaf.of_tensor(tensor)
-    spans.sort(key=lambda span: (span.storage, span.begin, -span.end))
-    for group in _overlapping(spans):
-        if len(group) == 1:
-            leaves[group[0].name] = Leaf.of_tensor(group[0].tensor)
-        else:
-            _share_one(group, leaves, views)
-    for name, tensor in tensors.items():
-        if name in leaves and name not in views and dtype_name(tensor.dtype) not in DTYPES:
+        if name in views:
+            continue
+        leaves[name] = Leaf.of_tensor(tensor)
+        if tensor.dtype not in _NAMES:
             views[name] = View(leaf=name, layout=_layout(_contiguous(tensor), 0))
     return leaves, views
 
 
+def _by_storage(tensors: Mapping[str, torch.Tensor]) -> dict[tuple[torch.device, int], list[str]]:
+    """Names by device and where on it the tensor's storage begins; empty tensors are in none."""
+    found: dict[tuple[torch.device, int], list[str]] = {}
+    for name, tensor in tensors.items():
+        if tensor.numel():
+            place = tensor.device, tensor.untyped_storage().data_ptr()
+            found.setdefault(place, []).append(name)
+    return found
+
+
 def _overlapping(spans: list[_Span]) -> list[list[_Span]]:
-    """`spans`, sorted, in groups that overlap in one storage."""
+    """Spans of one storage in groups that overlap."""
     groups: list[list[_Span]] = []
-    storage, end = None, 0
-    for span in spans:
-        if span.storage != storage or span.begin >= end:
+    end = 0
+    for span in sorted(spans, key=lambda span: (span.begin, -span.end)):
+        if not groups or span.begin >= end:
             groups.append([])
-            storage, end = span.storage, 0
         groups[-1].append(span)
         end = max(end, span.end)
     return groups

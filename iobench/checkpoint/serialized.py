@@ -88,7 +88,7 @@ class Serialized:
         leaves = {
             name: leaf
             if isinstance(leaf.source, torch.Tensor)
-            else replace(leaf, source=leaf.source.copy())
+            else leaf._replace(source=leaf.source.copy())
             for name, leaf in self.leaves.items()
         }
         return replace(self, leaves=leaves)

@@ -20,7 +20,7 @@ from iobench.writers.workers import Blocks, run_workers
 
 __all__ = ["LazyCopy", "SideStreams", "copy_image", "copy_into"]
 
-_BLOCK = 64 * MIB  # a large memcpy goes past the CPU's caches, many small ones do not
+_BLOCK = 16 * MIB  # large enough for a memcpy past the CPU's caches, small enough to end together
 _MOST_THREADS = 8
 
 

@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from iobench.checkpoint.aliases import Leaf, View, share
 from iobench.errors import DataMismatchError, StateError
-from iobench.formats.tensors import dtype_name, torch_dtype
+from iobench.formats.tensors import dtype_name, resolved, torch_dtype
 
 __all__ = ["TakenApart", "put_together", "take_apart"]
 
@@ -137,7 +137,7 @@ class _Taking:
                 "a checkpoint holds dense ones"
             )
         name = self._free_name(path)
-        self.tensors[name] = tensor.detach().resolve_conj().resolve_neg()
+        self.tensors[name] = resolved(tensor)
         entry: dict[str, Any] = {"$tensor": name}
         self.entries.append((entry, name))
         return entry

@@ -20,6 +20,7 @@ __all__ = [
     "device_bytes",
     "dtype_name",
     "flat_tensor",
+    "resolved",
     "tensor_bytes",
     "tensor_from_bytes",
     "tensor_memory",
@@ -68,7 +69,7 @@ def tensor_bytes(tensor: torch.Tensor) -> Bytes:
 
     The view keeps the memory alive. Raises UsageError for a tensor that is not dense CPU memory.
     """
-    flat: Any = _flat(tensor, "cpu").numpy()
+    flat: Any = _flat(tensor, here=tensor.is_cpu).numpy()
     view: Bytes = flat
     return view
 
@@ -77,7 +78,7 @@ def tensor_memory(tensor: torch.Tensor) -> Memory:
     """`tensor_bytes`, of a tensor on a CUDA device too: its memory there, as an image takes it."""
     if tensor.device.type != "cuda":
         return tensor_bytes(tensor)
-    return device_bytes(_flat(tensor, "cuda"))
+    return device_bytes(_flat(tensor, here=True))
 
 
 def device_bytes(flat: torch.Tensor) -> DeviceBytes:
@@ -87,17 +88,25 @@ def device_bytes(flat: torch.Tensor) -> DeviceBytes:
     return CudaBytes(flat)
 
 
-def _flat(tensor: torch.Tensor, device_type: str) -> torch.Tensor:
-    """The tensor's bytes where they are, on a device of that type, as uint8 of one dimension."""
-    if tensor.device.type != device_type or tensor.layout != torch.strided:
+def _flat(tensor: torch.Tensor, *, here: bool) -> torch.Tensor:
+    """The tensor's bytes where they are, as uint8 of one dimension; `here`: that can be used."""
+    if not here or tensor.layout != torch.strided:
         raise UsageError(
             f"a tensor of layout {tensor.layout} on {tensor.device} has no bytes here; "
             "move it by .cpu() or make it dense first"
         )
     if not tensor.numel():
         return torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    dense = resolved(tensor).contiguous()
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
+
+
+def resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` apart from autograd, its memory holding what it shows: no lazy conj or negation."""
+    plain = tensor.detach()
+    if plain.is_conj() or plain.is_neg():
+        return plain.resolve_conj().resolve_neg()
+    return plain
 
 
 def tensor_from_bytes(data: Memory, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

@@ -30,10 +30,10 @@ Memory = Bytes | DeviceBytes
 
 def _as_bytes(memory: Any) -> Memory:
     """`memory` (anything with a contiguous buffer) as a one-dimensional uint8 view; no copy."""
-    if isinstance(memory, DeviceBytes):
-        return memory
     if isinstance(memory, np.ndarray) and memory.dtype == np.uint8 and memory.ndim == 1:
         view: Bytes = memory
+    elif isinstance(memory, DeviceBytes):
+        return memory
     else:
         try:
             view = np.frombuffer(memory, dtype=np.uint8)
@@ -89,7 +89,7 @@ class FileImage:
             expected += segment.length
         object.__setattr__(self, "size_bytes", expected)
         object.__setattr__(self, "_starts", tuple(s.offset for s in self.segments))
-        there = any(isinstance(segment.memory, DeviceBytes) for segment in self.segments)
+        there = not all(isinstance(segment.memory, np.ndarray) for segment in self.segments)
         object.__setattr__(self, "on_device", there)
 
     @classmethod

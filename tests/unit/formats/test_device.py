@@ -38,7 +38,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
         monkeypatch.setattr(module, "allocate_on", allocate_on)
     for module in (safetensors, raw):
         monkeypatch.setattr(
-            module, "tensor_memory", lambda t: device_bytes(tensors._flat(t, "cpu"))
+            module, "tensor_memory", lambda t: device_bytes(tensors._flat(t, here=True))
         )
     return fake
 
