@@ -13,6 +13,7 @@ import os
 import platform
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 
 RWF_DONTCACHE = 0x80  # linux/fs.h, since 6.14
 SYNC_FILE_RANGE_WAIT_BEFORE, SYNC_FILE_RANGE_WRITE, SYNC_FILE_RANGE_WAIT_AFTER = 1, 2, 4
@@ -210,6 +211,13 @@ class Ring:
     def __del__(self) -> None:
         if self._address:
             _libc.munmap(self._address, self._total)
+
+
+def file_system_type(path: str | Path) -> int:
+    """The magic number of the file system that `path` is on, as in linux/magic.h (statfs)."""
+    buffer = (ctypes.c_long * 32)()  # f_type is the first of its fields
+    _check(_libc.statfs(os.fsencode(path), buffer))
+    return buffer[0]
 
 
 def sync_file_system(fd: int) -> None:

@@ -11,7 +11,6 @@ import errno
 import json
 import os
 import secrets
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +19,7 @@ from typing import Any, Self
 from iobench import linux
 from iobench.errors import TargetError, TransferError
 from iobench.writers.files import sync_directory
+from iobench.writers.freeing import remove_tree
 
 __all__ = [
     "MANIFEST",
@@ -104,7 +104,7 @@ class StagedCheckpoint:
         if self._published and not self.directory.exists():
             return
         try:
-            shutil.rmtree(self.directory)
+            remove_tree(self.directory)
         except OSError as failure:
             if error is None:
                 raise TransferError.wrap(failure, "removing", self.directory) from failure

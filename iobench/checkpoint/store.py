@@ -21,6 +21,7 @@ from iobench.checkpoint.staged import (
 from iobench.errors import TargetError, TransferError
 from iobench.writers.base import Writer
 from iobench.writers.files import PART_SUFFIX, sync_directory
+from iobench.writers.freeing import remove_tree
 from iobench.writers.s3_target import is_s3
 
 __all__ = ["CheckpointStore", "DirectoryStore", "Staged", "store_at"]
@@ -122,7 +123,7 @@ class DirectoryStore:
         try:
             path.rename(aside)
             sync_directory(self.directory)
-            shutil.rmtree(aside)
+            remove_tree(aside)
         except OSError as error:
             raise TransferError.wrap(error, "removing", path) from error
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from iobench.integrations.needs import needs
 from iobench.integrations.routed import routed
 from iobench.integrations.staged_directory import StagedDirectory
 from iobench.writers.base import Writer
+from iobench.writers.freeing import remove_tree
 
 with needs("accelerate", "accelerate>=1.0"):
     import accelerate
@@ -111,7 +111,7 @@ class _Hooks:
         if self._publishes and settings.total_limit is not None:
             found = [(int(path.name.rpartition("_")[2]), path) for path in _numbered(checkpoints)]
             for _, path in sorted(found)[: -settings.total_limit]:
-                shutil.rmtree(path)
+                remove_tree(path)
         accelerator.wait_for_everyone()
         return final
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from iobench.writers.base import Writer
 from iobench.writers.files import sync_directory
+from iobench.writers.freeing import freed_later
 from iobench.writers.s3_target import S3Target, is_s3
 
 __all__ = ["remove_file"]
@@ -16,8 +16,9 @@ def remove_file(path: str, writer: Writer) -> None:
     """Remove the file at `path`, of a directory or of a bucket, durably. Raises OSError."""
     writer.check_scheme(path)
     if not is_s3(path):
-        Path(path).unlink()
-        sync_directory(os.path.dirname(path) or ".")
+        with freed_later(path):
+            os.unlink(path)
+            sync_directory(os.path.dirname(path) or ".")
         return
     from iobench.writers.s3 import S3Writer
     from iobench.writers.s3_objects import S3Objects

@@ -11,6 +11,7 @@ from pathlib import Path
 from iobench.checkpoint.staged import STAGING_SUFFIX, exchange
 from iobench.errors import TransferError, UsageError
 from iobench.writers.files import sync_directory
+from iobench.writers.freeing import remove_tree
 
 __all__ = ["StagedDirectory"]
 
@@ -80,7 +81,7 @@ class StagedDirectory:
     def discard(self) -> None:
         """Remove `root` and all in it; none is there is none to remove."""
         if self.root.exists():
-            shutil.rmtree(self.root)
+            remove_tree(self.root)
 
     def _rename(self) -> None:
         self.path.rename(self.final)

@@ -15,6 +15,7 @@ from typing import Self
 from iobench import linux
 from iobench.errors import DataMismatchError, TransferError
 from iobench.writers.availability import Availability
+from iobench.writers.freeing import freed_later
 from iobench.writers.transfer import Meter
 
 __all__ = ["PART_SUFFIX", "NewFile", "ProbeFile", "open_source", "sync_directory", "try_directory"]
@@ -155,7 +156,7 @@ class NewFile:
         Raises TransferError. When only the last sync failed, the whole file has its name already,
         but may lose it in a crash.
         """
-        with self._meter.phase("commit"):
+        with self._meter.phase("commit"), freed_later(self.path):
             try:
                 self._close()
                 os.replace(self.part, self.path)

@@ -360,7 +360,7 @@ def test_what_was_replaced_cannot_be_removed(make: Make, runs: Path, monkeypatch
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr("iobench.checkpoint.staged.shutil.rmtree", fail)
+        patch.setattr("iobench.checkpoint.staged.remove_tree", fail)
         with pytest.raises(TransferError, match="removing"):
             ckpt.save(_state(20), 2)
     assert _statuses(ckpt)[-1] == (2, "committed")
@@ -389,7 +389,7 @@ def test_killed_while_it_replaces(make: Make, runs: Path, monkeypatch, renames: 
     monkeypatch.setattr("iobench.linux.exchange_names", _cannot_exchange)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", rename)
-        patch.setattr("iobench.checkpoint.staged.shutil.rmtree", lambda *_, **__: None)
+        patch.setattr("iobench.checkpoint.staged.remove_tree", lambda *_, **__: None)
         patch.setattr("iobench.checkpoint.staged.sync_directory", lambda _: None)
         with contextlib.suppress(SystemExit):
             ckpt.save(_state(20), 2)
