@@ -211,8 +211,13 @@ class Checkpointer:
         return self.loaded.state
 
     def latest(self) -> int | None:
-        """The step of the newest complete checkpoint, saved last; None when there is none."""
-        steps = by_age(self._store)
+        """The step of the newest complete checkpoint, saved last; None when there is none.
+
+        No manifest is read again of what was there when this Checkpointer opened, or it saved.
+        """
+        # A forked child, or a Checkpointer that is closed, does not see what others save there.
+        owned = self._unclosed.alive and os.getpid() == self._pid
+        steps = by_age(self._store, self._ledger.serials() if owned else None)
         return steps[-1] if steps else None
 
     def steps(self) -> list[int]:

@@ -35,6 +35,19 @@ class Ledger:
         """The serial number of the next checkpoint that is committed."""
         return self._last_serial + 1
 
+    def serials(self) -> dict[int, int]:
+        """Serial numbers of checkpoints, by step: of those that can be read and stay as they are.
+
+        One that a save on its way is to replace is left out.
+        """
+        with self._lock:
+            replaced = self._saves.keys() & self._replaceable
+            return {
+                step: serial
+                for step, serial in self._serials.items()
+                if serial is not None and step not in replaced
+            }
+
     def claim(self, save: Save) -> None:
         """Note that `save` is on its way. Raises UsageError when its step was saved already."""
         with self._lock:

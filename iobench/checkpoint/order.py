@@ -12,13 +12,18 @@ from iobench.errors import DataMismatchError, TransferError
 __all__ = ["by_age", "oldest_first", "readable_manifest"]
 
 
-def by_age(store: CheckpointStore) -> list[int]:
-    """The steps of all complete checkpoints, the one that was saved last at the end."""
+def by_age(store: CheckpointStore, known: Mapping[int, int] | None = None) -> list[int]:
+    """The steps of all complete checkpoints, the one that was saved last at the end.
+
+    `known` has serial numbers of some, whose manifests are not read again.
+    """
+    known = known or {}
     steps = store.steps()
     if len(steps) < 2:
         return steps
-    manifests = ((step, readable_manifest(store, step)) for step in steps)
-    return oldest_first({step: found.serial if found else None for step, found in manifests})
+    return oldest_first(
+        {step: known[step] if step in known else _serial(store, step) for step in steps}
+    )
 
 
 def oldest_first(serials: Mapping[int, int | None]) -> list[int]:
@@ -36,6 +41,11 @@ def oldest_first(serials: Mapping[int, int | None]) -> list[int]:
     for step in sorted(known, key=lambda step: (known[step], step), reverse=True):
         (abandoned if rest and step > rest[-1] else rest).append(step)
     return [*reversed(abandoned), *reversed(rest)]
+
+
+def _serial(store: CheckpointStore, step: int) -> int | None:
+    manifest = readable_manifest(store, step)
+    return manifest.serial if manifest else None
 
 
 def readable_manifest(store: CheckpointStore, step: int) -> Manifest | None:

@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import threading
 import time
 import warnings
@@ -22,6 +23,9 @@ import xxhash
 
 import iobench
 from iobench import Checkpointer, KeepEvery, KeepLast, load_checkpoint
+from iobench.checkpoint.ledger import Ledger
+from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.save import Save
 from iobench.checkpoint.staged import STAGING_SUFFIX
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import (
@@ -438,6 +442,75 @@ def test_restart_after_going_back(make: Make, runs: Path) -> None:
     assert ckpt.steps() == [220, 230]
 
 
+def test_latest_reads_no_manifest_twice(
+    make: Make, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a hundred checkpoints it would be a hundred requests to a bucket."""
+    first = make()
+    for step in (100, 200, 300):
+        first.save(_state(step), step)
+    first.close()
+    ckpt = make()
+    ckpt.load(200)
+    for step in (210, 300):
+        ckpt.save(_state(step), step)
+    read = _count_manifests(monkeypatch)
+    assert ckpt.latest() == 300
+    assert read == []
+    shutil.rmtree(runs / "step-300")  # by somebody else
+    assert ckpt.latest() == 210
+    assert read == []
+    shutil.copytree(runs / "step-100", runs / "step-400")
+    _with_serial(runs / "step-400" / "manifest.json", 9)
+    assert ckpt.latest() == 400
+    assert read == [400]
+
+
+def test_latest_after_close(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another Checkpointer may have replaced what this one knows: all is read."""
+    ckpt = make()
+    for step in (100, 200, 300):
+        ckpt.save(_state(step), step)
+    ckpt.close()
+    other = make()
+    other.load(100)
+    other.save(_state(20), 200)
+    assert ckpt.latest() == 200
+    read = _count_manifests(monkeypatch)
+    assert other.latest() == 200
+    assert read == []
+
+
+def test_latest_while_its_step_is_replaced(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint is the latest from the moment on when it is visible."""
+    ckpt = make()
+    for step in (100, 200, 300):
+        ckpt.save(_state(step), step)
+    ckpt.load(100)
+    ckpt.save(_state(20), 200)
+    committed, seen = Ledger.committed, []
+
+    def looked_at(ledger: Ledger, save: Save) -> None:
+        seen.append(ckpt.latest())
+        committed(ledger, save)
+
+    monkeypatch.setattr(Ledger, "committed", looked_at)
+    ckpt.save(_state(30), 300)
+    assert seen == [300]
+
+
+def _count_manifests(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps whose manifests are read from now on."""
+    manifest, read = DirectoryStore.manifest, []
+
+    def counted(store: DirectoryStore, step: int) -> Manifest:
+        read.append(step)
+        return manifest(store, step)
+
+    monkeypatch.setattr(DirectoryStore, "manifest", counted)
+    return read
+
+
 def test_checkpoints_without_a_serial(make: Make, runs: Path) -> None:
     """Those of older versions are in the order of their steps, before all that have one."""
     ckpt = make()
@@ -458,7 +531,18 @@ def test_checkpoints_without_a_serial(make: Make, runs: Path) -> None:
 def _without_serial(manifest: Path) -> None:
     """Make it what a version that knew no serial numbers wrote."""
     document = json.loads(manifest.read_text())
-    del document["serial"], document["xxh3_64"]
+    del document["serial"]
+    _sign(manifest, document)
+
+
+def _with_serial(manifest: Path, serial: int) -> None:
+    """Make it that of a checkpoint that was saved so late."""
+    _sign(manifest, {**json.loads(manifest.read_text()), "serial": serial})
+
+
+def _sign(manifest: Path, document: dict[str, Any]) -> None:
+    """Write the manifest with the checksum of what it says now."""
+    del document["xxh3_64"]
     text = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
     document["xxh3_64"] = xxhash.xxh3_64_hexdigest(text)
     manifest.write_text(json.dumps(document))
