@@ -21,6 +21,7 @@ from iobench.errors import (
 )
 from iobench.writers import registry
 from iobench.writers.base import Writer
+from iobench.writers.s3_target import is_s3
 from iobench.writers.transfer import Fallback
 from iobench.writers.tuned import Tuned
 
@@ -101,7 +102,8 @@ def load_writer(
     shows with the first transfer. A file from another machine warns once (RuntimeWarning).
 
     With `fallback`, the name of another writer, that one comes in place of one that does not work
-    here; a RuntimeWarning says so, and each of its Transfers records it among its `fallbacks`.
+    here; a RuntimeWarning says so, and each of its Transfers records it among its `fallbacks`. A
+    writer of files is none for a bucket, nor the other way round: that raises UnavailableError too.
 
     Raises UsageError for a file that is no writer's or of a newer schema, UnknownNameError and
     OptionError for what it names, UnavailableError, with the remedy, for a writer that does not
@@ -115,10 +117,12 @@ def load_writer(
         if place is not None:
             _require(writer, place, given=target is not None)
     except UnavailableError as error:
-        if fallback is None:
+        place = _place(target, config)
+        if fallback is not None:
+            return _stand_in(fallback, error, place)
+        if not is_s3(place):
             error.add_note("fallback='buffered' would take another writer in its place")
-            raise
-        return _stand_in(fallback, error, _place(target, config))
+        raise
     if config and config.tuned:
         _check_machine(config.path, config.tuned)
     return writer
@@ -193,9 +197,17 @@ def _require(writer: Writer, place: str | Path, *, given: bool) -> None:
             raise
 
 
-def _stand_in(name: str, error: UnavailableError, place: Any) -> Writer:
+def _stand_in(name: str, error: UnavailableError, place: str | Path | None) -> Writer:
     writer = registry.make(name)
     if place is not None:
+        try:
+            writer.check_scheme(place)
+        except UsageError:
+            raise UnavailableError(
+                error.name,
+                f"{error.reason.rstrip('.')}, and fallback={name!r} cannot store in {place}.",
+                f"{error.remedy} To store elsewhere, use load_writer({name!r}).".lstrip(),
+            ) from error
         writer.require(place)
     writer.stands_in = Fallback(wanted=error.name, used=name, reason=error.reason)
     warnings.warn(f"{name} is used in its place: {error}", RuntimeWarning, stacklevel=3)

@@ -257,6 +257,37 @@ def test_a_fallback_that_does_not_work_either(tmp_path: Path) -> None:
         load_writer("refusing", fallback="refusing", target=tmp_path)
 
 
+def test_a_fallback_that_stores_in_no_bucket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is not tried there, wherever the script runs: what is wrong with the bucket is raised."""
+    monkeypatch.setattr(S3Writer, "require", _no_credentials)
+    monkeypatch.chdir(tmp_path)
+    tuned = replace(TUNED, target="s3://bucket/run", fingerprint=machine_fingerprint())
+    path = _file(tmp_path, dump_writer(S3Writer(), tuned))
+    (tmp_path / "s3:" / "bucket" / "run").mkdir(parents=True)
+    with pytest.raises(UnavailableError) as refused:
+        load_writer(path, fallback="buffered")
+    assert str(refused.value) == (
+        "s3 is not available here: no credentials were found, and fallback='buffered' cannot store "
+        "in s3://bucket/run. Log in. To store elsewhere, use load_writer('buffered')."
+    )
+    with pytest.raises(UnavailableError) as refused:
+        load_writer(path)
+    assert not hasattr(refused.value, "__notes__"), "no word of a fallback that could not store"
+
+
+def _no_credentials(_: S3Writer, target: str | Path) -> None:
+    raise UnavailableError("s3", "no credentials were found.", "Log in.")
+
+
+@pytest.mark.usefixtures("refusing")
+def test_a_fallback_that_stores_in_no_directory(tmp_path: Path) -> None:
+    """The other way round."""
+    with pytest.raises(UnavailableError, match=r"no such device, and fallback='s3' cannot store"):
+        load_writer("refusing", fallback="s3", target=tmp_path)
+
+
 def test_a_typo_is_no_reason_for_a_fallback(tmp_path: Path) -> None:
     """Only a writer that cannot work here is replaced, never one that was misspelt."""
     with pytest.raises(UnknownNameError):
