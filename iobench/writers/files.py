@@ -18,7 +18,10 @@ from iobench.writers.availability import Availability
 from iobench.writers.freeing import freed_later
 from iobench.writers.transfer import Meter
 
-__all__ = ["PART_SUFFIX", "NewFile", "ProbeFile", "open_source", "sync_directory", "try_directory"]
+__all__ = [
+    *("PART_SUFFIX", "NewFile", "ProbeFile"),
+    *("missing_directories", "open_source", "sync_directory", "try_directory"),
+]
 
 PART_SUFFIX = ".iobench-part"
 """Ends the name of a file that is being written; what a killed process leaves bears it."""
@@ -49,14 +52,22 @@ def _resolved(path: str | Path) -> str:
     return os.path.realpath(path) if ".." in path or os.path.islink(path) else path
 
 
+def missing_directories(directory: str | os.PathLike[str]) -> list[str]:
+    """Of `directory` and those above it what is not there, from the root; the highest first."""
+    path = os.fspath(directory)
+    if not os.path.isabs(path):
+        path = os.path.join(os.getcwd(), path)
+    missing: list[str] = []
+    while not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    return missing[::-1]
+
+
 def _make_parents(directory: str) -> list[str]:
     """Make `directory` and those above it; the directories that gained a name."""
     gained: list[str] = []
-    missing: list[str] = []
-    while not os.path.isdir(directory):
-        missing.append(directory)
-        directory = os.path.dirname(directory)
-    for path in reversed(missing):
+    for path in missing_directories(directory):
         try:
             os.mkdir(path)
         except FileExistsError:  # another thread made it meanwhile

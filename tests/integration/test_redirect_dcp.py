@@ -22,7 +22,7 @@ STATE = {"w": torch.arange(4096.0)}
 @pytest.fixture(autouse=True)
 def _redirected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """DCP's files over `buffered`; its own functions again afterwards."""
-    for name in ("create_stream", "rename"):
+    for name in ("create_stream", "rename", "mkdir"):
         monkeypatch.setattr(filesystem.FileSystem, name, getattr(filesystem.FileSystem, name))
     set_default_writer("buffered")
     patches.dcp(filesystem, Tally(tmp_path / "session"))
@@ -39,6 +39,33 @@ def test_the_commit_is_durable_when_the_save_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last that is done is to sync the directory in which .metadata got its name."""
+    done = _watch(monkeypatch)
+    _save(tmp_path / "checkpoint")
+    assert done[-2:] == [
+        ("rename", str(tmp_path / "checkpoint/.metadata")),
+        ("fsync", str(tmp_path / "checkpoint")),
+    ]
+
+
+def test_the_directory_that_a_save_makes_is_durable_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In those above it, as far as they are new, and before the commit; later saves make none."""
+    monkeypatch.chdir(tmp_path)
+    done = _watch(monkeypatch)
+    _save(Path("new/run/checkpoint"))
+    commit = done.index(("rename", "new/run/checkpoint/.metadata"))
+    for gained in (".", "new", "new/run"):
+        assert ("fsync", str((tmp_path / gained).resolve())) in done[:commit]
+    done.clear()
+    _save(Path("new/run/next"))
+    synced = {path for kind, path in done if kind == "fsync"}
+    assert str(tmp_path / "new/run") in synced
+    assert not synced & {str(tmp_path), str(tmp_path / "new")}
+
+
+def _watch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What is synced and renamed from now on, in order."""
     done: list[tuple[str, str]] = []
     fsync, rename = os.fsync, os.rename
 
@@ -52,8 +79,4 @@ def test_the_commit_is_durable_when_the_save_returns(
 
     monkeypatch.setattr(os, "fsync", syncing)
     monkeypatch.setattr(os, "rename", renaming)
-    _save(tmp_path / "checkpoint")
-    assert done[-2:] == [
-        ("rename", str(tmp_path / "checkpoint/.metadata")),
-        ("fsync", str(tmp_path / "checkpoint")),
-    ]
+    return done

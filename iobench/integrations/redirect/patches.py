@@ -65,8 +65,9 @@ def safetensors(module: ModuleType, tally: Tally) -> None:
 
 
 def dcp(module: ModuleType, tally: Tally) -> None:
-    """The files that DCP's FileSystemWriter, and writers derived from it, make and rename."""
+    """The files and directories that DCP's FileSystemWriter, and those derived from it, make."""
     stock = module.FileSystem.create_stream
+    stock_mkdir = module.FileSystem.mkdir
     stock_rename = module.FileSystem.rename
 
     @functools.wraps(stock)
@@ -77,6 +78,15 @@ def dcp(module: ModuleType, tally: Tally) -> None:
         with dcp_stream(stock, self, path, mode, redirected_writer, tally) as stream:
             yield stream
 
+    @functools.wraps(stock_mkdir)
+    def mkdir(self: Any, path: str | os.PathLike[str]) -> None:
+        from iobench.writers.files import missing_directories, sync_directory
+
+        made = [] if bypassed() else missing_directories(path)
+        stock_mkdir(self, path)
+        for directory in made:  # else the checkpoint may be gone with its name
+            sync_directory(os.path.dirname(directory))
+
     @functools.wraps(stock_rename)
     def rename(self: Any, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
         from iobench.writers.files import sync_directory
@@ -86,6 +96,7 @@ def dcp(module: ModuleType, tally: Tally) -> None:
             sync_directory(os.path.dirname(new_path) or ".")
 
     module.FileSystem.create_stream = create_stream
+    module.FileSystem.mkdir = mkdir
     module.FileSystem.rename = rename
 
 
