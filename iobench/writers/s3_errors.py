@@ -171,6 +171,12 @@ def _broke(error: Exception, kind: str, doing: str, where: object) -> TransferEr
         text += "; check endpoint_url (AWS_ENDPOINT_URL_S3), the network and the proxy settings"
     elif kind == "ReadTimeoutError" or isinstance(error, TimeoutError):
         number = number or errno.ETIMEDOUT
+    elif number in (errno.ENOENT, errno.ENOTDIR):  # of an object these say that there is none
+        number = errno.EIO
+        text += (
+            "; a file of this machine, not of the bucket: check AWS_WEB_IDENTITY_TOKEN_FILE and "
+            "the files that the AWS configuration names"
+        )
     return _transfer_error(number or errno.EIO, f"{doing}: {kind or 'broken'}: {text}", where)
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import traceback
+from pathlib import Path
 
 import pytest
 
-from iobench.errors import IobenchError, UnavailableError
+from iobench.errors import IobenchError, TransferError, UnavailableError
+from iobench.integrations.dcp_files import DcpFiles
+from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_client import S3Client
 from iobench.writers.s3_errors import explain
 from iobench.writers.s3_options import S3Options
@@ -80,3 +84,30 @@ def test_an_error_of_another_kind() -> None:
     error.args = ("no proxy http://user:SECRET@host",)
     better = explain(error, "listing", "s3://bucket")
     assert "no proxy http://host" in str(better)
+
+
+@pytest.mark.parametrize("name", ["none", "file/below"])
+@pytest.mark.parametrize("wanted", ["token", "process"])
+def test_a_missing_file_of_this_machine_is_no_missing_object(
+    wanted: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """ENOENT would say that there is no checkpoint, and one would be begun in its place."""
+    for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(key)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no-credentials"))
+    missing = tmp_path / name
+    if wanted == "token":
+        monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/x")
+        monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(missing))
+    else:
+        config = tmp_path / "config"
+        config.write_text(f"[default]\ncredential_process = {missing}\n")
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    writer = S3Writer(endpoint_url="http://127.0.0.1:9", max_attempts=1)
+    files = DcpFiles("s3://bucket/run", writer)
+    with pytest.raises(TransferError) as caught:
+        files.exists(".metadata")
+    writer.client.close()
+    assert caught.value.errno == errno.EIO
+    assert f"'{missing}'; a file of this machine, not of the bucket" in str(caught.value)
