@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import threading
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["INSTALL", "S3Client", "boto3_missing"]
 
 INSTALL = "Type: pip install 'iobench[s3]'."
+_RAW_LOGIN = re.compile(
+    r"//.*[/\\?#\s].*@"
+)  # what a URL cannot hold; parsers see other hosts in it
 _T = TypeVar("_T")
 
 
@@ -115,7 +119,7 @@ class S3Client:
             core = botocore.session.Session()
             core.register_component("data_loader", _loader())
             session = boto3.session.Session(botocore_session=core)
-            return session.client(
+            made = session.client(
                 "s3",
                 endpoint_url=options.endpoint_url or None,
                 verify=None if options.verify_tls else False,
@@ -128,6 +132,14 @@ class S3Client:
             raise UnavailableError(
                 "s3", f"boto3 makes no client ({told}).", "Check AWS_* and the options."
             ) from None
+        if _RAW_LOGIN.search(str(made.meta.endpoint_url)):
+            made.close()
+            raise UnavailableError(
+                "s3",
+                "the endpoint's URL has a login in it that is not escaped, so its host is unclear.",
+                "Take it out of AWS_ENDPOINT_URL_S3, or escape it: %2F for a / in it.",
+            )
+        return made
 
 
 @functools.cache

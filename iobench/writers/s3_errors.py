@@ -40,7 +40,9 @@ _DENIED = {"AccessDenied", "AllAccessDisabled", "AccountProblem", "403", "Forbid
 _LOGIN_HELP = (
     "Set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role."
 )
-_LOGIN = re.compile(r"//[^/\s]*@")  # of a URL, which is nobody's to read
+# Of a URL, which is nobody's to read: to the last @, as a raw password may hold / and @ itself. Of
+# a key's own @ nothing is lost, botocore escapes it.
+_LOGIN = re.compile(r"//\S*@")
 _UNREACHED = (
     *("EndpointConnectionError", "ConnectTimeoutError", "ProxyConnectionError"),
     *("ConnectionClosedError", "ReadTimeoutError", "HTTPClientError", "ResponseStreamingError"),

@@ -63,10 +63,10 @@ def _check_endpoint(text: str) -> None:
     try:
         parts = urlsplit(text)
         good = parts.scheme in ("http", "https") and bool(parts.hostname)
-        secret = parts.username is not None or parts.password is not None or bool(parts.query)
+        secret = bool(parts.query)
     except ValueError:
         good, secret = False, False
-    if secret:
+    if secret or "@" in text:  # wherever: a raw / in a password ends what a parser takes for it
         raise OptionError(
             "option endpoint_url: must not carry a login; set AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY instead"

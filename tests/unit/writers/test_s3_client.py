@@ -49,6 +49,23 @@ def test_an_endpoint_that_boto3_refuses(url: str, monkeypatch: pytest.MonkeyPatc
     _check_silent(caught.value)
 
 
+@pytest.mark.parametrize(
+    "login",
+    [
+        *(f"user:SECRET{one}SECRET" for one in "/#?\\ "),
+        "user:9/SECRET",
+        "user:/SECRET",
+        "u:S@C/SECRET",
+    ],
+)
+def test_a_login_that_is_not_escaped(login: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its host would be another one, which would get to see the rest of the password."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://{login}@127.0.0.1:9")
+    with pytest.raises(UnavailableError, match="login in it that is not escaped") as caught:
+        _ = S3Client(S3Options()).boto3
+    _check_silent(caught.value)
+
+
 def test_an_endpoint_without_a_login_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then it is what helps."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://minio_server:9000")

@@ -159,4 +159,14 @@ def test_logins_are_cut_out_of_urls() -> None:
     """Wherever in a text they stand."""
     text = "Could not connect to https://user:p4ss@host:9/x or http://key@other/"
     assert without_login(text) == "Could not connect to https://host:9/x or http://other/"
-    assert without_login("http://user:p@ss@host/a@b") == "http://host/a@b"
+
+
+@pytest.mark.parametrize(
+    "password", ["p/ss", "p@ss", "p:ss", "p#ss", "p?ss", "/", "1234/p", "p@s/s@"]
+)
+def test_a_login_is_cut_out_whatever_is_in_its_password(password: str) -> None:
+    """Raw, as people write it. No @ of a path is kept: it may be the password's."""
+    for user in ("user", "us/er", ""):
+        text = f'to "http://{user}:{password}@host:9/a" and https://other/'
+        assert without_login(text) == 'to "http://host:9/a" and https://other/'
+        assert without_login(f"http://{user}:{password}@host/a@b") == "http://b"

@@ -84,7 +84,12 @@ def test_endpoints_that_are_none(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["https://k:s3cr3t@host", "http://s3cr3t@host", "http://h?a=s3cr3t"]
+    "url",
+    [
+        *("https://k:s3cr3t@host", "http://s3cr3t@host", "http://h?a=s3cr3t"),
+        *(f"http://k:{one}s3cr3t@host" for one in "/@:#[\\"),
+        *("http://k:9/s3cr3t@host", "http://s3cr3t/@host", "k:s3cr3t@host", "http://k:s3cr3t@"),
+    ],
 )
 def test_endpoints_with_a_login(url: str) -> None:
     """Options end up in files and records: no login may be in them, nor in the refusal."""
