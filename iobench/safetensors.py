@@ -18,7 +18,7 @@ import torch
 from iobench.integrations import plain_safetensors
 from iobench.integrations.bypass import bypass
 from iobench.integrations.default_writer import WriterLike, chosen_writer
-from iobench.integrations.place import NotOurs, check_stock_can_load, tell
+from iobench.integrations.place import NotOurs, check_stock_can_load, check_stock_can_save, tell
 
 __all__ = ["load_file", "save_file"]
 
@@ -35,8 +35,9 @@ def save_file(
     It appears whole, with the permissions that the installed safetensors gives its files. What it
     refuses (tensors that share memory, are sparse or not contiguous), it refuses; what a writer
     cannot do as it does (a link or a pipe at the path, metadata of several keys, which it writes
-    in an order left to chance) it does, and the logger `iobench` tells so. Raises SaveFileError,
-    which is a SafetensorError and an OSError, and UnavailableError.
+    in an order left to chance) it does, and the logger `iobench` tells so; in a bucket, which it
+    does not know, that raises UsageError. Raises SaveFileError, which is a SafetensorError and an
+    OSError, and UnavailableError.
     """
     with bypass():
         try:
@@ -44,6 +45,7 @@ def save_file(
                 chosen_writer(writer), tensors, filename, metadata
             )
         except NotOurs as why:
+            check_stock_can_save("safetensors.torch.save_file", filename, why)
             tell("safetensors.torch.save_file", filename, why)
             safetensors.torch.save_file(tensors, filename, metadata)
         else:

@@ -19,7 +19,7 @@ from torch.serialization import DEFAULT_PROTOCOL
 from iobench.integrations import plain_torch
 from iobench.integrations.bypass import bypass
 from iobench.integrations.default_writer import WriterLike, chosen_writer
-from iobench.integrations.place import NotOurs, check_stock_can_load, tell
+from iobench.integrations.place import NotOurs, check_stock_can_load, check_stock_can_save, tell
 
 __all__ = ["load", "save"]
 
@@ -39,7 +39,8 @@ def save(
     It appears whole: until then, and when this fails, the file that was there stays. What a
     writer cannot do just as stock torch does it (file objects, other pickle modules and formats,
     files with hard links or permissions of their own, devices and pipes) stock torch does; of
-    paths the logger `iobench` tells so. Raises SaveError, which is a RuntimeError and an OSError,
+    paths the logger `iobench` tells so. Of an object in a bucket, which stock torch does not know,
+    that raises UsageError. Raises SaveError, which is a RuntimeError and an OSError,
     UnavailableError, and what pickling raises.
     """
     options = (pickle_module, pickle_protocol)
@@ -48,6 +49,7 @@ def save(
         try:
             write = plain_torch.prepare_save(chosen_writer(writer), obj, f, *options, *flags)
         except NotOurs as why:
+            check_stock_can_save("torch.save", f, why)
             tell("torch.save", f, why)
             torch.save(obj, f, *options, *flags)
         else:

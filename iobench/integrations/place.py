@@ -19,7 +19,10 @@ from iobench.writers.base import Writer
 from iobench.writers.s3_errors import status_of
 from iobench.writers.s3_target import is_s3
 
-__all__ = ["NotOurs", "Place", "check_stock_can_load", "path_of", "tell"]
+__all__ = [
+    *("NotOurs", "Place"),
+    *("check_stock_can_load", "check_stock_can_save", "path_of", "tell"),
+]
 
 _log = logging.getLogger("iobench")
 _SPARE_BYTES = 16 * 2**20  # of a file system's own books
@@ -50,18 +53,33 @@ def tell(function: str, file: object, why: Exception) -> None:
         _log.warning("%s(%s): done by the stock function: %s", function, os.fspath(file), reason)
 
 
+def check_stock_can_save(function: str, file: object, why: Exception) -> None:
+    """Raise `why` for an object of a bucket: stock functions know none. UsageError for NotOurs."""
+    if path := _object(file):
+        if isinstance(why, NotOurs):
+            raise UsageError(f"{path}: {why}, and stock {function} writes to no buckets") from why
+        raise why
+
+
 def check_stock_can_load(function: str, file: object, why: Exception) -> None:
     """Raise `why` for an object of a bucket: stock functions know none, and would call it missing.
 
     FileNotFoundError only where the store says that there is none; UsageError for NotOurs.
     """
-    if not isinstance(file, (str, os.PathLike)) or not is_s3(path := os.fspath(file)):
+    path = _object(file)
+    if not path:
         return
     if isinstance(why, NotOurs):
         raise UsageError(f"{path}: {why}, and stock {function} reads no buckets") from why
     if isinstance(why, OSError) and why.__cause__ is not None and status_of(why.__cause__) == 404:
         raise FileNotFoundError(errno.ENOENT, why.strerror, path) from why
     raise why
+
+
+def _object(file: object) -> str:
+    """The path of an object of a bucket; empty for all else."""
+    path = os.fspath(file) if isinstance(file, (str, os.PathLike)) else ""
+    return path if is_s3(path) else ""
 
 
 @dataclass(frozen=True, kw_only=True)

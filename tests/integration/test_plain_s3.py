@@ -102,6 +102,30 @@ def test_what_needs_the_stock_function() -> None:
         )
 
 
+def test_saves_that_need_the_stock_function(caplog: pytest.LogCaptureFixture) -> None:
+    """That would tell of a directory that is missing; both reasons are told in its place."""
+    chosen, tensors = writer("http://127.0.0.1:9"), {"a": torch.arange(30.0)}
+    with pytest.raises(UsageError) as refused:
+        iobench.torch.save(tensors, "s3://bucket/m.pt", writer="hybrid")
+    assert str(refused.value) == (
+        "s3://bucket/m.pt: writer hybrid does not work on buckets, and stock torch.save writes to "
+        "no buckets"
+    )
+    with pytest.raises(UsageError, match=r"the format before torch 1\.6, and stock.*no buckets"):
+        iobench.torch.save(
+            tensors,
+            "s3://bucket/m.pt",
+            _use_new_zipfile_serialization=False,
+            writer=chosen,
+        )
+    metadata = {"a": "1", "b": "2"}
+    with pytest.raises(UsageError, match=r"order it leaves to chance, and stock.*no buckets"):
+        iobench.safetensors.save_file(
+            tensors, "s3://bucket/m.safetensors", metadata=metadata, writer=chosen
+        )
+    assert not caplog.records, "nothing was done by the stock function"
+
+
 def test_what_goes_over_the_writer(server: ScriptedS3) -> None:
     place, chosen = "s3://bucket/run", writer(server.endpoint_url)
     state = {"a": torch.arange(30.0)}

@@ -11,7 +11,7 @@ from typing import Any
 
 from iobench.errors import UnavailableError
 from iobench.integrations.bypass import bypass, bypassed
-from iobench.integrations.place import NotOurs, check_stock_can_load
+from iobench.integrations.place import NotOurs, check_stock_can_load, check_stock_can_save
 from iobench.integrations.redirect.tally import Count, Tally
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Transfer
@@ -36,7 +36,8 @@ class Detour:
     def saving(self, prepare: Callable[..., Callable[[], Transfer]]) -> Callable[..., Any]:
         """`prepare` describes the file, raising where it cannot; what it returns writes it.
 
-        That is not tried twice: what fails while it is written is raised.
+        That is not tried twice: what fails while it is written is raised. So is all that fails for
+        an object in a bucket, which stock could not write.
         """
 
         @functools.wraps(self.stock)
@@ -60,6 +61,7 @@ class Detour:
                 except Exception:
                     self.tally.failed(self.name, call.count())
                     raise
+            call.check(check_stock_can_save, refused)
             call.tell(refused)
             return call.stock(refused)
 
@@ -84,11 +86,7 @@ class Detour:
             else:
                 call.redirected(moved)
                 return found
-            try:
-                check_stock_can_load(self.name, self.file_of(args, kwargs), refused)
-            except Exception:
-                self.tally.failed(self.name, call.count())
-                raise
+            call.check(check_stock_can_load, refused)
             return call.stock(refused)
 
         return loading
@@ -108,7 +106,7 @@ class _Call:
     def __init__(self, detour: Detour, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._detour, self._args, self._kwargs = detour, args, kwargs
         self._began = time.perf_counter()
-        file = detour.file_of(args, kwargs)
+        self._given = file = detour.file_of(args, kwargs)
         self._file = os.fsdecode(file) if isinstance(file, (str, bytes, os.PathLike)) else ""
 
     def count(self, size_bytes: int = 0) -> Count:
@@ -120,6 +118,14 @@ class _Call:
         """It went over the writer."""
         detour = self._detour
         detour.tally.redirected(detour.name, self.count(moved.bytes), fallbacks_of(moved))
+
+    def check(self, stock_can: Callable[[str, object, Exception], None], why: Exception) -> None:
+        """Raise what `stock_can` raises, where stock cannot; it is a failure then."""
+        try:
+            stock_can(self._detour.name, self._given, why)
+        except Exception:
+            self._detour.tally.failed(self._detour.name, self.count())
+            raise
 
     def tell(self, why: Exception) -> None:
         """Say at once that something failed; each reason once."""

@@ -8,13 +8,14 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from iobench.errors import TransferError
+from iobench.errors import TransferError, UnavailableError, UsageError
+from iobench.integrations.place import NotOurs
 from iobench.integrations.redirect.detour import Detour
 from iobench.integrations.redirect.tally import Count, Tally, merged
 from iobench.integrations.redirect.watch import Watch
@@ -133,3 +134,42 @@ def test_an_object_that_cannot_be_loaded_is_not_called_missing(tmp_path: Path) -
         loading("s3://bucket/model.pt")
     (counted,) = tmp_path.iterdir()
     assert json.loads(counted.read_text())["functions"]["torch.load"]["failed"]["calls"] == 1
+
+
+@pytest.mark.parametrize(
+    ("why", "raised", "text", "late"),
+    [
+        (NotOurs("because"), UsageError, "s3://bucket/m.pt: because, and stock torch.save", False),
+        (UnavailableError("s3", "no login."), UnavailableError, "no login", False),
+        (UnavailableError("s3", "no login."), UnavailableError, "no login", True),
+        (AttributeError("cannot pickle"), AttributeError, "cannot pickle", False),
+    ],
+)
+def test_an_object_that_cannot_be_saved_is_not_stocks(
+    why: Exception,
+    raised: type[Exception],
+    text: str,
+    late: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nor is it said to be; what went wrong is raised, and counted."""
+
+    def stock(obj: object, f: object) -> None:
+        raise AssertionError(f"stock was asked for {f}")
+
+    def fail() -> Transfer:
+        raise why
+
+    def prepare(obj: object, f: object) -> Callable[[], Transfer]:
+        if late:
+            return fail
+        raise why
+
+    tally = Tally(tmp_path)
+    saving = Detour(name="torch.save", stock=stock, file=(1, "f"), tally=tally).saving(prepare)
+    with pytest.raises(raised, match=text):
+        saving({}, "s3://bucket/m.pt")
+    (counted,) = tmp_path.iterdir()
+    assert json.loads(counted.read_text())["functions"]["torch.save"]["failed"]["calls"] == 1
+    assert capsys.readouterr().err == ""
