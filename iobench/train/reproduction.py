@@ -22,27 +22,40 @@ def judge_records(about: Study, results: Sequence[ResultFile]) -> list[Finding]:
 
     Pairs are samples, or blocks of training, of the two sides in one repetition. The wall clock is
     that of a training where there is a record of one, else the most that it could be. Raises
-    ResultFileError when no record answers any, one has no pair that counts, or one side of a claim
-    was measured in several settings.
+    ResultFileError when no record answers any, two answer the same one, one has no pair that
+    counts, or one side of a claim was measured in several settings.
     """
-    files = {one.run.workload.name: one for one in results if not _trained(one)}
-    trainings = {one.run.workload.name: one for one in results if _trained(one)}
     found = []
     for claim in about.claims:
-        if claim.is_of_files and claim.workload in files:
-            found.append(_judge_files(claim, files[claim.workload], claim.measure))
-        elif not claim.is_of_files and claim.workload in trainings:
-            found.append(judge_training(about, claim, trainings[claim.workload]))
-        elif claim.measure == "wall clock" and claim.workload in files:
-            found.append(_judge_files(claim, files[claim.workload], "save"))
+        if claim.is_of_files:
+            if files := _record(results, claim.workload, trained=False):
+                found.append(_judge_files(claim, files, claim.measure))
+        elif training := _record(results, claim.workload, trained=True):
+            found.append(judge_training(about, claim, training))
+        elif claim.measure == "wall clock" and (
+            files := _record(results, claim.workload, trained=False)
+        ):
+            found.append(_judge_files(claim, files, "save"))
     if not found:
         wanted = " or ".join(about.workloads)
         raise ResultFileError(f"none of the records is of {wanted}; {about.name} needs one")
     return found
 
 
-def _trained(result: ResultFile) -> bool:
-    return result.run.plan.get("verb") == "train"
+def _record(results: Sequence[ResultFile], workload: str, *, trained: bool) -> ResultFile | None:
+    """The record of the workload's files, or of training it. Raises ResultFileError for two."""
+    found = [
+        one
+        for one in results
+        if one.run.workload.name == workload and (one.run.plan.get("verb") == "train") == trained
+    ]
+    if len(found) > 1:
+        raise ResultFileError(
+            f"{', '.join(str(one.path) for one in found)}: {len(found)} records of "
+            f"{'training ' if trained else ''}{workload}; a claim is judged by one: give --results "
+            "for one of them"
+        )
+    return found[0] if found else None
 
 
 def _judge_files(claim: Claim, result: ResultFile, operation: str) -> Finding:

@@ -1,6 +1,7 @@
 """Findings by hand: yes, no, undecided and not comparable, from valid pairs only."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -131,6 +132,26 @@ def test_claims_without_a_record_are_left_out(record: ResultFile) -> None:
     other = replace(record.run, workload=replace(record.run.workload, name="gpt2-xl"))
     with pytest.raises(ResultFileError, match="none of the records is of llama7b or gpt5b-nemo"):
         judge_records(study("hybrid-io"), [replace(record, run=other)])
+
+
+@pytest.mark.parametrize("measure", ["save", "wall clock"])
+def test_two_records_of_one_workload_are_refused(record: ResultFile, measure: Measure) -> None:
+    """None of them wins silently; both are named."""
+    about = replace(CLAIMS["hybrid-io"], claims=(claim(measure, 1.7),))
+    records = [replace(record, path=Path(name)) for name in ("old.jsonl", "new.jsonl")]
+    with pytest.raises(ResultFileError) as caught:
+        judge_records(about, records)
+    assert str(caught.value) == (
+        "old.jsonl, new.jsonl: 2 records of llama7b; a claim is judged by one: give --results for "
+        "one of them"
+    )
+
+
+def test_two_records_that_no_claim_is_about(record: ResultFile) -> None:
+    """They are nobody's choice."""
+    other = replace(record.run, workload=replace(record.run.workload, name="gpt2-xl"))
+    others = [replace(record, run=other)] * 2
+    assert len(judge_records(study("hybrid-io"), [*others, record])) == 3
 
 
 def test_an_unknown_claim_is_named() -> None:

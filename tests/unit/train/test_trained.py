@@ -163,3 +163,16 @@ def test_blocks_of_several_options_are_refused(example: ResultFile) -> None:
         judged(example, "pccheck", block(Side(), 0, 100.0), block(Side(), 1, 100.0), *other)
     assert "hybrid lazy=2 in more than one setting" in str(caught.value)
     assert "iobench reproduce CLAIM --target DIR" in str(caught.value)
+
+
+def test_two_trainings_of_one_workload_are_refused(example: ResultFile) -> None:
+    """Beside a record of its files, which is another measurement."""
+    about = study("pccheck")
+    facts = replace(example.run.workload, name=about.workloads[0])
+    run = replace(example.run, workload=facts)
+    blocks = tuple(overheads(101.0, 102.0))
+    training = replace(example, run=replace(run, plan=_PLAN), samples=(), training=blocks)
+    files = replace(example, run=run)
+    assert len(judge_records(about, [files, training])) == 1
+    with pytest.raises(ResultFileError, match=f"2 records of training {facts.name}"):
+        judge_records(about, [files, training, training])
