@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from iobench import workloads
@@ -115,9 +116,11 @@ def _most(claim: Claim, result: ResultFile, ratio: Ratio, slow_s: Sequence[float
             "computed, not trained; by the median not even a save after every step gains as much"
         )
     else:
+        whole = math.floor(steps)  # with one step more it would gain less than is claimed
+        every = "step" if whole == 1 else f"{whole} steps"
         reason = (
-            f"computed, not trained; it would hold up to a save every {steps:.0f} steps, and the "
-            "claim's own interval is not known"
+            f"computed, not trained; it would hold up to a save every {every}, and the claim's own "
+            "interval is not known"
         )
     return Finding(
         claim=claim,

@@ -61,6 +61,19 @@ def test_the_wall_clock_is_computed_and_not_called_reproduced(record: ResultFile
     assert "computed, not trained; it would hold up to a save every 10 steps" in found.reason
 
 
+@pytest.mark.parametrize(
+    ("value", "steps", "every"), [(0.117, 10.6, "10 steps"), (0.32, 1.8, "step")]
+)
+def test_the_steps_between_saves_are_never_rounded_up(
+    record: ResultFile, value: float, steps: float, every: str
+) -> None:
+    """With a save every 11 steps 12.55 s would shrink by less than 11.7 %."""
+    save_s = record.run.workload.full_bytes / record.run.workload.bytes
+    assert (save_s / 2 / value - save_s) / 3.87 == pytest.approx(steps, abs=0.1)
+    found = judged(record, "wall clock", value)
+    assert f"it would hold up to a save every {every}, and" in found.reason
+
+
 def test_what_even_a_save_after_every_step_cannot_give_is_a_no(record: ResultFile) -> None:
     found = judged(record, "wall clock", 0.9)
     assert found.answer is Answer.NO
