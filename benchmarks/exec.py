@@ -5,8 +5,10 @@
 Two scripts, a loop with torch.save and a stock Transformers Trainer, each as three arms: `stock`,
 whose clock stops when the call returns, the bytes being in the page cache still; `stock, synced`,
 whose clock also has the fsync of every file and directory; and `exec`, which is durable on return.
-The clock runs inside the script, around the save alone. Arms are interleaved in random order, each
-save begins after a sync that is not counted, and losses of all arms must be equal. Prints JSON.
+The clock runs inside the script, around the save alone; it stands still while the Trainer removes
+older checkpoints, which has a clock of its own, as `iobench exec` changes nothing there. Arms are
+interleaved in random order, each save begins after a sync that is not counted, and losses of all
+arms must be equal. Prints JSON.
 """
 
 from __future__ import annotations
@@ -28,9 +30,21 @@ _CLOCK = """
 import json, os, sys, time
 
 SYNCED = os.environ["BENCH_SYNCED"] == "1"
+removal_s = 0.0
+
+def removing(remove):
+    def timed(*args, **kwargs):
+        global removal_s
+        began = time.perf_counter()
+        remove(*args, **kwargs)
+        removal_s += time.perf_counter() - began
+    return timed
 
 def clocked(save, place):
+    global removal_s
     os.sync()
+    time.sleep(float(os.environ["BENCH_PAUSE_S"]))
+    removal_s = 0.0
     began = time.perf_counter()
     save()
     if SYNCED:
@@ -39,9 +53,10 @@ def clocked(save, place):
                 fd = os.open(path, os.O_RDONLY)
                 os.fsync(fd)
                 os.close(fd)
-    elapsed_s = time.perf_counter() - began
+    elapsed_s = time.perf_counter() - began - removal_s
     size = sum(os.path.getsize(os.path.join(d, n)) for d, _, names in os.walk(place) for n in names)
-    print("SAMPLE", json.dumps({"seconds": elapsed_s, "bytes": size}), flush=True)
+    sample = {"seconds": elapsed_s, "removal_s": removal_s, "bytes": size}
+    print("SAMPLE", json.dumps(sample), flush=True)
 """
 
 _LOOP = (
@@ -65,6 +80,7 @@ _TRAINER = (
     _CLOCK
     + """
 import torch
+import transformers.trainer
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 
 size, saves = int(sys.argv[1]), int(sys.argv[2])
@@ -82,6 +98,7 @@ def timed(self, model, trial, *args, **kwargs):
     clocked(lambda: stock(self, model, trial, *args, **kwargs), place)
 
 Trainer._save_checkpoint = timed
+transformers.trainer.rotate_checkpoints = removing(transformers.trainer.rotate_checkpoints)
 trainer = Trainer(
     model=model, train_dataset=rows,
     args=TrainingArguments(
@@ -107,7 +124,11 @@ def _run(script: str, arm: str, arguments: argparse.Namespace, writer: str) -> t
         done = subprocess.run(
             command,
             cwd=place,
-            env=os.environ | {"BENCH_SYNCED": str(int(arm == "stock, synced"))},
+            env=os.environ
+            | {
+                "BENCH_SYNCED": str(int(arm == "stock, synced")),
+                "BENCH_PAUSE_S": str(arguments.pause),
+            },
             capture_output=True,
             text=True,
             check=False,
@@ -129,24 +150,28 @@ def main() -> None:
     parser.add_argument("--size", default="1.5GiB", help="of one checkpoint, about")
     parser.add_argument("--saves", type=int, default=3, help="of each run")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--pause", type=float, default=0, help="idle seconds before each save")
+    parser.add_argument("--only", default="", help="scripts whose name contains this")
     arguments = parser.parse_args()
     order = random.Random(1)
-    samples: dict[str, dict[str, list[Any]]] = {n: {arm: [] for arm in _ARMS} for n in _SCRIPTS}
-    losses: dict[str, set[str]] = {name: set() for name in _SCRIPTS}
+    scripts = {name: script for name, script in _SCRIPTS.items() if arguments.only in name}
+    samples: dict[str, dict[str, list[Any]]] = {n: {arm: [] for arm in _ARMS} for n in scripts}
+    losses: dict[str, set[str]] = {name: set() for name in scripts}
     for _ in range(arguments.rounds):
-        for name, script in _SCRIPTS.items():
+        for name, script in scripts.items():
             for arm in order.sample(_ARMS, len(_ARMS)):
                 found, loss = _run(script, arm, arguments, arguments.writer)
                 samples[name][arm] += found
                 losses[name].add(loss)
-                shown = ", ".join(f"{one['seconds']:.2f}" for one in found)
-                print(f"{name}: {arm}: {shown} s", file=sys.stderr)
+                shown = ", ".join(f"{one['seconds']:.2f}+{one['removal_s']:.2f}" for one in found)
+                print(f"{name}: {arm}: {shown} s (save + removal)", file=sys.stderr)
     assert all(len(found) == 1 for found in losses.values()), losses
     summary = {
         name: {
             arm: {
                 "GiB": round(found[0]["bytes"] / GIB, 3),
                 "median_s": round(statistics.median(one["seconds"] for one in found), 3),
+                "removal_median_s": round(statistics.median(one["removal_s"] for one in found), 3),
                 "range_s": [round(f(one["seconds"] for one in found), 3) for f in (min, max)],
                 "saves": len(found),
             }
