@@ -11,7 +11,7 @@ from typing import Protocol
 from iobench.bench.comparison import LEAST_SAMPLES
 from iobench.bench.verdict import Context
 from iobench.errors import IobenchError, UsageError
-from iobench.tune.budget import Budget
+from iobench.tune.budget import SLACK, Budget, Cost
 from iobench.tune.candidate import Candidate
 from iobench.tune.confirm import Confirmation
 from iobench.tune.measurement import Measure, Measurement, Phase, Step
@@ -33,7 +33,6 @@ _BATCH = 4  # settings proposed at once
 _CONTENDERS = 4  # of the confirmation: leader, runner-up, best known setting, baseline
 _CONFIRMATIONS = 6  # of fewer no interval holds the median with 95 %
 _MOST_CONFIRMATIONS = 9  # from which on the interval may leave out an extreme sample
-_SLACK = 1.25  # trials are taken to last this much longer than they did
 
 # What must be left of the race's share of the budget when a part of it ends.
 _AFTER_DRAWN, _AFTER_HALVING, _AFTER_REFINING = 0.50, 0.35, 0.15
@@ -70,10 +69,6 @@ class Tuner:
     history: dict[str, list[tuple[Step, Measurement]]] = field(default_factory=dict, init=False)
     notes: list[str] = field(default_factory=list, init=False)
     _round: int = field(default=0, init=False)
-    _reserve_s: float = field(default=0.0, init=False)
-    _reserve_bytes: int = field(default=0, init=False)
-    _race_s: float = field(default=1.0, init=False)
-    _race_bytes: int = field(default=1, init=False)
 
     def run(self) -> Outcome:
         """Probe, race, refine, confirm.
@@ -109,24 +104,16 @@ class Tuner:
         running = list(self.race.running)
         for size in self.sizes.candidates():
             self.sizes.confirm = size
-            contenders = min(_CONTENDERS, self.space.size)
-            slowest = [self._expected_s(self.space.baseline.label, size)]
-            slowest += [self._expected_s(name, size) for name in self._by_probe(running)[:3]]
-            rounds = [self.written_bytes(size, number == 0) for number in range(_CONFIRMATIONS)]
-            self._reserve_bytes = contenders * sum(rounds)
-            # Once more, as the first time everything is also restored.
-            self._reserve_s = _SLACK * (_CONFIRMATIONS + 1) * sum(slowest)
-            race_bytes = len(running) * self.written_bytes(self.sizes.small, False)
-            race_s = sum(self._expected_s(name, self.sizes.small) for name in running)
-            self._race_bytes = self.budget.left_bytes - self._reserve_bytes
-            self._race_s = self.budget.left_s - self._reserve_s
-            if _ROUNDS * race_bytes <= self._race_bytes and _ROUNDS * race_s <= self._race_s:
+            reserve = self._cost_of_confirming(size)
+            self.budget.set_aside(reserve)
+            one_round = self._cost(running, self.sizes.small)
+            if self.budget.share.covers(one_round, times=_ROUNDS):
                 return
-        if race_bytes > self._race_bytes:
-            needed = self.budget.written_bytes + race_bytes + self._reserve_bytes
+        if one_round.written_bytes > self.budget.share.written_bytes:
+            needed = self.budget.written_bytes + one_round.written_bytes + reserve.written_bytes
             raise self._too_small("--max-bytes", format_size(needed))
-        if race_s > self._race_s:
-            needed_s = self.budget.spent_s + race_s + self._reserve_s
+        if one_round.time_s > self.budget.share.time_s:
+            needed_s = self.budget.spent_s + one_round.time_s + reserve.time_s
             raise self._too_small("--max-time", f"about {format_seconds(needed_s)}")
 
     def _known_good(self) -> None:
@@ -151,7 +138,7 @@ class Tuner:
                     f"{writer}: {ratio:.1f} times the leader's loss at its best known setting; "
                     f"its {others} other settings were not tried"
                 )
-        count = self._affordable(self.sizes.small, _ROUNDS, until=_AFTER_DRAWN)
+        count = self._affordable(until=_AFTER_DRAWN)
         count = min(_MOST_DRAWN, count - len(self.race.running))
         for one in self.space.draw(hopeful, count, self.race.trials.keys(), self._random):
             self.race.join(one.label, one)
@@ -172,7 +159,7 @@ class Tuner:
         refiners: dict[str, Refiner] = {}
         while True:
             leaders = self.race.ranked()[:2]
-            count = self._affordable(self.sizes.small, _ROUNDS, until=_AFTER_REFINING)
+            count = self._affordable(until=_AFTER_REFINING)
             batch: list[Candidate] = []
             for leader in leaders:
                 candidate = self.race.trials[leader].candidate
@@ -212,13 +199,9 @@ class Tuner:
         )
         order = list(contenders)
         for number in range(_MOST_CONFIRMATIONS):
-            able = confirmation.able
-            expected_s = sum(self._expected_s(name, size) for name in able)
-            verify = number == 0
-            room = self.budget.left_bytes >= len(able) * self.written_bytes(size, verify)
-            if not room or (number >= LEAST_SAMPLES and self.budget.left_s < _SLACK * expected_s):
-                break
-            if self.budget.left_s < -self._reserve_s:  # far slower than it ever was
+            able, verify = confirmation.able, number == 0
+            cost = self._cost(able, size, verify=verify)
+            if not self.budget.confirms(cost, enough=number >= LEAST_SAMPLES):
                 break
             if number % 2 == 0:
                 self._random.shuffle(order)
@@ -280,7 +263,7 @@ class Tuner:
             order = taking_part
             if len(taking_part) < (2 if number else 1):
                 return True
-            if self._left() - self._share(taking_part, size) < until:
+            if not self.budget.races(self._cost(taking_part, size), until=until):
                 return number > 0
             self._measure_all(phase, taking_part, size)
             self._check_able()
@@ -370,24 +353,30 @@ class Tuner:
         step, measured = self.history[name][-1]
         return measured.expected_s(size / step.size_bytes)
 
-    def _share(self, names: Sequence[str], size: int) -> float:
-        """The part of the race's share of the budget that a round takes."""
-        return max(
-            len(names) * self.written_bytes(size, False) / self._race_bytes,
-            sum(self._expected_s(name, size) for name in names) / self._race_s,
+    def _cost(self, names: Sequence[str], size: int, *, verify: bool = False) -> Cost:
+        """What a round of `names` will take."""
+        return Cost(
+            time_s=sum(self._expected_s(name, size) for name in names),
+            written_bytes=len(names) * self.written_bytes(size, verify),
         )
 
-    def _left(self) -> float:
-        """What is left of the race's share of the budget, of 1."""
-        return min(
-            (self.budget.left_bytes - self._reserve_bytes) / self._race_bytes,
-            (self.budget.left_s - self._reserve_s) / self._race_s,
+    def _cost_of_confirming(self, size: int) -> Cost:
+        """What a confirmation at `size` will take, whoever comes that far."""
+        contenders = min(_CONTENDERS, self.space.size)
+        rounds = [self.written_bytes(size, number == 0) for number in range(_CONFIRMATIONS)]
+        fastest = self._by_probe(self.race.running)[: _CONTENDERS - 1]
+        names = [self.space.baseline.label, *fastest]
+        # Once more, as the first time everything is also restored.
+        times = SLACK * (_CONFIRMATIONS + 1)
+        return Cost(
+            time_s=times * sum(self._expected_s(name, size) for name in names),
+            written_bytes=contenders * sum(rounds),
         )
 
-    def _affordable(self, size: int, rounds: int, until: float) -> int:
-        """How many like the leader can run so many rounds until only `until` is left."""
-        each = self._share(self.race.ranked()[:1], size)
-        return max(0, int((self._left() - until) / (rounds * each)))
+    def _affordable(self, *, until: float) -> int:
+        """How many like the leader can run a rung of small trials until only `until` is left."""
+        leader = self._cost(self.race.ranked()[:1], self.sizes.small)
+        return self.budget.affordable(leader, rounds=_ROUNDS, until=until)
 
     def _check_able(self) -> None:
         if not self.race.running:

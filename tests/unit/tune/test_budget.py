@@ -1,0 +1,156 @@
+"""What a budget allows, in the race and in the confirmation, by seconds and by bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from iobench.errors import OptionError
+from iobench.tune.budget import SLACK, Budget, Cost
+from iobench.tune.measurement import Measurement
+
+
+def cost(time_s: float, written_bytes: int) -> Cost:
+    return Cost(time_s=time_s, written_bytes=written_bytes)
+
+
+def budget(*, spent: Cost, reserve: Cost) -> Budget:
+    """Of 100 s and 1000 bytes, shared out before anything was spent."""
+    made = Budget(max_s=100, max_bytes=1000)
+    made.set_aside(reserve)
+    made.spend(Measurement(took_s=7, spent_s=spent.time_s, written_bytes=spent.written_bytes))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"max_s": 0.0}, "--max-time must be above zero, and is 0s"),
+        ({"max_s": -1.5}, "--max-time must be above zero, and is -1.5s"),
+        ({"max_s": float("nan")}, "--max-time must be above zero, and is nan"),
+        ({"max_bytes": 0}, "--max-bytes must be above zero, and is 0$"),
+    ],
+)
+def test_a_budget_of_nothing(settings: dict[str, Any], told: str) -> None:
+    """Is refused, by the name of its option."""
+    with pytest.raises(OptionError, match=told):
+        Budget(**settings)
+
+
+def test_what_was_spent_is_left_no_more() -> None:
+    """A trial is charged for the time since the one before it, which is more than it took."""
+    made = Budget(max_s=100, max_bytes=1000)
+    for _ in range(2):
+        made.spend(Measurement(took_s=20, spent_s=30, written_bytes=300))
+    assert (made.spent_s, made.written_bytes) == (60, 600)
+    assert (made.left_s, made.left_bytes) == (40, 400)
+
+
+@pytest.mark.parametrize(
+    ("other", "times", "enough"),
+    [
+        (cost(10, 100), 1, True),
+        (cost(10.1, 100), 1, False),
+        (cost(10, 101), 1, False),
+        (cost(5, 50), 2, True),
+        (cost(5.1, 50), 2, False),
+        (cost(5, 51), 2, False),
+        (cost(0, 0), 9, True),
+    ],
+)
+def test_one_cost_covers_another(other: Cost, times: int, enough: bool) -> None:
+    """By its seconds and by its bytes alike, to the last of them."""
+    assert cost(10, 100).covers(other, times=times) is enough
+
+
+def test_what_is_set_aside_is_not_the_races() -> None:
+    """The share is what is left at that moment; a second time all is shared out anew."""
+    made = budget(spent=cost(10, 200), reserve=cost(0, 0))
+    made.set_aside(cost(30, 500))
+    assert made.share == cost(60, 300)
+    assert made.left == 1.0
+    made.set_aside(cost(15, 250))
+    assert made.share == cost(75, 550)
+    made.spend(Measurement(took_s=1, spent_s=15, written_bytes=55))
+    assert made.share == cost(75, 550)
+    assert (made.left_s, made.left_bytes) == (75, 745)
+
+
+@pytest.mark.parametrize(
+    ("spent", "left"),
+    [
+        (cost(0, 0), 1.0),
+        (cost(10, 100), 0.75),  # of 40 s and 400 bytes
+        (cost(10, 200), 0.5),
+        (cost(30, 100), 0.25),
+        (cost(40, 100), 0.0),
+        (cost(50, 100), -0.25),
+        (cost(10, 500), -0.25),
+    ],
+)
+def test_what_is_left_of_the_share(spent: Cost, left: float) -> None:
+    """Of seconds and bytes, what is scarcer; below zero where the reserve was touched."""
+    assert budget(spent=spent, reserve=cost(60, 600)).left == left
+
+
+@pytest.mark.parametrize(
+    ("one_round", "until", "begins"),
+    [
+        (cost(10, 100), 0.0, True),
+        (cost(20, 200), 0.0, True),  # 20 s and 200 bytes are left
+        (cost(20.1, 200), 0.0, False),
+        (cost(20, 201), 0.0, False),
+        (cost(10, 100), 0.25, True),
+        (cost(10.1, 100), 0.25, False),
+        (cost(10, 101), 0.25, False),
+        (cost(0, 0), 0.5, True),
+        (cost(0, 0), 0.51, False),
+    ],
+)
+def test_a_round_of_the_race_begins_where_it_fits(
+    one_round: Cost, until: float, begins: bool
+) -> None:
+    """So much of the share must be left after it: the reserve is never a round's."""
+    made = budget(spent=cost(20, 200), reserve=cost(60, 600))
+    assert made.races(one_round, until=until) is begins
+
+
+@pytest.mark.parametrize(
+    ("each", "rounds", "until", "count"),
+    [
+        (cost(1, 1), 1, 0.0, 20),  # 20 s of 40 are left, 200 bytes of 400
+        (cost(1, 1), 2, 0.0, 10),
+        (cost(1, 50), 1, 0.0, 4),
+        (cost(1, 50), 2, 0.0, 2),
+        (cost(1, 51), 2, 0.0, 1),
+        (cost(1, 1), 2, 0.25, 5),
+        (cost(1, 1), 2, 0.5, 0),
+        (cost(1, 1), 2, 0.75, 0),
+    ],
+)
+def test_how_many_can_take_part(each: Cost, rounds: int, until: float, count: int) -> None:
+    """As many as seconds and bytes both allow; none where less than `until` is left already."""
+    made = budget(spent=cost(20, 200), reserve=cost(60, 600))
+    assert made.affordable(each, rounds=rounds, until=until) == count
+
+
+@pytest.mark.parametrize(
+    ("spent", "one_round", "enough", "begins"),
+    [
+        (cost(20, 200), cost(80 / SLACK, 800), True, True),
+        (cost(20, 200), cost(80 / SLACK, 801), True, False),
+        (cost(20, 200), cost(80 / SLACK, 801), False, False),  # bytes are known before
+        (cost(20, 200), cost(80.1 / SLACK, 800), True, False),
+        (cost(20, 200), cost(80.1 / SLACK, 800), False, True),
+        (cost(99, 200), cost(50, 800), False, True),
+        (cost(160, 200), cost(50, 800), False, True),  # as much again as the reserve
+        (cost(160.1, 200), cost(50, 800), False, False),
+    ],
+)
+def test_a_round_of_the_confirmation_begins(
+    spent: Cost, one_round: Cost, enough: bool, begins: bool
+) -> None:
+    """While its bytes fit; with too few samples the time may be overdrawn, but not for ever."""
+    made = budget(spent=spent, reserve=cost(60, 600))
+    assert made.confirms(one_round, enough=enough) is begins
