@@ -14,9 +14,10 @@ from iobench.results.records import Sample
 from iobench.tune.budget import Budget
 from iobench.tune.candidate import Candidate
 from iobench.tune.confirm import Confirmation, Verdict
-from iobench.tune.measurement import Measurement, Step
+from iobench.tune.history import History
+from iobench.tune.measurement import Measurement
 from iobench.tune.objective import Objective, cpu_s_per_gib
-from iobench.tune.race import Status, Trial
+from iobench.tune.race import Trial
 from iobench.tune.space import Space
 
 __all__ = ["Outcome", "Standing"]
@@ -53,7 +54,7 @@ class Outcome:
     budget: Budget
     size_bytes: int
     trials: Mapping[str, Trial[Candidate]]
-    history: Mapping[str, list[tuple[Step, Measurement]]]
+    history: History
     confirmation: Confirmation
     verdict: Verdict
     context: Context
@@ -92,11 +93,7 @@ class Outcome:
 
     def failures(self) -> dict[str, str]:
         """What failed or went over a limit, and how."""
-        ended = {
-            name: trial.cause
-            for name, trial in self.trials.items()
-            if trial.status in (Status.FAILED, Status.OVER)
-        }
+        ended = {name: trial.cause for name, trial in self.trials.items() if not trial.able}
         return ended | self.confirmation.failed
 
     def reasons(self) -> Iterator[str]:
@@ -116,10 +113,11 @@ class Outcome:
 
     def _standing(self, name: str) -> Standing:
         losses = list(self.confirmation.losses[name].values())
-        fresh = [m for step, m in self.history[name] if step.phase == "confirm"]
+        fresh = self.history.of(name, "confirm")
         counted = self._counted(fresh)
         both = [one for m in fresh for one in (m.save, m.restore) if one is not None]
-        memory = [m.memory_bytes for _, m in self.history[name] if m.memory_bytes is not None]
+        every = self.history.of(name)
+        memory = [one.memory_bytes for one in every if one.memory_bytes is not None]
         return Standing(
             candidate=self.trials[name].candidate,
             samples=len(losses),

@@ -61,6 +61,11 @@ class Trial(Generic[T]):
     def running(self) -> bool:
         return self.status is Status.RUNNING
 
+    @property
+    def able(self) -> bool:
+        """Whether it has done what it must so far, however slowly."""
+        return self.status not in (Status.FAILED, Status.OVER)
+
     def end(self, status: Status, cause: str) -> None:
         """It runs no more."""
         self.status, self.cause = status, cause

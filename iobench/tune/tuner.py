@@ -14,6 +14,7 @@ from iobench.errors import IobenchError, UsageError
 from iobench.tune.budget import SLACK, Budget, Cost
 from iobench.tune.candidate import Candidate
 from iobench.tune.confirm import Confirmation
+from iobench.tune.history import History
 from iobench.tune.measurement import Measure, Measurement, Phase, Step
 from iobench.tune.objective import Objective
 from iobench.tune.outcome import Outcome
@@ -66,7 +67,7 @@ class Tuner:
     seed: int
     context: Context = field(default_factory=lambda: Context(workload_bytes=0))
     race: Race[Candidate] = field(default_factory=Race, init=False)
-    history: dict[str, list[tuple[Step, Measurement]]] = field(default_factory=dict, init=False)
+    history: History = field(default_factory=History, init=False)
     notes: list[str] = field(default_factory=list, init=False)
     _round: int = field(default=0, init=False)
 
@@ -238,8 +239,7 @@ class Tuner:
                 phase="confirm", round=self._round, size_bytes=self.sizes.confirm, verify=verify
             )
             measured = self._measure(name, step)
-            fresh = [m for s, m in self.history[name] if s.phase == "confirm"]
-            why = measured.error or self.objective.over(fresh)
+            why = measured.error or self.objective.over(self.history.of(name, "confirm"))
             if why:
                 confirmation.fail(name, why)
             else:
@@ -283,14 +283,14 @@ class Tuner:
                 continue
             if record:
                 trial.losses[self._round] = self.objective.loss(measured)
-            if over := self.objective.over([m for _, m in self.history[name]]):
+            if over := self.objective.over(self.history.of(name)):
                 trial.end(Status.OVER, over)
 
     def _measure(self, name: str, step: Step) -> Measurement:
         candidate = self.race.trials[name].candidate
         measured = self.measure(candidate, step)
         self.budget.spend(measured)
-        self.history.setdefault(name, []).append((step, measured))
+        self.history.add(name, step, measured)
         figure = measured.error or self.objective.show(
             self.objective.loss(measured), step.size_bytes
         )
@@ -299,29 +299,13 @@ class Tuner:
 
     def _contenders(self, ranked: Sequence[str]) -> list[str]:
         """Leader, runner-up, best known setting and baseline, each once."""
-        known = [name for name in self._by_probe(self.race.trials) if self._known(name)]
-        tried = self.race.ranked(name for name in known if self._whole(name))
-        best_known = tried or known
+        able = {name: one.candidate for name, one in self.race.trials.items() if one.able}
+        known = self._by_probe(name for name, one in able.items() if one.well_known)
+        best_known = self.race.ranked(known) or known
         chosen = [*ranked[:2], *best_known[:1]]
-        if self._whole(self.space.baseline.label):
+        if self.space.baseline.label in able:
             chosen.append(self.space.baseline.label)
         return list(dict.fromkeys(chosen))
-
-    def _known(self, name: str) -> bool:
-        return self.race.trials[name].candidate.well_known and self._whole(name)
-
-    def _whole(self, name: str) -> bool:
-        """Whether it has done what it must so far, however slowly."""
-        return self.race.trials[name].status not in (Status.FAILED, Status.OVER)
-
-    def _by_probe(self, names: Iterable[str]) -> list[str]:
-        """Those probed without an error, the best first."""
-        found = {
-            name: self.objective.loss(self.history[name][0][1])
-            for name in names
-            if name in self.history and not self.history[name][0][1].error
-        }
-        return sorted(found, key=found.__getitem__)
 
     def _ratios_of(self, writer: str) -> list[float]:
         """How a writer's settings compare with the leader."""
@@ -329,7 +313,7 @@ class Tuner:
         ratios = [
             self.race.ratio(name, leader)
             for name, trial in self.race.trials.items()
-            if trial.candidate.writer == writer and trial.losses and self._whole(name)
+            if trial.candidate.writer == writer and trial.losses and trial.able
         ]
         return [ratio for ratio in ratios if ratio is not None]
 
@@ -338,7 +322,7 @@ class Tuner:
         refiner = Refiner(self.space, leader, self.seed)
         first = self.race.ranked()[0]
         for name, trial in self.race.trials.items():
-            if trial.losses and self._whole(name) and self.race.ratio(name, first) is not None:
+            if trial.losses and trial.able and self.race.ratio(name, first) is not None:
                 refiner.tell(trial.candidate, self._score(name, first))
         return refiner
 
@@ -346,12 +330,15 @@ class Tuner:
         ratio = self.race.ratio(name, leader)
         return math.log(ratio) if ratio is not None else 1.0
 
+    def _by_probe(self, names: Iterable[str]) -> list[str]:
+        """Those probed without an error, the best first."""
+        return self.history.by_probe(names, self.objective.loss)
+
     def _expected_s(self, name: str, size: int) -> float:
-        """As long as its last trial took, moving in proportion; a new one as long as the leader."""
-        if name not in self.history:
+        """By its last trial; a new one's by the leader's."""
+        if name not in self.history.trials:
             name = (self.race.ranked() or self._by_probe(self.race.trials))[0]
-        step, measured = self.history[name][-1]
-        return measured.expected_s(size / step.size_bytes)
+        return self.history.expected_s(name, size)
 
     def _cost(self, names: Sequence[str], size: int, *, verify: bool = False) -> Cost:
         """What a round of `names` will take."""
@@ -380,11 +367,7 @@ class Tuner:
 
     def _check_able(self) -> None:
         if not self.race.running:
-            causes = {
-                name: one.cause
-                for name, one in self.race.trials.items()
-                if one.status in (Status.FAILED, Status.OVER)
-            }
+            causes = {name: one.cause for name, one in self.race.trials.items() if not one.able}
             told = "; ".join(f"{name}: {cause}" for name, cause in causes.items())
             raise IobenchError(f"no setting is left: {told}")
 

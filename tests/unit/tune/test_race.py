@@ -7,7 +7,7 @@ import random
 import pytest
 
 from iobench.testing.paper_storage import heavy_tails
-from iobench.tune.race import Race, Status
+from iobench.tune.race import Race, Status, Trial
 
 
 def race(*names: str) -> Race[str]:
@@ -130,3 +130,19 @@ def test_an_empty_race() -> None:
     """Before anything is measured nobody leads and nobody is dropped."""
     one = race("a")
     assert (one.ranked(), one.judge(), one.ratio("a", "a")) == ([], [], None)
+
+
+@pytest.mark.parametrize(
+    ("status", "running", "able"),
+    [
+        (Status.RUNNING, True, True),
+        (Status.DROPPED, False, True),
+        (Status.CUT, False, True),
+        (Status.OVER, False, False),
+        (Status.FAILED, False, False),
+    ],
+)
+def test_who_ran_no_more_may_be_able_still(status: Status, running: bool, able: bool) -> None:
+    """Slow is not broken: only who failed or went over a limit cannot be confirmed."""
+    trial = Trial(candidate="a", status=status)
+    assert (trial.running, trial.able) == (running, able)
