@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from iobench.bench.comparison import LEAST_SAMPLES
 from iobench.bench.verdict import Context
@@ -14,19 +13,18 @@ from iobench.errors import IobenchError, UsageError
 from iobench.tune.budget import SLACK, Budget, Cost
 from iobench.tune.candidate import Candidate
 from iobench.tune.confirm import Confirmation
-from iobench.tune.history import History
-from iobench.tune.measurement import Measure, Measurement, Phase, Step
+from iobench.tune.measurement import Measure
 from iobench.tune.objective import Objective
 from iobench.tune.outcome import Outcome
-from iobench.tune.race import Race, Status
+from iobench.tune.race import Race
 from iobench.tune.refine import MISSING, Refiner, optuna_missing
+from iobench.tune.rounds import ROUNDS, Progress, Rounds
 from iobench.tune.sizes import Sizes
 from iobench.tune.space import Space
 from iobench.units import format_seconds, format_size
 
-__all__ = ["Progress", "Tuner"]
+__all__ = ["Tuner"]
 
-_ROUNDS = 2  # of a rung: the fewest in which one can be shown worse
 _FINALISTS = 4
 _MOST_DRAWN = 32
 _HOPELESS = 2.0  # times the leader's loss at known-good settings: others will not make that good
@@ -37,16 +35,6 @@ _MOST_CONFIRMATIONS = 9  # from which on the interval may leave out an extreme s
 
 # What must be left of the race's share of the budget when a part of it ends.
 _AFTER_DRAWN, _AFTER_HALVING, _AFTER_REFINING = 0.50, 0.35, 0.15
-
-
-class Progress(Protocol):
-    """Is told what happens."""
-
-    def phase(self, what: str) -> None:
-        """A part of the tuning begins."""
-
-    def trial(self, candidate: Candidate, step: Step, figure: str) -> None:
-        """A measurement was made: `figure` is its rate or its error."""
 
 
 @dataclass(kw_only=True)
@@ -67,9 +55,20 @@ class Tuner:
     seed: int
     context: Context = field(default_factory=lambda: Context(workload_bytes=0))
     race: Race[Candidate] = field(default_factory=Race, init=False)
-    history: History = field(default_factory=History, init=False)
     notes: list[str] = field(default_factory=list, init=False)
-    _round: int = field(default=0, init=False)
+    rounds: Rounds = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+        self.rounds = Rounds(
+            race=self.race,
+            objective=self.objective,
+            budget=self.budget,
+            measure=self.measure,
+            written_bytes=self.written_bytes,
+            progress=self.progress,
+            rng=self._random,
+        )
 
     def run(self) -> Outcome:
         """Probe, race, refine, confirm.
@@ -77,7 +76,6 @@ class Tuner:
         Raises UsageError when the budget is too small for one round, IobenchError when every
         candidate fails or the confirmation could not be finished.
         """
-        self._random = random.Random(self.seed)
         self._probe()
         self._share_out()
         self._known_good()
@@ -97,8 +95,7 @@ class Tuner:
         self.progress.phase(f"{len(self.space.known)} known settings, probed")
         for candidate in self.space.known:
             self.race.join(candidate.label, candidate)
-        self._measure_all("probe", [one.label for one in self.space.known], size, record=False)
-        self._check_able()
+        self.rounds.run("probe", [one.label for one in self.space.known], size, record=False)
 
     def _share_out(self) -> None:
         """Choose sizes that the budget affords; the rest after the confirmation is the race's."""
@@ -107,8 +104,8 @@ class Tuner:
             self.sizes.confirm = size
             reserve = self._cost_of_confirming(size)
             self.budget.set_aside(reserve)
-            one_round = self._cost(running, self.sizes.small)
-            if self.budget.share.covers(one_round, times=_ROUNDS):
+            one_round = self.rounds.cost(running, self.sizes.small)
+            if self.budget.share.covers(one_round, times=ROUNDS):
                 return
         if one_round.written_bytes > self.budget.share.written_bytes:
             needed = self.budget.written_bytes + one_round.written_bytes + reserve.written_bytes
@@ -122,7 +119,7 @@ class Tuner:
             f"race of {len(self.race.running)} known settings, "
             f"{format_size(self.sizes.small)} at a time"
         )
-        self._rung("race", self.sizes.small, until=0.0)
+        self.rounds.rung("race", self.sizes.small, until=0.0)
 
     def _drawn(self) -> None:
         """Random settings of the writers in contention; then half of all, and half again."""
@@ -144,11 +141,11 @@ class Tuner:
         for one in self.space.draw(hopeful, count, self.race.trials.keys(), self._random):
             self.race.join(one.label, one)
         self.progress.phase(f"race of {len(self.race.running)} settings, drawn ones among them")
-        self._rung("race", self.sizes.small, until=_AFTER_HALVING)
+        self.rounds.rung("race", self.sizes.small, until=_AFTER_HALVING)
         while (running := len(self.race.running)) > _FINALISTS:
             keep = max(_FINALISTS, math.ceil(running / 2))
             self.race.cut(keep, f"{keep} others did better, {running} ran")
-            if not self._rung("race", self.sizes.large, until=_AFTER_HALVING):
+            if not self.rounds.rung("race", self.sizes.large, until=_AFTER_HALVING):
                 break
         self.race.cut(2 * _FINALISTS, "others did better when the share of the budget was spent")
 
@@ -175,7 +172,7 @@ class Tuner:
             for one in batch:
                 self.race.join(one.label, one)
             names = [*leaders, *(one.label for one in batch)]
-            if not self._rung("refine", self.sizes.small, until=_AFTER_REFINING, names=names):
+            if not self.rounds.rung("refine", self.sizes.small, until=_AFTER_REFINING, names=names):
                 return
             for one in batch:
                 refiners[one.writer].tell(one, self._score(one.label, leaders[0]))
@@ -186,7 +183,7 @@ class Tuner:
         self.progress.phase(f"race of the last {len(self.race.running)}")
         while len(self.race.running) > 1:
             names = self.race.ranked()[:_FINALISTS]
-            if not self._rung("race", self.sizes.large, until=0.0, names=names):
+            if not self.rounds.rung("race", self.sizes.large, until=0.0, names=names):
                 return
 
     def _confirm(self) -> Outcome:
@@ -201,7 +198,7 @@ class Tuner:
         order = list(contenders)
         for number in range(_MOST_CONFIRMATIONS):
             able, verify = confirmation.able, number == 0
-            cost = self._cost(able, size, verify=verify)
+            cost = self.rounds.cost(able, size, verify=verify)
             if not self.budget.confirms(cost, enough=number >= LEAST_SAMPLES):
                 break
             if number % 2 == 0:
@@ -209,7 +206,7 @@ class Tuner:
             else:
                 order.reverse()
             taking_part = [name for name in order if name in able]
-            self._confirm_once(confirmation, taking_part, verify=verify)
+            self.rounds.confirm(confirmation, taking_part, size, verify=verify)
         verdict = confirmation.verdict()
         if verdict is None:
             why = "; ".join(f"{name}: {cause}" for name, cause in confirmation.failed.items())
@@ -223,84 +220,19 @@ class Tuner:
             budget=self.budget,
             size_bytes=size,
             trials=self.race.trials,
-            history=self.history,
+            history=self.rounds.history,
             confirmation=confirmation,
             verdict=verdict,
             context=self.context,
             notes=tuple(self.notes),
         )
 
-    def _confirm_once(
-        self, confirmation: Confirmation, order: Sequence[str], *, verify: bool
-    ) -> None:
-        self._round += 1
-        for name in order:
-            step = Step(
-                phase="confirm", round=self._round, size_bytes=self.sizes.confirm, verify=verify
-            )
-            measured = self._measure(name, step)
-            why = measured.error or self.objective.over(self.history.of(name, "confirm"))
-            if why:
-                confirmation.fail(name, why)
-            else:
-                confirmation.record(name, self._round, self.objective.loss(measured))
-
     # What they are made of.
-
-    def _rung(
-        self, phase: Phase, size: int, *, until: float, names: Sequence[str] | None = None
-    ) -> bool:
-        """Two rounds of `names`, or of all who run; who is shown worse is dropped.
-
-        In random order, then in that order backwards: a storage that grows slower, or faster, does
-        so for all alike. Goes on while more than `until` of the race's share is left. False if it
-        could not begin.
-        """
-        order = list(names or self.race.running)
-        self._random.shuffle(order)
-        for number in range(_ROUNDS):
-            taking_part = [n for n in reversed(order) if self.race.trials[n].running]
-            order = taking_part
-            if len(taking_part) < (2 if number else 1):
-                return True
-            if not self.budget.races(self._cost(taking_part, size), until=until):
-                return number > 0
-            self._measure_all(phase, taking_part, size)
-            self._check_able()
-            self.race.judge()
-        return True
-
-    def _measure_all(
-        self, phase: Phase, names: Iterable[str], size: int, *, record: bool = True
-    ) -> None:
-        """One round: each of `names` once."""
-        self._round += 1
-        for name in names:
-            measured = self._measure(name, Step(phase=phase, round=self._round, size_bytes=size))
-            trial = self.race.trials[name]
-            if measured.error:
-                trial.end(Status.FAILED, measured.error)
-                continue
-            if record:
-                trial.losses[self._round] = self.objective.loss(measured)
-            if over := self.objective.over(self.history.of(name)):
-                trial.end(Status.OVER, over)
-
-    def _measure(self, name: str, step: Step) -> Measurement:
-        candidate = self.race.trials[name].candidate
-        measured = self.measure(candidate, step)
-        self.budget.spend(measured)
-        self.history.add(name, step, measured)
-        figure = measured.error or self.objective.show(
-            self.objective.loss(measured), step.size_bytes
-        )
-        self.progress.trial(candidate, step, figure)
-        return measured
 
     def _contenders(self, ranked: Sequence[str]) -> list[str]:
         """Leader, runner-up, best known setting and baseline, each once."""
         able = {name: one.candidate for name, one in self.race.trials.items() if one.able}
-        known = self._by_probe(name for name, one in able.items() if one.well_known)
+        known = self.rounds.by_probe(name for name, one in able.items() if one.well_known)
         best_known = self.race.ranked(known) or known
         chosen = [*ranked[:2], *best_known[:1]]
         if self.space.baseline.label in able:
@@ -330,46 +262,23 @@ class Tuner:
         ratio = self.race.ratio(name, leader)
         return math.log(ratio) if ratio is not None else 1.0
 
-    def _by_probe(self, names: Iterable[str]) -> list[str]:
-        """Those probed without an error, the best first."""
-        return self.history.by_probe(names, self.objective.loss)
-
-    def _expected_s(self, name: str, size: int) -> float:
-        """By its last trial; a new one's by the leader's."""
-        if name not in self.history.trials:
-            name = (self.race.ranked() or self._by_probe(self.race.trials))[0]
-        return self.history.expected_s(name, size)
-
-    def _cost(self, names: Sequence[str], size: int, *, verify: bool = False) -> Cost:
-        """What a round of `names` will take."""
-        return Cost(
-            time_s=sum(self._expected_s(name, size) for name in names),
-            written_bytes=len(names) * self.written_bytes(size, verify),
-        )
-
     def _cost_of_confirming(self, size: int) -> Cost:
         """What a confirmation at `size` will take, whoever comes that far."""
         contenders = min(_CONTENDERS, self.space.size)
         rounds = [self.written_bytes(size, number == 0) for number in range(_CONFIRMATIONS)]
-        fastest = self._by_probe(self.race.running)[: _CONTENDERS - 1]
+        fastest = self.rounds.by_probe(self.race.running)[: _CONTENDERS - 1]
         names = [self.space.baseline.label, *fastest]
         # Once more, as the first time everything is also restored.
         times = SLACK * (_CONFIRMATIONS + 1)
         return Cost(
-            time_s=times * sum(self._expected_s(name, size) for name in names),
+            time_s=times * self.rounds.cost(names, size).time_s,
             written_bytes=contenders * sum(rounds),
         )
 
     def _affordable(self, *, until: float) -> int:
         """How many like the leader can run a rung of small trials until only `until` is left."""
-        leader = self._cost(self.race.ranked()[:1], self.sizes.small)
-        return self.budget.affordable(leader, rounds=_ROUNDS, until=until)
-
-    def _check_able(self) -> None:
-        if not self.race.running:
-            causes = {name: one.cause for name, one in self.race.trials.items() if not one.able}
-            told = "; ".join(f"{name}: {cause}" for name, cause in causes.items())
-            raise IobenchError(f"no setting is left: {told}")
+        leader = self.rounds.cost(self.race.ranked()[:1], self.sizes.small)
+        return self.budget.affordable(leader, rounds=ROUNDS, until=until)
 
     def _too_small(self, option: str, least: str) -> UsageError:
         return UsageError(

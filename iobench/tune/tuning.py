@@ -25,10 +25,11 @@ from iobench.tune.measurement import Measure, Measurement, Step
 from iobench.tune.objective import Objective
 from iobench.tune.outcome import Outcome
 from iobench.tune.rig import Rig, warm_up_bytes
+from iobench.tune.rounds import Progress
 from iobench.tune.sizes import Sizes
 from iobench.tune.space import Space, space_of
 from iobench.tune.stall import SLOTS
-from iobench.tune.tuner import Progress, Tuner
+from iobench.tune.tuner import Tuner
 from iobench.units import GIB, format_size
 from iobench.workloads import Workload
 

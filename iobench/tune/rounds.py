@@ -1,0 +1,139 @@
+"""Rounds: settings measured next to each other, in the race and in its confirmation."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from iobench.errors import IobenchError
+from iobench.tune.budget import Budget, Cost
+from iobench.tune.candidate import Candidate
+from iobench.tune.confirm import Confirmation
+from iobench.tune.history import History
+from iobench.tune.measurement import Measure, Measurement, Phase, Step
+from iobench.tune.objective import Objective
+from iobench.tune.race import Race, Status
+
+__all__ = ["ROUNDS", "Progress", "Rounds"]
+
+ROUNDS = 2
+"""Of a rung: the fewest in which one can be shown worse."""
+
+
+class Progress(Protocol):
+    """Is told what happens."""
+
+    def phase(self, what: str) -> None:
+        """A part of the tuning begins."""
+
+    def trial(self, candidate: Candidate, step: Step, figure: str) -> None:
+        """A measurement was made: `figure` is its rate or its error."""
+
+
+@dataclass(kw_only=True)
+class Rounds:
+    """Measures whom it is told to, one after the other, and keeps what came of it.
+
+    What a trial took is spent of the `budget`; who fails or goes over a limit runs no more in the
+    `race`. Rounds are numbered through.
+    """
+
+    race: Race[Candidate]
+    objective: Objective
+    budget: Budget
+    measure: Measure
+    written_bytes: Callable[[int, bool], int]
+    progress: Progress
+    rng: random.Random
+    history: History = field(default_factory=History, init=False)
+    number: int = field(default=0, init=False)
+
+    def rung(
+        self, phase: Phase, size: int, *, until: float, names: Sequence[str] | None = None
+    ) -> bool:
+        """Two rounds of `names`, or of all who run; who is shown worse is dropped.
+
+        In random order, then in that order backwards: a storage that grows slower, or faster, does
+        so for all alike. Goes on while more than `until` of the race's share is left. False if it
+        could not begin.
+        """
+        order = list(names or self.race.running)
+        self.rng.shuffle(order)
+        for number in range(ROUNDS):
+            taking_part = [n for n in reversed(order) if self.race.trials[n].running]
+            order = taking_part
+            if len(taking_part) < (2 if number else 1):
+                return True
+            if not self.budget.races(self.cost(taking_part, size), until=until):
+                return number > 0
+            self.run(phase, taking_part, size)
+            self.race.judge()
+        return True
+
+    def run(self, phase: Phase, names: Iterable[str], size: int, *, record: bool = True) -> None:
+        """One round: each of `names` once. Its loss counts in the race but for `record=False`.
+
+        Raises IobenchError when it leaves nobody in the race.
+        """
+        self.number += 1
+        for name in names:
+            measured = self._measure(name, Step(phase=phase, round=self.number, size_bytes=size))
+            trial = self.race.trials[name]
+            if measured.error:
+                trial.end(Status.FAILED, measured.error)
+                continue
+            if record:
+                trial.losses[self.number] = self.objective.loss(measured)
+            if over := self.objective.over(self.history.of(name)):
+                trial.end(Status.OVER, over)
+        self._check_able()
+
+    def confirm(
+        self, confirmation: Confirmation, names: Sequence[str], size: int, *, verify: bool
+    ) -> None:
+        """One round of the confirmation: each of `names` once."""
+        self.number += 1
+        for name in names:
+            step = Step(phase="confirm", round=self.number, size_bytes=size, verify=verify)
+            measured = self._measure(name, step)
+            why = measured.error or self.objective.over(self.history.of(name, "confirm"))
+            if why:
+                confirmation.fail(name, why)
+            else:
+                confirmation.record(name, self.number, self.objective.loss(measured))
+
+    def by_probe(self, names: Iterable[str]) -> list[str]:
+        """Those probed without an error, the best first."""
+        return self.history.by_probe(names, self.objective.loss)
+
+    def cost(self, names: Sequence[str], size: int, *, verify: bool = False) -> Cost:
+        """What a round of `names` will take."""
+        return Cost(
+            time_s=sum(self._expected_s(name, size) for name in names),
+            written_bytes=len(names) * self.written_bytes(size, verify),
+        )
+
+    def _expected_s(self, name: str, size: int) -> float:
+        """By its last trial; a new one's by the leader's."""
+        if name not in self.history.trials:
+            name = (self.race.ranked() or self.by_probe(self.race.trials))[0]
+        return self.history.expected_s(name, size)
+
+    def _measure(self, name: str, step: Step) -> Measurement:
+        candidate = self.race.trials[name].candidate
+        measured = self.measure(candidate, step)
+        self.budget.spend(measured)
+        self.history.add(name, step, measured)
+        figure = measured.error or self.objective.show(
+            self.objective.loss(measured), step.size_bytes
+        )
+        self.progress.trial(candidate, step, figure)
+        return measured
+
+    def _check_able(self) -> None:
+        if not self.race.running:
+            causes = {name: one.cause for name, one in self.race.trials.items() if not one.able}
+            told = "; ".join(f"{name}: {cause}" for name, cause in causes.items())
+            raise IobenchError(f"no setting is left: {told}")

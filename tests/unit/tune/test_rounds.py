@@ -1,0 +1,205 @@
+"""Who is measured in a round, in which order, and what of it is kept."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from iobench.errors import IobenchError
+from iobench.testing.paper_storage import PaperStorage
+from iobench.tune.budget import Budget, Cost
+from iobench.tune.candidate import Candidate
+from iobench.tune.confirm import Confirmation
+from iobench.tune.measurement import Measurement, Step
+from iobench.tune.objective import Objective
+from iobench.tune.race import Race, Status
+from iobench.tune.rounds import Rounds
+from iobench.units import GIB, MIB
+
+_NAMES = ("buffered", "odirect", "uring")
+_SIZE = 64 * MIB
+
+
+@dataclass(kw_only=True)
+class Told:
+    """What was said of each trial."""
+
+    figures: list[str] = field(default_factory=list)
+
+    def phase(self, what: str) -> None:
+        """Not said by rounds."""
+
+    def trial(self, candidate: Candidate, step: Step, figure: str) -> None:
+        self.figures.append(f"{candidate.label} {step.round} {figure}")
+
+
+@dataclass(kw_only=True)
+class Played:
+    """Rounds of three settings at `rates`, on a storage without noise."""
+
+    rounds: Rounds
+    storage: PaperStorage
+    told: Told
+
+    @classmethod
+    def at(
+        cls,
+        *rates: float,
+        error: Callable[[Candidate, Step], str | None] = lambda candidate, step: None,  # noqa: ARG005
+        max_memory_bytes: int | None = None,
+        max_bytes: int = 100 * _SIZE,
+    ) -> Played:
+        by_name = dict(zip(_NAMES, rates, strict=True))
+        storage = PaperStorage(
+            seed=1,
+            noise=lambda rng: 0.0,  # noqa: ARG005
+            rate=lambda one, number: by_name[one.writer] * MIB,  # noqa: ARG005
+            error=error,
+        )
+        told = Told()
+        race: Race[Candidate] = Race()
+        for name in _NAMES:
+            race.join(name, Candidate.of(name, {}, "known-good"))
+        rounds = Rounds(
+            race=race,
+            objective=Objective(max_memory_bytes=max_memory_bytes),
+            budget=Budget(max_s=10_000, max_bytes=max_bytes),
+            measure=storage,
+            written_bytes=storage.written_bytes,
+            progress=told,
+            rng=random.Random(1),
+        )
+        return cls(rounds=rounds, storage=storage, told=told)
+
+    @property
+    def asked(self) -> list[tuple[str, int]]:
+        """Whom, in which round."""
+        return [(name, step.round) for name, step in self.storage.asked]
+
+
+def test_a_round_measures_each_once_and_is_paid_for() -> None:
+    """Losses count by the round's number; the probe's do not count, and are remembered."""
+    played = Played.at(100, 200, 400)
+    played.rounds.run("probe", _NAMES, _SIZE, record=False)
+    assert all(not trial.losses for trial in played.rounds.race.trials.values())
+    played.rounds.run("race", ("uring", "odirect"), _SIZE)
+    assert played.asked == [*((name, 1) for name in _NAMES), ("uring", 2), ("odirect", 2)]
+    losses = {name: set(trial.losses) for name, trial in played.rounds.race.trials.items()}
+    assert losses == {"buffered": set(), "odirect": {2}, "uring": {2}}
+    assert played.rounds.budget.written_bytes == 5 * _SIZE
+    assert [len(played.rounds.history.of(name)) for name in _NAMES] == [1, 2, 2]
+    assert played.told.figures[-1].startswith("odirect 2 0.20 GiB/s")
+
+
+def test_who_fails_or_needs_too_much_runs_no_more() -> None:
+    """With the cause; a probe counts in that, too."""
+    played = Played.at(
+        100,
+        200,
+        400,
+        error=lambda one, _: "OSError: no" if one.writer == "uring" else None,
+        max_memory_bytes=2 * MIB,
+    )
+    with pytest.raises(IobenchError, match=r"no setting is left: .*uring: OSError: no"):
+        played.rounds.run("probe", _NAMES, _SIZE, record=False)
+    statuses = {name: trial.status for name, trial in played.rounds.race.trials.items()}
+    assert statuses["uring"] is Status.FAILED
+    assert statuses["odirect"] is Status.OVER
+
+
+@pytest.mark.parametrize(
+    ("max_bytes", "until", "began", "rounds"),
+    [
+        (12, 0.0, True, 2),
+        (6, 0.0, True, 2),
+        (5, 0.0, True, 1),
+        (3, 0.0, True, 1),
+        (2, 0.0, False, 0),
+        (12, 0.5, True, 2),
+        (12, 0.6, True, 1),
+        (12, 0.8, False, 0),
+    ],
+)
+def test_a_rung_lasts_as_long_as_its_share(
+    max_bytes: int, until: float, began: bool, rounds: int
+) -> None:
+    """Of so many trials' bytes; it says whether it could begin, and goes there and back."""
+    played = Played.at(200, 200, 200)
+    played.rounds.run("probe", _NAMES, _SIZE, record=False)
+    left = Budget(max_s=10_000, max_bytes=max_bytes * _SIZE)
+    left.set_aside(Cost(time_s=0, written_bytes=0))
+    played.rounds.budget = left
+    assert played.rounds.rung("race", _SIZE, until=until) is began
+    first, second = (
+        [name for name, number in played.asked if number == wanted] for wanted in (2, 3)
+    )
+    assert [len(first), len(second)] == [3 if rounds > n else 0 for n in range(2)]
+    if second:
+        assert second == first[::-1]
+
+
+def test_the_second_round_of_a_rung_is_for_those_who_run_still() -> None:
+    """One that fails in the first is not in it, and with one left there is nothing to compare."""
+    played = Played.at(
+        200,
+        200,
+        200,
+        error=lambda one, step: "no" if one.writer == "uring" and step.round == 2 else None,
+    )
+    played.rounds.run("probe", _NAMES, _SIZE, record=False)
+    assert played.rounds.rung("race", _SIZE, until=0.0)
+    assert sorted(name for name, number in played.asked if number == 3) == ["buffered", "odirect"]
+    assert played.rounds.rung("race", _SIZE, until=0.0, names=["odirect"])
+    assert [name for name, number in played.asked if number > 3] == ["odirect"]
+
+
+def test_a_round_of_the_confirmation() -> None:
+    """Is recorded by its number, and verified where that is asked; who fails is out, with why."""
+    played = Played.at(
+        100,
+        200,
+        400,
+        error=lambda one, step: "no" if step.verify and one.writer == "uring" else None,
+    )
+    confirmation = Confirmation(contenders=_NAMES, baseline="buffered")
+    played.rounds.confirm(confirmation, _NAMES, _SIZE, verify=True)
+    played.rounds.confirm(confirmation, confirmation.able, _SIZE, verify=False)
+    assert confirmation.failed == {"uring": "no"}
+    assert {name: sorted(losses) for name, losses in confirmation.losses.items()} == {
+        "buffered": [1, 2],
+        "odirect": [1, 2],
+    }
+    steps = [step for _, step in played.storage.asked]
+    assert {step.phase for step in steps} == {"confirm"}
+    assert [step.verify for step in steps] == [True] * 3 + [False] * 2
+
+
+@pytest.mark.parametrize(("limit", "out"), [(2 * MIB, True), (GIB, False)])
+def test_a_confirmation_judges_limits_by_its_own_samples(limit: int, out: bool) -> None:
+    """Every setting takes a block of a few MiB here; that one took more before is past."""
+    played = Played.at(100, 200, 400, max_memory_bytes=limit)
+    earlier = Step(phase="race", round=1, size_bytes=_SIZE)
+    much = Measurement(took_s=1, spent_s=1, written_bytes=_SIZE, memory_bytes=2 * GIB)
+    played.rounds.history.add("odirect", earlier, much)
+    confirmation = Confirmation(contenders=_NAMES, baseline="buffered")
+    played.rounds.confirm(confirmation, ["odirect"], _SIZE, verify=False)
+    assert ("--max-memory" in confirmation.failed.get("odirect", "")) is out
+    assert ("odirect" in confirmation.losses) is not out
+
+
+def test_a_new_setting_is_expected_to_be_like_the_leader() -> None:
+    """By rank; before any round of the race, like the best of the probe. Verified costs more."""
+    played = Played.at(100, 400, 200)
+    played.rounds.written_bytes = lambda size, verify: (2 if verify else 1) * size
+    played.rounds.run("probe", _NAMES, _SIZE, record=False)
+    cost = played.rounds.cost
+    assert cost(["new"], _SIZE) == cost(["odirect"], _SIZE) != cost(["uring"], _SIZE)
+    played.rounds.run("race", ("uring",), _SIZE)
+    assert cost(["new"], _SIZE) == cost(["uring"], _SIZE)
+    assert cost(["new", "odirect"], _SIZE, verify=True) == Cost(
+        time_s=cost(["uring"], _SIZE).time_s + cost(["odirect"], _SIZE).time_s,
+        written_bytes=4 * _SIZE,
+    )
