@@ -1,0 +1,93 @@
+"""Ceiling: the fio jobs of one run, each with its turn among the contenders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from iobench.bench import fio
+from iobench.bench.contender import WriterContender
+from iobench.bench.plan import Plan
+from iobench.bench.target import Scratch
+from iobench.errors import CeilingError
+from iobench.results import CeilingSample, Operation, Run
+
+__all__ = ["Ceiling"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceiling:
+    """The fio jobs of one run, with files of the size of its checkpoint.
+
+    `able` are those that have not failed; a job that fails is recorded and leaves them.
+    """
+
+    run_id: str
+    directory: Path
+    size_bytes: int
+    fallocate: bool
+    able: list[fio.FioJob] = field(default_factory=lambda: list(fio.JOBS))
+
+    @classmethod
+    def of(cls, run: Run, plan: Plan, scratch: Scratch) -> Ceiling:
+        """Of `run`, in the directory of `scratch`: for plans that measure one."""
+        assert scratch.directory is not None
+        return cls(
+            run_id=run.run_id,
+            directory=scratch.directory,
+            size_bytes=run.workload.bytes,
+            fallocate=_reserves(plan),
+        )
+
+    def records(
+        self, repetition: int, order: int, job: fio.FioJob, settled: Callable[[str, int], None]
+    ) -> Iterator[CeilingSample]:
+        """A save and a restore by `job`, its files removed at the end; no restore if it failed.
+
+        `settled` is told what follows, and returns when that may begin.
+        """
+        operations: tuple[Operation, ...] = ("save", "restore")
+        try:
+            for operation in operations:
+                settled(f"fio {job.name} {operation}", repetition)
+                sample = self._sample(repetition, order, job, operation)
+                yield sample
+                if sample.error:
+                    self.able.remove(job)
+                    return
+        finally:
+            fio.cleanup(self.directory)
+
+    def _sample(
+        self, repetition: int, order: int, job: fio.FioJob, operation: Operation
+    ) -> CeilingSample:
+        size, elapsed_s, cpu_s, error = 0, 0.0, None, None
+        try:
+            measured = fio.run_job(
+                job, operation, self.directory, self.size_bytes, fallocate=self.fallocate
+            )
+            size, elapsed_s, cpu_s = measured.bytes, measured.elapsed_s, measured.cpu_s
+        except CeilingError as failure:
+            error = str(failure)
+        return CeilingSample(
+            run_id=self.run_id,
+            repetition=repetition,
+            order=order,
+            job=job.describe(),
+            operation=operation,
+            bytes=size,
+            elapsed_s=elapsed_s,
+            cpu_s=cpu_s,
+            error=error,
+        )
+
+
+def _reserves(plan: Plan) -> bool:
+    """Whether fio reserves space: unless no writer of this run does."""
+    chosen = [
+        getattr(one.writer.options, "fallocate", None)
+        for one in plan.contenders
+        if isinstance(one, WriterContender)
+    ]
+    return any(chosen) or not any(value is False for value in chosen)

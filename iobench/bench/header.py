@@ -1,0 +1,90 @@
+"""Header: the first record of a run: what was asked, where, and how much its samples move."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from iobench.bench.crew import Team
+from iobench.bench.job import Job, Sizes
+from iobench.bench.plan import Plan
+from iobench.bench.subset import text_of
+from iobench.results import (
+    Environment,
+    Operation,
+    Run,
+    VariantFacts,
+    WorkloadFacts,
+    config_hash,
+    new_run_id,
+    utc_now,
+)
+
+__all__ = ["header"]
+
+
+def header(plan: Plan, team: Team) -> Run:
+    """The header of a run that `team` is about to make; of new id, begun now."""
+    machine, storage = plan.target.describe()
+    asked = plan.to_dict()
+    sizes = [
+        team.ask(plan.axes.most_jobs, partial(Job.sizes, shape=i, subsets=plan.axes.subsets))
+        for i in range(len(plan.axes.shapes))
+    ]
+    scale, size_bytes = plan.workload.scale, sizes[0][0].saved
+    partly = plan.axes.subsets[0] is not None
+    return Run(
+        run_id=new_run_id(),
+        started_at=utc_now(),
+        command=("iobench", *sys.argv[1:]),
+        config_hash=config_hash({k: v for k, v in asked.items() if k != "seed"}),
+        environment=Environment(machine=machine, storage=storage),
+        workload=WorkloadFacts(
+            name=plan.workload.name,
+            rank=plan.rank,
+            bytes=size_bytes,
+            full_bytes=plan.full_bytes if scale else size_bytes,  # the plan's may be estimated
+            files=len(plan.files),
+            scaled=scale is not None,
+            scale=scale.text if scale else None,
+            restored_bytes=sizes[0][0].restored[0] if partly else None,
+        ),
+        variants=tuple(_facts(plan, sizes)),
+        plan=asked,
+    )
+
+
+def _facts(plan: Plan, sizes: Sequence[Sequence[Sizes]]) -> Iterator[VariantFacts]:
+    """What the samples of each variant move; nothing where it is the same for all."""
+    axes = plan.axes
+    if len(axes.shapes) == len(axes.subsets) == axes.most_jobs == 1:
+        return
+    told = set()
+    for variant in plan.variants:
+        shape = axes.shapes.index(variant.shape)
+        jobs = sizes[shape][: variant.numjobs]
+        operations: list[tuple[Operation, str | None, int]] = [
+            ("save", None, sum(job.saved for job in jobs))
+        ]
+        operations += [
+            (
+                "restore",
+                None if subset is None else text_of(subset),
+                sum(job.restored[i] for job in jobs),
+            )
+            for i, subset in enumerate(axes.subsets)
+        ]
+        for operation, restore_as, size in operations:
+            facts = VariantFacts(
+                operation=operation,
+                format=variant.format,
+                granularity=variant.granularity,
+                restore_as=restore_as,
+                numjobs=variant.numjobs,
+                bytes=size,
+                files=sum(len(files[shape]) for files in plan.files_of_jobs[: variant.numjobs]),
+            )
+            if facts not in told:
+                told.add(facts)
+                yield facts
