@@ -1,0 +1,108 @@
+"""What the header of a run says of the bytes that its samples move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from iobench.bench import directory
+from iobench.bench.axes import Axes
+from iobench.bench.contender import WriterContender
+from iobench.bench.crew import Team
+from iobench.bench.directory import DirectoryTarget
+from iobench.bench.header import header
+from iobench.bench.job import Job
+from iobench.bench.plan import Plan
+from iobench.bench.repeat import Repeat
+from iobench.results import Run
+from iobench.units import MIB
+from iobench.workloads import Workload
+from iobench.writers.registry import make
+
+T = TypeVar("T")
+
+
+class Members(Team):
+    """Several jobs, in this process."""
+
+    apart = False
+
+    def __init__(self, plan: Plan) -> None:
+        self.jobs = [Job(setup) for setup in plan.setups()]
+
+    def ask(self, count: int, what: Callable[[Job], T]) -> list[T]:
+        return [what(job) for job in self.jobs[:count]]
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is left."""
+
+
+@pytest.fixture
+def header_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
+    """The header of a run of two writers; `full_bytes` of its plan are an estimate."""
+    described: dict[str, Any] = {"machine": {}, "storage": {}}
+    monkeypatch.setattr(directory, "describe_environment", lambda _target: described)
+
+    def write(workload: Workload, *, full_bytes: int = 12345, **axes: str) -> Run:
+        plan = Plan(
+            workload=workload,
+            full_bytes=full_bytes,
+            rank=0,
+            contenders=(WriterContender(make("buffered")), WriterContender(make("uncached"))),
+            target=DirectoryTarget(path=tmp_path),
+            repeat=Repeat(times=1),
+            pool_bytes=16 * MIB,
+            ceiling=False,
+            crc=True,
+            seed=1,
+            axes=Axes.parse(**axes),
+        )
+        return header(plan, Members(plan))
+
+    return write
+
+
+def test_the_bytes_of_full_size(header_of: Callable[..., Run], tiny: Workload) -> None:
+    """Of a scaled workload those of the plan; otherwise what is moved, which a plan estimates."""
+    whole = header_of(tiny).workload
+    assert whole.full_bytes == whole.bytes > 12345
+    assert (whole.scaled, whole.scale) == (False, None)
+    scaled = header_of(tiny.scaled(tiny.size_bytes() // 2, 0), full_bytes=tiny.size_bytes())
+    assert scaled.workload.scaled
+    assert scaled.workload.full_bytes == tiny.size_bytes() > scaled.workload.bytes
+
+
+def test_where_all_samples_move_the_same_the_header_says_it(
+    header_of: Callable[..., Run], tiny: Workload
+) -> None:
+    """A part that is restored is told beside it, where there is one such part only."""
+    assert header_of(tiny).variants == ()
+    assert header_of(tiny).workload.restored_bytes is None
+    partly = header_of(tiny, restore_as="subset=0.5")
+    assert partly.variants == ()
+    assert partly.workload.restored_bytes is not None
+    assert 0 < partly.workload.restored_bytes < partly.workload.bytes
+
+
+def test_what_differs_is_told_once_each(header_of: Callable[..., Run], tiny: Workload) -> None:
+    """By shape, processes and part: two writers move the same, two ranks about twice as much."""
+    run = header_of(tiny, numjobs="1,2", granularity="same,blob", restore_as="same,subset=0.5")
+    told = {
+        (one.granularity, one.numjobs, one.operation, one.restore_as): one for one in run.variants
+    }
+    assert len(run.variants) == len(told) == 2 * 2 * 3
+    for shape in (None, "blob"):
+        saved, restored, half = (
+            (told[shape, 1, *which], told[shape, 2, *which])
+            for which in (("save", None), ("restore", None), ("restore", "subset=0.5"))
+        )
+        for one, two in (saved, restored, half):
+            assert two.files == 2 * one.files
+            assert 1.9 * one.bytes < two.bytes < 2.1 * one.bytes  # ranks write almost the same
+        assert [one.bytes for one in saved] == [one.bytes for one in restored]
+        assert 0 < half[0].bytes < saved[0].bytes
+    assert told[None, 1, "save", None].bytes == run.workload.bytes
+    assert told["blob", 1, "save", None].files == 1
