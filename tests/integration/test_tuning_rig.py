@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from iobench import workloads
 from iobench.bench import directory
 from iobench.bench.target import target_of
+from iobench.checkpoint.checkpointer import Checkpointer
+from iobench.tune import rig as rig_module
 from iobench.tune.candidate import Candidate
 from iobench.tune.measurement import Step
 from iobench.tune.objective import Objective
@@ -63,3 +66,40 @@ def test_every_copy_of_a_stall_is_booked(rig: Rig, given: list[int], verify: boo
     measured = rig(candidate, step)
     assert measured.error is None
     assert measured.written_bytes == pytest.approx(sum(given) - before, rel=0.02)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_trial_leaves_no_checkpoint(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, broken: bool
+) -> None:
+    """Nor one of a stall that failed half-way: the next trial has the room that this one had."""
+    if broken:
+        saves = iter([True, True, False])
+        stock = Checkpointer.save_async
+
+        def failing(self: Checkpointer, *given: Any, **how: Any) -> Any:
+            if not next(saves):
+                raise OSError("the third save fails")
+            return stock(self, *given, **how)
+
+        monkeypatch.setattr(Checkpointer, "save_async", failing)
+    step = Step(phase="confirm", round=1, size_bytes=SIZE, verify=True)
+    measured = rig(Candidate.of("buffered", {}, "drawn"), step)
+    assert (measured.error is not None) is broken
+    assert rig.scratch.directory is not None
+    assert os.listdir(rig.scratch.directory) == ["lock"]
+
+
+def test_writers_used_last_keep_their_memory(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new one is warmed up, which is booked; of more than are kept the oldest is let go."""
+    monkeypatch.setattr(rig_module, "_KEPT_WRITERS", 2)
+    a, b, c = (
+        Candidate.of("buffered", values, "drawn")
+        for values in ({}, {"fallocate": False}, {"block_size": MIB})
+    )
+    step = Step(phase="race", round=1, size_bytes=SIZE)
+    written = [rig(one, step).written_bytes for one in (a, b, a, c, a, b)]
+    warm = min(written)
+    assert [size - warm for size in written] == [
+        rig_module.warm_up_bytes(SIZE) * new for new in (1, 1, 0, 1, 0, 1)
+    ]

@@ -95,3 +95,14 @@ def test_how_often_equals_are_called_better() -> None:
         assert verdict is not None
         wrong += verdict.chosen != "buffered"
     assert wrong <= 3, f"{wrong} of 60"
+
+
+@pytest.mark.parametrize(("rounds", "enough"), [(4, False), (5, True), (6, True)])
+def test_five_rounds_are_enough_for_a_claim(rounds: int, enough: bool) -> None:
+    """Of every one that is able; who failed needs none."""
+    made = confirmed(rounds, winner=1.0, known=1.5, buffered=2.0)
+    assert made.enough is enough
+    del made.losses["known"][0]
+    assert made.enough is (rounds > 5)
+    made.fail("known", "OSError: no")
+    assert made.enough is enough

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,22 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read_journal(path) == (HEADER, [record()])
     assert kinds(path) == ["tuning", "trial", "end"]
     assert json.loads(path.read_text().splitlines()[-1])["status"] == "complete"
+
+
+def test_it_is_durable_when_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Synced once, with the last line in it, however the tuning ended."""
+    path, fsync = tmp_path / "tune.jsonl", os.fsync
+    synced: list[list[str]] = []
+
+    def syncing(fd: int) -> None:
+        synced.append(kinds(path))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    with contextlib.suppress(KeyboardInterrupt), Journal.create(path, HEADER) as journal:
+        journal.write(record())
+        raise KeyboardInterrupt
+    assert synced == [["tuning", "trial", "end"]]
 
 
 def test_it_answers_for_its_own_step_only() -> None:
