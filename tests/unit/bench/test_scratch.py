@@ -155,3 +155,20 @@ def test_a_target_that_cannot_be_written(
     with pytest.raises(TargetError, match="Read-only file system"), scratch_directory(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_two_runs_that_begin_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them removes what a killed run left; the other takes it for alive meanwhile."""
+    left = left_by_a_killed_run(tmp_path)
+    remove, removed = scratch._remove, []
+
+    def removing(directory: Path) -> None:
+        removed.append(directory)
+        if removed == [left]:
+            scratch._remove_stale(tmp_path)
+        remove(directory)
+
+    monkeypatch.setattr(scratch, "_remove", removing)
+    scratch._remove_stale(tmp_path)
+    assert removed == [left]
+    assert list(tmp_path.iterdir()) == []
