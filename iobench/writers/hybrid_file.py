@@ -12,23 +12,16 @@ from typing import Self
 
 from iobench import linux
 from iobench.errors import IobenchError, TransferError, UnavailableError
+from iobench.writers.cached_file import CachedFile
 from iobench.writers.direct_engine import DirectEngine, Landing
-from iobench.writers.direct_file import REFUSED, DirectFile, as_it_lies, direct_alignment, round_up
-from iobench.writers.dontcache import dontcache_refusal
+from iobench.writers.direct_file import REFUSED, DirectFile, as_it_lies, direct_alignment
 from iobench.writers.flight import Landed
 from iobench.writers.image import FileImage
 from iobench.writers.memory_pressure import MemoryPressure
 from iobench.writers.path_policy import Operation, Path, PathPolicy, Position
-from iobench.writers.posix import pread_all, pwrite_all
 from iobench.writers.transfer import Meter
 
 __all__ = ["HybridFile"]
-
-_ON_STORAGE = (
-    linux.SYNC_FILE_RANGE_WAIT_BEFORE
-    | linux.SYNC_FILE_RANGE_WRITE
-    | linux.SYNC_FILE_RANGE_WAIT_AFTER
-)
 
 _Written = Callable[[], None]
 
@@ -67,7 +60,7 @@ class HybridFile:
         block_size: int,
         small_size: int,
     ) -> None:
-        self._fd, self._name = fd, name
+        self._cached, self._name = CachedFile(fd), name
         self._again = f"/proc/self/fd/{fd}"  # the same file, whatever happens to its name
         self._direct_flags = os.O_WRONLY if writing else os.O_RDONLY
         self._policy, self._pressure = policy, pressure
@@ -75,10 +68,6 @@ class HybridFile:
         self._lock = threading.Lock()
         self._direct: DirectFile | None = None
         self._alignment = linux.DioAlignment(memory=linux.PAGE, offset=linux.PAGE)
-        self._dontcache: str | None = None
-        """None: not tried yet. Empty: taken. Otherwise why it is refused."""
-        self._through_cache: list[tuple[int, int]] = []
-        self._has_cached_pages: bool | None = None
         self._proved = False
         """Whether a direct operation has succeeded."""
         self._looked = False
@@ -132,18 +121,11 @@ class HybridFile:
         def direct(file: DirectFile, landed: Landed) -> None:
             if not self._is_aligned(offset, stop - start):  # known since the file was opened
                 raise _RefusedError(f"direct I/O wants multiples of {file.alignment.offset} bytes")
-            self._leave_cache(offset, offset + stop - start)
+            self._cached.leave(offset, offset + stop - start)
             engine.write(file, image, start, stop, at=offset, landed=landed)
 
         def cached(path: Path) -> None:
-            with self._lock:
-                self._through_cache.append((offset, offset + stop - start))
-            if path == Path.UNCACHED:
-                self._write_uncached(image, start, stop, offset, meter)
-                return
-            with image.outgoing(start, stop, meter) as views, meter.phase("write"):
-                calls = pwrite_all(self._fd, views, offset)
-            meter.count(path, stop - start, calls)
+            self._cached.write(path, image, start, stop, offset, meter)
 
         path = self._carry_out(operation, meter, engine, direct, cached, landing)
         if path == Path.DIRECT and not self._looked:
@@ -167,33 +149,9 @@ class HybridFile:
     def _look(self, offset: int, length: int, meter: Meter) -> None:
         """Give O_DIRECT up where it is accepted and goes through the page cache all the same."""
         self._looked = True
-        if self._resident(offset, length) and self._policy.drop(Path.DIRECT):
+        if self._cached.resident_bytes(offset, length) and self._policy.drop(Path.DIRECT):
             why = "O_DIRECT is accepted, yet goes through the page cache"
             meter.fell_back(Path.DIRECT, "page cache", why)
-
-    def _write_uncached(
-        self, image: FileImage, start: int, stop: int, offset: int, meter: Meter
-    ) -> None:
-        """On return the bytes have reached the device, like those of a direct write."""
-        flags = self._dontcache_flags(meter)
-        length = stop - start
-        with image.outgoing(start, stop, meter) as views, meter.phase("write"):
-            calls = pwrite_all(self._fd, views, offset, flags)
-            linux.sync_file_range(self._fd, offset, length, _ON_STORAGE)
-            if not flags:
-                os.posix_fadvise(self._fd, offset, length, os.POSIX_FADV_DONTNEED)
-        meter.count(Path.UNCACHED if flags else "sync_file_range", length, calls)
-
-    def _leave_cache(self, start: int, stop: int) -> None:
-        """Have the pages of [start, stop) on storage and out of the page cache."""
-        with self._lock:
-            met = [r for r in self._through_cache if r[0] < stop and start < r[1]]
-            self._through_cache = [r for r in self._through_cache if r not in met]
-        for begin, end in met:
-            linux.sync_file_range(self._fd, begin, end - begin, _ON_STORAGE)
-            page = begin - begin % linux.PAGE
-            length = round_up(end, linux.PAGE) - page
-            os.posix_fadvise(self._fd, page, length, os.POSIX_FADV_DONTNEED)
 
     # Reading.
 
@@ -217,35 +175,16 @@ class HybridFile:
             position=Position.WHOLE if whole else Position.FIRST if not begin else Position.MIDDLE,
             aligned=begin % self._alignment.offset == 0,  # a block is rounded up, and cut
             memory_aligned=data is not None,
-            in_cache=self._in_cache(wanted, stop),
+            in_cache=self._cached.holds(wanted, stop),
         )
 
         def direct(file: DirectFile, landed: Landed) -> None:
             engine.read(file, image, begin, wanted, stop, landed=landed)
 
         def cached(path: Path) -> None:
-            uncached = path == Path.UNCACHED
-            flags = self._dontcache_flags(meter) if uncached else 0
-            with image.incoming(wanted, stop, meter) as views, meter.phase("read"):
-                calls = pread_all(self._fd, views, wanted, flags)
-                if uncached and not flags:
-                    os.posix_fadvise(self._fd, wanted, stop - wanted, os.POSIX_FADV_DONTNEED)
-            name = "buffered+dontneed" if uncached and not flags else path
-            meter.count(name, stop - wanted, calls)
+            self._cached.read(path, image, wanted, stop, meter)
 
         self._carry_out(operation, meter, engine, direct, cached)
-
-    def _in_cache(self, start: int, stop: int) -> bool:
-        """Whether all of [start, stop) lies in the page cache. No, where that cannot be asked."""
-        if self._has_cached_pages is None:
-            self._has_cached_pages = self._resident(0, 0) > 0
-        return self._has_cached_pages and self._resident(start, stop - start) >= stop - start
-
-    def _resident(self, start: int, length: int) -> int:
-        try:
-            return linux.cachestat_resident_bytes(self._fd, start, length)
-        except OSError:
-            return 0
 
     # Both.
 
@@ -351,15 +290,6 @@ class HybridFile:
         except BaseException:
             os.close(fd)
             raise
-
-    def _dontcache_flags(self, meter: Meter) -> int:
-        """RWF_DONTCACHE where it is taken, else 0 and a recorded fallback."""
-        if self._dontcache is None:
-            self._dontcache = dontcache_refusal(self._fd) or ""
-        if self._dontcache:
-            meter.fell_back(Path.UNCACHED, "sync_file_range", self._dontcache)
-            return 0
-        return linux.RWF_DONTCACHE
 
     def __enter__(self) -> Self:
         return self

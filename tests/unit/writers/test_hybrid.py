@@ -16,7 +16,8 @@ from iobench import linux
 from iobench.errors import TransferError, UnavailableError
 from iobench.testing import content
 from iobench.units import KIB
-from iobench.writers import direct_engine, flight, hybrid, hybrid_file
+from iobench.writers import cached_file, direct_engine, flight, hybrid, hybrid_file
+from iobench.writers.cached_file import CachedFile
 from iobench.writers.direct_io import written_on
 from iobench.writers.hybrid import HybridWriter
 from iobench.writers.hybrid_file import HybridFile
@@ -62,7 +63,7 @@ class _Paths:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[tuple[str, int, int]] = []
         self.left: list[tuple[int, int]] = []
-        write, leave = HybridFile._write, HybridFile._leave_cache
+        write, leave = HybridFile._write, CachedFile.leave
         send_small = HybridWriter._send_small
 
         def recorded(file, image, start, stop, *arguments):
@@ -83,7 +84,7 @@ class _Paths:
 
         monkeypatch.setattr(HybridWriter, "_send_small", small)
         monkeypatch.setattr(HybridFile, "_write", recorded)
-        monkeypatch.setattr(HybridFile, "_leave_cache", left)
+        monkeypatch.setattr(CachedFile, "leave", left)
 
     def pages(self) -> Counter[tuple[str, int]]:
         touched: set[tuple[str, int]] = set()
@@ -268,7 +269,7 @@ def test_without_direct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_without_dontcache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where RWF_DONTCACHE is refused sync_file_range takes its place, and that is told."""
-    monkeypatch.setattr(hybrid_file, "dontcache_refusal", lambda _: "RWF_DONTCACHE is refused")
+    monkeypatch.setattr(cached_file, "dontcache_refusal", lambda _: "RWF_DONTCACHE is refused")
     data, writer = content(4 * _BLOCK), _writer(paths="uncached")
     moved = writer.write(FileImage.of("file", [data]), tmp_path)
     assert set(moved.paths) == {"sync_file_range"}

@@ -1,0 +1,115 @@
+"""CachedFile: the way to one open file through its page cache."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from iobench import linux
+from iobench.writers.direct_file import round_up
+from iobench.writers.dontcache import dontcache_refusal
+from iobench.writers.image import FileImage
+from iobench.writers.path_policy import Path
+from iobench.writers.posix import pread_all, pwrite_all
+from iobench.writers.transfer import Meter
+
+__all__ = ["CachedFile"]
+
+_ON_STORAGE = (
+    linux.SYNC_FILE_RANGE_WAIT_BEFORE
+    | linux.SYNC_FILE_RANGE_WRITE
+    | linux.SYNC_FILE_RANGE_WAIT_AFTER
+)
+
+
+class CachedFile:
+    """Moves ranges of a file by the paths BUFFERED and UNCACHED. Thread-safe.
+
+    `fd` stays the caller's. What was written is remembered until `leave` has it on storage, so that
+    a direct operation meets none of it.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._lock = threading.Lock()
+        self._written: list[tuple[int, int]] = []
+        self._dontcache: str | None = None
+        """None: not tried yet. Empty: taken. Otherwise why it is refused."""
+        self._has_pages: bool | None = None
+
+    def write(
+        self, path: Path, image: FileImage, start: int, stop: int, offset: int, meter: Meter
+    ) -> None:
+        """Write bytes [start, stop) of `image` at `offset`.
+
+        On return they are in the page cache, and with UNCACHED they have reached the device like
+        those of a direct write.
+        """
+        length = stop - start
+        with self._lock:
+            self._written.append((offset, offset + length))
+        if path == Path.UNCACHED:
+            self._write_uncached(image, start, stop, offset, meter)
+            return
+        with image.outgoing(start, stop, meter) as views, meter.phase("write"):
+            calls = pwrite_all(self._fd, views, offset)
+        meter.count(path, length, calls)
+
+    def read(self, path: Path, image: FileImage, start: int, stop: int, meter: Meter) -> None:
+        """Fill bytes [start, stop) of `image`; with UNCACHED their pages are dropped again."""
+        uncached = path == Path.UNCACHED
+        flags = self._dontcache_flags(meter) if uncached else 0
+        with image.incoming(start, stop, meter) as views, meter.phase("read"):
+            calls = pread_all(self._fd, views, start, flags)
+            if uncached and not flags:
+                os.posix_fadvise(self._fd, start, stop - start, os.POSIX_FADV_DONTNEED)
+        name = "buffered+dontneed" if uncached and not flags else path
+        meter.count(name, stop - start, calls)
+
+    def leave(self, start: int, stop: int) -> None:
+        """Have what was written of [start, stop) on storage and out of the page cache."""
+        with self._lock:
+            met = [r for r in self._written if r[0] < stop and start < r[1]]
+            self._written = [r for r in self._written if r not in met]
+        for begin, end in met:
+            linux.sync_file_range(self._fd, begin, end - begin, _ON_STORAGE)
+            page = begin - begin % linux.PAGE
+            length = round_up(end, linux.PAGE) - page
+            os.posix_fadvise(self._fd, page, length, os.POSIX_FADV_DONTNEED)
+
+    def holds(self, start: int, stop: int) -> bool:
+        """Whether all of [start, stop) lies in the page cache. No, where that cannot be asked."""
+        if self._has_pages is None:
+            self._has_pages = self.resident_bytes(0, 0) > 0
+        return self._has_pages and self.resident_bytes(start, stop - start) >= stop - start
+
+    def resident_bytes(self, start: int, length: int) -> int:
+        """How much of so much from `start` lies in the page cache; 0 where it cannot be asked.
+
+        Length 0 means up to the end.
+        """
+        try:
+            return linux.cachestat_resident_bytes(self._fd, start, length)
+        except OSError:
+            return 0
+
+    def _write_uncached(
+        self, image: FileImage, start: int, stop: int, offset: int, meter: Meter
+    ) -> None:
+        flags = self._dontcache_flags(meter)
+        length = stop - start
+        with image.outgoing(start, stop, meter) as views, meter.phase("write"):
+            calls = pwrite_all(self._fd, views, offset, flags)
+            linux.sync_file_range(self._fd, offset, length, _ON_STORAGE)
+            if not flags:
+                os.posix_fadvise(self._fd, offset, length, os.POSIX_FADV_DONTNEED)
+        meter.count(Path.UNCACHED if flags else "sync_file_range", length, calls)
+
+    def _dontcache_flags(self, meter: Meter) -> int:
+        """RWF_DONTCACHE where it is taken, else 0 and a recorded fallback."""
+        if self._dontcache is None:
+            self._dontcache = dontcache_refusal(self._fd) or ""
+        if self._dontcache:
+            meter.fell_back(Path.UNCACHED, "sync_file_range", self._dontcache)
+            return 0
+        return linux.RWF_DONTCACHE
