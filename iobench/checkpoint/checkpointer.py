@@ -292,12 +292,23 @@ class Checkpointer:
         """Fill the slot, now or lazily, and have it written then."""
         try:
             if self._lazy:
-                self._copying = LazyCopy(snapshot, self._persister), snapshot.save
+                self._copy_lazily(snapshot)
                 return
             copy_into(snapshot.slot.memory, snapshot.serialized)
             self._persister.submit(snapshot)
         except BaseException:
-            self._persister.give(snapshot.slot)
+            if self._copying is None:
+                self._persister.give(snapshot.slot)
+            raise
+
+    def _copy_lazily(self, snapshot: Snapshot) -> None:
+        copy = LazyCopy(snapshot, self._persister)
+        self._copying = copy, snapshot.save
+        try:
+            copy.begin()
+        except BaseException:
+            if not copy.begun:
+                self._copying = None
             raise
 
     def _finish_copy(self) -> None:

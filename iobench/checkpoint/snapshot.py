@@ -100,7 +100,7 @@ class LazyCopy(threading.Thread):
 
     Only torch tensors are read later; numpy arrays and all the rest are taken at once. When the
     copy is whole the snapshot is handed to the persister; so is StateError if a tensor was changed
-    while it was copied.
+    while it was copied. The slot is the thread's from `begin` on, unless that raises.
     """
 
     def __init__(self, snapshot: Snapshot, persister: Persister[Snapshot]) -> None:
@@ -109,9 +109,19 @@ class LazyCopy(threading.Thread):
         self._serialized = snapshot.serialized.with_arrays_copied()
         self._streams = None if self._serialized.on_cpu else SideStreams(self._serialized.leaves)
         self._versions = _versions(self._serialized)
-        self.start()
+        self._beginning = threading.Lock()
+        self.begun = False
+
+    def begin(self) -> None:
+        """Start. Where that raises, Ctrl-C too, a thread that did start copies nothing."""
+        with self._beginning:
+            self.start()
+            self.begun = True
 
     def run(self) -> None:
+        with self._beginning:
+            if not self.begun:
+                return
         try:
             copy_into(self._snapshot.slot.memory, self._serialized, self._streams)
             self._check_unchanged()

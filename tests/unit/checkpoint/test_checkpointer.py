@@ -908,17 +908,20 @@ def test_forgotten_while_it_copies(runs: Path, monkeypatch: pytest.MonkeyPatch) 
         assert _value(again.load()) == 1
 
 
-@pytest.mark.parametrize("lazy", [False, True])
-def test_interrupted_as_the_writing_begins(
-    make: Make, monkeypatch: pytest.MonkeyPatch, lazy: bool
+@pytest.mark.parametrize(
+    ("lazy", "name"),
+    [(False, "iobench-persister"), (True, "iobench-persister"), (True, "iobench-snapshot")],
+)
+def test_interrupted_as_a_thread_begins(
+    make: Make, monkeypatch: pytest.MonkeyPatch, lazy: bool, name: str
 ) -> None:
-    """Ctrl-C while the thread is started: the slot is given back once, and nothing is written."""
+    """Ctrl-C while it is started: the slot is given back once, and nothing is written."""
     ckpt = make(slots=2, lazy=lazy)
     start = threading.Thread.start
 
     def interrupted(thread: threading.Thread) -> None:
         start(thread)
-        if thread.name == "iobench-persister":
+        if thread.name == name:
             raise KeyboardInterrupt
 
     def saved() -> None:
@@ -931,7 +934,7 @@ def test_interrupted_as_the_writing_begins(
             saved()
     ckpt.wait()
     for thread in threading.enumerate():
-        if thread.name == "iobench-persister":
+        if thread.name in ("iobench-persister", "iobench-snapshot"):
             thread.join()
     free = ckpt._persister._free
     assert len(free) == len(set(free)) == 2
