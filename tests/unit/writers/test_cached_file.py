@@ -1,0 +1,120 @@
+"""CachedFile: what is in the page cache, what has left it, and what has reached the device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from iobench import linux
+from iobench.units import MIB
+from iobench.writers.cached_file import CachedFile
+from iobench.writers.image import FileImage
+from iobench.writers.path_policy import Path
+from iobench.writers.transfer import Meter
+
+from ...conftest import MakeFilesystem
+
+_DATA = np.random.default_rng(0).integers(0, 256, 4 * MIB, dtype=np.uint8)
+_IMAGE = FileImage.of("file", [_DATA])
+
+
+@pytest.fixture
+def fd(shared_filesystems: MakeFilesystem) -> Iterator[int]:
+    path = shared_filesystems("ext4") / "file"
+    opened = os.open(path, os.O_CREAT | os.O_RDWR)
+    os.ftruncate(opened, len(_DATA))
+    yield opened
+    os.close(opened)
+    path.unlink()
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The (offset, length) of every range that was waited for until it was on the device."""
+    ranges: list[tuple[int, int]] = []
+    real = linux.sync_file_range
+    everything = (
+        linux.SYNC_FILE_RANGE_WAIT_BEFORE
+        | linux.SYNC_FILE_RANGE_WRITE
+        | linux.SYNC_FILE_RANGE_WAIT_AFTER
+    )
+
+    def watched(fd: int, offset: int, length: int, flags: int) -> None:
+        if flags == everything:
+            ranges.append((offset, length))
+        real(fd, offset, length, flags)
+
+    monkeypatch.setattr(linux, "sync_file_range", watched)
+    return ranges
+
+
+def _write(file: CachedFile, path: Path, start: int, stop: int) -> None:
+    file.write(path, _IMAGE, start, stop, start, Meter())
+
+
+def test_a_buffered_write_stays_until_its_range_is_left(
+    fd: int, synced: list[tuple[int, int]]
+) -> None:
+    file = CachedFile(fd)
+    for start in (0, MIB, 2 * MIB):
+        _write(file, Path.BUFFERED, start, start + MIB)
+    assert synced == []
+    assert file.resident_bytes(0, 3 * MIB) == 3 * MIB
+    file.leave(MIB + 4096, MIB + 8192)
+    assert synced == [(MIB, MIB)]
+    assert file.resident_bytes(MIB, MIB) == 0
+    assert file.resident_bytes(0, MIB) == file.resident_bytes(2 * MIB, MIB) == MIB
+    file.leave(MIB, 2 * MIB)  # it was left already
+    file.leave(3 * MIB, 4 * MIB)  # nothing was written there
+    assert synced == [(MIB, MIB)]
+    file.leave(0, 4 * MIB)
+    assert file.resident_bytes(0, 4 * MIB) == 0
+    assert os.pread(fd, 3 * MIB, 0) == _DATA[: 3 * MIB].tobytes()
+
+
+@pytest.mark.parametrize("refused", ["", "RWF_DONTCACHE is refused"])
+def test_an_uncached_write_is_on_the_device_on_return(
+    fd: int, synced: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    if refused:
+        monkeypatch.setattr("iobench.writers.cached_file.dontcache_refusal", lambda _: refused)
+    _write(CachedFile(fd), Path.UNCACHED, MIB, 2 * MIB)
+    assert synced == [(MIB, MIB)]
+    assert os.pread(fd, MIB, MIB) == _DATA[MIB : 2 * MIB].tobytes()
+
+
+def test_holds_only_what_lies_in_the_page_cache_whole(fd: int) -> None:
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    assert not CachedFile(fd).holds(0, MIB)
+    _write(CachedFile(fd), Path.BUFFERED, 0, MIB)
+    file = CachedFile(fd)
+    assert file.holds(0, MIB)
+    assert file.holds(4096, 8192)
+    assert not file.holds(MIB - 4096, MIB + 4096)
+    assert not file.holds(2 * MIB, 3 * MIB)
+
+
+def test_where_the_page_cache_cannot_be_asked(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> int:
+        raise OSError
+
+    monkeypatch.setattr(linux, "cachestat_resident_bytes", refuse)
+    _write(CachedFile(fd), Path.BUFFERED, 0, MIB)
+    assert not CachedFile(fd).holds(0, MIB)
+
+
+def test_reads_leave_as_much_in_the_page_cache_as_their_path_does(fd: int) -> None:
+    os.pwrite(fd, _DATA.tobytes(), 0)
+    os.fsync(fd)
+    for path, left in ((Path.BUFFERED, True), (Path.UNCACHED, False)):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        memory = np.zeros(len(_DATA), dtype=np.uint8)
+        file, image = CachedFile(fd), FileImage.of("file", [memory])
+        file.read(path, image, 0, MIB, Meter())
+        assert np.array_equal(memory[:MIB], _DATA[:MIB])
+        assert not memory[MIB:].any()
+        assert file.holds(0, MIB) == left
