@@ -43,10 +43,12 @@ def compare(
             f"{old} and {new} cannot be compared ({'; '.join(differing)}); --force does it anyway"
         )
     comparison = report.compare(before, after, allowed)
-    if not comparison.rows:
+    if not comparison.rows and not comparison.failed:
         raise UsageError(f"{old} and {new} have no writer in common")
     write(comparison, format_, sys.stdout)
     if worse := [f"{name_of(row)} {row.operation}" for row in comparison.regressions]:
         raise RegressionError(f"slower by more than {threshold}: {', '.join(worse)}")
-    if spoilt := [f"{name_of(row)} {row.operation}" for row in comparison.rows if row.spoilt]:
-        raise IobenchError(f"VALID before and INVALID now, not judged: {', '.join(spoilt)}")
+    if comparison.spoilt:
+        raise IobenchError(
+            f"VALID before, INVALID now or FAILED: {', '.join(comparison.spoilt)}; not judged"
+        )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from iobench.bench.comparison import LEAST_FLOOR, LEAST_SAMPLES, Finding, compare_runs, noise_floor
 from iobench.bench.stats import median, rate
-from iobench.bench.verdict import Context, Status, combine, judge
+from iobench.bench.verdict import Context, Status, Verdict
 from iobench.environment.storage import leaf_devices
-from iobench.report.summary import Figure, group
-from iobench.results import Operation, ResultFile, Run, Sample, to_plain
+from iobench.report.summary import Figure, group, verdict_of
+from iobench.results import Operation, ResultFile, Run, Sample, contender_of, to_plain
 from iobench.results.labels import name_of
 from iobench.units import GIB, format_size
 
@@ -21,6 +21,7 @@ __all__ = ["SCHEMA", "Comparison", "Row", "compare", "unlike"]
 SCHEMA = "iobench.compare/1"
 
 _Key = Figure
+_SPOILT = (Status.INVALID, Status.FAILED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +29,9 @@ class Row:
     """One contender's saves or restores in both runs.
 
     `ratio` is of the new rate to the old one, `ci95` its interval, `floor` the part that counts as
-    noise; see docs/statistics.md. `finding` is None where a run's samples are INVALID: such figures
-    are not judged; `spoilt` where only the new ones are. `regression` is set where it is worse, and
-    by more than the threshold.
+    noise; see docs/statistics.md. `finding` is None where a run's samples are INVALID, or FAILED:
+    such figures are not judged; `spoilt` where only the new ones are. `regression` is set where it
+    is worse, and by more than the threshold.
     """
 
     workload: str
@@ -56,9 +57,13 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """`unlike` says what differs between the runs; `missing` and `added` who is in one only."""
+    """`unlike` says what differs between the runs; `missing` and `added` who is in one only.
+
+    `failed` are those that were measured before and failed now before they had a sample, with why.
+    """
 
     schema: str = SCHEMA
+    workload: str
     old: str
     new: str
     threshold: float
@@ -66,10 +71,17 @@ class Comparison:
     rows: tuple[Row, ...]
     missing: tuple[str, ...]
     added: tuple[str, ...]
+    failed: Mapping[str, str]
 
     @property
     def regressions(self) -> list[Row]:
         return [row for row in self.rows if row.regression]
+
+    @property
+    def spoilt(self) -> list[str]:
+        """Who was VALID before and is INVALID or FAILED now."""
+        rows = [f"{name_of(row)} {row.operation}" for row in self.rows if row.spoilt]
+        return [*rows, *self.failed]
 
     def document(self) -> dict[str, Any]:
         """The comparison as plain JSON values, described in docs/results.md."""
@@ -94,14 +106,19 @@ def unlike(old: Run, new: Run) -> list[str]:
 def compare(old: ResultFile, new: ResultFile, threshold: float) -> Comparison:
     """Every contender that both runs have. `threshold` is a part: 0.05 for 5 %."""
     before, after = group(old), group(new)
-    pairs = _pairs(before, after)
-    contexts = Context.of(old.run), Context.of(new.run)
+    failures = {contender_of(failure): failure for failure in new.failures}
+    kinds = {(operation, restore_as) for _, operation, restore_as in before}
+    tried = {*after, *((contender, *kind) for contender in failures for kind in kinds)}
+    pairs = _pairs(before, tried)
+    then, now = _verdicts(old, before), _verdicts(new, after)
     rows = [
-        _row(new.run.workload.name, before[one], after[other], contexts, threshold)
+        _row(new.run.workload.name, before[one], after[other], (then[one], now[other]), threshold)
         for one, other in pairs
+        if other in after
     ]
     rows.sort(key=lambda row: row.operation == "restore")
     return Comparison(
+        workload=new.run.workload.name,
         old=str(old.path),
         new=str(new.path),
         threshold=threshold,
@@ -109,10 +126,21 @@ def compare(old: ResultFile, new: ResultFile, threshold: float) -> Comparison:
         rows=tuple(rows),
         missing=_names(before, {one for one, _ in pairs}),
         added=_names(after, {other for _, other in pairs}),
+        failed={
+            _name(before[one]): failures[other[0]].why for one, other in pairs if other not in after
+        },
     )
 
 
-def _pairs(before: Mapping[_Key, Any], after: Mapping[_Key, Any]) -> list[tuple[_Key, _Key]]:
+def _verdicts(result: ResultFile, groups: Mapping[_Key, Sequence[Sample]]) -> dict[_Key, Verdict]:
+    context = Context.of(result.run)
+    failures = {contender_of(failure): failure for failure in result.failures}
+    return {
+        key: verdict_of(samples, context, failures.get(key[0])) for key, samples in groups.items()
+    }
+
+
+def _pairs(before: Collection[_Key], after: Collection[_Key]) -> list[tuple[_Key, _Key]]:
     """Equal settings; then, where one is left of a writer in both runs, those two."""
     pairs = [(key, key) for key in before if key in after]
     for key in before:
@@ -125,7 +153,7 @@ def _pairs(before: Mapping[_Key, Any], after: Mapping[_Key, Any]) -> list[tuple[
 
 
 def _others(
-    key: _Key, groups: Mapping[_Key, Any], before: Mapping[_Key, Any], after: Mapping[_Key, Any]
+    key: _Key, groups: Collection[_Key], before: Collection[_Key], after: Collection[_Key]
 ) -> list[_Key]:
     """The keys in `groups` of the same writer and operation, without those in both runs."""
     return [
@@ -142,29 +170,29 @@ def _writer(key: _Key) -> str:
 
 
 def _names(groups: Mapping[_Key, Sequence[Sample]], matched: set[_Key]) -> tuple[str, ...]:
-    return tuple(
-        f"{name_of(samples[0])} {samples[0].operation}"
-        for key, samples in groups.items()
-        if key not in matched
-    )
+    return tuple(_name(samples) for key, samples in groups.items() if key not in matched)
+
+
+def _name(samples: Sequence[Sample]) -> str:
+    return f"{name_of(samples[0])} {samples[0].operation}"
 
 
 def _row(
     workload: str,
     old: Sequence[Sample],
     new: Sequence[Sample],
-    contexts: tuple[Context, Context],
+    verdicts: tuple[Verdict, Verdict],
     threshold: float,
 ) -> Row:
     floors = [floor for side in (old, new) if (floor := noise_floor(side)) is not None]
     difference = compare_runs(new, old, max(floors, default=LEAST_FLOOR))
     ratio = difference.ratio
-    invalid = {
-        when: f"INVALID {when}: {verdict.reasons[0]}"
-        for when, samples, context in zip(("before", "now"), (old, new), contexts, strict=True)
-        if (verdict := combine([judge(s, context) for s in samples])).status is Status.INVALID
+    spoilt = {
+        when: f"{verdict.status} {when}: {verdict.reasons[0]}"
+        for when, verdict in zip(("before", "now"), verdicts, strict=True)
+        if verdict.status in _SPOILT
     }
-    finding = None if invalid else difference.finding
+    finding = None if spoilt else difference.finding
     return Row(
         workload=workload,
         writer=new[0].writer,
@@ -183,9 +211,9 @@ def _row(
         floor=difference.floor,
         finding=finding,
         regression=finding is Finding.WORSE and ratio.ratio < 1 - threshold,
-        spoilt="now" in invalid and "before" not in invalid,
+        spoilt="now" in spoilt and "before" not in spoilt,
         notes=(
-            *invalid.values(),
+            *spoilt.values(),
             *_changed_options(old[0].options, new[0].options),
             *_too_few(ratio.samples),
         ),

@@ -65,6 +65,8 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     for label, one in zip(labels(comparison.rows), comparison.rows, strict=True):
         for note in one.notes:
             yield f"{note} [{label} {one.operation}]"
+    for who, why in comparison.failed.items():
+        yield f"FAILED now: {who}: {why}"
     if comparison.missing:
         yield f"only before: {', '.join(comparison.missing)}"
     if comparison.added:
@@ -82,10 +84,10 @@ def _markdown(comparison: Comparison) -> Iterator[str]:
     from iobench.report.markdown import escape, row
     from iobench.results.labels import labels
 
-    workload = comparison.rows[0].workload
-    count = len(comparison.regressions)
+    count, spoilt = len(comparison.regressions), len(comparison.spoilt)
     title = f"{count} regression{'s' * (count != 1)}" if count else "no regression"
-    yield f"**{escape(workload)}: {title}**"
+    title += f", {spoilt} INVALID or FAILED now" if spoilt else ""
+    yield f"**{escape(comparison.workload)}: {title}**"
     yield ""
     yield row(_HEADERS)
     yield row("---:" if i in _FIGURES else "---" for i in range(len(_HEADERS)))
@@ -115,7 +117,7 @@ def _table(comparison: Comparison, stream: TextIO) -> None:
         cells[-1].stylize(_STYLES.get(str(one.finding), ""))
         table.add_row(*cells)
     with console.capture() as captured:
-        console.print(comparison.rows[0].workload, style="bold")
+        console.print(comparison.workload, style="bold")
         console.print()
         console.print(table)
         console.print()

@@ -35,7 +35,16 @@ from iobench.results import (
 )
 from iobench.units import GIB, format_rate
 
-__all__ = ["SCHEMA", "Figure", "Report", "Summary", "Winner", "group", "summarise"]
+__all__ = [
+    "SCHEMA",
+    "Figure",
+    "Report",
+    "Summary",
+    "Winner",
+    "group",
+    "summarise",
+    "verdict_of",
+]
 
 SCHEMA = "iobench.report/1"
 
@@ -207,8 +216,8 @@ def _summary(
     rates = [stats.rate(sample.bytes, sample.elapsed_s) for sample in samples]
     middle, interval = stats.median(rates), stats.bootstrap_median_interval(rates)
     limit = ceiling.of(first.operation)
-    verdict, ratio = _verdict(samples, context, failure), None
-    if verdict.status in _RANKED and against and _verdict(against, context).status in _RANKED:
+    verdict, ratio = verdict_of(samples, context, failure), None
+    if verdict.status in _RANKED and against and verdict_of(against, context).status in _RANKED:
         ratio = paired_ratio(samples, against)
     return Summary(
         writer=first.writer,
@@ -237,14 +246,13 @@ def _summary(
     )
 
 
-def _verdict(
+def verdict_of(
     samples: Sequence[Sample], context: Context, failure: Failure | None = None
 ) -> Verdict:
     """The worst of the samples; FAILED after an error or with wrong bytes, which rank nowhere."""
     verdict = combine([judge(sample, context) for sample in samples])
     if failure is not None:
-        text = f"its {failure.operation} failed in repetition {failure.repetition}"
-        reason = Reason(text=text, measured=(failure.error,))
+        reason = Reason(text=failure.why)
         return Verdict(status=Status.FAILED, reasons=(reason, *verdict.reasons))
     if any(sample.verified and sample.verified.mismatches for sample in samples):
         return replace(verdict, status=Status.FAILED)

@@ -268,6 +268,11 @@ class Failure:
     def __post_init__(self) -> None:
         _check_time("started_at", self.started_at)
 
+    @property
+    def why(self) -> str:
+        """Why nothing of its contender counts: `its save failed in repetition 3 (OSError: ...)`."""
+        return f"its {self.operation} failed in repetition {self.repetition} ({self.error})"
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSave:

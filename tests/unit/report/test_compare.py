@@ -17,7 +17,7 @@ from iobench.cli.main import app
 from iobench.errors import IobenchError, OptionError, RegressionError, UsageError
 from iobench.report.compare import compare, unlike
 from iobench.report.compare_as import CompareFormat, write
-from iobench.results import ResultFile, ResultWriter, Sample, read
+from iobench.results import Failure, Operation, ResultFile, ResultWriter, Sample, read
 
 REFERENCE = read(Path(__file__).parents[1] / "results" / "recorded.jsonl")
 
@@ -37,6 +37,25 @@ def slowed(writer: str, operation: str, factor: float) -> ResultFile:
     return changed(slow)
 
 
+def failing(
+    writer: str, operation: Operation, repetition: int, result: ResultFile = REFERENCE
+) -> ResultFile:
+    """The recorded run, of whose writer an operation raised: what came before is all there is."""
+    own = [s for s in result.samples if s.writer == writer]
+    failure = Failure(
+        run_id=result.run.run_id,
+        repetition=repetition,
+        order=0,
+        writer=writer,
+        options=own[0].options,
+        operation=operation,
+        error="OSError: [Errno 28] No space left on device",
+        started_at=own[0].started_at,
+    )
+    samples = tuple(s for s in result.samples if s not in own or s.repetition < repetition)
+    return replace(result, samples=samples, failures=(*result.failures, failure))
+
+
 def findings(old: ResultFile, new: ResultFile) -> dict[tuple[str, str], Finding | None]:
     rows = compare(old, new, 0.05).rows
     return {(row.writer, row.operation): row.finding for row in rows}
@@ -44,7 +63,7 @@ def findings(old: ResultFile, new: ResultFile) -> dict[tuple[str, str], Finding 
 
 def save_as(result: ResultFile, path: Path) -> Path:
     with ResultWriter(path) as file:
-        for record in (result.run, *result.samples):
+        for record in (result.run, *result.samples, *result.failures):
             file.write(record)
     return path
 
@@ -160,6 +179,39 @@ def test_invalid_figures_are_not_judged() -> None:
     assert row.notes[0].startswith("INVALID now: not proved cold")
 
 
+def test_what_failed_now_is_not_judged() -> None:
+    """A writer whose last restore failed has rows, but nothing is made of them: docs/results.md."""
+    rows = compare(REFERENCE, failing("buffered", "restore", 4), 0.05).rows
+    spoilt = [row for row in rows if row.finding is None]
+    assert [(row.writer, row.operation) for row in spoilt] == [
+        ("buffered", "save"),
+        ("buffered", "restore"),
+    ]
+    assert all(row.spoilt and not row.regression for row in spoilt)
+    why = "FAILED now: its restore failed in repetition 4 (OSError: [Errno 28] No space left"
+    assert all(row.notes[0].startswith(why) for row in spoilt)
+
+
+def test_what_failed_before_is_not_judged_and_not_spoilt_now() -> None:
+    comparison = compare(failing("buffered", "restore", 4), REFERENCE, 0.05)
+    (row, _) = [row for row in comparison.rows if row.finding is None]
+    assert row.notes[0].startswith("FAILED before: its restore failed in repetition 4")
+    assert comparison.spoilt == []
+
+
+@pytest.mark.parametrize("tuned", [False, True], ids=["as before", "other settings"])
+def test_who_failed_before_its_first_sample_is_no_missing_one(tuned: bool) -> None:
+    new = failing("odirect", "save", 0)
+    if tuned:
+        failure = replace(new.failures[0], options={"threads": 64})
+        new = replace(new, failures=(failure,))
+    comparison = compare(REFERENCE, new, 0.05)
+    assert (comparison.missing, comparison.added) == ((), ())
+    why = "its save failed in repetition 0 (OSError: [Errno 28] No space left on device)"
+    assert comparison.failed == {"odirect save": why, "odirect restore": why}
+    assert comparison.spoilt == ["odirect save", "odirect restore"]
+
+
 def test_few_samples_say_that_they_are_few() -> None:
     few = replace(REFERENCE, samples=tuple(s for s in REFERENCE.samples if s.repetition < 3))
     row = compare(REFERENCE, few, 0.05).rows[0]
@@ -201,6 +253,29 @@ def test_figures_that_became_invalid_fail(tmp_path: Path) -> None:
     error, _ = run(old, new)
     assert type(error) is IobenchError
     assert "INVALID now" in str(error)
+
+
+@pytest.mark.parametrize("repetition", [0, 4])
+def test_a_writer_that_broke_is_exit_code_1(tmp_path: Path, repetition: int) -> None:
+    old = save_as(REFERENCE, tmp_path / "old.jsonl")
+    new = save_as(failing("odirect", "save", repetition), tmp_path / "new.jsonl")
+    error, printed = run(old, new)
+    assert type(error) is IobenchError
+    assert error.exit_code == 1
+    assert "FAILED: odirect save, odirect restore" in str(error)
+    assert "FAILED now: " in printed
+    _, printed = run(old, new, "--format", "md")
+    assert printed.startswith("**llama7b: no regression, 2 INVALID or FAILED now**")
+
+
+def test_a_run_in_which_all_failed_is_no_run_of_other_writers(tmp_path: Path) -> None:
+    old = save_as(REFERENCE, tmp_path / "old.jsonl")
+    broken = REFERENCE
+    for writer in ("buffered", "uncached", "odirect"):
+        broken = failing(writer, "save", 0, broken)
+    error, printed = run(old, save_as(broken, tmp_path / "new.jsonl"))
+    assert type(error) is IobenchError
+    assert printed.count("FAILED now: ") == 6
 
 
 def test_nothing_in_common_is_refused(tmp_path: Path) -> None:
