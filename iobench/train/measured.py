@@ -11,7 +11,7 @@ import numpy as np
 from iobench.bench.stats import median
 from iobench.bench.verdict import Context, Status, judge, with_verification
 from iobench.errors import ResultFileError
-from iobench.results import ResultFile, contender_of, to_plain
+from iobench.results import Failure, ResultFile, Sample, contender_of, to_plain
 from iobench.results.labels import labels
 from iobench.train.costs import Costs
 from iobench.units import format_size
@@ -51,6 +51,7 @@ class _Setting:
     seconds: dict[str, list[float]] = field(default_factory=lambda: {"save": [], "restore": []})
     invalid: list[str] = field(default_factory=list)  # the first reason of each such sample
     partial: list[str] = field(default_factory=list)  # what each restore that is not of all brought
+    failed: list[str] = field(default_factory=list)  # why, which ends its part in the run
 
 
 def by_hand(
@@ -91,8 +92,9 @@ def from_results(
     A time is that of a sample at `size_bytes` (by default the workload at full size) and the
     sample's own rate. Settings differ in the writer, its options or the axes of a run. Fastest save
     first; with `blocking_s` then asynchronous candidates as well, persisting for as long as the
-    save took. Only samples whose verdict is VALID count, unless `invalid_too`, and no restores of
-    some tensors only. Raises ResultFileError when no setting has a save and a restore that count.
+    save took. Only samples whose verdict is VALID count, unless `invalid_too`, no restores of some
+    tensors only, and nothing of a setting that failed. Raises ResultFileError when no setting has a
+    save and a restore that count.
     """
     size = size_bytes or result.run.workload.full_bytes
     settings = _settings(result, size, invalid_too)
@@ -100,6 +102,9 @@ def from_results(
     notes = list(_size_notes(result, size))
     found: list[Candidate] = []
     for position, (setting, name) in enumerate(zip(settings, names, strict=True)):
+        if setting.failed:
+            notes.append(f"{name} is not planned for: {setting.failed[0]}")
+            continue
         notes += _invalid(setting, name, invalid_too)
         notes += _partial(setting, name)
         save, restore = setting.seconds["save"], setting.seconds["restore"]
@@ -142,16 +147,7 @@ def _settings(result: ResultFile, size: int, invalid_too: bool) -> list[_Setting
     context = Context.of(result.run)
     groups: dict[str, _Setting] = {}
     for sample in with_verification(result.samples):
-        setting = groups.setdefault(
-            contender_of(sample),
-            _Setting(
-                writer=sample.writer,
-                options=to_plain(sample.options),
-                format=sample.format,
-                granularity=sample.granularity,
-                numjobs=sample.numjobs,
-            ),
-        )
+        setting = groups.setdefault(contender_of(sample), _setting(sample))
         if sample.restore_as is not None:
             setting.partial.append(sample.restore_as)
             continue
@@ -162,7 +158,19 @@ def _settings(result: ResultFile, size: int, invalid_too: bool) -> list[_Setting
                 continue
         seconds = sample.elapsed_s * size / sample.bytes
         setting.seconds[sample.operation].append(seconds)
+    for failure in result.failures:
+        groups.setdefault(contender_of(failure), _setting(failure)).failed.append(failure.why)
     return list(groups.values())
+
+
+def _setting(record: Sample | Failure) -> _Setting:
+    return _Setting(
+        writer=record.writer,
+        options=to_plain(record.options),
+        format=record.format,
+        granularity=record.granularity,
+        numjobs=record.numjobs,
+    )
 
 
 def _invalid(setting: _Setting, name: str, counted: bool) -> Iterator[str]:

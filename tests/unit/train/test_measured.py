@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from iobench.errors import ResultFileError
-from iobench.results import ResultFile, Sample, VariantFacts, Verified
+from iobench.results import Failure, ResultFile, Sample, VariantFacts, Verified
 from iobench.train.measured import by_hand, from_results
 
 
@@ -97,6 +97,31 @@ def test_a_writer_without_restores_is_not_planned_for(example: ResultFile) -> No
     found, notes = from_results(replace(example, samples=samples))
     assert [one.name for one in found] == ["buffered"]
     assert "odirect is not planned for: no save and restore of it counts" in notes
+
+
+@pytest.mark.parametrize("samples_too", [True, False], ids=["after 3 samples", "at once"])
+def test_a_writer_that_failed_is_not_planned_for(example: ResultFile, samples_too: bool) -> None:
+    """What it measured before is left aside, also where samples that are not VALID count."""
+    own = [one for one in example.samples if one.writer == "odirect"]
+    failure = Failure(
+        run_id=example.run.run_id,
+        repetition=4,
+        order=0,
+        writer="odirect",
+        options=own[0].options,
+        format=own[0].format,
+        granularity=own[0].granularity,
+        numjobs=own[0].numjobs,
+        operation="restore",
+        error="OSError: gone",
+        started_at=own[0].started_at,
+    )
+    samples = tuple(one for one in example.samples if samples_too or one not in own)
+    result = replace(example, samples=samples, failures=(failure,))
+    found, notes = from_results(result, invalid_too=True)
+    assert [one.name for one in found] == ["buffered"]
+    why = "its restore failed in repetition 4 (OSError: gone)"
+    assert f"odirect is not planned for: {why}" in notes
 
 
 def _several(example: ResultFile, field: str, *values: Any) -> ResultFile:
