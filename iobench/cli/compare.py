@@ -28,6 +28,7 @@ def compare(
 ) -> None:
     """Compare two runs: better, worse or no difference shown; exit code 5 on a regression."""
     from iobench.report import compare as report
+    from iobench.report.alike import unlike
     from iobench.results import read
     from iobench.results.labels import name_of
     from iobench.units import parse_percent
@@ -37,7 +38,7 @@ def compare(
     for result in (before, after):
         if result.incomplete:
             typer.echo(f"warning: {result.incomplete}", err=True)
-    differing = report.unlike(before.run, after.run)
+    differing = unlike(before.run, after.run)
     if differing and not force:
         raise UsageError(
             f"{old} and {new} cannot be compared ({'; '.join(differing)}); --force does it anyway"

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from iobench.bench.comparison import LEAST_FLOOR, LEAST_SAMPLES, Finding, compare_runs, noise_floor
 from iobench.bench.stats import median, rate
 from iobench.bench.verdict import Context, Status, Verdict
-from iobench.environment.storage import leaf_devices
+from iobench.report.alike import unlike
 from iobench.report.summary import Figure, group, verdict_of
-from iobench.results import Operation, ResultFile, Run, Sample, contender_of, to_plain
+from iobench.results import Operation, ResultFile, Sample, contender_of, to_plain
 from iobench.results.labels import name_of
-from iobench.units import GIB, format_size
 
-__all__ = ["SCHEMA", "Comparison", "Row", "compare", "unlike"]
+__all__ = ["SCHEMA", "Comparison", "Row", "compare"]
 
 SCHEMA = "iobench.compare/1"
 
@@ -87,20 +86,6 @@ class Comparison:
         """The comparison as plain JSON values, described in docs/results.md."""
         document: dict[str, Any] = to_plain(self)
         return document
-
-
-def unlike(old: Run, new: Run) -> list[str]:
-    """What differs between two runs and makes their figures incomparable, in words.
-
-    Machine (CPU, CPUs, memory, GPUs), kernel, file system, devices, workload, rank and size. Not
-    the host's name, free space, or the versions of packages: those may be what is being compared.
-    """
-    before, after = dict(_facts(old)), dict(_facts(new))
-    return [
-        f"{name}: {before[name]} before, {after[name]} now"
-        for name in before
-        if before[name] != after[name]
-    ]
 
 
 def compare(old: ResultFile, new: ResultFile, threshold: float) -> Comparison:
@@ -240,36 +225,3 @@ def _value(options: Mapping[str, Any], name: str) -> str:
 
 def _middle(samples: Sequence[Sample]) -> float:
     return median([rate(sample.bytes, sample.elapsed_s) for sample in samples])
-
-
-def _facts(run: Run) -> Iterator[tuple[str, str]]:
-    """What must be alike, by name and in words. Facts that a record lacks are `unknown`."""
-    machine, storage = run.environment.machine, run.environment.storage
-    cpu, memory = _part(machine, "cpu"), _part(machine, "memory")
-    yield "CPU", _word(cpu.get("model"))
-    yield "CPUs", _word(cpu.get("usable_cpus"))
-    total = memory.get("total_bytes")
-    yield "memory", f"{round(total / GIB)} GiB" if isinstance(total, int) else _word(None)
-    gpus = machine.get("gpus")
-    names = [gpu.get("name") for gpu in gpus if isinstance(gpu, Mapping)] if gpus else []
-    yield "GPUs", ", ".join(sorted(map(str, names))) or "none"
-    yield "kernel", _word(machine.get("kernel"))
-    yield "file system", _word(storage.get("fs_type"))
-    yield "device", ", ".join(map(_device, leaf_devices(storage.get("device")))) or _word(None)
-    yield "workload", f"{run.workload.name}, rank {run.workload.rank}"
-    yield "size", f"{format_size(run.workload.bytes)} ({run.workload.bytes} bytes)"
-
-
-def _device(leaf: Mapping[str, Any]) -> str:
-    size = leaf.get("size_bytes")
-    known = [leaf.get("type"), leaf.get("model"), format_size(size) if size else None]
-    return " ".join(str(fact) for fact in known if fact)
-
-
-def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    part = values.get(name)
-    return part if isinstance(part, Mapping) else {}
-
-
-def _word(value: Any) -> str:
-    return "unknown" if value is None else str(value)

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from iobench.bench.comparison import Finding
 from iobench.cli.main import app
 from iobench.errors import IobenchError, OptionError, RegressionError, UsageError
-from iobench.report.compare import compare, unlike
+from iobench.report.alike import unlike
+from iobench.report.compare import compare
 from iobench.report.compare_as import CompareFormat, write
 from iobench.results import Failure, Operation, ResultFile, ResultWriter, Sample, read
 
@@ -149,6 +150,24 @@ def test_another_size_is_unlike_and_another_host_name_is_not() -> None:
     machine = {**before.environment.machine, "hostname": "other"}
     renamed = replace(before, environment=replace(before.environment, machine=machine))
     assert unlike(before, renamed) == []
+
+
+@pytest.mark.parametrize(
+    ("plan", "what"),
+    [
+        ({"crc32": False}, "CRC32 of torch files: yes before, no now"),
+        ({"pool_bytes": 2**24}, "memory for data: 1GiB before, 16MiB now"),
+        (
+            {"writers": [{"name": "buffered"}, {"name": "peer:torch-save"}]},
+            "restores into new memory, as beside peers: no before, yes now",
+        ),
+        ({"writers": [{"name": "odirect"}], "repeat": 9, "aa": True, "seed": 1}, None),
+    ],
+)
+def test_runs_under_other_rules_are_unlike(plan: dict[str, object], what: str | None) -> None:
+    before = REFERENCE.run
+    after = replace(before, plan={**before.plan, **plan})
+    assert unlike(before, after) == ([] if what is None else [what])
 
 
 def test_other_settings_of_a_writer_are_compared_and_said() -> None:

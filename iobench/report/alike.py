@@ -1,0 +1,77 @@
+"""Whether two runs may be compared: what must be alike, and what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from iobench.environment.storage import leaf_devices
+from iobench.results import Run
+from iobench.units import GIB, format_size, format_size_exact
+
+__all__ = ["unlike"]
+
+_PEER = "peer:"
+
+
+def unlike(old: Run, new: Run) -> list[str]:
+    """What differs between two runs and makes their figures incomparable, in words.
+
+    Machine (CPU, CPUs, memory, GPUs), kernel, file system, devices, workload, rank and size, and
+    the rules of the run: CRC32, the memory for data, whether restores allocate theirs inside the
+    clock. Not the host's name, free space, or the versions of packages: those may be what is being
+    compared.
+    """
+    before, after = dict(_facts(old)), dict(_facts(new))
+    return [
+        f"{name}: {before[name]} before, {after[name]} now"
+        for name in before
+        if before[name] != after[name]
+    ]
+
+
+def _facts(run: Run) -> Iterator[tuple[str, str]]:
+    """What must be alike, by name and in words. Facts that a record lacks are `unknown`."""
+    machine, storage = run.environment.machine, run.environment.storage
+    cpu, memory = _part(machine, "cpu"), _part(machine, "memory")
+    yield "CPU", _word(cpu.get("model"))
+    yield "CPUs", _word(cpu.get("usable_cpus"))
+    total = memory.get("total_bytes")
+    yield "memory", f"{round(total / GIB)} GiB" if isinstance(total, int) else _word(None)
+    gpus = machine.get("gpus")
+    names = [gpu.get("name") for gpu in gpus if isinstance(gpu, Mapping)] if gpus else []
+    yield "GPUs", ", ".join(sorted(map(str, names))) or "none"
+    yield "kernel", _word(machine.get("kernel"))
+    yield "file system", _word(storage.get("fs_type"))
+    yield "device", ", ".join(map(_device, leaf_devices(storage.get("device")))) or _word(None)
+    yield "workload", f"{run.workload.name}, rank {run.workload.rank}"
+    yield "size", f"{format_size(run.workload.bytes)} ({run.workload.bytes} bytes)"
+    yield from _rules(run.plan)
+
+
+def _rules(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    crc, pool, writers = plan.get("crc32"), plan.get("pool_bytes"), plan.get("writers")
+    yield "CRC32 of torch files", _yes(crc)
+    yield "memory for data", format_size_exact(pool) if isinstance(pool, int) else _word(pool)
+    names = [one.get("name") for one in writers or () if isinstance(one, Mapping)]
+    beside = any(str(name).startswith(_PEER) for name in names)
+    yield "restores into new memory, as beside peers", _yes(beside if names else None)
+
+
+def _device(leaf: Mapping[str, Any]) -> str:
+    size = leaf.get("size_bytes")
+    known = [leaf.get("type"), leaf.get("model"), format_size(size) if size else None]
+    return " ".join(str(fact) for fact in known if fact)
+
+
+def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = values.get(name)
+    return part if isinstance(part, Mapping) else {}
+
+
+def _yes(value: Any) -> str:
+    return _word(value if value is None else "yes" if value else "no")
+
+
+def _word(value: Any) -> str:
+    return "unknown" if value is None else str(value)
