@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from iobench.bench import stats
+from iobench.bench.comparison import compare_paired
+from iobench.bench.stats import Ratio
 from iobench.results import Operation, Sample
 
 __all__ = ["baseline_samples", "paired_ratio"]
@@ -32,16 +33,10 @@ def baseline_samples(
     return next(found, [])
 
 
-def paired_ratio(samples: Sequence[Sample], against: Sequence[Sample]) -> stats.Ratio | None:
-    """How many times the rate of `against`, over the repetitions that both have; None for none."""
-    one, other = (
-        {sample.repetition: stats.rate(sample.bytes, sample.elapsed_s) for sample in some}
-        for some in (samples, against)
-    )
-    common = sorted(one.keys() & other.keys())
-    if not common:
-        return None
-    return stats.paired_log_ratio([one[r] for r in common], [other[r] for r in common])
+def paired_ratio(samples: Sequence[Sample], against: Sequence[Sample]) -> Ratio | None:
+    """How many times the rate of `against`; see `compare_paired`, which counts twins as one."""
+    difference = compare_paired(samples, against)
+    return None if difference is None else difference.ratio
 
 
 def _is(sample: Sample, contender: Mapping[str, Any]) -> bool:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from iobench.report.baseline import paired_ratio
 from iobench.report.summary import summarise
 from iobench.results import CeilingSample, Fallback, ResultFile, Sample
 
@@ -164,6 +165,20 @@ def test_a_save_that_nothing_read_back_is_invalid(example: ResultFile) -> None:
     report = summarise(replace(example, samples=tuple(only(example, "odirect", "save"))))
     assert report.summaries[0].verdict == "INVALID"
     assert report.summaries[0].reasons[0].startswith("not verified")
+
+
+def test_twins_of_an_aa_run_count_as_one_beside_the_baseline(example: ResultFile) -> None:
+    """A twin that takes three times as long: both together move twice the bytes in four times."""
+    saves = only(example, "odirect", "save")
+    twins = [replace(s, order=9, elapsed_s=3 * s.elapsed_s) for s in saves]
+    against = [replace(s, writer="buffered") for s in saves]
+    for mixed in ((*saves, *twins), (*twins, *saves)):
+        ratio = paired_ratio(mixed, against)
+        assert ratio is not None
+        assert (ratio.ratio, ratio.samples) == (pytest.approx(1 / 2), 3)
+        inverse = paired_ratio(against, mixed)
+        assert inverse is not None
+        assert inverse.ratio == pytest.approx(2)
 
 
 def test_a_run_without_samples_has_no_summaries(example: ResultFile) -> None:
