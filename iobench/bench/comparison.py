@@ -26,6 +26,8 @@ __all__ = [
     "compare_runs",
     "fastest",
     "noise_floor",
+    "rates_by_repetition",
+    "twins",
 ]
 
 LEAST_FLOOR = 0.02
@@ -102,7 +104,7 @@ def compare_paired(
     one contender in one repetition (A/A) count as one: their bytes over their time. None when no
     repetition has both. `floor` as `noise_floor` gives it.
     """
-    first, second = _by_repetition(candidate), _by_repetition(baseline)
+    first, second = rates_by_repetition(candidate), rates_by_repetition(baseline)
     both = sorted(first.keys() & second.keys())
     if not both:
         return None
@@ -115,9 +117,11 @@ def compare_runs(
 ) -> Difference:
     """The samples of a new run beside those of an old one, which do not pair.
 
-    As `compare_paired` otherwise. Raises ValueError when either has no samples.
+    As `compare_paired` otherwise: what counts is repetitions. Raises ValueError when either has no
+    samples.
     """
-    ratio = independent_log_ratio(_rates(new), _rates(old))
+    first, second = (list(rates_by_repetition(samples).values()) for samples in (new, old))
+    ratio = independent_log_ratio(first, second)
     return Difference(ratio=ratio, floor=max(floor, LEAST_FLOOR))
 
 
@@ -127,28 +131,44 @@ def noise_floor(samples: Iterable[Sample]) -> float | None:
     `samples` are those of one operation. Where one contender has two samples in a repetition, the
     second pairs with the first: the floor is the further end of the interval of their ratio.
     """
-    groups: dict[tuple[str, str, str | None], dict[int, list[Sample]]] = {}
+    groups: dict[tuple[str, str, str | None], list[Sample]] = {}
     for sample in samples:
-        repetitions = groups.setdefault(figure_of(sample), {})
-        repetitions.setdefault(sample.repetition, []).append(sample)
+        groups.setdefault(figure_of(sample), []).append(sample)
     floors = []
-    for repetitions in groups.values():
-        twins = [_rates(same) for same in repetitions.values() if len(same) == 2]
-        if len(twins) >= LEAST_SAMPLES:
-            interval = paired_log_ratio([a for a, _ in twins], [b for _, b in twins]).interval
+    for same in groups.values():
+        pairs = twins(same)
+        if len(pairs) >= LEAST_SAMPLES:
+            interval = paired_log_ratio([a for a, _ in pairs], [b for _, b in pairs]).interval
             assert interval is not None
             floors.append(max(interval.high, 1 / interval.low) - 1)
     return max(floors, default=None)
 
 
-def _by_repetition(samples: Iterable[Sample]) -> dict[int, float]:
+def twins(samples: Iterable[Sample]) -> list[tuple[float, float]]:
+    """The rates of both samples of each repetition that has two: those of an A/A.
+
+    `samples` are those of one contender at one setting and one operation.
+    """
+    pairs = (_rates(same) for same in _by_repetition(samples).values() if len(same) == 2)
+    return [(first, second) for first, second in pairs]
+
+
+def rates_by_repetition(samples: Iterable[Sample]) -> dict[int, float]:
+    """The rate of each repetition, in the order of time: all its bytes over all its time.
+
+    `samples` as for `twins`, which count as one.
+    """
+    return {
+        number: rate(sum(s.bytes for s in same), sum(s.elapsed_s for s in same))
+        for number, same in _by_repetition(samples).items()
+    }
+
+
+def _by_repetition(samples: Iterable[Sample]) -> dict[int, list[Sample]]:
     groups: dict[int, list[Sample]] = {}
     for sample in samples:
         groups.setdefault(sample.repetition, []).append(sample)
-    return {
-        number: rate(sum(s.bytes for s in same), sum(s.elapsed_s for s in same))
-        for number, same in groups.items()
-    }
+    return groups
 
 
 def _rates(samples: Iterable[Sample]) -> Sequence[float]:

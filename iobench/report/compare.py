@@ -205,9 +205,10 @@ def _row(
     )
 
 
-def _too_few(samples: int) -> list[str]:
-    few = samples < LEAST_SAMPLES
-    return [f"{samples} samples cannot show a difference; --repeat {LEAST_SAMPLES}"] if few else []
+def _too_few(repetitions: int) -> list[str]:
+    if repetitions >= LEAST_SAMPLES:
+        return []
+    return [f"{repetitions} repetitions cannot show a difference; --repeat {LEAST_SAMPLES}"]
 
 
 def _changed_options(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

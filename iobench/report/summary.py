@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from iobench.bench import stats
-from iobench.bench.comparison import LEAST_FLOOR, fastest, noise_floor
+from iobench.bench.comparison import (
+    LEAST_FLOOR,
+    LEAST_SAMPLES,
+    fastest,
+    noise_floor,
+    rates_by_repetition,
+    twins,
+)
 from iobench.bench.unusual import unusual
 from iobench.bench.verdict import (
     Context,
@@ -287,7 +294,9 @@ def _reasons(verdict: Verdict, samples: Sequence[Sample], rates: Sequence[float]
     reasons = list(verdict.reasons)
     if len(samples) == 1:
         reasons.append(Reason(text=stats.NO_INTERVAL))
-    steady = stats.steady_state(rates)
+    if 0 < len(twins(samples)) < LEAST_SAMPLES:
+        reasons.append(Reason(text=f"A/A of fewer than {LEAST_SAMPLES} repetitions: no floor"))
+    steady = stats.steady_state(list(rates_by_repetition(samples).values()))
     if steady is not None and not steady.steady:
         measured = (f"range {100 * steady.range:.0f} %", f"drift {100 * steady.slope:.0f} %")
         reasons.append(Reason(text="not at a steady state in the last 5", measured=measured))

@@ -85,6 +85,13 @@ def test_runs_need_not_pair() -> None:
     assert result.finding is Finding.WORSE
 
 
+def test_two_samples_of_one_repetition_count_as_one_between_runs_too() -> None:
+    twice = taking([1] * 3) + taking([3] * 3)
+    result = compare_runs(twice, taking([1] * 6))
+    assert (result.ratio.ratio, result.ratio.samples) == (pytest.approx(0.5), 3)
+    assert result.finding is Finding.NONE
+
+
 def test_the_noise_floor_by_hand() -> None:
     first, second = taking([1] * 5), taking([1, 1.02, 0.96, 1.01, 1])
     floor = noise_floor([*first, *second])

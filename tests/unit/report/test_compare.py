@@ -235,7 +235,26 @@ def test_few_samples_say_that_they_are_few() -> None:
     few = replace(REFERENCE, samples=tuple(s for s in REFERENCE.samples if s.repetition < 3))
     row = compare(REFERENCE, few, 0.05).rows[0]
     assert row.finding is Finding.NONE
-    assert row.notes == ("3 samples cannot show a difference; --repeat 5",)
+    assert row.notes == ("3 repetitions cannot show a difference; --repeat 5",)
+
+
+def test_twins_of_an_aa_run_are_no_repetitions() -> None:
+    """Three repetitions of two samples each are three, however clear the difference."""
+
+    def twice(factor: float) -> ResultFile:
+        found = slowed("odirect", "save", factor).samples
+        few = tuple(s for s in found if s.repetition < 3)
+        return replace(REFERENCE, samples=(*few, *few))
+
+    (row,) = [
+        row
+        for row in compare(twice(1), twice(3), 0.05).rows
+        if (row.writer, row.operation) == ("odirect", "save")
+    ]
+    assert (row.finding, row.regression) == (Finding.NONE, False)
+    assert row.ratio == pytest.approx(1 / 3)
+    assert row.new_samples == 6
+    assert row.notes == ("3 repetitions cannot show a difference; --repeat 5",)
 
 
 def test_a_regression_is_exit_code_5(tmp_path: Path) -> None:

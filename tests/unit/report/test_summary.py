@@ -181,5 +181,34 @@ def test_twins_of_an_aa_run_count_as_one_beside_the_baseline(example: ResultFile
         assert inverse.ratio == pytest.approx(2)
 
 
+def test_the_steady_state_is_of_repetitions_and_not_of_twins(example: ResultFile) -> None:
+    """Each repetition takes 2 s for two samples; these differ by much, and the last 5 do not."""
+    save = only(example, "odirect", "save")[0]
+    times = [(0.4, 1.6), (1.6, 0.4)] * 2
+    samples = tuple(
+        replace(save, elapsed_s=t, repetition=number)
+        for number, pair in enumerate([*times, (1.0, 1.0)], 1)
+        for t in pair
+    )
+    for some in (samples, samples[:6]):
+        one = summarise(replace(example, samples=some)).summaries[0]
+        assert not [reason for reason in one.reasons if "steady" in reason]
+
+
+def test_an_aa_run_that_is_too_short_for_a_floor_says_so(example: ResultFile) -> None:
+    saves = only(example, "odirect", "save")
+    other = [replace(s, writer="buffered") for s in saves]
+    report = summarise(replace(example, samples=(*saves, *saves, *other)))
+    told = [("A/A of fewer than 5 repetitions: no floor" in s.reasons) for s in report.summaries]
+    assert dict(zip([s.writer for s in report.summaries], told, strict=True)) == {
+        "odirect": True,
+        "buffered": False,
+    }
+    save = saves[0]
+    long = tuple(replace(save, repetition=number) for number in range(5)) * 2
+    (one,) = summarise(replace(example, samples=long)).summaries
+    assert not [reason for reason in one.reasons if "A/A" in reason]
+
+
 def test_a_run_without_samples_has_no_summaries(example: ResultFile) -> None:
     assert summarise(replace(example, samples=())).summaries == ()
