@@ -189,7 +189,7 @@ def _measured(
         typer.echo(f"warning: {result.incomplete}", err=True)
     candidates, notes = from_results(
         result,
-        size_bytes=None if size is None else parse_size(size),
+        size_bytes=None if size is None else _size(size),
         blocking_s=_seconds(blocking),
         slots=slots,
         invalid_too=include_invalid,
@@ -228,11 +228,18 @@ def _sizes(text: str) -> list[int]:
     return sorted(counts)
 
 
+def _size(text: str) -> int:
+    size_bytes = parse_size(text)
+    if size_bytes == 0:
+        raise OptionError(f"--size {text}: a node saves more than 0 bytes")
+    return size_bytes
+
+
 def _seconds(text: str | None) -> float | None:
     return None if text is None else parse_seconds(text)
 
 
 def _refuse(given: dict[str, object], why: str) -> None:
     for name, value in given.items():
-        if value:
+        if value is not None and value is not False:
             raise UsageError(f"{name} {why}")

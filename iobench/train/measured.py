@@ -96,7 +96,7 @@ def from_results(
     tensors only, and nothing of a setting that failed. Raises ResultFileError when no setting has a
     save and a restore that count.
     """
-    size = size_bytes or result.run.workload.full_bytes
+    size = result.run.workload.full_bytes if size_bytes is None else size_bytes
     settings = _settings(result, size, invalid_too)
     names = labels(settings)
     notes = list(_size_notes(result, size))

@@ -12,6 +12,7 @@ import pytest
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 RECORD = Path(__file__).parents[1] / "unit" / "results" / "recorded.jsonl"
+ZERO = ("--size", "0")
 HAND = ("--save", "30s", "--restore", "60s", "--nodes", "2048")
 
 
@@ -110,6 +111,9 @@ def test_invalid_samples_are_left_out_unless_told(iobench: Command, tmp_path: Pa
         (2, "failures-per-1000-node-days must be", (*HAND, "--failures-per-1000-node-days", "0")),
         (2, "--persist is of asynchronous saves", (*HAND, "--persist", "3s")),
         (2, "--size needs --results", (*HAND, "--size", "3GiB")),
+        (2, "--size needs --results", (*HAND, "--size", "")),
+        (2, "--size 0: a node saves more than 0", ("--nodes", "8", "--results", RECORD, *ZERO)),
+        (2, "--save is measured in --results", ("--nodes", "8", "--results", RECORD, "--save", "")),
         (2, "unknown baseline 'bufered'; did you mean 'buffered'?", (RECORD, "bufered")),
         (2, "--save is measured in --results", (*HAND, "--results", RECORD)),
         (2, "too many to simulate", ("--save", "0.001ms", "--restore", "1s", "--nodes", "1")),

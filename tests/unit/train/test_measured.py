@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from iobench.errors import ResultFileError
+from iobench.errors import OptionError, ResultFileError
 from iobench.results import Failure, ResultFile, Sample, VariantFacts, Verified
 from iobench.train.measured import by_hand, from_results
 
@@ -28,6 +28,11 @@ def test_the_workload_at_full_size_is_the_default(example: ResultFile) -> None:
     full = example.run.workload.full_bytes / example.run.workload.bytes
     assert found[0].costs.blocking_s == pytest.approx(0.5 * full)
     assert "scaled to 12.55 GiB" in notes[0]
+
+
+def test_a_size_of_nothing_is_not_the_full_size(example: ResultFile) -> None:
+    with pytest.raises(OptionError, match="a checkpoint must take time"):
+        from_results(example, size_bytes=0)
 
 
 def test_what_was_measured_whole_is_not_called_scaled(example: ResultFile) -> None:
