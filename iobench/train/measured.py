@@ -12,7 +12,7 @@ from iobench.bench.stats import median
 from iobench.bench.verdict import Context, Status, judge, with_verification
 from iobench.errors import ResultFileError
 from iobench.results import Failure, ResultFile, Sample, contender_of, to_plain
-from iobench.results.labels import labels
+from iobench.results.labels import labels, name_of
 from iobench.train.costs import Costs
 from iobench.units import format_size
 
@@ -96,6 +96,8 @@ def from_results(
     tensors only, and nothing of a setting that failed. Raises ResultFileError when no setting has a
     save and a restore that count.
     """
+    if not result.samples:
+        raise _nothing(result, _no_samples(result))
     size = result.run.workload.full_bytes if size_bytes is None else size_bytes
     settings = _settings(result, size, invalid_too)
     names = labels(settings)
@@ -126,11 +128,21 @@ def from_results(
                 )
             )
     if not found:
-        why = "; ".join(notes) or "it has no samples"
-        raise ResultFileError(
-            f"{result.path} has nothing to plan with: {why}; see iobench show {result.path}"
-        )
+        raise _nothing(result, "; ".join(notes))
     return sorted(found, key=_by_save_time), notes
+
+
+def _nothing(result: ResultFile, why: str) -> ResultFileError:
+    return ResultFileError(
+        f"{result.path} has nothing to plan with: {why}; see iobench show {result.path}"
+    )
+
+
+def _no_samples(result: ResultFile) -> str:
+    if result.training:
+        return "it is of iobench train, and plans are made of the samples of iobench run"
+    failures = [f"{name_of(one)}: {one.why}" for one in result.failures]
+    return "; ".join(["it has no samples", *failures])
 
 
 def _costs(save_s: float, restore_s: float, blocking_s: float | None, slots: int) -> Costs:

@@ -1,12 +1,13 @@
 """Times from result files: scaled by rate, only what is valid, and intervals by resampling."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from iobench.errors import OptionError, ResultFileError
-from iobench.results import Failure, ResultFile, Sample, VariantFacts, Verified
+from iobench.results import Failure, ResultFile, Sample, VariantFacts, Verified, read
 from iobench.train.measured import by_hand, from_results
 
 
@@ -127,6 +128,9 @@ def test_a_writer_that_failed_is_not_planned_for(example: ResultFile, samples_to
     assert [one.name for one in found] == ["buffered"]
     why = "its restore failed in repetition 4 (OSError: gone)"
     assert f"odirect is not planned for: {why}" in notes
+    told = r"it has no samples; odirect serializer=torch: its restore failed"
+    with pytest.raises(ResultFileError, match=told):
+        from_results(replace(result, samples=()))
 
 
 def _several(example: ResultFile, field: str, *values: Any) -> ResultFile:
@@ -205,8 +209,17 @@ def test_nothing_to_plan_with_is_an_error_that_says_why(example: ResultFile) -> 
         ResultFileError, match=r"nothing to plan with: .*not verified.*iobench show"
     ):
         from_results(replace(example, samples=saves))
-    with pytest.raises(ResultFileError, match="nothing to plan with"):
+    with pytest.raises(ResultFileError, match="nothing to plan with: it has no samples; see"):
         from_results(replace(example, samples=()))
+
+
+def test_a_record_of_training_is_named_as_such() -> None:
+    """Not notes on sizes and scaling: there is nothing that was scaled."""
+    record = Path(__file__).parents[3] / "results" / "reference-train-gpt5b-nemo.jsonl"
+    with pytest.raises(
+        ResultFileError, match=r"nothing to plan with: it is of iobench train, and plans .*; see"
+    ):
+        from_results(read(record))
 
 
 def test_times_by_hand() -> None:
