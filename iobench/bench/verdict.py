@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from iobench.results.identity import contender_of
-from iobench.results.records import Run, Sample, VariantFacts, Verified
+from iobench.results.records import Run, Sample, VariantFacts
 
 __all__ = [
     "Context",
@@ -148,31 +148,45 @@ def with_verification(samples: Iterable[Sample]) -> list[Sample]:
 
     That is the restore of the same contender in the same repetition, otherwise one of another
     repetition: every configuration is verified, if not every save. Of several restores it is the
-    one with most wrong tensors, then the one of most tensors. A save with no such restore stays
-    without proof.
+    one with most wrong tensors, then the one of most tensors; where it brought only some of them, a
+    note tells how much. A save with no such restore stays without proof.
     """
     given = list(samples)
-    proofs: dict[tuple[str, int | None], Verified] = {}
+    proofs: dict[tuple[str, int | None], Sample] = {}
     for sample in given:
         if sample.operation == "restore" and sample.verified is not None:
             for repetition in (sample.repetition, None):
                 key = contender_of(sample), repetition
-                proofs[key] = max(
-                    proofs.get(key, sample.verified),
-                    sample.verified,
-                    key=lambda one: (one.mismatches, one.tensors),
-                )
+                proofs[key] = max(proofs.get(key, sample), sample, key=_proves)
     return [
         sample
         if sample.operation == "restore" or sample.verified is not None
-        else replace(
+        else _proved(
             sample,
-            verified=proofs.get(
+            proofs.get(
                 (contender_of(sample), sample.repetition), proofs.get((contender_of(sample), None))
             ),
         )
         for sample in given
     ]
+
+
+def _proves(restore: Sample) -> tuple[int, int]:
+    """How much it says of what was saved: a wrong tensor more than any number of right ones."""
+    one = restore.verified
+    return (one.mismatches, one.tensors) if one else (0, 0)
+
+
+def _proved(save: Sample, restore: Sample | None) -> Sample:
+    if restore is None or restore.verified is None:
+        return save
+    verified, notes = restore.verified, save.notes
+    if restore.restore_as is not None:
+        notes += (
+            f"only the tensors of a restore of {restore.restore_as} were compared: "
+            f"{verified.tensors} of them, {_percent(verified.bytes / save.bytes)} of the bytes",
+        )
+    return replace(save, verified=verified, notes=notes)
 
 
 def _invalid(sample: Sample, context: Context) -> Iterator[Reason]:

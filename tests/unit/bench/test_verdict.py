@@ -213,3 +213,28 @@ def test_a_save_is_verified_by_the_restore_of_its_repetition() -> None:
         GOOD,
         bad,
     ]
+
+
+def some(part: int, *, repetition: int = 1, restore_as: str | None = "subset=0.1") -> Sample:
+    """A restore of one tensor in twenty, which has `part` % of the bytes."""
+    return replace(
+        RESTORE,
+        writer=SAVE.writer,
+        repetition=repetition,
+        restore_as=restore_as,
+        bytes=part * SIZE // 100,
+        verified=Verified(tensors=1, bytes=part * SIZE // 100, mismatches=0),
+    )
+
+
+def test_a_save_of_which_some_tensors_were_compared_tells_so() -> None:
+    """All else of it was never read; whose proof is a whole restore has nothing to tell."""
+    save = replace(SAVE, verified=None, repetition=1)
+    partly, _ = with_verification([save, some(52)])
+    assert judge(partly, FULL).status is Status.VALID
+    assert reasons(judge(partly, FULL)) == [
+        "only the tensors of a restore of subset=0.1 were compared: 1 of them, 52 % of the bytes"
+    ]
+    whole = replace(some(100, restore_as=None), verified=GOOD)
+    for given in ([save, some(52), whole], [save, whole, some(52)]):
+        assert with_verification(given)[0] == replace(save, verified=GOOD)
