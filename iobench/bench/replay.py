@@ -99,8 +99,6 @@ class Replay:
                 f"a tensor of {self.longest_bytes} bytes repeats the pool's "
                 f"{self._pool.size_bytes} random bytes; a larger --pool avoids it"
             )
-        if self.subset is not None:
-            found.append(f"restores bring {100 * self.subset:.3g} % of the bytes, whole tensors")
         return tuple(found)
 
     @cached_property

@@ -259,6 +259,10 @@ def _unreached(sample: Sample) -> tuple[Reason | None, list[Reason]]:
 def _noted(sample: Sample, context: Context) -> Iterator[Reason]:
     if context.scale is not None:
         yield Reason(text=f"scaled: {context.scale}")
+    if sample.restore_as is not None:
+        whole = context.expected_bytes(replace(sample, operation="save", restore_as=None))
+        brought = f"{_percent(sample.bytes / whole)} of the bytes, {sample.restore_as} was asked"
+        yield Reason(text="only some tensors were restored", measured=(brought,))
     if sample.stores:
         if context.volatile is not None:
             yield Reason(text=f"not durable: {context.volatile}")

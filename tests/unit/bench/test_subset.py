@@ -45,6 +45,7 @@ def test_some_tensors(
     assert verified.mismatches == 0
     assert verified.bytes == moved
     assert verified.tensors == sum(len(state) for state in replay.wanted) > 1
+    assert "%" not in " ".join(replay.notes)  # the part is told where both sizes are known
 
 
 @pytest.mark.parametrize("name", ["buffered", "fresh"])

@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from iobench.bench.verdict import Context, Status, Verdict, combine, judge, with_verification
-from iobench.results import Cold, DeviceCounts, Fallback, ResultFile, Sample, Verified, read
+from iobench.results import (
+    Cold,
+    DeviceCounts,
+    Fallback,
+    ResultFile,
+    Sample,
+    VariantFacts,
+    Verified,
+    read,
+)
 
 EXAMPLE: ResultFile = read(Path(__file__).parents[1] / "results" / "example.jsonl")
 SIZE = EXAMPLE.run.workload.bytes
@@ -238,3 +247,27 @@ def test_a_save_of_which_some_tensors_were_compared_tells_so() -> None:
     whole = replace(some(100, restore_as=None), verified=GOOD)
     for given in ([save, some(52), whole], [save, whole, some(52)]):
         assert with_verification(given)[0] == replace(save, verified=GOOD)
+
+
+def test_a_restore_of_some_tensors_tells_how_much_it_brought() -> None:
+    """Whole tensors are more than the part asked for; of its own variant, where there are more."""
+    restore = replace(some(52), device=moved(read=SIZE, write=0))
+    expected = ["only some tensors were restored (52 % of the bytes, subset=0.1 was asked)"]
+    partly = Context(workload_bytes=SIZE, restored_bytes=restore.bytes)
+    assert reasons(judge(restore, partly)) == expected
+    told = [
+        VariantFacts(
+            operation=operation,
+            format=restore.format,
+            granularity=restore.granularity,
+            restore_as=restore_as,
+            numjobs=restore.numjobs,
+            bytes=size,
+            files=1,
+        )
+        for operation, restore_as, size in (
+            ("save", None, SIZE),
+            ("restore", "subset=0.1", restore.bytes),
+        )
+    ]
+    assert reasons(judge(restore, Context(workload_bytes=1, variants=tuple(told)))) == expected
