@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from iobench.cli.formats import Format, FormatOption
+from iobench.cli.seeds import LARGEST_SEED
 from iobench.cli.servers import HERE, quiet_stdout, server
 from iobench.errors import UsageError
 from iobench.units import format_seconds, format_size, parse_seconds, parse_size
@@ -107,7 +108,14 @@ def autotune(
     ] = None,
     rank: Annotated[int, typer.Option("--rank", min=0, help="Whose files to replay.")] = 0,
     seed: Annotated[
-        int | None, typer.Option("--seed", help="Of data, order and draws.", show_default="random")
+        int | None,
+        typer.Option(
+            "--seed",
+            min=0,
+            max=LARGEST_SEED,
+            help="Of data, order and draws.",
+            show_default="random",
+        ),
     ] = None,
     journal: Annotated[
         Path | None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from iobench.cli.seeds import LARGEST_SEED
 from iobench.cli.servers import HERE, quiet_stdout, server
 from iobench.errors import ContenderError, DataMismatchError
 from iobench.report.render import Format
@@ -128,7 +129,14 @@ def run(
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", help="Of data and order.", show_default="random")
+        int | None,
+        typer.Option(
+            "--seed",
+            min=0,
+            max=LARGEST_SEED,
+            help="Of data and order.",
+            show_default="random",
+        ),
     ] = None,
     output: Annotated[
         Path | None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from iobench.cli.seeds import LARGEST_SEED
 from iobench.errors import DataMismatchError
 
 if TYPE_CHECKING:
@@ -85,7 +86,9 @@ def train(
         ),
     ] = False,
     device: Annotated[Device, typer.Option("--device", help="Where to train.")] = Device.CPU,
-    seed: Annotated[int, typer.Option("--seed", help="Of model and data.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of model and data.")
+    ] = 0,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="The result file.", show_default="results/<run>.jsonl"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from iobench.bench.stats import median
-from iobench.errors import UsageError
+from iobench.errors import OptionError, UsageError
 from iobench.results.records import Sample
 from iobench.train import goodput, intervals
 from iobench.train.costs import Costs
@@ -51,6 +51,10 @@ class Objective:
             raise UsageError("--objective goodput: how large is the job? Give --nodes")
         if self.goal != "goodput" and self.job is not None:
             raise UsageError(f"--nodes is of --objective goodput, and this is {self.goal}")
+        limits = {"memory": self.max_memory_bytes, "cpu": self.max_cpu_s_per_gib}
+        for name, limit in limits.items():
+            if limit is not None and not 0 < limit < math.inf:
+                raise OptionError(f"--max-{name} must be above zero and finite, and is {limit}")
 
     @property
     def restores(self) -> bool:

@@ -399,6 +399,10 @@ def refused(
         (2, "--max-bytes is too small for one round", ("--max-bytes", "8MiB", "--size", "4MiB")),
         (2, "--max-time is too small for one round", ("--max-time", "10ms", "--size", "4MiB")),
         (2, "--max-bytes must be above zero", ("--max-bytes", "0")),
+        (2, "--max-memory must be above zero", ("--max-memory", "0")),
+        (2, "--max-cpu must be above zero", ("--max-cpu", "-1")),
+        (2, "--max-cpu must be above zero and finite, and is nan", ("--max-cpu", "nan")),
+        (2, "--max-cpu must be above zero and finite, and is inf", ("--max-cpu", "inf")),
         (2, "no such directory", ("--target", "/nowhere/at/all")),
         (2, "unknown workload", ("-w", "lama7b")),
         (2, "Give --nodes", ("--objective", "goodput")),
@@ -421,6 +425,20 @@ def test_what_cannot_be_meant(
 ) -> None:
     """One line with the remedy, the right exit code, nothing written."""
     refused(code, words, *arguments)
+
+
+@pytest.mark.parametrize("seed", ["-1", "4294967296"])
+def test_a_seed_out_of_range(
+    iobench_inside: Command, tiny_path: Path, target: Path, output: Path, seed: str
+) -> None:
+    """What some generator does not take is refused before anything is done."""
+    done = iobench_inside(
+        *("autotune", "-w", tiny_path, "--target", target, "-o", output, "--dry-run"),
+        *("--seed", seed),
+    )
+    assert done.returncode == 2
+    assert "Invalid value for '--seed'" in done.stderr
+    assert os.listdir(target) == []
 
 
 def test_it_replaces_only_writers_files(refused: Callable[..., None], tmp_path: Path) -> None:

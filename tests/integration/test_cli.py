@@ -293,6 +293,8 @@ def test_a_run_in_a_terminal(tiny_path: Path, target: Path, tmp_path: Path) -> N
         (("-w", "missing.yaml"), ("missing.yaml", "No such file")),
         (("--rank", "2"), ("no rank 2", "0 to 1")),
         (("--rank", "-1"), ("--rank",)),
+        (("--seed", "-1"), ("Invalid value for '--seed'",)),
+        (("--seed", "4294967296"), ("Invalid value for '--seed'",)),
         (("--size", "lots"), ("'lots' is not a size",)),
         (("--size", "-4GiB"), ("not a size",)),
         (("--size", "4iB"), ("not a size",)),
