@@ -40,7 +40,10 @@ class Repeat:
         return cls(times=int(repeat))
 
     def goes_on(self, done: int, samples: Sequence[Sample], elapsed_s: float) -> bool:
-        """Whether there is another repetition after `done` of them."""
+        """Whether there is another repetition after `done` of them.
+
+        `samples` are those of the contenders that are still measured.
+        """
         if self.precision is None or self.max_s is None:
             return done < self.times
         if elapsed_s >= self.max_s:

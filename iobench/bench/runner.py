@@ -27,6 +27,7 @@ from iobench.results import (
     Operation,
     ResultWriter,
     Sample,
+    contender_of,
 )
 
 __all__ = ["Progress", "Runner"]
@@ -145,6 +146,9 @@ class _Trials:
                     yield record
                     if isinstance(record, Sample):
                         measured.append(record)
+                    elif isinstance(record, Failure):  # no more of it will narrow its interval
+                        left = contender_of(record)
+                        measured = [one for one in measured if contender_of(one) != left]
             repetition += 1
 
     def _variant(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -196,6 +196,22 @@ def test_auto_goes_on_until_the_intervals_are_narrow(execute: Callable[..., Resu
     """Any interval is narrower than 1000 times the median: six repetitions are enough."""
     easy = Repeat(times=6, precision=1000.0, max_s=1e9)
     assert len(execute(make("null"), repeat=easy, ceiling=False).samples) == 6
+
+
+def test_auto_waits_for_nobody_who_failed(
+    execute: Callable[..., ResultFile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two samples of one that left have no narrow interval and never will: six are enough."""
+    seen: list[set[str]] = []
+
+    def goes_on(self: Repeat, done: int, samples: Sequence[Sample], elapsed_s: float) -> bool:
+        seen.append({sample.writer for sample in samples})
+        return done < self.times
+
+    monkeypatch.setattr(Repeat, "goes_on", goes_on)
+    result = execute(_Full(), make("uncached"), repeat=3, ceiling=False)
+    assert [failure.repetition for failure in result.failures] == [1]
+    assert seen == [set(), {"buffered", "uncached"}, {"uncached"}, {"uncached"}]
 
 
 def test_the_order_is_random_and_seeded(execute: Callable[..., ResultFile]) -> None:
