@@ -159,7 +159,10 @@ def run(
     """
     from iobench.bench.planning import expected_line, make_plan, plan_lines
     from iobench.bench.repeat import Repeat
+    from iobench.results import check_new
 
+    if output is not None:
+        check_new(output)
     with server(s3_local, target) as place:
         with quiet_stdout():
             plan = make_plan(

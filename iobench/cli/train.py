@@ -103,9 +103,12 @@ def train(
     Losses must be equal bit for bit, also after a resume; if not, the exit code is 4.
     """
     from iobench.report import training
+    from iobench.results import check_new
     from iobench.train.arm import choose_arms
     from iobench.train.session import make_session
 
+    if output is not None:
+        check_new(output)
     arms, left_out = choose_arms(writer, mode)
     session = make_session(
         workload=workload,

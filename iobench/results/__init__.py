@@ -34,7 +34,7 @@ from iobench.results.records import (
     Verified,
     WorkloadFacts,
 )
-from iobench.results.writer import ResultWriter, default_path
+from iobench.results.writer import ResultWriter, check_new, default_path
 
 __all__ = [
     "SCHEMA",
@@ -59,6 +59,7 @@ __all__ = [
     "VariantFacts",
     "Verified",
     "WorkloadFacts",
+    "check_new",
     "config_hash",
     "contender_of",
     "default_path",

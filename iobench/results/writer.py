@@ -15,7 +15,7 @@ from iobench.results.codec import Record, to_record
 from iobench.results.identity import utc_now
 from iobench.results.records import End, Run, Sample
 
-__all__ = ["ResultWriter", "default_path"]
+__all__ = ["ResultWriter", "check_new", "default_path"]
 
 
 def default_path(workload_name: str, directory: str | os.PathLike[str] = "results") -> Path:
@@ -29,6 +29,18 @@ def default_path(workload_name: str, directory: str | os.PathLike[str] = "result
     while path.exists():
         path, number = Path(directory, f"{stem}-{number}.jsonl"), number + 1
     return path
+
+
+def check_new(path: str | os.PathLike[str]) -> None:
+    """Raise ResultFileError where a ResultWriter could not make `path`. Makes nothing itself."""
+    wanted = Path(path).absolute()
+    if os.path.lexists(wanted):
+        raise _exists(path)
+    above = next(one for one in wanted.parents if os.path.lexists(one))
+    if not above.is_dir():
+        raise ResultFileError(f"{path} cannot be created: {above} is no directory")
+    if not os.access(above, os.W_OK | os.X_OK, effective_ids=True):
+        raise ResultFileError(f"{path} cannot be created: {above} cannot be written")
 
 
 class ResultWriter:
@@ -56,9 +68,7 @@ class ResultWriter:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
             self._fd = os.open(self.path, flags, 0o666)
         except FileExistsError as error:
-            raise ResultFileError(
-                f"{error.filename or self.path} exists and is not overwritten; choose another name"
-            ) from error
+            raise _exists(error.filename or self.path) from error
         except OSError as error:
             raise ResultFileError(f"{self.path} cannot be created: {error.strerror}") from error
 
@@ -133,3 +143,7 @@ class ResultWriter:
         except OSError as error:
             os.ftruncate(self._fd, before)
             raise ResultFileError(f"{self.path} cannot be written: {error.strerror}") from error
+
+
+def _exists(path: str | os.PathLike[str]) -> ResultFileError:
+    return ResultFileError(f"{path} exists and is not overwritten; choose another name")

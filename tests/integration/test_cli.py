@@ -385,6 +385,27 @@ def test_an_output_file_that_exists(
 
 
 @pytest.mark.parametrize(
+    "verb", [("run", "--no-ceiling"), ("run", "--dry-run"), ("train", "--steps", "2")], ids=" ".join
+)
+def test_an_output_that_cannot_be_made_is_told_first(
+    iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path, verb: tuple[str, ...]
+) -> None:
+    """Before any probe of the writers, and before the plan."""
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text("mine")
+    arguments = ("-w", tiny_path, "--target", target, "--writer", "buffered")
+    for output, words in (
+        (mine, "mine.jsonl exists and is not overwritten"),
+        (target, "exists and is not overwritten"),
+        (Path("/dev/full"), "/dev/full exists and is not overwritten"),
+        (mine / "run.jsonl", "mine.jsonl is no directory"),
+    ):
+        check(iobench_inside(*verb, *arguments, "-o", output), 1, words)
+    assert mine.read_text() == "mine"
+    assert os.listdir(target) == []
+
+
+@pytest.mark.parametrize(
     ("content", "words"),
     [
         (None, ("no such file",)),

@@ -15,6 +15,7 @@ from iobench.results import (
     End,
     ResultFile,
     ResultWriter,
+    check_new,
     config_hash,
     default_path,
     new_run_id,
@@ -70,6 +71,24 @@ def test_a_directory_that_cannot_be_made_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ResultFileError, match="cannot be created: Not a directory"):
         ResultWriter(tmp_path / "file" / "below" / "run.jsonl")
+
+
+def test_where_a_file_can_be_made_is_known_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Missing directories are no obstacle and are not made; anything that is there already is."""
+    check_new(tmp_path / "new" / "below" / "run.jsonl")
+    assert not any(tmp_path.iterdir())
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for taken in ("", "link"):
+        with pytest.raises(ResultFileError, match="exists and is not overwritten"):
+            check_new(tmp_path / taken)
+    (tmp_path / "file").touch()
+    with pytest.raises(ResultFileError, match="file is no directory"):
+        check_new(tmp_path / "file" / "below" / "run.jsonl")
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    with pytest.raises(ResultFileError, match=f"{tmp_path} cannot be written"):
+        check_new(tmp_path / "new" / "run.jsonl")
 
 
 def test_a_run_that_ends_well_is_complete(tmp_path: Path, example: ResultFile) -> None:
