@@ -162,6 +162,8 @@ def autotune(
         return
     if workload is None:
         raise UsageError("Missing option --workload; see iobench autotune --help")
+    if nodes is None:
+        _check_unheard(ctx)
     job = _job(nodes, failures, restart)
     with server(s3_local, target) as place:
         with quiet_stdout():
@@ -193,15 +195,26 @@ def autotune(
 
 def _check_alone(ctx: typer.Context) -> None:
     """Raise UsageError for what was given beside --resume and would go unheard."""
-    given = [
-        option.opts[0]
-        for option in ctx.command.params
-        if option.name not in (None, "resume", "output", "format_")
-        and getattr(ctx.get_parameter_source(option.name), "name", None) == "COMMANDLINE"
-    ]
+    given = [option for name, option in _given(ctx) if name not in ("resume", "output", "format_")]
     if given:
         told = ", ".join(given)
         raise UsageError(f"--resume takes all but -o from its journal; leave out {told}")
+
+
+def _check_unheard(ctx: typer.Context) -> None:
+    """Raise UsageError for what was given about a job and, without --nodes, would go unheard."""
+    given = [option for name, option in _given(ctx) if name in ("failures", "restart")]
+    if given:
+        told = ", ".join(given)
+        raise UsageError(f"only --objective goodput with --nodes has a job; leave out {told}")
+
+
+def _given(ctx: typer.Context) -> Iterator[tuple[str, str]]:
+    """(parameter, option) of what stands in the command line."""
+    for option in ctx.command.params:
+        name = option.name or ""
+        if getattr(ctx.get_parameter_source(name), "name", None) == "COMMANDLINE":
+            yield name, option.opts[0]
 
 
 def _tune(tuning: Tuning, journal: Journal, output: Path, format_: Format, began_s: float) -> None:

@@ -407,6 +407,17 @@ def refused(
         (2, "unknown workload", ("-w", "lama7b")),
         (2, "Give --nodes", ("--objective", "goodput")),
         (2, "--nodes is of --objective goodput", ("--nodes", "8")),
+        (2, "leave out --restart", ("--restart", "1min")),
+        (
+            2,
+            "leave out --failures-per-1000-node-days, --restart",
+            ("--failures-per-1000-node-days", "nan", "--restart", "soon", "--dry-run"),
+        ),
+        (
+            2,
+            "failures-per-1000-node-days must be above zero",
+            ("--objective", "goodput", "--nodes", "4", "--failures-per-1000-node-days", "nan"),
+        ),
         (2, "cannot be scaled", ("--size", "1KiB")),
         (2, "there is no directory", ("-o", "/nowhere/writer.toml")),
         (1, "cannot be read", ("--resume", "/nowhere/tune.jsonl")),
