@@ -129,7 +129,10 @@ def _check_memory(size_bytes: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Habits:
-    """What the installed safetensors does: a new file by rename? With which mode of its own?"""
+    """What the installed safetensors does: a new file by rename? With which mode?
+
+    None for that of the file that is there, or of any new one: a writer gives it the same.
+    """
 
     renames: bool
     mode: int | None
@@ -157,7 +160,5 @@ def _stock_habits() -> _Habits | None:
         if joined != file.read_bytes():
             return None
     mode = stat.S_IMODE(after.st_mode)
-    return _Habits(
-        renames=(after.st_dev, after.st_ino) != (before.st_dev, before.st_ino),
-        mode=None if mode == as_new else mode,
-    )
+    renames = (after.st_dev, after.st_ino) != (before.st_dev, before.st_ino)
+    return _Habits(renames=renames, mode=mode if renames or mode != as_new else None)

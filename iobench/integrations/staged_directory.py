@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 from collections.abc import Collection, Iterable
@@ -12,6 +11,7 @@ from iobench.checkpoint.staged import STAGING_SUFFIX, exchange
 from iobench.errors import TransferError, UsageError
 from iobench.writers.files import sync_directory
 from iobench.writers.freeing import remove_tree
+from iobench.writers.replaced import take_owner
 
 __all__ = ["StagedDirectory"]
 
@@ -99,11 +99,7 @@ def _holds_working_directory(directory: Path) -> bool:
 
 def _take_after(old: Path, new: Path) -> None:
     """Give the directory `new` what `old` has: owner and group as permitted, all else."""
-    found = old.stat()
-    for owner in (found.st_uid, -1):
-        with contextlib.suppress(PermissionError):
-            os.chown(new, owner, found.st_gid)
-            break
+    take_owner(new, old.stat())
     shutil.copystat(old, new)  # after the owner, whose change clears bits
 
 

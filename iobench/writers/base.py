@@ -57,8 +57,10 @@ class Writer(ABC):
 
         On return the file is complete under its name and, unless `durable=False`, its bytes are on
         storage; so is its name unless `sync_directory=False`, for a caller that syncs the directory
-        once for many files. On failure nothing new is under the name and what was there before
-        still is. Raises TransferError; UnavailableError when the path cannot be had there.
+        once for many files. A file that is replaced leaves owner and permissions to the new one, as
+        far as they may be set. On failure nothing new is under the name and what was there before
+        still is. Raises TransferError; UnavailableError when the path cannot be had there;
+        TargetError for a name that is a directory's, pipe's or device's.
         """
 
     def write_many(

@@ -16,6 +16,7 @@ from iobench import linux
 from iobench.errors import DataMismatchError, TransferError
 from iobench.writers.availability import Availability
 from iobench.writers.freeing import freed_later
+from iobench.writers.replaced import check_replaceable, set_permissions, standing, take_after
 from iobench.writers.transfer import Meter
 
 __all__ = [
@@ -38,18 +39,6 @@ def sync_directory(directory: str | Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _resolved(path: str | Path) -> str:
-    """`path` from the root, so that it holds whatever the process changes to; a link is followed.
-
-    Links among the directories above are left to the kernel: a path through them is as good, and
-    resolving them costs more than writing a small file.
-    """
-    path = os.fspath(path)
-    if not os.path.isabs(path):
-        path = os.path.join(os.getcwd(), path)
-    return os.path.realpath(path) if ".." in path or os.path.islink(path) else path
 
 
 def missing_directories(directory: str | os.PathLike[str]) -> list[str]:
@@ -77,20 +66,24 @@ def _make_parents(directory: str) -> list[str]:
     return gained
 
 
-def _make(path: str, flags: int) -> int:
-    return os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | flags, 0o666)
+def _make(path: str, flags: int, mode: int) -> int:
+    return os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | flags, mode)
 
 
 class NewFile:
     """A file under a temporary name in its directory until `publish` gives it its own.
 
     As a context manager: left before `publish`, it is removed and the name keeps what it had.
-    A process killed in between leaves only a hidden `.NAME.*.iobench-part`.
+    A process killed in between leaves only a hidden `.NAME.*.iobench-part`. Owner, group and
+    permissions are those of the file that is replaced, as far as this process may set them.
     """
 
     def __init__(self, path: str | Path, flags: int, meter: Meter) -> None:
-        """Open for writing with `flags` besides (O_DIRECT). Raises OSError of the open as it is."""
-        self.path = _resolved(path)
+        """Open for writing with `flags` besides (O_DIRECT). Raises OSError of the open as it is.
+
+        TargetError for a name that is no regular file's: it would be one afterwards.
+        """
+        self.path, self._old = standing(path)
         directory, name = os.path.split(self.path)
         self._meter = meter
         with meter.phase("open"):
@@ -99,14 +92,23 @@ class NewFile:
             self.fd = self._open(directory, flags)
         self._live = True
         self._reserved = False
+        self._permissions: int | None = None
+        if self._old is not None:
+            try:
+                self._permissions = take_after(self.fd, self._old, meter)
+            except BaseException:
+                self.abandon()
+                raise
 
     def _open(self, directory: str, flags: int) -> int:
+        check_replaceable(self.path, self._old)
+        mode = 0o666 if self._old is None else self._old.st_mode & 0o666  # never more open
         try:
             try:
-                return _make(self.part, flags)
+                return _make(self.part, flags, mode)
             except FileNotFoundError:
                 self._gained = _make_parents(directory)
-                return _make(self.part, flags)
+                return _make(self.part, flags, mode)
         except OSError:  # a refused O_DIRECT may have made the file all the same
             Path(self.part).unlink(missing_ok=True)
             raise
@@ -169,6 +171,8 @@ class NewFile:
         """
         with self._meter.phase("commit"), freed_later(self.path):
             try:
+                if self._permissions is not None:
+                    set_permissions(self.fd, self._permissions, self._meter)
                 self._close()
                 os.replace(self.part, self.path)
                 self._live = False

@@ -24,7 +24,7 @@ import iobench.safetensors
 import iobench.torch
 from iobench.errors import SaveError, UsageError
 from iobench.formats import torch_image
-from iobench.integrations import default_writer
+from iobench.integrations import default_writer, plain_safetensors
 from iobench.testing import moto_s3
 from iobench.writers.s3 import S3Writer
 
@@ -350,6 +350,11 @@ def _private(path: Path) -> None:
     path.chmod(0o600)
 
 
+def _open(path: Path) -> None:
+    path.write_bytes(b"old")
+    path.chmod(0o664)
+
+
 def _attributes(path: Path) -> None:
     path.write_bytes(b"old")
     try:
@@ -368,6 +373,7 @@ _OLD: dict[str, tuple[Callable[[Path], None], str]] = {
     "dangling": (_dangling, ""),
     "hard": (_hard, "hard links"),
     "private": (_private, "permissions"),
+    "open": (_open, "permissions"),
     "attributes": (_attributes, "extended attributes"),
 }
 
@@ -409,17 +415,24 @@ def test_what_is_left_of_an_old_file(
     assert all(reason in line for line in told())
 
 
-@pytest.mark.parametrize("kind", ["link", "dangling", "hard", "private", "plain"])
-def test_what_is_left_of_an_old_safetensors_file(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["link", "dangling", "hard", "private", "open", "plain"])
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_what_is_left_of_an_old_safetensors_file(kind: str, umask: int, tmp_path: Path) -> None:
     """As the installed safetensors leaves it."""
     prepare, _ = _OLD[kind]
-    for side, save in (
-        ("stock", safetensors.torch.save_file),
-        ("ours", lambda state, path: iobench.safetensors.save_file(state, path, writer=WRITER)),
-    ):
-        (tmp_path / side).mkdir()
-        prepare(tmp_path / side / "m.pt")
-        save({"a": torch.ones(9)}, tmp_path / side / "m.pt")
+    plain_safetensors._stock_habits.cache_clear()  # as in a process that began with this umask
+    before = os.umask(umask)
+    try:
+        for side, save in (
+            ("stock", safetensors.torch.save_file),
+            ("ours", lambda state, path: iobench.safetensors.save_file(state, path, writer=WRITER)),
+        ):
+            (tmp_path / side).mkdir()
+            prepare(tmp_path / side / "m.pt")
+            save({"a": torch.ones(9)}, tmp_path / side / "m.pt")
+    finally:
+        os.umask(before)
+        plain_safetensors._stock_habits.cache_clear()
     assert _listed(tmp_path / "ours") == _listed(tmp_path / "stock")
 
 

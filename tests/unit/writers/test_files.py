@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from iobench import linux
-from iobench.errors import DataMismatchError, TransferError
+from iobench.errors import DataMismatchError, TargetError, TransferError
 from iobench.testing import Footprint
 from iobench.writers import files
 from iobench.writers.files import PART_SUFFIX, NewFile, open_source, try_directory
@@ -151,12 +152,78 @@ def test_directory_removed_underneath(tmp_path: Path) -> None:
         assert _names(tmp_path) == []
 
 
-def test_a_directory_under_the_name(tmp_path: Path) -> None:
-    """A directory that has the name stays, the caller gets the error, nothing is left."""
-    (tmp_path / "file").mkdir()
-    file = _new(tmp_path / "file")
-    with pytest.raises(TransferError, match="publishing"):
-        file.publish(sync_names=True)
+@pytest.mark.parametrize("through_link", [False, True])
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["directory", "pipe"])
+def test_what_is_no_regular_file_stays(
+    make: Callable[[Path], None], through_link: bool, tmp_path: Path
+) -> None:
+    """A directory, pipe or device that has the name is refused before anything is made."""
+    make(tmp_path / "file")
+    before = (tmp_path / "file").stat()
+    (tmp_path / "link").symlink_to("file")
+    with Footprint.unchanged(), pytest.raises(TargetError, match=r"file: is a (directory|pipe)"):
+        NewFile(tmp_path / ("link" if through_link else "file"), 0, Meter())
+    assert (tmp_path / "file").stat() == before
+    assert _names(tmp_path) == ["file", "link"]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o666, 0o400, 0o755, 0o060])
+def test_permissions_of_what_is_replaced_stay(mode: int, tmp_path: Path) -> None:
+    """Whatever the umask; and at no time is the new file open to more than the old one was."""
+    (tmp_path / "file").write_bytes(b"old")
+    (tmp_path / "file").chmod(mode)
+    meter = Meter()
+    with NewFile(tmp_path / "file", 0, meter) as file:
+        assert stat.S_IMODE(os.fstat(file.fd).st_mode) == mode | 0o600
+        file.publish(sync_names=False)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
+    assert not meter.fallbacks
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_the_owner_of_what_is_replaced_stays(tmp_path: Path) -> None:
+    """A file that root writes anew stays its owner's, who could not read it otherwise."""
+    (tmp_path / "file").write_bytes(b"old")
+    (tmp_path / "file").chmod(0o600)
+    os.chown(tmp_path / "file", 1234, 5678)
+    _new(tmp_path / "file").publish(sync_names=False)
+    found = (tmp_path / "file").stat()
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (1234, 5678, 0o600)
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+def test_permissions_that_cannot_be_kept(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that keeps none takes the file all the same, and that is recorded."""
+
+    def refuse(fd: int, mode: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fchmod", refuse)
+    (tmp_path / "file").write_bytes(b"old")
+    (tmp_path / "file").chmod(0o755)
+    meter = Meter()
+    with NewFile(tmp_path / "file", 0, meter) as file:
+        file.publish(sync_names=False)
+    (fallback,) = meter.fallbacks
+    assert fallback.wanted == "permissions 755"
+    assert fallback.reason == os.strerror(number)
+
+
+def test_a_failure_to_keep_permissions_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error that is no refusal is raised; neither file nor descriptor is left."""
+
+    def fail(fd: int, mode: int) -> None:
+        raise OSError(errno.EIO, "I/O error")
+
+    monkeypatch.setattr(os, "fchmod", fail)
+    (tmp_path / "file").write_bytes(b"old")
+    (tmp_path / "file").chmod(0o755)
+    with Footprint.unchanged(), pytest.raises(OSError, match="I/O error"):
+        NewFile(tmp_path / "file", 0, Meter())
     assert _names(tmp_path) == ["file"]
 
 

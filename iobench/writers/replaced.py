@@ -1,0 +1,106 @@
+"""What stands at a name before a new file takes its place, and what the new one gets from it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from iobench.errors import TargetError
+from iobench.writers.transfer import Meter
+
+__all__ = ["check_replaceable", "set_permissions", "standing", "take_after", "take_owner"]
+
+_READ_WRITE = stat.S_IRUSR | stat.S_IWUSR
+_PERMISSIONS = 0o777  # no set-user-ID: writing into a file takes it away too
+
+_NOT_TO_BE_HAD = {errno.EPERM, errno.EACCES, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS}
+"""Refusals of owners and permissions: no right to, or a file system that keeps none."""
+
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def standing(path: str | Path) -> tuple[str, os.stat_result | None]:
+    """`path` from the root, so that it holds whatever the process changes to, and what is there.
+
+    A link is followed. Links among the directories above are left to the kernel: a path through
+    them is as good, and resolving them costs more than writing a small file. What cannot be looked
+    at counts as nothing: making a file beside it tells why.
+    """
+    path = os.fspath(path)
+    if not os.path.isabs(path):
+        path = os.path.join(os.getcwd(), path)
+    if ".." in path:
+        path = os.path.realpath(path)
+    try:
+        found = os.lstat(path)
+        if stat.S_ISLNK(found.st_mode):
+            link, path = path, os.path.realpath(path)
+            found = os.stat(link)
+    except OSError:
+        return path, None
+    return path, found
+
+
+def check_replaceable(path: str, old: os.stat_result | None) -> None:
+    """Raise TargetError unless `path` is free or a regular file: all else would be gone after."""
+    if old is not None and not stat.S_ISREG(old.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(old.st_mode), "no regular file")
+        raise TargetError(
+            f"{path}: is {kind}, which a writer would replace by a file; name a file, or a new one"
+        )
+
+
+def take_after(fd: int, old: os.stat_result, meter: Meter) -> int:
+    """Give the new file owner, group and permissions of the `old` one; what cannot be is recorded.
+
+    Not its access control lists and other attributes. Returns the permissions to set at the end:
+    until then its owner may read and write it, for writers that open it once more.
+    """
+    new = os.fstat(fd)
+    if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
+        refused = take_owner(fd, old)
+        if refused is not None:
+            wanted, used = f"owner {old.st_uid}", f"owner {new.st_uid}"
+            meter.fell_back(wanted, used, refused.strerror or str(refused))
+    permissions = old.st_mode & _PERMISSIONS
+    set_permissions(fd, permissions | _READ_WRITE, meter)
+    return permissions
+
+
+def take_owner(new: int | str | Path, old: os.stat_result) -> OSError | None:
+    """Give the file `new` owner and group of `old`, or the group alone; why not both.
+
+    Raises OSError for what is no lack of rights.
+    """
+    refused: OSError | None = None
+    for owner in (old.st_uid, -1):
+        try:
+            os.chown(new, owner, old.st_gid)
+            break
+        except OSError as error:
+            if error.errno not in _NOT_TO_BE_HAD:
+                raise
+            refused = refused or error
+    return refused
+
+
+def set_permissions(fd: int, wanted: int, meter: Meter) -> None:
+    """Set the permissions of an open file that has others; recorded where it cannot be."""
+    found = stat.S_IMODE(os.fstat(fd).st_mode)
+    if found == wanted:
+        return
+    try:
+        os.fchmod(fd, wanted)
+    except OSError as error:
+        if error.errno not in _NOT_TO_BE_HAD:
+            raise
+        reason = error.strerror or str(error)
+        meter.fell_back(f"permissions {wanted:03o}", f"permissions {found:03o}", reason)

@@ -1,0 +1,70 @@
+"""What a new file gets from the one that it takes the place of."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from iobench.writers.replaced import check_replaceable, standing, take_after, take_owner
+from iobench.writers.transfer import Meter
+
+
+def _as_other(path: Path) -> os.stat_result:
+    """What os.stat tells of `path`, but of somebody else's."""
+    found = list(os.stat(path))
+    found[4], found[5] = found[4] + 1, found[5] + 1
+    return os.stat_result(found)
+
+
+def test_a_name_that_is_free(tmp_path: Path) -> None:
+    """Nothing stands there, and nothing is in the way."""
+    path, found = standing(tmp_path / "file")
+    assert (path, found) == (str(tmp_path / "file"), None)
+    check_replaceable(path, found)
+
+
+def test_a_link_is_looked_through(tmp_path: Path) -> None:
+    """Of a link the file behind is what stands there; one that leads nowhere is free."""
+    (tmp_path / "file").write_bytes(b"old")
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "dangling").symlink_to("later")
+    path, found = standing(tmp_path / "link")
+    assert path == str(tmp_path / "file")
+    assert found == (tmp_path / "file").stat()
+    assert standing(tmp_path / "dangling") == (str(tmp_path / "later"), None)
+
+
+def test_an_owner_that_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group is kept alone where that is permitted, and the owner is a recorded fallback."""
+    asked: list[tuple[int, int]] = []
+
+    def chown(_: int, owner: int, group: int) -> None:
+        asked.append((owner, group))
+        if owner >= 0:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chown", chown)
+    (tmp_path / "file").write_bytes(b"old")
+    old, meter = _as_other(tmp_path / "file"), Meter()
+    with (tmp_path / "file").open("rb") as new:
+        take_after(new.fileno(), old, meter)
+    assert asked == [(old.st_uid, old.st_gid), (-1, old.st_gid)]
+    (fallback,) = meter.fallbacks
+    assert fallback.wanted == f"owner {old.st_uid}"
+    assert fallback.reason == "Operation not permitted"
+
+
+def test_a_broken_disk_is_no_lack_of_rights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any other error is raised."""
+
+    def chown(*_: object) -> None:
+        raise OSError(errno.EIO, "I/O error")
+
+    monkeypatch.setattr(os, "chown", chown)
+    with pytest.raises(OSError, match="I/O error"):
+        take_owner(tmp_path, tmp_path.stat())
