@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from iobench.errors import DataMismatchError
+from iobench.errors import DataMismatchError, UsageError
 from iobench.formats import raw
 from iobench.formats.tensors import tensor_bytes
 
@@ -36,3 +36,31 @@ def test_other_tensors_do_not_fit(buffered, tmp_path: Path) -> None:
     raw.save([torch.zeros(5)], "file", tmp_path, buffered)
     with pytest.raises(DataMismatchError, match="20 bytes"):
         raw.load([torch.zeros(6)], "file", tmp_path, buffered)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(3, 2).t(),
+        torch.zeros(12)[::2],
+        torch.zeros(1).expand(6),
+        torch.zeros(3, dtype=torch.complex64).conj(),
+        torch.zeros(6, dtype=torch.complex64).conj().imag,
+    ],
+    ids=["transposed", "strided", "expanded", "conjugated", "negated"],
+)
+def test_tensors_that_cannot_be_filled(tensor: torch.Tensor, buffered, tmp_path: Path) -> None:
+    """Their bytes would go into a copy that nobody has: refused, and nothing is filled."""
+    fits = torch.zeros(5)
+    raw.save([torch.ones(5), tensor + 1], "file", tmp_path, buffered)
+    with pytest.raises(UsageError, match="tensor 1 of shape"):
+        raw.load([fits, tensor], "file", tmp_path, buffered)
+    assert not fits.any()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_sparse_tensors_have_no_bytes(buffered, tmp_path: Path) -> None:
+    """They are refused too."""
+    (tmp_path / "file").write_bytes(bytes(36))
+    with pytest.raises(UsageError, match="sparse_csr"):
+        raw.load([torch.eye(3).to_sparse_csr()], "file", tmp_path, buffered)
