@@ -79,7 +79,7 @@ class BackgroundFiles:
         began_s = time.perf_counter()
         self.raise_failure()
         directory, name = os.path.split(os.fspath(file))
-        layout = torch_image.layout(name, state, crc=crc, **options)
+        layout = torch_image.layout(name, state, directory, crc=crc, **options)
         if layout is None:
             layout = _as_torch_writes(name, state, crc, options)
         save = Save(

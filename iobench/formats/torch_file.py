@@ -56,14 +56,14 @@ def save(
 
     The file is stock torch's, byte for byte. Storages go to `writer` as they lie in memory, their
     CRC32 computed before by several threads; `crc=False` leaves it out of the zip (torch does not
-    check it on load). Where storages are neither in host nor in CUDA memory, or torch makes other
-    files than this knows, the file is streamed instead, durable always, torch computing the CRC32
-    at about 1.5 GiB/s; its archive is then called `archive`, as that of any stream. The phase
-    `serialize` is what came before the first byte was written.
+    check it on load). Where storages are neither in host nor in CUDA memory, or `torch_image` has
+    no image of the state for another reason, the file is streamed instead, durable always, torch
+    computing the CRC32 at about 1.5 GiB/s; its archive is then called `archive`, as that of any
+    stream. The phase `serialize` is what came before the first byte was written.
     Raises TransferError; what pickling raises is passed on. Nothing is published then.
     """
     began = time.perf_counter()
-    described = torch_image.image(path, state, crc=crc, **options)
+    described = torch_image.image(path, state, target, crc=crc, **options)
     if described is None:
         return _stream(state, os.path.join(target, path), writer, crc, options)
     serialize_s = time.perf_counter() - began

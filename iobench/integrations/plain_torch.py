@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -31,7 +30,6 @@ from iobench.writers.transfer import Transfer
 __all__ = ["load", "prepare_save"]
 
 _Write = Callable[[], Transfer]
-_STREAM = "archive"  # what torch calls the archive of a stream, and of a path beyond ASCII
 
 
 def prepare_save(
@@ -50,30 +48,25 @@ def prepare_save(
     """
     began = time.perf_counter()
     path = path_of(f)
-    if not _use_new_zipfile_serialization:
-        raise NotOurs("the format before torch 1.6")
     if pickle_module is not pickle:
         raise NotOurs("another pickle module")
     if torch.serialization._serialization_tls.skip_data:
         raise NotOurs("torch.serialization.skip_data is on")
-    if not tempfile.gettempdir().isascii():
-        raise NotOurs("the temporary directory's name is not ASCII")
     place = Place.of(path, writer, stock_renames=False)
-    try:
-        image = torch_image.image(
-            place.name if path.isascii() else _STREAM,
-            obj,
-            crc=torch.serialization.get_crc32_options(),
-            pickle_protocol=pickle_protocol,
-            _disable_byteorder_record=_disable_byteorder_record,
-        )
-    except RuntimeError as error:
-        if "skip_data" in str(error):  # quantized and nested tensors, backends without storages
-            raise NotOurs("a tensor whose data torch cannot leave out") from error
-        raise
+    image = torch_image.image(
+        place.name,
+        obj,
+        place.directory,
+        crc=torch.serialization.get_crc32_options(),
+        pickle_protocol=pickle_protocol,
+        _use_new_zipfile_serialization=_use_new_zipfile_serialization,
+        _disable_byteorder_record=_disable_byteorder_record,
+    )
     if image is None:
-        raise NotOurs("its storages are on a device, or this torch writes other files")
-    image = replace(image, path=place.name)
+        raise NotOurs(
+            "its storages are on a device, it has tensors whose data torch cannot leave out, "
+            "or it is in a format that is not known"
+        )
     place.check_room(image.size_bytes)
     serialize_s = time.perf_counter() - began
 

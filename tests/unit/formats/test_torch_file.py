@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import tempfile
 import threading
+import zipfile
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,55 @@ def test_an_unknown_torch_is_streamed(writer, state, same, tmp_path: Path, monke
     monkeypatch.setattr(torch_image, "_is_like_stock", lambda: False)
     transfer = torch_file.save(state, "model.pt", tmp_path, writer)
     assert transfer.bytes == (tmp_path / "model.pt").stat().st_size
+    _assert_same(torch.load(tmp_path / "model.pt"), state, same)
+
+
+@pytest.mark.parametrize("name", ["model.pt", "mödel.pt", "below/model.pt", "bëlow/model.pt"])
+@pytest.mark.parametrize("directory", ["plain", "dïrectory"])
+@pytest.mark.parametrize("temporary", ["tmp", "tëmp"])
+def test_names_beyond_ascii(
+    name: str, directory: str, temporary: str, buffered, tmp_path: Path, monkeypatch
+) -> None:
+    """torch names the archive after an ASCII path only, wherever temporary files are."""
+    stock, ours = tmp_path / "stock" / directory, tmp_path / "ours" / directory
+    (tmp_path / temporary).mkdir()
+    (stock / name).parent.mkdir(parents=True)
+    state = {"a": torch.arange(100), "b": torch.zeros(5)}
+    torch.save(state, stock / name)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / temporary))
+    torch_image._is_like_stock.cache_clear()
+    torch_file.save(state, name, ours, buffered)
+    assert (ours / name).read_bytes() == (stock / name).read_bytes()
+    assert not list((tmp_path / temporary).iterdir())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # torch's own
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.quantize_per_tensor(torch.ones(9), 0.1, 3, torch.qint8),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    ],
+    ids=["quantized", "nested"],
+)
+def test_tensors_without_storages_are_streamed(
+    make: Callable[[], torch.Tensor], buffered, tmp_path: Path
+) -> None:
+    """torch cannot leave out their data, so it writes the file to our stream."""
+    tensor = make()
+    torch_file.save({"a": tensor}, "model.pt", tmp_path, buffered)
+    buffer = io.BytesIO()
+    torch.save({"a": tensor}, buffer)
+    assert (tmp_path / "model.pt").read_bytes() == buffer.getvalue()
+    found = torch.load(tmp_path / "model.pt", weights_only=False)["a"]
+    assert repr(found) == repr(tensor)
+
+
+def test_the_old_format_is_streamed(buffered, same, tmp_path: Path) -> None:
+    """That before torch 1.6 is no zip; torch writes and reads it."""
+    state = {"a": torch.arange(100), "b": [torch.ones(5), 7]}
+    torch_file.save(state, "model.pt", tmp_path, buffered, _use_new_zipfile_serialization=False)
+    assert not zipfile.is_zipfile(tmp_path / "model.pt")
     _assert_same(torch.load(tmp_path / "model.pt"), state, same)
 
 
