@@ -55,12 +55,13 @@ def header_bytes(
     length, JSON and padding as they stand in the file, and name -> (begin, end) in bytes from the
     end of the header, in file order. `metadata` becomes `__metadata__`; an empty one is left out
     (the library writes broken JSON for it), and keys are sorted where the library's own order of
-    several keys is random. Raises ValueError for a dtype that safetensors lacks and for a name
-    that is reserved or given twice.
+    several keys is random. Raises ValueError for a dtype that safetensors lacks, for a name that
+    is reserved or given twice, and for metadata that is no text: nobody could load the file.
     """
     offsets: dict[str, tuple[int, int]] = {}
     document: dict[str, object] = {}
     if metadata:
+        _check_metadata(metadata)
         document["__metadata__"] = dict(sorted(metadata.items()))
     begin = 0
     for name, dtype, shape in sorted(tensors, key=_library_order):
@@ -78,6 +79,12 @@ def header_bytes(
     text = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT)
     return len(text).to_bytes(8, "little") + text, offsets
+
+
+def _check_metadata(metadata: Mapping[str, str]) -> None:
+    for pair in metadata.items():
+        if not all(isinstance(text, str) for text in pair):
+            raise ValueError(f"metadata {pair!r}: both must be str; convert them")
 
 
 def _library_order(tensor: tuple[str, str, tuple[int, ...]]) -> tuple[int, str]:

@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -148,3 +149,16 @@ def test_index_as_transformers_writes_it() -> None:
         b'    "c": "model-2.safetensors",\n    "lm_head": "model-2.safetensors"\n  }\n}\n'
     )
     assert json.loads(written)["weight_map"]["c"] == "model-2.safetensors"
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"a": 1}, {"a": None}, {"a": ["x"]}, {1: "a"}, {"a": "b", 2: "c"}], ids=str
+)
+def test_metadata_that_is_no_text(metadata: Any, tmp_path: Path) -> None:
+    """The library refuses to write it and to load it; so do we, before anything is written."""
+    tensors = {"t": torch.ones(2)}
+    with pytest.raises(TypeError):
+        safetensors.torch.save_file(tensors, tmp_path / "stock", metadata=metadata)
+    with pytest.raises(UsageError, match="both must be str"):
+        ours.save(tensors, "ours", tmp_path, registry.make("buffered"), metadata=metadata)
+    assert not (tmp_path / "ours").exists()
