@@ -32,13 +32,20 @@ _NO_FALLOCATE = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 _NO_TMPFILE = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EISDIR}
 
 
+_unsynced: set[str] = set()
+"""Directories made here whose names may not be durable yet: whoever writes below makes them so."""
+
+
 def sync_directory(directory: str | Path) -> None:
     """Make the names in `directory` durable."""
+    path = os.path.abspath(directory)
+    made = [name for name in tuple(_unsynced) if os.path.dirname(name) == path]
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
+    _unsynced.difference_update(made)
 
 
 def missing_directories(directory: str | os.PathLike[str]) -> list[str]:
@@ -53,17 +60,25 @@ def missing_directories(directory: str | os.PathLike[str]) -> list[str]:
     return missing[::-1]
 
 
-def _make_parents(directory: str) -> list[str]:
-    """Make `directory` and those above it; the directories that gained a name."""
-    gained: list[str] = []
-    for path in missing_directories(directory):
+def _make_parents(directory: str) -> None:
+    """Make `directory` and those above it; their names are not durable yet."""
+    for path in missing_directories(os.path.normpath(directory)):
+        _unsynced.add(path)  # before: another thread may write into it at once
         try:
             os.mkdir(path)
         except FileExistsError:  # another thread made it meanwhile
             if not os.path.isdir(path):
                 raise
-        gained.append(os.path.dirname(path))
-    return gained
+        _unsynced.add(path)  # the directory above may have been synced in between
+
+
+def _with_unsynced_above(directory: str) -> list[str]:
+    """`directory`, and those above it that gained a name which is not durable yet."""
+    found = [directory]
+    if _unsynced:
+        path = Path(os.path.normpath(directory))
+        found += [str(made.parent) for made in (path, *path.parents) if str(made) in _unsynced]
+    return found
 
 
 def _make(path: str, flags: int, mode: int) -> int:
@@ -87,7 +102,6 @@ class NewFile:
         directory, name = os.path.split(self.path)
         self._meter = meter
         with meter.phase("open"):
-            self._gained: list[str] = []
             self.part = os.path.join(directory, f".{name[:40]}.{secrets.token_hex(6)}{PART_SUFFIX}")
             self.fd = self._open(directory, flags)
         self._live = True
@@ -107,7 +121,7 @@ class NewFile:
             try:
                 return _make(self.part, flags, mode)
             except FileNotFoundError:
-                self._gained = _make_parents(directory)
+                _make_parents(directory)
                 return _make(self.part, flags, mode)
         except OSError:  # a refused O_DIRECT may have made the file all the same
             Path(self.part).unlink(missing_ok=True)
@@ -115,8 +129,11 @@ class NewFile:
 
     @property
     def directories(self) -> list[str]:
-        """The directories that gain a name by this file, its own first."""
-        return list(dict.fromkeys([os.path.dirname(self.path), *self._gained]))
+        """What to sync for the file's name to be durable: its own directory first.
+
+        Those above it gained a name that is not durable yet, whoever made it.
+        """
+        return _with_unsynced_above(os.path.dirname(self.path))
 
     def reserve(self, start: int, stop: int) -> None:
         """Reserve blocks for bytes [start, stop). Recorded as a fallback where it cannot be."""

@@ -101,12 +101,24 @@ def test_mode_follows_the_umask(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
 
 
+def _synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The directories that are synced from now on."""
+    synced: list[str] = []
+    real = files.sync_directory
+
+    def spy(path: str) -> None:
+        synced.append(path)
+        real(path)
+
+    monkeypatch.setattr(files, "sync_directory", spy)
+    return synced
+
+
 def test_every_directory_that_gained_a_name_is_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Made directories become durable with the file; without sync_names nothing is synced."""
-    synced: list[str] = []
-    monkeypatch.setattr(files, "sync_directory", lambda path: synced.append(str(path)))
+    synced = _synced(monkeypatch)
     _new(tmp_path / "a" / "b" / "file").publish(sync_names=True)
     assert set(synced) == {str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")}
     del synced[:]
@@ -115,6 +127,45 @@ def test_every_directory_that_gained_a_name_is_synced(
     del synced[:]
     _new(tmp_path / "c" / "file").publish(sync_names=False)
     assert synced == []
+
+
+def test_directories_made_for_another_file_are_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file is not durable before the directories above it are, whoever made them."""
+    synced = _synced(monkeypatch)
+    first = _new(tmp_path / "a" / "b" / "first")
+    _new(tmp_path / "a" / "b" / "second").publish(sync_names=True)
+    assert set(synced) == {str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")}
+    del synced[:]
+    first.publish(sync_names=True)
+    assert synced == [str(tmp_path / "a" / "b")]
+
+
+def test_a_path_with_slashes_to_spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Directories are the same however they are spelled."""
+    synced = _synced(monkeypatch)
+    NewFile(f"/{tmp_path}//a//b//first", 0, Meter()).publish(sync_names=True)
+    del synced[:]
+    _new(tmp_path / "a" / "b" / "second").publish(sync_names=True)
+    assert synced == [str(tmp_path / "a" / "b")]
+
+
+def test_a_directory_that_could_not_be_synced_is_synced_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name counts as durable only once a sync has succeeded; a name that was made is kept."""
+
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, "I/O error")
+
+    with monkeypatch.context() as broken, _new(tmp_path / "a" / "file") as file:
+        broken.setattr(os, "fsync", fail)
+        with pytest.raises(TransferError, match="publishing"):
+            file.publish(sync_names=True)
+    synced = _synced(monkeypatch)
+    _new(tmp_path / "a" / "file").publish(sync_names=True)
+    assert synced == [str(tmp_path / "a"), str(tmp_path)]
 
 
 def test_the_bytes_are_synced_before_the_name(
