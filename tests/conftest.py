@@ -6,7 +6,9 @@ import gc
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -124,3 +126,31 @@ def new_filesystem(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeFil
         yield filesystems.make
     finally:
         filesystems.undo()
+
+
+@pytest.fixture
+def impatience(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[threading.Event], AbstractContextManager[None]]:
+    """`with impatience(event):` Ctrl-C meets the first two waits for a thread; the next sets it.
+
+    What the block raises is KeyboardInterrupt.
+    """
+    join = threading.Thread.join
+
+    @contextmanager
+    def impatient(event: threading.Event) -> Iterator[None]:
+        interrupts = [KeyboardInterrupt, KeyboardInterrupt]
+
+        def interrupted(thread: threading.Thread, timeout: float | None = None) -> None:
+            if interrupts:
+                raise interrupts.pop()
+            event.set()
+            join(thread, timeout)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "join", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                yield
+
+    return impatient

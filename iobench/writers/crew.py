@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from iobench.writers.direct_io import pwrite_direct
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Meter
+from iobench.writers.waiting import uninterrupted
 from iobench.writers.workers import BlockPool
 
 __all__ = ["Crew", "ThreadCrew"]
@@ -29,6 +30,7 @@ class Crew(ABC):
         self._in_flight_limit = in_flight
         self._permits = threading.Semaphore(in_flight)
         self._failure: BaseException | None = None
+        self._dropping = False
 
     def submit(self, block: Bytes, offset: int) -> None:
         """Take `block` over and write it at `offset`; it goes back to the pool afterwards.
@@ -55,12 +57,14 @@ class Crew(ABC):
         if self._failure is not None:
             raise self._failure
 
-    def dismiss(self, meter: Meter) -> None:
-        """End the threads, once they have finished what was submitted; count it in `meter`."""
-        for _ in self._threads:
-            self._queue.put(None)
-        for thread in self._threads:
-            thread.join()
+    def dismiss(self, meter: Meter, *, drop: bool = False) -> None:
+        """End the threads, once they have finished what was submitted; count it in `meter`.
+
+        With `drop` what no thread has begun yet is not written. KeyboardInterrupt is raised when
+        all have ended: the descriptor is theirs until then.
+        """
+        self._dropping = drop
+        uninterrupted(self._end)
         if self._threads:
             meter.absorb(self._meters)
 
@@ -68,13 +72,20 @@ class Crew(ABC):
     def _work(self, meter: Meter) -> None:
         """What each thread does: write what is queued until None is; raises nothing."""
 
+    def _end(self) -> None:
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            if thread.is_alive():  # one that could not be started is not
+                thread.join()
+
     def _start(self) -> None:
         for meter in self._meters:
             thread = threading.Thread(
                 target=self._work, args=(meter,), name="iobench-crew", daemon=True
             )
+            self._threads.append(thread)  # first: an interrupt may come when it has started
             thread.start()
-            self._threads.append(thread)
 
     def _let_go(self, block: Bytes) -> None:
         self._pool.give(block)
@@ -96,7 +107,7 @@ class ThreadCrew(Crew):
         while (item := self._queue.get()) is not None:
             block, offset = item
             try:
-                if self._failure is None:
+                if self._failure is None and not self._dropping:
                     with meter.phase("write"):
                         self.put(block, offset, meter)
             except BaseException as error:  # noqa: BLE001 -- raised by submit and settle

@@ -101,6 +101,8 @@ class DirectStream(Stream):
         return self._position
 
     def _release(self) -> None:
-        self._crew.dismiss(self._meter)
-        if len(self._block):
-            self._pool.give(self._block)
+        try:
+            self._crew.dismiss(self._meter, drop=self._failure is not None)
+        finally:
+            if len(self._block):
+                self._pool.give(self._block)

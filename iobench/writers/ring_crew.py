@@ -67,7 +67,10 @@ class RingCrew(Crew):
         try:
             with self._make_flight(meter) as flight:
                 while (item := self._next(flight)) is not None:
-                    self._launch(flight, *item)
+                    if self._dropping:
+                        self._let_go(item[0])
+                    else:
+                        self._launch(flight, *item)
                 flight.land_all()
                 return
         except BaseException as error:  # noqa: BLE001 -- raised by submit and settle

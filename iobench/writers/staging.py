@@ -16,6 +16,7 @@ from iobench.units import KIB
 from iobench.writers.device import Device, DeviceBytes, Lane, Mark
 from iobench.writers.image import Bytes, FileImage, Memory
 from iobench.writers.transfer import Meter
+from iobench.writers.waiting import uninterrupted
 from iobench.writers.workers import BlockPool
 
 __all__ = ["StagedImage", "staged"]
@@ -122,7 +123,7 @@ class _Staging:
             self._lanes: dict[Device, Lane] = {}
             for device in devices:
                 self._lanes[device] = lane = device.lane()
-                opened.callback(_uninterrupted, lane.close)
+                opened.callback(uninterrupted, lane.close)
             self._opened = opened.pop_all()
 
     def close(self) -> None:
@@ -232,7 +233,7 @@ class _Staging:
 
     def _wait(self, marks: Sequence[Mark]) -> None:
         for mark in marks:
-            _uninterrupted(mark.wait)
+            uninterrupted(mark.wait)  # the memory is the copies' until then
 
 
 _kept: weakref.WeakKeyDictionary[Device, dict[int, BlockPool]] = weakref.WeakKeyDictionary()
@@ -265,17 +266,3 @@ class _PinnedBlocks:
 
     def lose(self, block: Bytes) -> None:
         """Forget a block whose copy failed: it is freed, and serves nobody again."""
-
-
-def _uninterrupted(wait: Callable[[], None]) -> None:
-    """`wait()` to its end: the memory belongs to the copies until then. Ctrl-C is raised after."""
-    interrupt: KeyboardInterrupt | None = None
-    while True:
-        try:
-            wait()
-        except KeyboardInterrupt as error:
-            interrupt = error
-            continue
-        break
-    if interrupt is not None:
-        raise interrupt

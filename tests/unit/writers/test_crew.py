@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 
@@ -15,6 +16,8 @@ from iobench.writers.crew import ThreadCrew
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Meter, PathCount
 from iobench.writers.workers import BlockPool
+
+_Impatience = Callable[[threading.Event], AbstractContextManager[None]]
 
 _BLOCK = 4096
 
@@ -128,3 +131,52 @@ def test_after_a_failure_nothing_is_written(
     crew.dismiss(Meter())
     assert written == [0]
     assert (pool.most, pool.out) == (2, 0)
+
+
+def test_ctrl_c_while_the_threads_end(
+    fd: int,
+    pool: _Pool,
+    monkeypatch: pytest.MonkeyPatch,
+    impatience: _Impatience,
+) -> None:
+    """It is raised once they have ended; dropped, what waited in the queue is never written."""
+    written: list[int] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def write(fd: int, data: object, offset: int, alignment: int) -> int:
+        begun.set()
+        assert go_on.wait(10)
+        written.append(offset)
+        return 1
+
+    monkeypatch.setattr(module, "pwrite_direct", write)
+    crew = ThreadCrew(fd, pool=pool, threads=1, alignment=512)
+    with Footprint.unchanged():
+        _submit(crew, pool, range(2))
+        assert begun.wait(10)
+        with impatience(go_on):
+            crew.dismiss(Meter(), drop=True)
+    assert written == [0]
+    assert pool.out == 0
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_start_that_is_interrupted_or_fails(
+    fd: int, pool: BlockPool, monkeypatch: pytest.MonkeyPatch, starts: bool
+) -> None:
+    """The crew knows of a thread that runs all the same, and waits for none that does not."""
+    start = threading.Thread.start
+
+    def broken(thread: threading.Thread) -> None:
+        if not starts:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+        raise KeyboardInterrupt
+
+    crew = ThreadCrew(fd, pool=pool, threads=2, alignment=512)
+    with Footprint.unchanged():
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", broken)
+            with pytest.raises(KeyboardInterrupt if starts else RuntimeError):
+                crew.submit(pool.take(), 0)
+        crew.dismiss(Meter(), drop=True)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,10 +14,12 @@ import pytest
 
 from iobench import linux
 from iobench.errors import TransferError
-from iobench.testing import content
+from iobench.testing import Footprint, content
 from iobench.units import GIB
-from iobench.writers import direct_stream
+from iobench.writers import crew, direct_stream
 from iobench.writers.odirect import ODirectWriter
+
+_Impatience = Callable[[threading.Event], AbstractContextManager[None]]
 
 
 @pytest.fixture
@@ -134,3 +139,40 @@ def test_an_interrupted_hand_over_shares_no_block(
     stream.abort()
     addresses = [block.ctypes.data for block in writer._pool._free]
     assert len(set(addresses)) == len(addresses)
+
+
+def test_impatience_reaches_no_other_file(
+    writer: ODirectWriter,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    impatience: _Impatience,
+) -> None:
+    """Ctrl-C again while a stream is given up: its threads never write where its number leads."""
+    begun, go_on = threading.Semaphore(0), threading.Event()
+    pwrite_direct = crew.pwrite_direct
+
+    def late(*arguments) -> int:
+        begun.release()
+        assert go_on.wait(10)
+        return pwrite_direct(*arguments)
+
+    monkeypatch.setattr(crew, "pwrite_direct", late)
+    with Footprint.unchanged():
+        threads = threading.enumerate()
+        stream = writer.open(tmp_path / "file")
+        stream.write(content(3 * 4096))
+        for _ in range(2):
+            assert begun.acquire(timeout=10)
+        number = stream._file.fd
+        with impatience(go_on):
+            stream.abort()
+        other = os.open(tmp_path / "other", os.O_CREAT | os.O_RDWR)
+        go_on.set()
+        for thread in set(threading.enumerate()) - set(threads):
+            thread.join(10)
+        size = os.fstat(other).st_size
+        os.close(other)
+    assert other == number
+    assert size == 0
+    assert not begun.acquire(blocking=False)  # the third block was dropped
+    assert os.listdir(tmp_path) == ["other"]

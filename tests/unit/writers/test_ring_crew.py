@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 
@@ -14,6 +16,8 @@ from iobench.writers.flight import Flight
 from iobench.writers.ring_crew import RingCrew
 from iobench.writers.transfer import Meter, PathCount
 from iobench.writers.workers import BlockPool
+
+_Impatience = Callable[[threading.Event], AbstractContextManager[None]]
 
 _BLOCK = 4096
 
@@ -107,3 +111,29 @@ def test_no_ring(fd: int, pool: BlockPool) -> None:
     with pytest.raises(OSError, match="Cannot allocate"):
         _submit_and_settle(crew, pool)
     crew.dismiss(Meter())
+
+
+class _SlowRing(_Ring):
+    """Nothing ends before the test says so."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd)
+        self.waits, self.go_on = threading.Event(), threading.Event()
+
+    def wait(self) -> tuple[int, int]:
+        self.waits.set()
+        assert self.go_on.wait(10)
+        return super().wait()
+
+
+def test_ctrl_c_while_the_thread_ends(fd: int, pool: BlockPool, impatience: _Impatience) -> None:
+    """It is raised once what was in flight has landed; what waited in the queue is dropped."""
+    crew = _crew(fd, pool, ring := _SlowRing(fd))
+    with Footprint.unchanged():
+        _submit(crew, pool, range(1))
+        assert ring.waits.wait(10)
+        _submit(crew, pool, range(1, 3))
+        with impatience(ring.go_on):
+            crew.dismiss(Meter(), drop=True)
+    assert os.fstat(fd).st_size == _BLOCK
+    crew.settle()  # all permits came back
