@@ -14,6 +14,7 @@ from iobench.writers.s3_parts import MOST_PARTS, StreamParts
 from iobench.writers.s3_upload import S3Upload
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter
+from iobench.writers.waiting import uninterrupted
 
 __all__ = ["S3Stream"]
 
@@ -122,9 +123,9 @@ class S3Stream(Stream):
     def _release(self) -> None:
         if self._failure is not None:
             self._upload.stop.set()
-        self._crew.dismiss(self._meter)
         self._block = self._block[:0]
         self._object.small = None
+        self._crew.dismiss(self._meter)
 
 
 class _NewObject:
@@ -174,8 +175,8 @@ class _Crew:
             thread = threading.Thread(
                 target=self._work, args=(meter,), name="iobench-s3", daemon=True
             )
+            self._threads.append(thread)  # first: an interrupt may come when it has started
             thread.start()
-            self._threads.append(thread)
         self._permits.acquire()
         if self._failure is not None:
             self._permits.release()
@@ -199,20 +200,30 @@ class _Crew:
         return block if len(block) == size else None
 
     def dismiss(self, meter: Meter) -> None:
-        """End the threads, once they have finished what was submitted; count it in `meter`."""
+        """End the threads, once they have finished what was submitted; count it in `meter`.
+
+        KeyboardInterrupt is raised when all have ended: an aborted upload that still gets parts
+        keeps them.
+        """
+        try:
+            uninterrupted(self._end)
+        finally:
+            self._spare.clear()
+        if self._threads:
+            meter.absorb(self._meters[: len(self._threads)])
+
+    def _end(self) -> None:
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:
-            thread.join()
-        if self._threads:
-            meter.absorb(self._meters[: len(self._threads)])
-        self._spare.clear()
+            if thread.is_alive():  # one that could not be started is not
+                thread.join()
 
     def _work(self, meter: Meter) -> None:
         while (item := self._queue.get()) is not None:
             number, block, size = item
             try:
-                if self._failure is None:
+                if self._failure is None and not self._upload.stop.is_set():
                     self._upload.send(number, [block[:size]], meter)
             except BaseException as error:  # noqa: BLE001 -- raised by submit and settle
                 self._failure = error

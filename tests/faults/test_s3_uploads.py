@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from iobench.errors import TransferError
@@ -171,4 +173,56 @@ def test_interrupts_abort(server, writer, how, kind, monkeypatch) -> None:
         with pytest.raises(kind):
             save()
     assert not server.objects
+    assert not server.uploads
+
+
+def test_impatience_sends_no_part_after_the_abort(server, writer, impatience) -> None:
+    """Ctrl-C again while a stream is given up: it is aborted when no part is on its way."""
+    arrived, go_on = threading.Semaphore(0), threading.Event()
+    ended: list[str] = []
+
+    def slow(handler, body) -> None:
+        arrived.release()
+        go_on.wait(10)
+        ended.append("part")
+        handler._part(body)
+
+    def noted(handler, body) -> None:
+        ended.append("abort")
+        handler._abort(body)
+
+    server.fail("part", slow, times=99)
+    server.fail("abort", noted)
+    stream = writer.open(f"{_TARGET}/model")
+    stream.write(content(2 * 5 * MIB + 1))
+    for _ in range(2):
+        assert arrived.acquire(timeout=10)
+    with impatience(go_on):
+        stream.abort()
+    assert ended == ["part", "part", "abort"]
+    assert not server.uploads
+
+
+def test_a_stream_that_is_given_up_sends_no_more(server, writer) -> None:
+    """A part that no thread has begun by then is dropped."""
+    stream = writer.open(f"{_TARGET}/model")
+    stream._upload.stop.set()
+    stream.write(content(5 * MIB + 1))
+    stream.abort()
+    assert "part" not in server.seen
+    assert not server.uploads
+
+
+def test_an_interrupt_as_a_thread_begins(server, writer, monkeypatch) -> None:
+    """Ctrl-C when the first thread has started: it is ended as any other."""
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "iobench-s3":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt), writer.open(f"{_TARGET}/model") as stream:
+        stream.write(content(5 * MIB + 1))
     assert not server.uploads
