@@ -49,17 +49,32 @@ class S3Upload:
         return self._id is not None
 
     def put(self, views: Sequence[Bytes], meter: Meter) -> None:
-        """Send the whole object in one request; durable and visible on return."""
+        """Send the whole object in one request; durable and visible on return.
+
+        What an attempt stored of other bytes is visible too: another replaces it, or it is removed.
+        """
         value = self._checksum_of(views, meter)
         size = sum(map(len, views))
+        damaged = False
+
+        def attempt(s3: Any, known: dict[str, str]) -> Any:
+            nonlocal damaged
+            answer = s3.put_object(**self._where, Body=PartBody(views), **known)
+            damaged = any(answer.get(name, sent) != sent for name, sent in known.items())
+            return self._checked(answer, value)
+
         with meter.phase("upload"):
-            answer, used = self._with_checksum(
-                lambda s3, known: self._checked(
-                    s3.put_object(**self._where, Body=PartBody(views), **known), value
-                ),
-                self._field(value),
-                meter,
-            )
+            try:
+                answer, used = self._with_checksum(attempt, self._field(value), meter)
+            except BaseException as error:
+                if not damaged:
+                    raise
+                fate = self._removed()
+                if isinstance(error, TransferError):
+                    text = f"{error.strerror}; {fate}"
+                    raise TransferError(error.errno, text, error.filename) from error
+                error.add_note(f"{self._target}: the server stored something else; {fate}")
+                raise
         meter.count(PUT, size)
         if used:
             assert self._checksum is not None
@@ -239,8 +254,22 @@ class S3Upload:
                 "the server tells no checksum of what it stored",
             )
         if stored != size_bytes or (told is not None and told not in wanted):
-            self._call(lambda s3: s3.delete_object(**self._where), "removing it", meter)
             raise TransferError(
                 f"{self._target}: the server stored something else ({stored} bytes with "
-                f"{self._checksum.name} {told}, not {size_bytes} with {wanted[0]}); it was removed"
+                f"{self._checksum.name} {told}, not {size_bytes} with {wanted[0]}); "
+                f"{self._removed()}"
             )
+
+    def _removed(self) -> str:
+        """Remove the object, which is not what was sent; in words, what became of it."""
+        try:
+            self._client.call(
+                lambda s3: s3.delete_object(**self._where),
+                Meter(),
+                doing="removing it",
+                where=self._target,
+                attempts=_ABORT_ATTEMPTS,
+            )
+        except Exception as error:  # noqa: BLE001 -- must not hide why it is removed
+            return f"it could not be removed and is still there ({error})"
+        return "it was removed"

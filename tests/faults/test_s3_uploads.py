@@ -11,7 +11,7 @@ from iobench.testing import content
 from iobench.testing.scripted_s3 import answer, etag, part_etag, reset, silence, xml
 from iobench.units import MIB
 from iobench.writers.image import FileImage
-from iobench.writers.s3_retry import THROTTLED
+from iobench.writers.s3_retry import THROTTLED, RetryPolicy
 
 _DATA = content(3 * 5 * MIB + 777)
 _TARGET = "s3://bucket/run"
@@ -138,6 +138,58 @@ def test_an_object_that_is_stored_damaged(server, writer) -> None:
     with pytest.raises(TransferError, match="stored something else"):
         writer.write(_image(), _TARGET)
     assert not server.objects
+
+
+def _stored_damaged(handler, body) -> None:
+    handler.script.objects[handler.key] = b"X" + body[1:]
+    handler.answer(200, ETag=etag(body), x_amz_checksum_crc64nvme="AAAAAAAAAAA=")
+
+
+@_HOW
+@pytest.mark.parametrize("last", [_stored_damaged, answer(500, "InternalError")])
+def test_a_small_object_that_is_stored_damaged(server, writer, how, last, s3_save) -> None:
+    """Of a PutObject too: another attempt replaces it; after the last it is removed."""
+    small = content(777)
+    server.fail("put", _stored_damaged)
+    assert s3_save(writer, how, small).retries == 1
+    assert server.objects["run/model"] == small.tobytes()
+    server.fail("put", _stored_damaged)
+    server.fail("put", last, times=99)
+    with pytest.raises(TransferError, match="it was removed"):
+        s3_save(writer, how, small)
+    assert not server.objects
+
+
+def test_a_damaged_object_that_cannot_be_removed(server, writer, s3_save) -> None:
+    """The error says that it is still there."""
+    server.fail("put", _stored_damaged, times=99)
+    server.fail("delete", answer(403, "AccessDenied"), times=99)
+    with pytest.raises(TransferError, match=r"received other bytes.*is still there"):
+        s3_save(writer, "write", content(777))
+    assert "run/model" in server.objects
+
+
+def test_ctrl_c_after_a_damaged_object(server, writer, s3_save, monkeypatch) -> None:
+    """Between two attempts it leaves no damaged object either, and arrives as it is."""
+
+    def interrupted(policy: RetryPolicy, failures: int) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RetryPolicy, "delay_s", interrupted)
+    server.fail("put", _stored_damaged)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        s3_save(writer, "write", content(777))
+    assert "it was removed" in caught.value.__notes__[0]
+    assert not server.objects
+
+
+def test_an_answer_that_tells_nothing_removes_nothing(server, writer, s3_save) -> None:
+    """A 200 without an ETag may be anybody's: the write fails and the key keeps what it had."""
+    server.objects["run/model"] = b"the last good one"
+    server.fail("put", lambda handler, _: handler.answer(200), times=99)
+    with pytest.raises(TransferError, match="no ETag"):
+        s3_save(writer, "write", content(777))
+    assert server.objects == {"run/model": b"the last good one"}
 
 
 def test_a_server_without_checksums(server, writer) -> None:
