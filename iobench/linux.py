@@ -12,6 +12,7 @@ import mmap
 import os
 import platform
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,6 +77,20 @@ def _check(result: int) -> int:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return result
+
+
+def _repeated(call: Callable[[], int]) -> None:
+    """Check a call that a signal may end early (EINTR), and make it again then, as Python does.
+
+    Of those here that is fallocate and statfs; the signal's handler has run meanwhile, and what it
+    raises is raised.
+    """
+    while True:
+        try:
+            _check(call())
+            return
+        except InterruptedError:
+            pass
 
 
 @functools.cache
@@ -146,7 +161,7 @@ def resident_bytes(fd: int) -> tuple[int, str]:
 
 def fallocate(fd: int, offset: int, length: int) -> None:
     """Reserve blocks by fallocate(2). Unlike posix_fallocate it never writes zeros instead."""
-    _check(_libc.fallocate(fd, _FALLOC_DEFAULT, offset, length))
+    _repeated(lambda: _libc.fallocate(fd, _FALLOC_DEFAULT, offset, length))
 
 
 def sync_file_range(fd: int, offset: int, length: int, flags: int) -> None:
@@ -216,7 +231,8 @@ class Ring:
 def file_system_type(path: str | Path) -> int:
     """The magic number of the file system that `path` is on, as in linux/magic.h (statfs)."""
     buffer = (ctypes.c_long * 32)()  # f_type is the first of its fields
-    _check(_libc.statfs(os.fsencode(path), buffer))
+    name = os.fsencode(path)
+    _repeated(lambda: _libc.statfs(name, buffer))
     return buffer[0]
 
 

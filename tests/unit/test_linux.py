@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import errno
 import os
 import platform
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,45 @@ def test_fallocate_of_nothing_is_refused(fd: int) -> None:
     """The kernel's EINVAL for no bytes arrives."""
     with pytest.raises(OSError, match="Invalid argument"):
         linux.fallocate(fd, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("fallocate", lambda fd: linux.fallocate(fd, 0, 4096)),
+        ("statfs", lambda fd: linux.file_system_type(f"/proc/self/fd/{fd}")),
+    ],
+)
+def test_a_signal_ends_no_call(
+    fd: int, name: str, call: Callable[[int], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that a signal ended early is made again; the next error is raised as ever."""
+    errors = [errno.EINTR, errno.EINTR, errno.ENOSPC]
+
+    def interrupted(*_: object) -> int:
+        ctypes.set_errno(errors.pop(0))
+        return -1
+
+    monkeypatch.setattr(linux._libc, name, interrupted)
+    with pytest.raises(OSError, match="No space left"):
+        call(fd)
+    assert not errors
+
+
+def test_what_the_handler_of_a_signal_raises(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C is KeyboardInterrupt, and the call that it ended early is not made again."""
+    calls: list[int] = []
+
+    def interrupted(*_: object) -> int:
+        calls.append(1)
+        ctypes.set_errno(errno.EINTR)
+        _thread.interrupt_main()
+        return -1
+
+    monkeypatch.setattr(linux._libc, "fallocate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        linux.fallocate(fd, 0, 4096)
+    assert len(calls) == 1
 
 
 def test_sync_file_range_changes_no_bytes(fd: int) -> None:
