@@ -139,10 +139,12 @@ class Stream(io.RawIOBase):
             raise
         self._done = True
         serialize_s = self._meter.elapsed_s() - self._inside_s
-        self._release()
-        self._meter.seconds["serialize"] = serialize_s
-        self.transfer = self._meter.transfer(self._writer, "write", size, durable=self._durable)
-        super().close()
+        try:
+            self._release()
+        finally:
+            self._meter.seconds["serialize"] = serialize_s
+            self.transfer = self._meter.transfer(self._writer, "write", size, durable=self._durable)
+            super().close()
 
     def _discard(self) -> None:
         path, trouble = self._file.path, type(sys.exception()).__name__

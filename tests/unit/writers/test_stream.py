@@ -199,3 +199,21 @@ def test_a_constructor_that_fails_is_quiet() -> None:
     with pytest.raises(KeyError):
         Broken()
     gc.collect()
+
+
+def test_ctrl_c_once_the_file_is_published() -> None:
+    """An interrupt while threads end does not undo it: closed, told, and not published again."""
+    stream = _Counted(file := _File())
+    stream._release = _interrupted
+    stream.write(b"abc")
+    with pytest.raises(KeyboardInterrupt):
+        stream.close()
+    assert stream.closed
+    assert stream.transfer is not None
+    del stream
+    gc.collect()
+    assert file.steps == ["set_size 3", "sync", "publish"]
+
+
+def _interrupted() -> None:
+    raise KeyboardInterrupt
