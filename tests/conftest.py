@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from hypothesis import settings
@@ -129,28 +132,53 @@ def new_filesystem(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeFil
 
 
 @pytest.fixture
-def impatience(
-    monkeypatch: pytest.MonkeyPatch,
-) -> Callable[[threading.Event], AbstractContextManager[None]]:
-    """`with impatience(event):` Ctrl-C meets the first two waits for a thread; the next sets it.
+def impatience() -> Callable[[threading.Event], AbstractContextManager[None]]:
+    """`with impatience(event):` Ctrl-C meets the first two waits for a thread, then it is set.
 
-    What the block raises is KeyboardInterrupt.
+    The signals are real, each sent when this thread is inside a join. What the block raises is
+    KeyboardInterrupt.
     """
-    join = threading.Thread.join
+    return _impatient
 
-    @contextmanager
-    def impatient(event: threading.Event) -> Iterator[None]:
-        interrupts = [KeyboardInterrupt, KeyboardInterrupt]
 
-        def interrupted(thread: threading.Thread, timeout: float | None = None) -> None:
-            if interrupts:
-                raise interrupts.pop()
-            event.set()
-            join(thread, timeout)
+@contextmanager
+def _impatient(event: threading.Event) -> Iterator[None]:
+    handled, left, done = threading.Semaphore(0), threading.Event(), threading.Event()
+    main = threading.get_ident()
 
-        with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "join", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                yield
+    def handle(number: int, frame: FrameType | None) -> None:
+        handled.release()
+        raise KeyboardInterrupt
 
-    return impatient
+    def joining() -> FrameType | None:
+        frame = sys._current_frames().get(main)
+        while frame is not None:
+            own = frame.f_locals.get("self")
+            if frame.f_code.co_name == "join" and isinstance(own, threading.Thread):
+                break
+            frame = frame.f_back
+        return frame
+
+    def send() -> None:
+        seen: list[FrameType | None] = [None]
+        while len(seen) < 4 and not left.wait(0.001):
+            found = joining()
+            if found in seen:
+                continue
+            seen.append(found)
+            if len(seen) == 4:
+                event.set()
+            else:
+                signal.pthread_kill(main, signal.SIGINT)
+                handled.acquire(timeout=10)
+        done.set()
+
+    before = signal.signal(signal.SIGINT, handle)
+    threading.Thread(target=send).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        left.set()
+        done.wait(10)
+        signal.signal(signal.SIGINT, before)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from queue import SimpleQueue
 
@@ -10,6 +9,7 @@ from iobench.errors import TransferError
 from iobench.writers.files import NewFile
 from iobench.writers.sync_ring import SyncRing
 from iobench.writers.transfer import Meter
+from iobench.writers.waiting import Worker
 from iobench.writers.workers import Blocks, run_workers
 
 __all__ = ["BatchSync"]
@@ -30,7 +30,7 @@ class BatchSync:
         self._ring = ring
         self._begun: SimpleQueue[Sequence[NewFile] | None] = SimpleQueue()
         self._done: SimpleQueue[BaseException | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="iobench-sync")
+        self._thread = Worker(target=self._run, name="iobench-sync")
 
     def begin(self, files: Sequence[NewFile]) -> None:
         """Begin to sync `files`. Those before have been waited for."""

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from iobench.writers.direct_io import pwrite_direct
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Meter
-from iobench.writers.waiting import uninterrupted
+from iobench.writers.waiting import Worker, uninterrupted
 from iobench.writers.workers import BlockPool
 
 __all__ = ["Crew", "ThreadCrew"]
@@ -25,7 +25,7 @@ class Crew(ABC):
     def __init__(self, fd: int, *, pool: BlockPool, threads: int, in_flight: int) -> None:
         self._fd, self._pool = fd, pool
         self._meters = [Meter() for _ in range(threads)]
-        self._threads: list[threading.Thread] = []
+        self._threads: list[Worker] = []
         self._queue: queue.SimpleQueue[tuple[Bytes, int] | None] = queue.SimpleQueue()
         self._in_flight_limit = in_flight
         self._permits = threading.Semaphore(in_flight)
@@ -81,9 +81,7 @@ class Crew(ABC):
 
     def _start(self) -> None:
         for meter in self._meters:
-            thread = threading.Thread(
-                target=self._work, args=(meter,), name="iobench-crew", daemon=True
-            )
+            thread = Worker(target=self._work, args=(meter,), name="iobench-crew", daemon=True)
             self._threads.append(thread)  # first: an interrupt may come when it has started
             thread.start()
 

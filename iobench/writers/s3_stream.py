@@ -14,7 +14,7 @@ from iobench.writers.s3_parts import MOST_PARTS, StreamParts
 from iobench.writers.s3_upload import S3Upload
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter
-from iobench.writers.waiting import uninterrupted
+from iobench.writers.waiting import Worker, uninterrupted
 
 __all__ = ["S3Stream"]
 
@@ -162,7 +162,7 @@ class _Crew:
     def __init__(self, upload: S3Upload, threads: int) -> None:
         self._upload, self._limit = upload, threads
         self._meters = [Meter() for _ in range(threads)]
-        self._threads: list[threading.Thread] = []
+        self._threads: list[Worker] = []
         self._queue: queue.SimpleQueue[tuple[int, Bytes, int] | None] = queue.SimpleQueue()
         self._permits = threading.Semaphore(threads)
         self._spare: list[Bytes] = []
@@ -172,9 +172,7 @@ class _Crew:
         """Take `block` over and upload its first `size` bytes. Raises what an earlier part did."""
         if len(self._threads) < self._limit:
             meter = self._meters[len(self._threads)]
-            thread = threading.Thread(
-                target=self._work, args=(meter,), name="iobench-s3", daemon=True
-            )
+            thread = Worker(target=self._work, args=(meter,), name="iobench-s3", daemon=True)
             self._threads.append(thread)  # first: an interrupt may come when it has started
             thread.start()
         self._permits.acquire()

@@ -2,9 +2,33 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
-__all__ = ["uninterrupted"]
+__all__ = ["Worker", "uninterrupted"]
+
+
+class Worker(threading.Thread):
+    """A thread that is alive until it has ended, however often Ctrl-C meets `join`.
+
+    CPython 3.11 and 3.12 take any other for ended once a join was interrupted: what is done about
+    bpo-45274 releases the lock that the thread still holds.
+    """
+
+    def run(self) -> None:
+        try:
+            super().run()
+        finally:
+            self._over.set()
+
+    def start(self) -> None:
+        self._over = threading.Event()
+        super().start()
+
+    def join(self, timeout: float | None = None) -> None:
+        if self.ident is not None:  # is_alive has the same fault
+            self._over.wait(timeout)
+        super().join(timeout)
 
 
 def uninterrupted(wait: Callable[[], None]) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from iobench.writers.image import Bytes
 from iobench.writers.pages import HUGE_PAGE, fresh_pages
 from iobench.writers.transfer import Meter
+from iobench.writers.waiting import Worker
 
 __all__ = ["BlockPool", "Blocks", "run_workers"]
 
@@ -61,7 +62,7 @@ def run_workers(
             blocks.cancel()
 
     helpers = [
-        threading.Thread(target=run, args=(own,), name="iobench-worker")
+        Worker(target=run, args=(own,), name="iobench-worker")
         for own in (meters if apart else meters[1:])
     ]
     try:

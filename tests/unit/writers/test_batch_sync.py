@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from iobench.errors import TransferError, UnavailableError
 from iobench.testing import Footprint, content
 from iobench.writers import hybrid, posix
 from iobench.writers.base import Writer
+from iobench.writers.batch_sync import BatchSync
 from iobench.writers.image import FileImage
 from iobench.writers.registry import make
 from iobench.writers.sync_ring import SyncRing
@@ -147,3 +149,21 @@ def test_a_failing_write_while_others_are_synced(
         with pytest.raises(TransferError, match="No space left"):
             make("hybrid").write_many(_images(), tmp_path)
     assert sorted(os.listdir(tmp_path)) == [f"{number:02}" for number in range(8)]
+
+
+def test_ctrl_c_while_files_are_synced(
+    impatience: Callable[[threading.Event], AbstractContextManager[None]],
+) -> None:
+    """It is raised once nobody uses the files any more."""
+    go_on, ended = threading.Event(), []
+
+    class Slow:
+        def sync(self, meter: object) -> None:
+            assert go_on.wait(10)
+            ended.append(True)
+
+    syncing = BatchSync()
+    syncing.begin([Slow()])
+    with impatience(go_on):
+        syncing.end()
+    assert ended == [True]

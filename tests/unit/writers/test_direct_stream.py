@@ -148,17 +148,20 @@ def test_impatience_reaches_no_other_file(
     impatience: _Impatience,
 ) -> None:
     """Ctrl-C again while a stream is given up: its threads never write where its number leads."""
-    begun, go_on = threading.Semaphore(0), threading.Event()
+    begun, ended = threading.Semaphore(0), threading.Semaphore(0)
+    go_on = threading.Event()
     pwrite_direct = crew.pwrite_direct
 
     def late(*arguments) -> int:
         begun.release()
         assert go_on.wait(10)
-        return pwrite_direct(*arguments)
+        try:
+            return pwrite_direct(*arguments)
+        finally:
+            ended.release()
 
     monkeypatch.setattr(crew, "pwrite_direct", late)
     with Footprint.unchanged():
-        threads = threading.enumerate()
         stream = writer.open(tmp_path / "file")
         stream.write(content(3 * 4096))
         for _ in range(2):
@@ -168,8 +171,8 @@ def test_impatience_reaches_no_other_file(
             stream.abort()
         other = os.open(tmp_path / "other", os.O_CREAT | os.O_RDWR)
         go_on.set()
-        for thread in set(threading.enumerate()) - set(threads):
-            thread.join(10)
+        for _ in range(2):
+            assert ended.acquire(timeout=10)
         size = os.fstat(other).st_size
         os.close(other)
     assert other == number

@@ -5,6 +5,8 @@ from __future__ import annotations
 import _thread
 import mmap
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from itertools import islice
 
 import pytest
@@ -13,6 +15,8 @@ from hypothesis import strategies as st
 
 from iobench.writers.transfer import Meter
 from iobench.writers.workers import BlockPool, Blocks, run_workers
+
+_Impatience = Callable[[threading.Event], AbstractContextManager[None]]
 
 
 class _WorkerError(Exception):
@@ -108,28 +112,20 @@ def test_ctrl_c_while_working_stops_the_helpers() -> None:
     assert _helpers() == []
 
 
-def test_ctrl_c_while_waiting_waits_on(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("apart", [False, True])
+def test_ctrl_c_while_waiting_waits_on(impatience: _Impatience, apart: bool) -> None:
     """KeyboardInterrupt while the caller waits for a helper is raised once the helper has ended."""
     caller = threading.current_thread()
     go_on = threading.Event()
     ended: list[bool] = []
-    join = threading.Thread.join
-    interrupts = iter([KeyboardInterrupt, KeyboardInterrupt])
-
-    def interrupted(self: threading.Thread, timeout: float | None = None) -> None:
-        if (interrupt := next(interrupts, None)) is not None:
-            raise interrupt
-        go_on.set()
-        join(self, timeout)
 
     def work(blocks: Blocks, own: Meter) -> None:
         if threading.current_thread() is not caller:
             assert go_on.wait(10)
             ended.append(True)
 
-    monkeypatch.setattr(threading.Thread, "join", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run_workers(2, Blocks(0, 10, 1), work, Meter())
+    with impatience(go_on):
+        run_workers(1 if apart else 2, Blocks(0, 10, 1), work, Meter(), apart=apart)
     assert ended == [True]
 
 
