@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from iobench.checkpoint.serialized import Serialized
 from iobench.checkpoint.store import CheckpointStore
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
+from iobench.writers.waiting import Worker, uninterrupted
 
 __all__ = ["Committer"]
 
@@ -82,7 +82,7 @@ class _Checksums:
         self._image, self._pieces = image, pieces
         self._record: FileRecord | None = None
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="iobench-checksums")
+        self._thread = Worker(target=self._run, name="iobench-checksums")
         self._thread.start()
 
     @property
@@ -94,7 +94,8 @@ class _Checksums:
         return self._record
 
     def join(self) -> None:
-        self._thread.join()
+        """Wait until the image's memory is not read any more, whatever Ctrl-C."""
+        uninterrupted(self._thread.join)
 
     def _run(self) -> None:
         try:

@@ -16,6 +16,7 @@ from iobench.errors import StateError
 from iobench.units import MIB
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.transfer import Meter
+from iobench.writers.waiting import Worker
 from iobench.writers.workers import Blocks, run_workers
 
 __all__ = ["LazyCopy", "SideStreams", "copy_image", "copy_into"]
@@ -95,8 +96,8 @@ def _versions(serialized: Serialized) -> dict[str, int]:
     }
 
 
-class LazyCopy(threading.Thread):
-    """`copy_into` in a thread, under the forward and backward pass that come next.
+class LazyCopy:
+    """`copy_into` in a thread of its own, under the forward and backward pass that come next.
 
     Only torch tensors are read later; numpy arrays and all the rest are taken at once. When the
     copy is whole the snapshot is handed to the persister; so is StateError if a tensor was changed
@@ -104,7 +105,7 @@ class LazyCopy(threading.Thread):
     """
 
     def __init__(self, snapshot: Snapshot, persister: Persister[Snapshot]) -> None:
-        super().__init__(name="iobench-snapshot")
+        self._thread = Worker(target=self._run, name="iobench-snapshot")
         self._snapshot, self._persister = snapshot, persister
         self._serialized = snapshot.serialized.with_arrays_copied()
         self._streams = None if self._serialized.on_cpu else SideStreams(self._serialized.leaves)
@@ -115,10 +116,14 @@ class LazyCopy(threading.Thread):
     def begin(self) -> None:
         """Start. Where that raises, Ctrl-C too, a thread that did start copies nothing."""
         with self._beginning:
-            self.start()
+            self._thread.start()
             self.begun = True
 
-    def run(self) -> None:
+    def join(self) -> None:
+        """Wait until it has ended; may be asked again after Ctrl-C."""
+        self._thread.join()
+
+    def _run(self) -> None:
         with self._beginning:
             if not self.begun:
                 return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,6 +12,7 @@ from iobench import linux
 from iobench.units import MIB
 from iobench.writers.image import FileImage
 from iobench.writers.pages import HUGE_PAGE
+from iobench.writers.waiting import Worker, uninterrupted
 
 __all__ = ["LEAD_BYTES", "faulted_ahead"]
 
@@ -38,15 +38,15 @@ def faulted_ahead(image: FileImage, start: int, stop: int) -> Iterator[None]:
         yield
         return
     ahead = _Ahead(image, start, stop)
-    thread = threading.Thread(target=ahead.run, name="iobench-fault-ahead", daemon=True)
+    thread = Worker(target=ahead.run, name="iobench-fault-ahead", daemon=True)
     with suppress(RuntimeError):  # no more threads here: the read is not to fail for that
         thread.start()
     try:
         yield
     finally:
         ahead.stopped = True
-        if thread.is_alive():
-            thread.join()
+        if thread.ident is not None:
+            uninterrupted(thread.join)
         ahead.even_out()
 
 

@@ -945,6 +945,56 @@ def test_interrupted_as_a_thread_begins(
     assert _value(ckpt.load()) == 1
 
 
+def test_ctrl_c_while_the_copy_is_waited_for(
+    make: Make, monkeypatch: pytest.MonkeyPatch, impatience
+) -> None:
+    """A lazy copy that a wait was interrupted for is waited for again, to its end."""
+    ckpt, go_on = make(lazy=True), threading.Event()
+    copy_into = iobench.checkpoint.snapshot.copy_into
+
+    def slow(*arguments: Any) -> None:
+        assert go_on.wait(60)
+        copy_into(*arguments)
+
+    monkeypatch.setattr(iobench.checkpoint.snapshot, "copy_into", slow)
+    state = _state(1)
+    save = ckpt.save_async(state, 1)
+
+    def wait_on() -> None:
+        for _ in range(2):
+            with contextlib.suppress(KeyboardInterrupt):
+                ckpt.before_optimizer_step()
+        ckpt.before_optimizer_step()
+        state["w"].fill_(-1)
+        raise KeyboardInterrupt  # as whoever was interrupted does at last
+
+    with impatience(go_on):
+        wait_on()
+    ckpt.wait()
+    assert save.status == "committed"
+    assert _value(ckpt.load()) == 1
+
+
+def test_ctrl_c_while_checksums_are_waited_for(
+    make: Make, monkeypatch: pytest.MonkeyPatch, impatience
+) -> None:
+    """A save does not return before its checksums' thread has let go of the tensors."""
+    ckpt, go_on, ended = make(), threading.Event(), threading.Event()
+    record_of = iobench.checkpoint.commit.record_of
+
+    def slow(*arguments: Any) -> Any:
+        if threading.current_thread().name == "iobench-checksums":
+            assert go_on.wait(60)
+            ended.set()
+        return record_of(*arguments)
+
+    monkeypatch.setattr(iobench.checkpoint.commit, "record_of", slow)
+    with impatience(go_on):
+        ckpt.save(_state(1), 1)
+    assert ended.is_set()
+    assert ckpt.steps() == []
+
+
 def test_interrupted_as_the_writing_began(
     make: Make, gated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
