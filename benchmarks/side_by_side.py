@@ -17,7 +17,7 @@ import re
 import shutil
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -123,11 +123,14 @@ class Bench:
             shown = f"{cpu:5.2f} CPU s/GiB" if cpu and "fio" not in name else " " * 15
             print(f"{name:44} {statistics.median(rates) / MIB:6.0f} MiB/s {shown}   {each}")
 
-    def compare_cpu(self, what: str, over: str, target: float) -> None:
-        if what in self.cpu_s and over in self.cpu_s:
-            ratio = statistics.median(self.cpu_s[what]) / statistics.median(self.cpu_s[over])
-            verdict = "ok  " if ratio <= target else "MISS"
-            print(f"{verdict} {ratio:5.2f} (<= {target})  CPU of {what} / {over}")
+    def compare_cpu(self, writer: str, over: str, operations: Sequence[str], target: float) -> None:
+        """CPU time of the `operations` together, as "save %s", by one writer over another."""
+        arms = [[operation % name for operation in operations] for name in (writer, over)]
+        if all(arm in self.cpu_s for arm in arms[0] + arms[1]):
+            one, other = (sum(statistics.median(self.cpu_s[a]) for a in found) for found in arms)
+            verdict = "ok  " if one / other <= target else "MISS"
+            what = " + ".join(operations) % ((writer,) * len(operations))
+            print(f"{verdict} {one / other:5.2f} (<= {target})  CPU of {what} / {over}")
 
     def compare(self, what: str, over: str, target: float) -> None:
         one, other = self.best(what), self.best(over)
@@ -300,11 +303,14 @@ def main() -> None:
         single = f"{operation} (uring|odirect|uncached|buffered)"
         bench.compare(f"{operation} hybrid", f"{operation} {jobs}", 1.0)
         bench.compare(f"{operation} hybrid", single, 0.97)
-        for writer in ("odirect", "uring", "hybrid"):
-            bench.compare_cpu(f"{operation} {writer}", f"{operation} buffered", 0.2)
     for writer in ("odirect", "uring", "hybrid"):
-        bench.compare_cpu(f"restore {writer} in place", "restore buffered in place", 0.2)
-        bench.compare_cpu(f"restore {writer} in place", "restore buffered", 0.2)
+        for operations in (
+            ["save %s"],
+            ["restore %s"],
+            ["restore %s in place"],
+            ["save %s", "restore %s"],
+        ):
+            bench.compare_cpu(writer, "buffered", operations, 0.2)
     bench.compare("null writer", "memcpy", 0.8)
 
 

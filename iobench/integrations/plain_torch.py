@@ -52,6 +52,8 @@ def prepare_save(
         raise NotOurs("another pickle module")
     if torch.serialization._serialization_tls.skip_data:
         raise NotOurs("torch.serialization.skip_data is on")
+    if not _use_new_zipfile_serialization:
+        raise NotOurs("the format before torch 1.6")
     place = Place.of(path, writer, stock_renames=False)
     image = torch_image.image(
         place.name,
@@ -59,13 +61,12 @@ def prepare_save(
         place.directory,
         crc=torch.serialization.get_crc32_options(),
         pickle_protocol=pickle_protocol,
-        _use_new_zipfile_serialization=_use_new_zipfile_serialization,
         _disable_byteorder_record=_disable_byteorder_record,
     )
     if image is None:
         raise NotOurs(
             "its storages are on a device, it has tensors whose data torch cannot leave out, "
-            "or it is in a format that is not known"
+            "or this torch writes another file"
         )
     place.check_room(image.size_bytes)
     serialize_s = time.perf_counter() - began
