@@ -8,6 +8,7 @@ from pathlib import Path
 
 from iobench import linux
 from iobench.bench.counters import Monitor
+from iobench.writers import freeing
 
 __all__ = ["settle"]
 
@@ -18,9 +19,10 @@ _PATIENCE_S = 3.0
 def settle(directory: Path, monitor: Monitor) -> None:
     """Sync the file system, then wait until the device has rested for a moment, 3 s at most.
 
-    What one sample leaves behind, such as write-back, discards of removed files and journal
-    commits, is not charged to the next one.
+    Before that, until the space of replaced files is free. What one sample leaves behind, such as
+    write-back, discards of removed files and journal commits, is not charged to the next one.
     """
+    freeing.wait()
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         linux.sync_file_system(fd)

@@ -73,3 +73,14 @@ def test_the_file_system_is_synced_first(
     monkeypatch.setattr(module.linux, "sync_file_system", lambda _fd: order.append("sync"))
     settle(tmp_path, SimpleNamespace(read=lambda: order.append("read")))  # type: ignore[arg-type]
     assert order == ["sync", "read", "read"]
+
+
+def test_replaced_files_are_freed_first(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their discards would be the next sample's; nothing is looked at before they are done."""
+    order: list[str] = []
+    monkeypatch.setattr(module.freeing, "wait", lambda: order.append("freed"))
+    monkeypatch.setattr(module.linux, "sync_file_system", lambda _: order.append("synced"))
+    settle(tmp_path, device(0.0, clock))
+    assert order == ["freed", "synced"]
