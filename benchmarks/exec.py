@@ -7,8 +7,8 @@ whose clock stops when the call returns, the bytes being in the page cache still
 whose clock also has the fsync of every file and directory; and `exec`, which is durable on return.
 The clock runs inside the script, around the save alone; it stands still while the Trainer removes
 older checkpoints, which has a clock of its own, as `iobench exec` changes nothing there. Arms are
-interleaved in random order, each save begins after a sync that is not counted, and losses of all
-arms must be equal. Prints JSON.
+interleaved in random order, each save begins after a sync and a pause that are not counted, as
+training lies between checkpoints, and losses of all arms must be equal. Prints JSON.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("--size", default="1.5GiB", help="of one checkpoint, about")
     parser.add_argument("--saves", type=int, default=3, help="of each run")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--pause", type=float, default=0, help="idle seconds before each save")
+    parser.add_argument("--pause", type=float, default=20, help="idle seconds before each save")
     parser.add_argument("--only", default="", help="scripts whose name contains this")
     arguments = parser.parse_args()
     order = random.Random(1)
