@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from iobench.writers.direct_io import pwrite_direct
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Meter
-from iobench.writers.waiting import Worker, uninterrupted
+from iobench.writers.waiting import Worker, end_workers
 from iobench.writers.workers import BlockPool
 
 __all__ = ["Crew", "ThreadCrew"]
@@ -64,20 +64,13 @@ class Crew(ABC):
         all have ended: the descriptor is theirs until then.
         """
         self._dropping = drop
-        uninterrupted(self._end)
+        end_workers(self._threads, self._queue)
         if self._threads:
             meter.absorb(self._meters)
 
     @abstractmethod
     def _work(self, meter: Meter) -> None:
         """What each thread does: write what is queued until None is; raises nothing."""
-
-    def _end(self) -> None:
-        for _ in self._threads:
-            self._queue.put(None)
-        for thread in self._threads:
-            if thread.is_alive():  # one that could not be started is not
-                thread.join()
 
     def _start(self) -> None:
         for meter in self._meters:

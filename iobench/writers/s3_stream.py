@@ -14,7 +14,7 @@ from iobench.writers.s3_parts import MOST_PARTS, StreamParts
 from iobench.writers.s3_upload import S3Upload
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter
-from iobench.writers.waiting import Worker, uninterrupted
+from iobench.writers.waiting import Worker, end_workers
 
 __all__ = ["S3Stream"]
 
@@ -204,18 +204,11 @@ class _Crew:
         keeps them.
         """
         try:
-            uninterrupted(self._end)
+            end_workers(self._threads, self._queue)
         finally:
             self._spare.clear()
         if self._threads:
             meter.absorb(self._meters[: len(self._threads)])
-
-    def _end(self) -> None:
-        for _ in self._threads:
-            self._queue.put(None)
-        for thread in self._threads:
-            if thread.is_alive():  # one that could not be started is not
-                thread.join()
 
     def _work(self, meter: Meter) -> None:
         while (item := self._queue.get()) is not None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any
 
-__all__ = ["Worker", "uninterrupted"]
+__all__ = ["Worker", "end_workers", "uninterrupted"]
 
 
 class Worker(threading.Thread):
@@ -29,6 +31,22 @@ class Worker(threading.Thread):
         if self.ident is not None:  # is_alive has the same fault
             self._over.wait(timeout)
         super().join(timeout)
+
+
+def end_workers(workers: Sequence[Worker], queue: SimpleQueue[Any]) -> None:
+    """Have each find a None in the `queue` that it works off, and wait until all have ended.
+
+    KeyboardInterrupt is raised when they have.
+    """
+
+    def end() -> None:
+        for _ in workers:
+            queue.put(None)
+        for worker in workers:
+            if worker.is_alive():  # one that could not be started is not
+                worker.join()
+
+    uninterrupted(end)
 
 
 def uninterrupted(wait: Callable[[], None]) -> None:
