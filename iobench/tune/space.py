@@ -27,7 +27,7 @@ _BASELINE = "buffered"
 _KNOWN_GOOD: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "odirect": ({"block_size": 32 * MIB}, {"block_size": 16 * MIB, "threads": 2}),
     "uncached": ({"threads": 4},),
-    "uring": ({"block_size": 4 * MIB, "iodepth": 8},),
+    "uring": ({"block_size": MIB, "iodepth": 32},),
     "s3": ({"threads": 16}, {"part_size": 16 * MIB, "threads": 4}),
 }
 """Settings beside the defaults that did well somewhere: docs/decisions/0004, 0010, docs/s3.md."""

@@ -71,18 +71,13 @@ class Flight:
         while True:
             with self._meter.phase("wait"):
                 tag, count = self._ring.wait()
-            operation = self._operations[tag]
-            try:
-                whole = self._advance(operation, count)
-            except BaseException:
-                self._drop(tag)
-                raise
-            if whole:
-                del self._operations[tag]
-                self._meter.count(self._path, len(operation.data), operation.calls)
-                operation.landed(True)
+            if self._completed(tag, count):
                 return
-            self._launch(tag, operation)
+
+    def land_ready(self) -> None:
+        """Let all land that the kernel has done with by now. Raises what `land` does."""
+        while self._operations and (completion := self._ring.peek()) is not None:
+            self._completed(*completion)
 
     def land_all(self) -> None:
         """Wait until nothing is in flight. Raises what `land` does."""
@@ -98,6 +93,22 @@ class Flight:
         except BaseException:
             self._drop(tag)
             raise
+
+    def _completed(self, tag: int, count: int) -> bool:
+        """Whether the operation is whole by this completion; otherwise it goes on."""
+        operation = self._operations[tag]
+        try:
+            whole = self._advance(operation, count)
+        except BaseException:
+            self._drop(tag)
+            raise
+        if not whole:
+            self._launch(tag, operation)
+            return False
+        del self._operations[tag]
+        self._meter.count(self._path, len(operation.data), operation.calls)
+        operation.landed(True)
+        return True
 
     def _advance(self, operation: _Operation, count: int) -> bool:
         """Take note of a completion; whether the operation is whole now."""

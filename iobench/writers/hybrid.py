@@ -43,7 +43,7 @@ _PATHS = {
 _Move = Callable[[int, int, Meter, DirectEngine], None]
 
 _SYNCS = 32  # side by side, by the kernel's threads; measured in docs/decisions/0020
-_PIECE = MIB  # of a large operation on a ring; measured in docs/decisions/0010
+_PIECE = 4 * MIB  # of a large operation on a ring; measured in docs/decisions/0036
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class HybridOptions(WriterOptions):
     uring: bool = option(
         True,
         search=(True, False),
-        help="direct operations (in pieces of 1 MiB) and the syncs of write_many go by io_uring, "
+        help="direct operations (in pieces of 4 MiB) and the syncs of write_many go by io_uring, "
         "where the kernel admits it",
     )
     small_size: int = option(

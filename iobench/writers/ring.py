@@ -47,6 +47,9 @@ class Ring(Protocol):
     def wait(self) -> tuple[int, int]:
         """The tag of an operation that has ended, and its count of bytes or negative errno."""
 
+    def peek(self) -> tuple[int, int] | None:
+        """The same without waiting; None when none has ended."""
+
     def close(self) -> None:
         """Give the ring back. Operations that have not ended may still use their memory."""
 
@@ -67,11 +70,16 @@ class PyuringRing:
     def wait(self) -> tuple[int, int]:
         for _ in range(_PAUSES):
             self._push()
-            found = self._next()
+            # A wait for what the kernel has not taken might never end.
+            found = self._next(wait=not self._stuck)
             if found is not None:
                 return found
             time.sleep(_PAUSE_S)
         raise OSError(errno.EAGAIN, "the kernel takes no io_uring operation")
+
+    def peek(self) -> tuple[int, int] | None:
+        self._push()
+        return self._next(wait=False)
 
     def close(self) -> None:
         self._ring.close()
@@ -94,11 +102,11 @@ class PyuringRing:
                     raise
                 return
 
-    def _next(self) -> tuple[int, int] | None:
-        """The next that has ended; None when that cannot be waited for just now."""
+    def _next(self, *, wait: bool) -> tuple[int, int] | None:
+        """The next that has ended; None when there is none, or it cannot be waited for just now."""
         try:
             found: tuple[int, int] | None
-            found = self._ring.peek_completion() if self._stuck else self._ring.wait_completion()
+            found = self._ring.wait_completion() if wait else self._ring.peek_completion()
         except OSError as error:
             if error.errno not in _TRANSIENT:
                 raise

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from iobench.writers.direct_engine import DirectEngine, Landing, nothing
 from iobench.writers.direct_file import DirectFile, as_it_lies, round_up
@@ -15,12 +17,37 @@ from iobench.writers.workers import BlockPool
 __all__ = ["RingEngine"]
 
 
+@dataclass(slots=True)
+class _Piece:
+    """One operation: memory that the kernel moves to or from `offset`, and who is told of it."""
+
+    data: Bytes
+    offset: int
+    wanted: int
+    ended: Landed
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """A block that has been read, and is still to be copied to where its bytes belong."""
+
+    image: FileImage
+    start: int
+    stop: int
+    data: Bytes
+    ended: Landed
+
+
 class RingEngine(DirectEngine):
     """Ranges go in pieces, of the blocks of `pool`; at most `iodepth` of them are in flight.
 
-    `write` and `read` return when the last piece has been submitted, and wait before only for
-    room. The ring belongs to the calling thread; KeyboardInterrupt must not get in here, see
-    Flight.
+    The device does not wait for copies: a piece is copied into its block before there is room for
+    it, and what has landed makes room for the next one before it is copied out. A quarter more
+    pieces than are in flight suffice for that, as memory is faster than the device
+    (docs/decisions/0036).
+
+    `write` and `read` return when there is room for a further piece. The ring belongs to the
+    calling thread; KeyboardInterrupt must not get in here, see Flight.
     """
 
     def __init__(
@@ -28,7 +55,10 @@ class RingEngine(DirectEngine):
     ) -> None:
         self._ring, self._iodepth, self._pool, self._meter = ring, iodepth, pool, meter
         self._writes, self._path = writes, path
+        self._most = iodepth + max(1, iodepth // 4)
         self._flight: Flight | None = None
+        self._due: deque[_Piece] = deque()
+        self._arrived: deque[_Arrival] = deque()
 
     def write(
         self,
@@ -40,12 +70,11 @@ class RingEngine(DirectEngine):
         at: int,
         landed: Landed = nothing,
     ) -> None:
-        def put(flight: Flight, begin: int, end: int, ended: Landed) -> None:
+        def put(begin: int, end: int, ended: Landed) -> _Piece:
             offset = at + begin - start
             data = as_it_lies(image, begin, end, file.alignment)
             if data is not None:
-                flight.start(data, offset, len(data), ended)
-                return
+                return _Piece(data, offset, len(data), ended)
             block, give_back = self._take(ended)
             try:
                 with self._meter.phase("gather"):
@@ -54,7 +83,7 @@ class RingEngine(DirectEngine):
                 give_back(False)
                 raise
             data = block[: round_up(end - begin, file.alignment.offset)]
-            flight.start(data, offset, len(data), give_back)
+            return _Piece(data, offset, len(data), give_back)
 
         self._in_pieces(file, start, stop, put, landed)
 
@@ -68,26 +97,22 @@ class RingEngine(DirectEngine):
         *,
         landed: Landed = nothing,
     ) -> None:
-        def get(flight: Flight, first: int, end: int, ended: Landed) -> None:
+        def get(first: int, end: int, ended: Landed) -> _Piece:
             least = max(first, wanted)
             data = as_it_lies(image, least, end, file.alignment) if least == first else None
             if data is not None:
-                flight.start(data, first, end - first, ended)
-                return
+                return _Piece(data, first, end - first, ended)
             block, give_back = self._take(ended)
 
             def arrived(whole: bool) -> None:
-                scattered = False
-                try:
-                    if whole:
-                        with self._meter.phase("scatter"):
-                            image.scatter(least, end, block[least - first :])
-                        scattered = True
-                finally:
-                    give_back(scattered)
+                if whole:
+                    data = block[least - first :]
+                    self._arrived.append(_Arrival(image, least, end, data, give_back))
+                else:
+                    give_back(False)
 
             room = block[: round_up(end - first, file.alignment.offset)]
-            flight.start(room, first, end - first, arrived)
+            return _Piece(room, first, end - first, arrived)
 
         self._in_pieces(file, begin, stop, get, landed)
 
@@ -96,20 +121,38 @@ class RingEngine(DirectEngine):
         file: DirectFile,
         start: int,
         stop: int,
-        begin_piece: Callable[[Flight, int, int, Landed], None],
-        landed: Landed = nothing,
+        make: Callable[[int, int, Landed], _Piece],
+        landed: Landed,
     ) -> None:
         size, flight = self._pool.block_size, self._flight_on(file)
         pieces = range(start, stop, size)
         landing, begun = Landing(len(pieces), landed), 0
         try:
             for begin in pieces:
-                while len(flight) >= self._iodepth:
-                    flight.land()
+                self._submit(flight)
+                while len(self) >= self._most:
+                    self.land()
                 begun += 1
-                begin_piece(flight, begin, min(begin + size, stop), landing.end)
+                self._due.append(make(begin, min(begin + size, stop), landing.end))
+                self._submit(flight)
         finally:
             landing.give_up(len(pieces) - begun)
+
+    def _submit(self, flight: Flight) -> None:
+        """Have as much in flight as may be."""
+        flight.land_ready()
+        while self._due and len(flight) < self._iodepth:
+            piece = self._due.popleft()
+            flight.start(piece.data, piece.offset, piece.wanted, piece.ended)
+
+    def _copy_out(self, arrival: _Arrival) -> None:
+        copied = False
+        try:
+            with self._meter.phase("scatter"):
+                arrival.image.scatter(arrival.start, arrival.stop, arrival.data)
+            copied = True
+        finally:
+            arrival.ended(copied)
 
     def _take(self, ended: Landed) -> tuple[Bytes, Landed]:
         """A block of the pool, and what gives it back when the kernel has let go of it."""
@@ -134,7 +177,8 @@ class RingEngine(DirectEngine):
         return self._flight
 
     def __len__(self) -> int:
-        return len(self._flight) if self._flight else 0
+        flying = len(self._flight) if self._flight else 0
+        return flying + len(self._due) + len(self._arrived)
 
     @property
     def bytes_in_flight(self) -> int:
@@ -142,10 +186,22 @@ class RingEngine(DirectEngine):
 
     def land(self) -> None:
         assert self._flight is not None
-        self._flight.land()
+        before = len(self)
+        self._submit(self._flight)
+        if len(self) == before and not self._arrived:
+            self._flight.land()
+            self._submit(self._flight)
+        if self._arrived:
+            self._copy_out(self._arrived.popleft())
 
     def close(self, failure: BaseException | None = None) -> None:
-        if self._flight is None:
-            self._ring.close()
-        else:
-            self._flight.end(failure)
+        try:
+            while self._due:
+                self._due.popleft().ended(False)
+            while self._arrived:
+                self._arrived.popleft().ended(False)
+        finally:
+            if self._flight is None:
+                self._ring.close()
+            else:
+                self._flight.end(failure)

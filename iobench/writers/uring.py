@@ -26,10 +26,10 @@ class UringOptions(WriterOptions):
     """Options of `uring`."""
 
     iodepth: int = option(
-        32, low=1, high=1024, search=(4, 8, 16, 32, 64), help="blocks in flight on each ring"
+        8, low=1, high=1024, search=(4, 8, 16, 32, 64), help="blocks in flight on each ring"
     )
     block_size: int = option(
-        MIB,
+        4 * MIB,
         unit="bytes",
         low=4 * KIB,
         high=GIB,

@@ -31,6 +31,10 @@ class _Meddler(PyuringRing):
         tag, count = super().wait()
         return tag, type(self).meddle(count)
 
+    def peek(self) -> tuple[int, int] | None:
+        found = super().peek()
+        return found and (found[0], type(self).meddle(found[1]))
+
 
 _SETTINGS = {
     "uring": {"rings": 2, "iodepth": 4},
@@ -158,6 +162,9 @@ def test_an_interrupt(
                 begun.set()
                 _thread.interrupt_main()
             return super().wait()
+
+        def peek(self) -> tuple[int, int] | None:
+            return super().peek() if begun.is_set() else None
 
         def close(self) -> None:
             super().close()

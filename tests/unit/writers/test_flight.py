@@ -67,6 +67,9 @@ class FakeRing:
         memory[: len(found)] = found
         return tag, len(found)
 
+    def peek(self) -> tuple[int, int] | None:
+        return self.wait() if self.queued and self.order.random() < 0.5 else None
+
     def close(self) -> None:
         assert not self.queued, "closed with operations in flight"
         self.closed = True
