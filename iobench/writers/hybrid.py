@@ -21,6 +21,7 @@ from iobench.writers.files import NewFile, ProbeFile, try_directory
 from iobench.writers.hybrid_file import HybridFile
 from iobench.writers.hybrid_stream import HybridStream
 from iobench.writers.image import FileImage
+from iobench.writers.iodepth import Iodepth, MeasuredIodepth
 from iobench.writers.memory_pressure import MemoryPressure
 from iobench.writers.options import WriterOptions, option
 from iobench.writers.path_policy import Operation, Path, PathPolicy, Position
@@ -43,7 +44,7 @@ _PATHS = {
 _Move = Callable[[int, int, Meter, DirectEngine], None]
 
 _SYNCS = 32  # side by side, by the kernel's threads; measured in docs/decisions/0020
-_PIECE = 4 * MIB  # of a large operation on a ring; measured in docs/decisions/0036
+_PIECE = 2 * MIB  # of a large operation on a ring; measured in docs/decisions/0036
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ class HybridOptions(WriterOptions):
     uring: bool = option(
         True,
         search=(True, False),
-        help="direct operations (in pieces of 4 MiB) and the syncs of write_many go by io_uring, "
+        help="direct operations (in pieces of 2 MiB) and the syncs of write_many go by io_uring, "
         "where the kernel admits it",
     )
     small_size: int = option(
@@ -269,9 +270,9 @@ class HybridWriter(PosixWriter):
 
     def _engine(self, meter: Meter, *, writes: bool) -> DirectEngine:
         """A ring for the calling thread, or what goes without if it cannot be had after all."""
-        iodepth = self._ring_depth
+        iodepth = (Iodepth if writes else MeasuredIodepth)(self._ring_depth)
         try:
-            ring = open_ring(iodepth)
+            ring = open_ring(iodepth.most)
         except UnavailableError as error:
             meter.fell_back("io_uring", "one write or read at a time", error.reason)
             return self._blocking(meter)

@@ -10,6 +10,7 @@ from iobench.writers.direct_engine import DirectEngine, Landing, nothing
 from iobench.writers.direct_file import DirectFile, as_it_lies, round_up
 from iobench.writers.flight import Flight, Landed
 from iobench.writers.image import Bytes, FileImage
+from iobench.writers.iodepth import Iodepth
 from iobench.writers.ring import Ring
 from iobench.writers.transfer import Meter
 from iobench.writers.workers import BlockPool
@@ -39,7 +40,7 @@ class _Arrival:
 
 
 class RingEngine(DirectEngine):
-    """Ranges go in pieces, of the blocks of `pool`; at most `iodepth` of them are in flight.
+    """Ranges go in pieces, of the blocks of `pool`; as many as `iodepth` says are in flight.
 
     The device does not wait for copies: a piece is copied into its block before there is room for
     it, and what has landed makes room for the next one before it is copied out. A quarter more
@@ -51,11 +52,17 @@ class RingEngine(DirectEngine):
     """
 
     def __init__(
-        self, ring: Ring, iodepth: int, pool: BlockPool, meter: Meter, *, writes: bool, path: str
+        self,
+        ring: Ring,
+        iodepth: Iodepth,
+        pool: BlockPool,
+        meter: Meter,
+        *,
+        writes: bool,
+        path: str,
     ) -> None:
         self._ring, self._iodepth, self._pool, self._meter = ring, iodepth, pool, meter
         self._writes, self._path = writes, path
-        self._most = iodepth + max(1, iodepth // 4)
         self._flight: Flight | None = None
         self._due: deque[_Piece] = deque()
         self._arrived: deque[_Arrival] = deque()
@@ -130,7 +137,7 @@ class RingEngine(DirectEngine):
         try:
             for begin in pieces:
                 self._submit(flight)
-                while len(self) >= self._most:
+                while len(self) >= self._most_pieces:
                     self.land()
                 begun += 1
                 self._due.append(make(begin, min(begin + size, stop), landing.end))
@@ -138,12 +145,22 @@ class RingEngine(DirectEngine):
         finally:
             landing.give_up(len(pieces) - begun)
 
+    @property
+    def _most_pieces(self) -> int:
+        return self._iodepth.now + max(1, self._iodepth.now // 4)
+
     def _submit(self, flight: Flight) -> None:
         """Have as much in flight as may be."""
+        before = len(flight)
         flight.land_ready()
-        while self._due and len(flight) < self._iodepth:
+        self._landed(before - len(flight))
+        while self._due and len(flight) < self._iodepth.now:
             piece = self._due.popleft()
             flight.start(piece.data, piece.offset, piece.wanted, piece.ended)
+
+    def _landed(self, pieces: int) -> None:
+        if pieces:
+            self._iodepth.landed(pieces * self._pool.block_size)
 
     def _copy_out(self, arrival: _Arrival) -> None:
         copied = False
@@ -190,9 +207,14 @@ class RingEngine(DirectEngine):
         self._submit(self._flight)
         if len(self) == before and not self._arrived:
             self._flight.land()
+            self._landed(1)
             self._submit(self._flight)
         if self._arrived:
             self._copy_out(self._arrived.popleft())
+
+    def settle(self) -> None:
+        super().settle()
+        self._iodepth.disturbed()
 
     def close(self, failure: BaseException | None = None) -> None:
         try:

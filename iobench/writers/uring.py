@@ -11,6 +11,7 @@ from iobench.writers.direct_engine import DirectEngine
 from iobench.writers.direct_stream import DirectStream
 from iobench.writers.files import NewFile
 from iobench.writers.flight import Flight
+from iobench.writers.iodepth import Iodepth
 from iobench.writers.options import WriterOptions, option
 from iobench.writers.ring import open_ring
 from iobench.writers.ring_crew import RingCrew
@@ -73,8 +74,8 @@ class UringWriter(DirectWriter):
         return "io_uring direct" if self.options.direct else "io_uring buffered"
 
     def _engine(self, meter: Meter, *, writes: bool) -> DirectEngine:
-        iodepth = self.options.iodepth
-        ring = open_ring(iodepth)
+        iodepth = Iodepth(self.options.iodepth)
+        ring = open_ring(iodepth.most)
         return RingEngine(ring, iodepth, self._pool, meter, writes=writes, path=self._path)
 
     def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:

@@ -16,6 +16,7 @@ from iobench.linux import DioAlignment
 from iobench.testing import content
 from iobench.writers.direct_file import DirectFile
 from iobench.writers.image import Bytes, FileImage
+from iobench.writers.iodepth import Iodepth
 from iobench.writers.pages import fresh_pages
 from iobench.writers.ring_engine import RingEngine
 from iobench.writers.transfer import Meter
@@ -98,7 +99,7 @@ def _memory(size: int, *, staged: bool) -> Bytes:
 
 
 def _engine(ring: _Ring, iodepth: int, pool: BlockPool, *, writes: bool) -> RingEngine:
-    return RingEngine(ring, iodepth, pool, Meter(), writes=writes, path="fake")
+    return RingEngine(ring, Iodepth(iodepth), pool, Meter(), writes=writes, path="fake")
 
 
 @given(
