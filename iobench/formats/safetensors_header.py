@@ -56,7 +56,8 @@ def header_bytes(
     end of the header, in file order. `metadata` becomes `__metadata__`; an empty one is left out
     (the library writes broken JSON for it), and keys are sorted where the library's own order of
     several keys is random. Raises ValueError for a dtype that safetensors lacks, for a name that
-    is reserved or given twice, and for metadata that is no text: nobody could load the file.
+    is no str, reserved or given twice, and for metadata that is no text: nobody could load the
+    file, or find the tensor by its name.
     """
     offsets: dict[str, tuple[int, int]] = {}
     document: dict[str, object] = {}
@@ -89,6 +90,8 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
 
 def _library_order(tensor: tuple[str, str, tuple[int, ...]]) -> tuple[int, str]:
     name, dtype, _ = tensor
+    if not isinstance(name, str):
+        raise ValueError(f"tensor name {name!r} is no str; convert it")  # noqa: TRY004
     if dtype not in _RANK:
         raise ValueError(
             f"tensor {name!r} has dtype {dtype!r}, which safetensors cannot hold; "

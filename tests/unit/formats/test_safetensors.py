@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -137,6 +138,18 @@ def test_what_safetensors_cannot_hold() -> None:
         ours.image("file", {"t": torch.zeros(1, dtype=torch.complex128)})
     with pytest.raises(UsageError, match="'__metadata__' is reserved"):
         ours.image("file", {"__metadata__": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("name", [1, True, None, b"a", ("a",)], ids=str)
+def test_a_name_that_is_no_text(name: Any, tmp_path: Path) -> None:
+    """The library refuses it; so do we, and write no text for it: {1: t} is not {"1": t}."""
+    tensors = {"t": torch.ones(2), name: torch.zeros(2)}
+    with pytest.raises(TypeError):
+        safetensors.torch.save_file(tensors, tmp_path / "stock")
+    for some in (tensors, {name: torch.zeros(2)}):
+        with pytest.raises(UsageError, match=f"tensor name {re.escape(repr(name))} is no str"):
+            ours.save(some, "ours", tmp_path, registry.make("buffered"))
+    assert not (tmp_path / "ours").exists()
 
 
 def test_index_as_transformers_writes_it() -> None:
