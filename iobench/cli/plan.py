@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from iobench.cli.seeds import LARGEST_SEED
 from iobench.errors import OptionError, UnknownNameError, UsageError
 from iobench.units import parse_seconds, parse_size
 
@@ -112,7 +113,9 @@ def plan(
         int,
         typer.Option("--simulate", help="Failures to simulate for each figure; 0 for none."),
     ] = 100_000,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the simulation.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of the simulation.")
+    ] = 0,
     format_: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.TABLE,
 ) -> None:
     """Tell how often to save, and what each writer gives back, in a job whose nodes fail.

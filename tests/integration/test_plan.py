@@ -116,6 +116,8 @@ def test_invalid_samples_are_left_out_unless_told(iobench: Command, tmp_path: Pa
         (2, "--save is measured in --results", ("--nodes", "8", "--results", RECORD, "--save", "")),
         (2, "unknown baseline 'bufered'; did you mean 'buffered'?", (RECORD, "bufered")),
         (2, "--save is measured in --results", (*HAND, "--results", RECORD)),
+        (2, "Invalid value for '--seed'", (*HAND, "--seed", "-1")),
+        (2, "less than or equal to 4294967295", (*HAND, "--seed", "4294967296")),
         (2, "too many to simulate", ("--save", "0.001ms", "--restore", "1s", "--nodes", "1")),
         (1, "no such file", ("--nodes", "8", "--results", "nowhere.jsonl")),
     ],
