@@ -123,15 +123,17 @@ def _some(names: Sequence[str], most: int = 20) -> str:
 
 
 class UnavailableError(IobenchError):
-    """The writer cannot work here. `reason` says why, `remedy` what to do."""
+    """The writer cannot work here; no writer can, where `name` is empty.
+
+    `reason` says why, `remedy` what to do.
+    """
 
     exit_code = 3
 
     def __init__(self, name: str, reason: str, remedy: str = "") -> None:
         self.name, self.reason, self.remedy = name, reason, remedy
-        super().__init__(
-            f"{name} is not available here: {reason}" + (f" {remedy}" if remedy else "")
-        )
+        who = f"{name} is not" if name else "no writer is"
+        super().__init__(f"{who} available here: {reason}" + (f" {remedy}" if remedy else ""))
 
 
 class DataMismatchError(IobenchError):

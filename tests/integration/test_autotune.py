@@ -394,7 +394,7 @@ def refused(
     ("code", "words", "arguments"),
     [
         (3, "gds is not available here", ("--writer", "gds")),
-        (3, "every writer is not available here", ("--writer", "s3")),
+        (3, "no writer is available here: ", ("--writer", "s3,gds")),
         (2, "did you mean 'odirect'", ("--writer", "odirct")),
         (2, "--max-bytes is too small for one round", ("--max-bytes", "8MiB", "--size", "4MiB")),
         (2, "--max-time is too small for one round", ("--max-time", "10ms", "--size", "4MiB")),

@@ -64,6 +64,13 @@ def test_unavailable_says_why_and_what_to_do() -> None:
     )
 
 
+def test_that_no_writer_is_available() -> None:
+    """Of no writer in particular the message says that none is."""
+    error = UnavailableError("", "s3 needs a bucket; gds is not available here: no GPU.")
+    told = "no writer is available here: s3 needs a bucket; gds is not available here: no GPU."
+    assert str(error) == told
+
+
 def test_wrapped_errors_keep_errno_file_and_cause() -> None:
     """TransferError.wrap keeps errno, names the file and what was done, and chains the cause."""
     cause = OSError(errno.ENOSPC, "No space left on device")
