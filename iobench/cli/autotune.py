@@ -147,7 +147,7 @@ def autotune(
     """
     began_s = time.perf_counter() - _started_s_ago()
     from iobench.tune.emit import check_output
-    from iobench.tune.journal import Journal
+    from iobench.tune.journal import Journal, check_new
     from iobench.tune.tuning import Tuning
 
     check_output(output)
@@ -164,6 +164,8 @@ def autotune(
         raise UsageError("Missing option --workload; see iobench autotune --help")
     if nodes is None:
         _check_unheard(ctx)
+    if journal is not None:
+        check_new(journal)
     job = _job(nodes, failures, restart)
     with server(s3_local, target) as place:
         with quiet_stdout():

@@ -23,7 +23,7 @@ from iobench.results.codec import from_plain, to_plain
 from iobench.tune.candidate import Candidate
 from iobench.tune.measurement import Measurement, Phase, Step
 
-__all__ = ["SCHEMA", "Journal", "TrialRecord", "TuningRecord", "read_journal"]
+__all__ = ["SCHEMA", "Journal", "TrialRecord", "TuningRecord", "check_new", "read_journal"]
 
 SCHEMA = "iobench.tune/1"
 _FAMILY, _VERSION = SCHEMA.split("/")
@@ -101,11 +101,7 @@ class Journal:
     @contextmanager
     def create(cls, path: Path, header: TuningRecord) -> Iterator[Journal]:
         """A new journal. Raises ResultFileError when there is such a file, or none can be made."""
-        if path.exists():
-            raise ResultFileError(
-                f"{path} exists and is not overwritten; go on with it by --resume {path}, or "
-                "choose another --journal"
-            )
+        check_new(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
@@ -172,6 +168,15 @@ class Journal:
         except OSError as error:
             os.ftruncate(self._fd, before)
             raise ResultFileError(f"{self.path} cannot be written: {error.strerror}") from error
+
+
+def check_new(path: Path) -> None:
+    """Raise ResultFileError when there is a file at `path`: no journal is overwritten."""
+    if path.exists():
+        raise ResultFileError(
+            f"{path} exists and is not overwritten; go on with it by --resume {path}, or choose "
+            "another --journal"
+        )
 
 
 def read_journal(path: Path) -> tuple[TuningRecord, list[TrialRecord]]:

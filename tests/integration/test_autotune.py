@@ -460,6 +460,22 @@ def test_it_replaces_only_writers_files(refused: Callable[..., None], tmp_path: 
     assert other.read_text() == "mine = true\n"
 
 
+def test_a_journal_that_exists(
+    refused: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is told of before the target is looked at and anything is tried; it stays as it is."""
+
+    def planned(**_: object) -> None:
+        raise AssertionError("the tuning was planned first")
+
+    monkeypatch.setattr(tuning_module.Tuning, "of", planned)
+    journal = tmp_path / "older.jsonl"
+    journal.write_text("measured\n")
+    refused(1, f"go on with it by --resume {journal}", "--journal", journal)
+    refused(1, "exists and is not overwritten", "--journal", journal, "--dry-run")
+    assert journal.read_text() == "measured\n"
+
+
 def test_a_dry_run_of_a_journal(refused: Callable[..., None], tmp_path: Path) -> None:
     """Is refused: going on with it would write. The journal stays as it is."""
     journal = tmp_path / "refused.jsonl"
