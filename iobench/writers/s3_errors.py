@@ -124,7 +124,7 @@ def explain(error: Exception, doing: str, where: object) -> Exception:
         return _broke(error, kind, doing, where)
     if kind:
         text = without_login(" ".join(str(error).split()))
-        return TransferError(f"{doing} {where}: {kind}: {text}")
+        return _transfer_error(errno.EIO, f"{doing}: {kind}: {text}", where)
     return error
 
 

@@ -67,13 +67,8 @@ class S3Upload:
             try:
                 answer, used = self._with_checksum(attempt, self._field(value), meter)
             except BaseException as error:
-                if not damaged:
-                    raise
-                fate = self._removed()
-                if isinstance(error, TransferError):
-                    text = f"{error.strerror}; {fate}"
-                    raise TransferError(error.errno, text, error.filename) from error
-                error.add_note(f"{self._target}: the server stored something else; {fate}")
+                if damaged:
+                    self._take_back(error, "the server stored something else")
                 raise
         meter.count(PUT, size)
         if used:
@@ -119,7 +114,10 @@ class S3Upload:
         self._parts[number] = SentPart(etag=answer["ETag"], size_bytes=size, checksum=value)
 
     def complete(self, meter: Meter) -> None:
-        """Publish the object: durable and visible on return, its checksum compared."""
+        """Publish the object: durable and visible on return, its checksum compared.
+
+        An object that is not what was sent, or about which the server is silent, is removed.
+        """
         parts = [self._parts[number] for number in sorted(self._parts)]
         size = sum(part.size_bytes for part in parts)
         request: dict[str, Any] = {
@@ -236,16 +234,23 @@ class S3Upload:
             raise
 
     def _compare(self, answer: Any, wanted: list[str], size_bytes: int, meter: Meter) -> None:
-        """Compare what the server says it stored; it is removed again if it is something else."""
+        """Compare what the server says it stored; it is removed again if it is something else.
+
+        So it is if the server does not answer: a write that fails has published nothing.
+        """
         if self._checksum is None:
             return
         told, stored = answer.get(self._checksum.field), size_bytes
         if told is None and self._tells:
-            found = self._call(
-                lambda s3: s3.head_object(**self._where, ChecksumMode="ENABLED"),
-                "checking what was stored",
-                meter,
-            )
+            try:
+                found = self._call(
+                    lambda s3: s3.head_object(**self._where, ChecksumMode="ENABLED"),
+                    "checking what was stored",
+                    meter,
+                )
+            except BaseException as error:
+                self._take_back(error, "the server could not be asked what it stored")
+                raise
             told, stored = found.get(self._checksum.field), found["ContentLength"]
         if told is None:
             meter.fell_back(
@@ -260,8 +265,16 @@ class S3Upload:
                 f"{self._removed()}"
             )
 
+    def _take_back(self, error: BaseException, why: str) -> None:
+        """Remove the object for `error`, which tells of it: another TransferError, else a note."""
+        fate = self._removed()
+        if isinstance(error, TransferError):
+            text = f"{error.strerror}; {fate}"
+            raise TransferError(error.errno, text, error.filename) from error
+        error.add_note(f"{self._target}: {why}; {fate}")
+
     def _removed(self) -> str:
-        """Remove the object, which is not what was sent; in words, what became of it."""
+        """Remove the object, perhaps not what was sent; in words, what became of it."""
         try:
             self._client.call(
                 lambda s3: s3.delete_object(**self._where),

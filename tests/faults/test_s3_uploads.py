@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from iobench.errors import TransferError
+from iobench.errors import TransferError, UnavailableError
 from iobench.testing import content
 from iobench.testing.scripted_s3 import answer, etag, part_etag, reset, silence, xml
 from iobench.units import MIB
@@ -137,6 +137,56 @@ def test_an_object_that_is_stored_damaged(server, writer) -> None:
     server.fail("complete", damaged)
     with pytest.raises(TransferError, match="stored something else"):
         writer.write(_image(), _TARGET)
+    assert not server.objects
+
+
+def _untold(handler, _) -> None:
+    """Completed, as stores do it that tell checksums of parts but, in this answer, none."""
+    parts = handler.script.uploads.pop(handler.query["uploadId"])
+    handler.script.objects[handler.key] = b"".join(parts[n] for n in sorted(parts))
+    handler.answer(200, xml("CompleteMultipartUploadResult", ETag=part_etag(parts)))
+
+
+@_HOW
+@pytest.mark.parametrize("fault", [answer(500, "InternalError"), reset])
+def test_an_object_that_cannot_be_asked_about(server, writer, how, fault, s3_save) -> None:
+    """What was stored is asked for several times; without an answer the object is removed."""
+    server.fail("complete", _untold, times=2)
+    server.fail("head", fault, times=3)
+    assert s3_save(writer, how, _DATA).retries == 3
+    assert server.objects["run/model"] == _DATA.tobytes()
+    server.fail("head", fault, times=99)
+    with pytest.raises(TransferError, match=r"checking what was stored: .*; it was removed"):
+        s3_save(writer, how, _DATA)
+    assert not server.objects
+
+
+def test_an_object_that_can_be_neither_asked_about_nor_removed(server, writer, s3_save) -> None:
+    """The error says that it is still there."""
+    server.fail("complete", _untold)
+    server.fail("head", answer(500, "InternalError"), times=99)
+    server.fail("delete", answer(403, "AccessDenied"), times=99)
+    with pytest.raises(TransferError, match=r"checking what was stored: .*is still there"):
+        s3_save(writer, "write", _DATA)
+    assert "run/model" in server.objects
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, UnavailableError])
+def test_what_ends_the_asking_removes_the_object_too(
+    server, writer, s3_save, monkeypatch, kind
+) -> None:
+    """Ctrl-C and a refusal arrive as they are, with a note."""
+
+    def interrupted(policy: RetryPolicy, failures: int) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RetryPolicy, "delay_s", interrupted)
+    server.fail("complete", _untold)
+    refused = kind is UnavailableError
+    server.fail("head", answer(403, "AccessDenied") if refused else answer(500, "InternalError"))
+    with pytest.raises(kind) as caught:
+        s3_save(writer, "write", _DATA)
+    assert "could not be asked what it stored; it was removed" in caught.value.__notes__[0]
     assert not server.objects
 
 

@@ -100,7 +100,9 @@ def test_an_error_of_another_kind() -> None:
     error = InvalidProxiesConfigError()
     error.args = ("no proxy http://user:SECRET@host",)
     better = explain(error, "listing", "s3://bucket")
-    assert "no proxy http://host" in str(better)
+    assert isinstance(better, TransferError)
+    assert "no proxy http://host" in better.strerror
+    assert better.filename == "s3://bucket"
 
 
 @pytest.mark.parametrize("name", ["none", "file/below"])
