@@ -17,6 +17,7 @@ import numpy as np
 from iobench import linux
 from iobench.units import MIB
 from iobench.writers.image import Bytes
+from iobench.writers.waiting import Worker, uninterrupted
 
 __all__ = ["RandomPool", "Window", "Windows"]
 
@@ -56,11 +57,18 @@ class RandomPool:
                 words = self.memory[start : min(start + _CHUNK, end)].view(np.uint64)
                 words[:] = random.integers(0, 2**64 - 1, len(words), np.uint64, endpoint=True)
 
-        workers = [threading.Thread(target=fill, args=(index,)) for index in range(threads)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+        workers = [Worker(target=fill, args=(index,)) for index in range(threads)]
+
+        def join() -> None:
+            for worker in workers:
+                if worker.ident is not None:
+                    worker.join()
+
+        try:
+            for worker in workers:
+                worker.start()
+        finally:
+            uninterrupted(join)
 
     def trim(self) -> None:
         """Give up what a window longer than the pool has mapped beyond it."""
@@ -82,13 +90,14 @@ class RandomPool:
             while not done.wait(_TRIM_INTERVAL_S):
                 self.trim()
 
-        trimmer = threading.Thread(target=run, name="iobench-trimmer")
-        trimmer.start()
+        trimmer = Worker(target=run, name="iobench-trimmer")
         try:
+            trimmer.start()
             yield
         finally:
             done.set()
-            trimmer.join()
+            if trimmer.ident is not None:
+                uninterrupted(trimmer.join)
             self.trim()
 
     def scrub(self) -> None:

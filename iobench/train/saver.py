@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -20,6 +19,7 @@ from iobench.results import TrainSave
 from iobench.train.arm import Arm
 from iobench.writers.base import Writer
 from iobench.writers.files import sync_directory
+from iobench.writers.waiting import Worker, uninterrupted
 
 __all__ = ["Saver", "saver_for"]
 
@@ -142,7 +142,7 @@ class _StockSaver(Saver):
         directory.mkdir()
         self._peer, self._directory, self._background = peer, directory, background
         self._file = directory / f"latest{peer.suffix}"
-        self._thread: threading.Thread | None = None
+        self._thread: Worker | None = None
         self._error: BaseException | None = None
         self._saves: list[TrainSave] = []
 
@@ -155,14 +155,12 @@ class _StockSaver(Saver):
         self.wait()
         copied = _copied(state)
         stall_s = time.perf_counter() - began_s
-        self._thread = threading.Thread(
-            target=self._persist, args=(copied, step, stall_s), name="torch-save"
-        )
+        self._thread = Worker(target=self._persist, args=(copied, step, stall_s), name="torch-save")
         self._thread.start()
 
     def wait(self) -> None:
         if self._thread:
-            self._thread.join()
+            uninterrupted(self._thread.join)
             self._thread = None
         if self._error:
             error, self._error = self._error, None

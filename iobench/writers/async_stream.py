@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from typing import Any
 
 from aiofiles.threadpool import wrap
@@ -13,6 +12,7 @@ from iobench.writers.cached import CachedStream
 from iobench.writers.files import NewFile
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Meter
+from iobench.writers.waiting import Worker, uninterrupted
 
 __all__ = ["AiofilesStream", "write_all"]
 
@@ -52,10 +52,12 @@ class _AsyncSink:
 
     def close(self) -> None:
         """End the loop and its threads, wherever this is called."""
-        closing = threading.Thread(target=self._runner.close)  # a running loop admits no other
+        closing = Worker(target=self._runner.close)  # a running loop admits no other
         closing.start()
-        closing.join()
-        self._raw.close()
+        try:
+            uninterrupted(closing.join)
+        finally:
+            self._raw.close()
 
 
 class AiofilesStream(CachedStream):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -118,6 +122,42 @@ def test_a_seed_repeats_its_bytes() -> None:
         pool.refill()
     assert np.array_equal(one.memory, two.memory)
     assert not np.array_equal(one.memory, other.memory)
+
+
+Impatience = Callable[[threading.Event], AbstractContextManager[None]]
+
+
+def test_impatience_while_it_is_filled(
+    impatience: Impatience, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C is raised when every thread has written its share of the pool."""
+    go_on, generator = threading.Event(), np.random.SFC64
+
+    def slow(seed: np.random.SeedSequence) -> np.random.SFC64:
+        go_on.wait(10)
+        return generator(seed)
+
+    monkeypatch.setattr(np.random, "SFC64", slow)
+    pool = RandomPool(64 * KIB, 0, seed=1)
+    with impatience(go_on):
+        pool.refill()
+    assert pool.memory.view(np.uint64).all()
+
+
+def test_impatience_while_it_is_trimmed(
+    impatience: Impatience, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C is raised when the thread that trims has ended."""
+    go_on, trimming = threading.Event(), threading.Event()
+
+    def slow(_: RandomPool) -> None:
+        trimming.set()
+        go_on.wait(10)
+
+    monkeypatch.setattr(RandomPool, "trim", slow)
+    with impatience(go_on), RandomPool(64 * KIB, 10 * MIB, seed=1).trimmed():
+        assert trimming.wait(10)
+    assert "iobench-trimmer" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_scrub_changes_every_byte() -> None:

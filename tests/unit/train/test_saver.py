@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 import torch
 
 from iobench.checkpoint import checkpointer
+from iobench.peers.torch_save import TorchSave
 from iobench.train.arm import arm_of
 from iobench.train.saver import saver_for
 
@@ -47,3 +50,24 @@ def test_a_save_that_a_checkpointer_forgot_is_persisting(
     after = saver.persisting
     saver.close()
     assert (before, after) == (True, False)
+
+
+def test_impatience_while_stock_saves(
+    impatience: Callable[[threading.Event], AbstractContextManager[None]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Ctrl-C while it is closed, twice: the directory is its thread's until that has ended."""
+    go_on, save = threading.Event(), TorchSave.save
+
+    def slow(*arguments: object) -> None:
+        go_on.wait(10)
+        save(*arguments)
+
+    monkeypatch.setattr(TorchSave, "save", slow)
+    saver = saver_for(arm_of("peer:torch-save", "async"), tmp_path / "runs")
+    saver.save(_STATE, 1)
+    with impatience(go_on):
+        saver.close()
+    assert [one.status for one in saver.saves()] == ["committed"]
+    assert not saver.persisting

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,30 @@ def test_one_of_many_fails(
     for path in tmp_path.iterdir():
         assert path.name != "3"
         assert path.stat().st_size == 1000 * int(path.name)
+
+
+def test_impatience_while_a_stream_ends(
+    writer: AiofilesWriter,
+    tmp_path: Path,
+    impatience: Callable[[threading.Event], AbstractContextManager[None]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C is raised when the loop and its threads have ended, and nothing is open."""
+    go_on, close = threading.Event(), asyncio.Runner.close
+    ended: list[asyncio.Runner] = []
+
+    def slow(runner: asyncio.Runner) -> None:
+        go_on.wait(10)
+        close(runner)
+        ended.append(runner)
+
+    monkeypatch.setattr(asyncio.Runner, "close", slow)
+    with Footprint.unchanged():
+        stream = writer.open(tmp_path / "file")
+        stream.write(_DATA)
+        with impatience(go_on):
+            stream.close()
+        assert len(ended) == 1
 
 
 def test_finish_first_undoes() -> None:
