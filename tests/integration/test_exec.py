@@ -306,6 +306,32 @@ def test_a_sitecustomize_that_was_there(run: Run, tmp_path: Path) -> None:
     assert done.stdout == "True\n"
 
 
+def test_a_process_without_torch_loads_next_to_nothing(run: Run) -> None:
+    """What redirects, counts and saves would take longer to load than Python to start."""
+    done = run(sys.executable, "-c", "import sys; print(*sys.modules)")
+    loaded = {*done.stdout.split()}
+    assert "iobench.integrations.redirect.process" in loaded
+    assert not loaded & {"iobench.integrations.redirect.tally", "numpy", "dataclasses", "json"}
+
+
+def test_a_torch_that_cannot_be_redirected(
+    run: Run, reported: Callable[[], dict[str, Any]], tmp_path: Path
+) -> None:
+    """It is told at once and in the report, and the script goes on."""
+    package = tmp_path / "here/torch"
+    package.mkdir()
+    (package / "__init__.py").write_text("from torch import serialization\n")
+    (package / "serialization.py").write_text("")
+    code = "import sys, torch; print(1, file=sys.stderr); sys.exit(4)"
+    done = run(sys.executable, "-c", code)
+    assert done.returncode == 4
+    told = "torch.serialization is not redirected: AttributeError"
+    assert f"iobench exec: {told}" in done.stderr.partition("\n1\n")[0]
+    (problem,) = reported()["problems"]
+    assert problem.startswith(told)
+    assert reported()["processes"] == 1
+
+
 def test_a_python_without_iobench(run: Run, reported: Callable[[], dict[str, Any]]) -> None:
     """The script runs, and it is told that nothing is redirected in it."""
     other = Path(sys.executable).resolve()

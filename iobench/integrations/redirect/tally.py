@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import secrets
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -62,7 +61,6 @@ class Tally:
     def forget(self) -> None:
         """Begin anew."""
         self._functions: dict[str, Function] = {}
-        self._problems: list[str] = []
         self._name = ""
 
     def _forked(self) -> None:
@@ -90,13 +88,6 @@ class Tally:
         """Tell who runs the script, at once."""
         print(f"iobench exec: {' '.join(text.split())}", file=sys.stderr)  # noqa: T201
 
-    def problem(self, text: str) -> None:
-        """Something that is not about one call; told at once too."""
-        self.say(text)
-        with self._lock:
-            self._problems.append(text)
-            self._write()
-
     def seen(self) -> None:
         """A module that can save is loaded in this process."""
         with self._lock:
@@ -108,14 +99,13 @@ class Tally:
     def _write(self) -> None:
         if not self._directory.is_dir():
             return  # nobody is left to read it
-        self._name = self._name or f"{os.getpid()}-{secrets.token_hex(4)}"
+        self._name = self._name or f"{os.getpid()}-{os.urandom(4).hex()}"
         document = {
             "pid": os.getpid(),
             "argv": [*map(str, sys.argv)],
             "functions": {
                 name: dataclasses.asdict(entry) for name, entry in self._functions.items()
             },
-            "problems": self._problems,
         }
         part = self._directory / f"{self._name}.part"
         try:
@@ -149,7 +139,6 @@ def merged(directory: str | Path) -> tuple[dict[str, Function], list[str], int]:
     processes = 0
     for document in _documents(Path(directory)):
         processes += 1
-        problems.update(dict.fromkeys(document["problems"]))
         for name, entry in document["functions"].items():
             into = functions.setdefault(name, Function())
             into.redirected.add(Count(**entry["redirected"]))

@@ -5,17 +5,17 @@ from __future__ import annotations
 import importlib.machinery
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib.abc import MetaPathFinder
 from types import ModuleType
 
 __all__ = ["Watch"]
 
 
-class Watch(MetaPathFinder):
+class Watch:
     """Calls `actions[name](module)` once the module of that name has been executed.
 
-    The module keeps the loader and the spec that it would have had. Modules that are there already
-    are treated at once.
+    A finder of sys.meta_path, not derived from MetaPathFinder, whose module is slow to load. The
+    module keeps the loader and the spec that it would have had. Modules that are there already are
+    treated at once.
     """
 
     def __init__(self, actions: Mapping[str, Callable[[ModuleType], None]]) -> None:

@@ -5,7 +5,6 @@ work in any Python 3, also one without iobench, and never keep a script from run
 """
 
 import importlib.machinery
-import importlib.util
 import os
 import sys
 
@@ -14,19 +13,25 @@ def _begin() -> None:
     session = os.environ.get("IOBENCH_EXEC")
     if not session or not os.path.isdir(session):
         return  # a process that has outlived its `iobench exec`
-    try:
-        from iobench.integrations.redirect import process
 
-        process.begin(session)
-    except Exception as error:  # noqa: BLE001 -- whatever it is, the script goes on
-        reason = f"{type(error).__name__}: {error}"
-        problem = f"{sys.executable} cannot load iobench, nothing is redirected in it ({reason})"
+    def problem(text: str) -> None:
+        """Note for the summary of `iobench exec`, if that is still there, what went wrong."""
+        if not os.path.isdir(session):
+            return
         try:
             name = f"{os.getpid()}-{os.urandom(4).hex()}.problem"
             with open(os.path.join(session, name), "w") as file:
-                file.write(problem)
+                file.write(text)
         except OSError as unwritten:
-            sys.stderr.write(f"iobench exec: {problem}; {unwritten}\n")
+            sys.stderr.write(f"iobench exec: {text}; {unwritten}\n")
+
+    try:
+        from iobench.integrations.redirect import process
+
+        process.begin(session, problem)
+    except Exception as error:  # noqa: BLE001 -- whatever it is, the script goes on
+        reason = f"{type(error).__name__}: {error}"
+        problem(f"{sys.executable} cannot load iobench, nothing is redirected in it ({reason})")
 
 
 def _make_way() -> None:
@@ -34,7 +39,9 @@ def _make_way() -> None:
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize")
     if spec is not None and spec.loader is not None:
-        module = importlib.util.module_from_spec(spec)
+        from importlib.util import module_from_spec  # only here: it takes long to load
+
+        module = module_from_spec(spec)
         sys.modules["sitecustomize"] = module
         spec.loader.exec_module(module)
 
