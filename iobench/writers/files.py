@@ -89,8 +89,9 @@ class NewFile:
     """A file under a temporary name in its directory until `publish` gives it its own.
 
     As a context manager: left before `publish`, it is removed and the name keeps what it had.
-    A process killed in between leaves only a hidden `.NAME.*.iobench-part`. Owner, group and
-    permissions are those of the file that is replaced, as far as this process may set them.
+    A process killed in between leaves only a hidden `.NAME.*.iobench-part`. Owner, group,
+    permissions and attributes are those of the file that is replaced, as far as this process may
+    set them.
     """
 
     def __init__(self, path: str | Path, flags: int, meter: Meter) -> None:
@@ -109,7 +110,7 @@ class NewFile:
         self._permissions: int | None = None
         if self._old is not None:
             try:
-                self._permissions = take_after(self.fd, self._old, meter)
+                self._permissions = take_after(self.fd, self.path, self._old, meter)
             except BaseException:
                 self.abandon()
                 raise

@@ -15,8 +15,10 @@ __all__ = ["check_replaceable", "set_permissions", "standing", "take_after", "ta
 _READ_WRITE = stat.S_IRUSR | stat.S_IWUSR
 _PERMISSIONS = 0o777  # no set-user-ID: writing into a file takes it away too
 
+_ATTRIBUTES = ("user.", "system.posix_acl_access")  # others are the kernel's own
+
 _NOT_TO_BE_HAD = {errno.EPERM, errno.EACCES, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS}
-"""Refusals of owners and permissions: no right to, or a file system that keeps none."""
+"""Refusals of owners, permissions, attributes: no right to, or a file system that keeps none."""
 
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -58,11 +60,11 @@ def check_replaceable(path: str, old: os.stat_result | None) -> None:
         )
 
 
-def take_after(fd: int, old: os.stat_result, meter: Meter) -> int:
-    """Give the new file owner, group and permissions of the `old` one; what cannot be is recorded.
+def take_after(fd: int, path: str | Path, old: os.stat_result, meter: Meter) -> int:
+    """Give the new file owner, group, attributes and permissions of the `old` one at `path`.
 
-    Not its access control lists and other attributes. Returns the permissions to set at the end:
-    until then its owner may read and write it, for writers that open it once more.
+    What cannot be is recorded. Returns the permissions to set at the end: until then its owner may
+    read and write it, for writers that open it once more.
     """
     new = os.fstat(fd)
     if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
@@ -70,9 +72,28 @@ def take_after(fd: int, old: os.stat_result, meter: Meter) -> int:
         if refused is not None:
             wanted, used = f"owner {old.st_uid}", f"owner {new.st_uid}"
             meter.fell_back(wanted, used, refused.strerror or str(refused))
+    _take_attributes(fd, path, meter)
     permissions = old.st_mode & _PERMISSIONS
     set_permissions(fd, permissions | _READ_WRITE, meter)
     return permissions
+
+
+def _take_attributes(fd: int, path: str | Path, meter: Meter) -> None:
+    """Give the new file the users' attributes and the access control list of that at `path`."""
+    try:
+        names = os.listxattr(path)
+    except OSError as error:
+        if error.errno not in {*_NOT_TO_BE_HAD, errno.ENOENT}:
+            raise
+        return
+    for name in names:
+        if name.startswith(_ATTRIBUTES):
+            try:
+                os.setxattr(fd, name, os.getxattr(path, name))
+            except OSError as error:
+                if error.errno not in _NOT_TO_BE_HAD:
+                    raise
+                meter.fell_back(f"attribute {name}", "none", error.strerror or str(error))
 
 
 def take_owner(new: int | str | Path, old: os.stat_result) -> OSError | None:

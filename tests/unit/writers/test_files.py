@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -240,6 +241,34 @@ def test_the_owner_of_what_is_replaced_stays(tmp_path: Path) -> None:
     _new(tmp_path / "file").publish(sync_names=False)
     found = (tmp_path / "file").stat()
     assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (1234, 5678, 0o600)
+
+
+def _attributes(path: Path) -> dict[str, bytes]:
+    kept = ("user.", "system.")
+    return {n: os.getxattr(path, n) for n in os.listxattr(path) if n.startswith(kept)}
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o460])
+def test_attributes_of_what_is_replaced_stay(mode: int, tmp_path: Path) -> None:
+    """Those of users, and an access control list; the permissions stay those of its mask."""
+    old = tmp_path / "file"
+    old.write_bytes(b"old")
+    old.chmod(mode)
+    entries = [(1, mode >> 6, -1), (2, 4, 1234), (4, 0, -1), (16, mode >> 3 & 7, -1), (32, 0, -1)]
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *one) for one in entries)
+    try:
+        os.setxattr(old, "user.run", b"7")
+        os.setxattr(old, "system.posix_acl_access", acl)
+    except OSError as error:
+        pytest.skip(f"no attributes here: {error}")
+    before, meter = _attributes(old), Meter()
+    with NewFile(old, 0, meter) as file:
+        assert stat.S_IMODE(os.fstat(file.fd).st_mode) == mode | 0o600
+        file.publish(sync_names=False)
+    assert len(before) == 2
+    assert _attributes(old) == before
+    assert stat.S_IMODE(old.stat().st_mode) == mode
+    assert not meter.fallbacks
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -50,11 +51,49 @@ def test_an_owner_that_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "file").write_bytes(b"old")
     old, meter = _as_other(tmp_path / "file"), Meter()
     with (tmp_path / "file").open("rb") as new:
-        take_after(new.fileno(), old, meter)
+        take_after(new.fileno(), tmp_path / "file", old, meter)
     assert asked == [(old.st_uid, old.st_gid), (-1, old.st_gid)]
     (fallback,) = meter.fallbacks
     assert fallback.wanted == f"owner {old.st_uid}"
     assert fallback.reason == "Operation not permitted"
+
+
+@pytest.mark.parametrize(
+    ("number", "raised"), [(errno.EOPNOTSUPP, False), (errno.EACCES, False), (errno.EIO, True)]
+)
+def test_an_attribute_that_cannot_be_kept(
+    number: int, raised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refusal is a recorded fallback; a broken disk is none."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "listxattr", lambda _: ["security.selinux", "user.run"])
+    monkeypatch.setattr(os, "getxattr", refuse)
+    (tmp_path / "file").write_bytes(b"old")
+    meter = Meter()
+    with (tmp_path / "file").open("rb") as new, suppress(OSError) if raised else nullcontext():
+        take_after(new.fileno(), tmp_path / "file", (tmp_path / "file").stat(), meter)
+        assert not raised
+    assert [fallback.wanted for fallback in meter.fallbacks] == ["attribute user.run"][raised:]
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EOPNOTSUPP])
+def test_attributes_that_cannot_be_had(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system without attributes, or a file that is gone by now, has none to keep."""
+
+    def refuse(_: object) -> list[str]:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "listxattr", refuse)
+    (tmp_path / "file").write_bytes(b"old")
+    meter = Meter()
+    with (tmp_path / "file").open("rb") as new:
+        take_after(new.fileno(), tmp_path / "file", (tmp_path / "file").stat(), meter)
+    assert not meter.fallbacks
 
 
 def test_a_broken_disk_is_no_lack_of_rights(
