@@ -33,7 +33,7 @@ class MeasuredIodepth(Iodepth):
     as that costs nothing and many in flight end in bursts; the trial is short.
     """
 
-    STRETCH_BYTES, TRIAL_BYTES = 192 * MIB, 48 * MIB
+    STRETCH_BYTES, TRIAL_BYTES = 96 * MIB, 48 * MIB
     SKIPPED_BYTES = 32 * MIB
     """Not measured, while the ring comes to its new depth."""
     FIRST_WAIT_BYTES, LAST_WAIT_BYTES = 4 * GIB, 16 * GIB

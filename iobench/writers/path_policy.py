@@ -91,7 +91,7 @@ class PathPolicy:
     cache return only when the bytes have reached the device; that of `buffered` would not be.
     """
 
-    FIRST_TRIAL = 256
+    FIRST_TRIAL = 512
     """Large operations before the other path is tried; doubled by each trial that did not win."""
     FIRST_TRIAL_BACK = 32
     """The same once the transfer has moved: three operations are little to believe in."""

@@ -123,24 +123,24 @@ def _trials(decisions: list[Decision]) -> list[int]:
 def test_a_path_that_is_as_fast_is_seldom_tried() -> None:
     """While its own path does as well, another is tried at doubling distances only."""
     storage = _Storage(PathPolicy(small_size=_SMALL), direct=1e9, uncached=1.2e9)
-    assert _trials(storage.run(2000)) == [256, 769, 1794]
+    assert _trials(storage.run(4000)) == [512, 1537, 3586]
 
 
 def test_moves_to_the_faster_path() -> None:
     """Three trials that are a quarter faster move the transfer over, for good reason."""
     storage = _Storage(PathPolicy(small_size=_SMALL), direct=1e9, uncached=2e9)
-    decisions = storage.run(300)
-    assert _trials(decisions) == [256, 273, 290]
-    assert {one.path for one in decisions[:256]} == {Path.DIRECT}
-    assert {one.path for one in decisions[291:]} == {Path.UNCACHED}
-    assert decisions[291].reason == "large, faster here"
+    decisions = storage.run(560)
+    assert _trials(decisions) == [512, 529, 546]
+    assert {one.path for one in decisions[:512]} == {Path.DIRECT}
+    assert {one.path for one in decisions[547:]} == {Path.UNCACHED}
+    assert decisions[547].reason == "large, faster here"
 
 
 def test_one_lucky_trial_moves_nothing() -> None:
     """A trial that wins is tried again soon, and when that loses all stays as it was."""
     policy = PathPolicy(small_size=_SMALL)
     storage = _Storage(policy, direct=1e9, uncached=5e9)
-    assert _trials(storage.run(257)) == [256]
+    assert _trials(storage.run(513)) == [512]
     storage.rates["uncached"] = 0.5e9
     decisions = storage.run(100)
     assert _trials(decisions) == [16]
