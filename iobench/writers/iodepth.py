@@ -29,7 +29,7 @@ class MeasuredIodepth(Iodepth):
     Many hide a long latency. Few keep staging blocks in the processor's cache between the device
     and the copy, which is faster once the latency is short; and it changes from one second to the
     next (docs/decisions/0036). So both are measured, one right after the other, and again after a
-    while, which grows with each trial that changes nothing. The one in use is measured for long,
+    while, which grows with each trial that changes nothing. The one in use is measured for longer,
     as that costs nothing and many in flight end in bursts; the trial is short.
     """
 

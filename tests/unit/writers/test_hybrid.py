@@ -22,6 +22,7 @@ from iobench.writers.direct_io import written_on
 from iobench.writers.hybrid import HybridWriter
 from iobench.writers.hybrid_file import HybridFile
 from iobench.writers.image import FileImage
+from iobench.writers.iodepth import MeasuredIodepth
 from iobench.writers.memory_pressure import MemoryPressure, Pressure
 from iobench.writers.path_policy import Decision, Operation, PathPolicy
 from iobench.writers.path_policy import Path as Way
@@ -360,6 +361,28 @@ def _written(
         stream.write(data)
     assert stream.transfer is not None
     return stream.transfer
+
+
+def test_the_depth_of_restores_alone_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hears of every byte that a restore reads, of none that a save writes."""
+    _require_ring(tmp_path)
+    heard: list[int] = []
+
+    class Heard(MeasuredIodepth):
+        def landed(self, size_bytes: int) -> None:
+            heard.append(size_bytes)
+            super().landed(size_bytes)
+
+    monkeypatch.setattr(hybrid, "MeasuredIodepth", Heard)
+    data, back = content(6 * _BLOCK), np.zeros(6 * _BLOCK, np.uint8)
+    writer = _writer()
+    writer.write(FileImage.of("model", [data]), tmp_path)
+    assert not heard
+    writer.read(FileImage.of("model", [back]), tmp_path)
+    assert np.array_equal(back, data)
+    assert sum(heard) == len(data)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
