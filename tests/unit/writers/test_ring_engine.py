@@ -223,3 +223,47 @@ def test_left_without_settling() -> None:
     assert told == [False] * 5
     assert pool.out == 0
     assert not np.any(image.views(0, 5 * _PIECE)[0])
+
+
+def test_a_copy_that_fails() -> None:
+    """The range of a block that cannot be copied out is not whole, and its block comes back."""
+
+    class Broken(FileImage):
+        def scatter(self, start: int, stop: int, block: Bytes) -> int:
+            if start == _PIECE:
+                raise OSError(errno.EFAULT, "Bad address")
+            return super().scatter(start, stop, block)
+
+    image, pool = Broken.of("image", [_memory(3 * _PIECE, staged=True)]), _Pool()
+    told: dict[int, bool] = {}
+    with _engine(_Ring(bytearray(3 * _PIECE)), 4, pool, writes=False) as engine:
+        for start in range(0, 3 * _PIECE, _PIECE):
+
+            def landing(whole: bool, at: int = start) -> None:
+                told[at] = whole
+
+            engine.read(_FILE, image, start, start, start + _PIECE, landed=landing)
+        with pytest.raises(OSError, match="Bad address"):
+            engine.settle()
+    assert told == {0: True, _PIECE: False, 2 * _PIECE: True}
+    assert pool.out == 0
+
+
+def test_what_the_depth_hears() -> None:
+    """All that has landed, and that a wait for everything lies between."""
+    heard: list[object] = []
+
+    class Heard(Iodepth):
+        def landed(self, size_bytes: int) -> None:
+            heard.append(size_bytes)
+
+        def disturbed(self) -> None:
+            heard.append("disturbed")
+
+    image = FileImage.of("image", [_memory(3 * _PIECE, staged=True)])
+    ring = _Ring(bytearray(3 * _PIECE))
+    with RingEngine(ring, Heard(4), _Pool(), Meter(), writes=False, path="fake") as engine:
+        engine.read(_FILE, image, 0, 0, 3 * _PIECE)
+        assert not heard
+        engine.settle()
+    assert heard == [_PIECE, _PIECE, _PIECE, "disturbed"]
