@@ -62,7 +62,7 @@ def test_a_second_interrupt_does_not_stop_the_removal(
     """Ctrl-C while files are being removed waits until they are."""
     rmtree = shutil.rmtree
 
-    def interrupted(path: Any, **options: Any) -> None:
+    def interrupted(path: str, **options: Any) -> None:
         signal.raise_signal(signal.SIGINT)
         rmtree(path, **options)
 
@@ -104,14 +104,47 @@ def test_a_run_killed_at_the_end_of_its_removal(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == [directory]
 
 
+def test_what_others_put_at_the_name_of_a_run_is_not_followed(tmp_path: Path) -> None:
+    """A link to a directory with a `lock` in it, links in a run's directory, another user's."""
+    target, victim = tmp_path / "target", tmp_path / "victim"
+    target.mkdir()
+    victim.mkdir()
+    fill(victim)
+    (victim / "lock").touch()
+    before = sorted(victim.rglob("*"))
+    (target / f"{PREFIX}link").symlink_to(victim)
+    inside = left_by_a_killed_run(target)
+    (inside / "link").symlink_to(victim)
+    (inside / "step-0/link").symlink_to(victim)
+    alone = target / f"{PREFIX}locked-elsewhere"
+    alone.mkdir()
+    (alone / "lock").symlink_to(victim / "lock")
+    with scratch_directory(target) as directory:
+        assert sorted(target.iterdir()) == sorted([directory, target / f"{PREFIX}link", alone])
+        directory.rename(tmp_path / "moved")
+        directory.symlink_to(victim)
+    assert sorted(victim.rglob("*")) == before
+
+
+def test_what_another_user_left_stays(tmp_path: Path) -> None:
+    """A free lock does not make it this user's to remove."""
+    left = left_by_a_killed_run(tmp_path)
+    scratch._remove_stale(tmp_path, os.geteuid() + 1)
+    assert (left / "step-0/global/file").exists()
+
+
 def test_the_lock_is_removed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While anything else is there the lock is, so a run killed meanwhile is found."""
-    removed = []
-    monkeypatch.setattr(scratch.shutil, "rmtree", lambda path: removed.append(path.name))
-    with scratch_directory(tmp_path) as directory:
-        fill(directory)
-    assert removed[:2] == ["step-0", directory.name]
-    assert sorted(os.listdir(directory)) == ["lock", "step-0"]
+    left = left_by_a_killed_run(tmp_path)
+    unlink, removed = os.unlink, []
+
+    def unlinked(name: str, *, dir_fd: int) -> None:
+        removed.append(name)
+        unlink(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", unlinked)
+    scratch._remove(left)
+    assert (removed[-1], sorted(removed)) == ("lock", ["file", "file", "lock"])
 
 
 def test_a_live_runs_directory_stays(tmp_path: Path) -> None:
@@ -160,15 +193,15 @@ def test_a_target_that_cannot_be_written(
 def test_two_runs_that_begin_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of them removes what a killed run left; the other takes it for alive meanwhile."""
     left = left_by_a_killed_run(tmp_path)
-    remove, removed = scratch._remove, []
+    remove, removed = scratch._remove_opened, []
 
-    def removing(directory: Path) -> None:
+    def removing(directory: Path, fd: int) -> None:
         removed.append(directory)
         if removed == [left]:
-            scratch._remove_stale(tmp_path)
-        remove(directory)
+            scratch._remove_stale(tmp_path, os.geteuid())
+        remove(directory, fd)
 
-    monkeypatch.setattr(scratch, "_remove", removing)
-    scratch._remove_stale(tmp_path)
+    monkeypatch.setattr(scratch, "_remove_opened", removing)
+    scratch._remove_stale(tmp_path, os.geteuid())
     assert removed == [left]
     assert list(tmp_path.iterdir()) == []
