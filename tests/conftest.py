@@ -8,7 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -21,6 +23,8 @@ from iobench.units import MIB
 
 _MKFS = {"ext4": ("-m", "0"), "xfs": (), "btrfs": ()}  # no room kept for root, who is us
 _NEEDS = {"fuse": "bindfs", **{kind: f"mkfs.{kind}" for kind in _MKFS}}
+
+NOBODY = 65534  # the user without rights
 
 settings.register_profile("iobench", deadline=None)  # timings never decide a test
 settings.load_profile("iobench")
@@ -109,6 +113,43 @@ class _Filesystems:
     def _mount(self, *arguments: str) -> None:
         _run("mount", *arguments)
         self._undo.append(["umount", "--lazy", arguments[-1]])
+
+
+@pytest.fixture
+def as_nobody() -> Callable[[Callable[[], None]], None]:
+    """Runs a function in a forked child that has given its rights up; its failure is the test's.
+
+    What the function imports must be loaded before: code may be where only root can read.
+    """
+    if os.geteuid() != 0:
+        pytest.skip("becoming another user needs root")
+
+    def run(action: Callable[[], None]) -> None:
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                os.setgroups([])
+                os.setgid(NOBODY)
+                os.setuid(NOBODY)
+                action()
+                code = 0
+            except BaseException:  # noqa: BLE001 -- a child never returns into pytest
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        assert not status, "see the traceback of the child on stderr"
+
+    return run
+
+
+@pytest.fixture
+def sticky() -> Iterator[Path]:
+    """A directory like /tmp: everybody may make files there and remove their own."""
+    with tempfile.TemporaryDirectory(prefix="iobench-sticky-") as name:
+        os.chmod(name, 0o1777)
+        yield Path(name)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from iobench.checkpoint.staged import STAGING_SUFFIX, exchange
 from iobench.errors import TransferError, UsageError
 from iobench.writers.files import sync_directory
 from iobench.writers.freeing import remove_tree
-from iobench.writers.replaced import take_owner
+from iobench.writers.replaced import standing, take_owner
 
 __all__ = ["StagedDirectory"]
 
@@ -27,7 +27,13 @@ class StagedDirectory:
         """`root`: `.NAME.iobench-staging` beside `final` or what that leads to, unless given.
 
         Raises UsageError where `final` is the working directory or above it: that would be removed.
+        TransferError for a link that the kernel does not follow.
         """
+        if root is None:
+            try:
+                standing(final)  # realpath alone would follow every link
+            except OSError as error:
+                raise TransferError.wrap(error, "staging", final) from error
         self.final = Path(os.path.realpath(final) if root is None else os.path.abspath(final))
         if _holds_working_directory(self.final):
             raise UsageError(

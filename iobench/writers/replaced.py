@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from iobench.errors import TargetError
@@ -29,26 +30,33 @@ _KINDS = {
 }
 
 
-def standing(path: str | Path) -> tuple[str, os.stat_result | None]:
+def standing(path: str | os.PathLike[str]) -> tuple[str, os.stat_result | None]:
     """`path` from the root, so that it holds whatever the process changes to, and what is there.
 
-    A link is followed. Links among the directories above are left to the kernel: a path through
-    them is as good, and resolving them costs more than writing a small file. What cannot be looked
-    at counts as nothing: making a file beside it tells why.
+    A link is followed where the kernel follows it: it refuses a link that another user made in a
+    sticky directory (fs.protected_symlinks), and reading the link would get past that. Links among
+    the directories above are left to the kernel: a path through them is as good, and resolving
+    them costs more than writing a small file. Raises OSError for what cannot be looked at.
     """
     path = os.fspath(path)
     if not os.path.isabs(path):
         path = os.path.join(os.getcwd(), path)
     if ".." in path:
+        _look(os.stat, path)
         path = os.path.realpath(path)
-    try:
-        found = os.lstat(path)
-        if stat.S_ISLNK(found.st_mode):
-            link, path = path, os.path.realpath(path)
-            found = os.stat(link)
-    except OSError:
-        return path, None
+    found = _look(os.lstat, path)
+    if found is not None and stat.S_ISLNK(found.st_mode):
+        found = _look(os.stat, path)
+        path = os.path.realpath(path)
     return path, found
+
+
+def _look(how: Callable[[str], os.stat_result], path: str) -> os.stat_result | None:
+    """None for a name that is free; every other error is raised: it may hide a file."""
+    try:
+        return how(path)
+    except FileNotFoundError:
+        return None
 
 
 def check_replaceable(path: str, old: os.stat_result | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,21 @@ def publish(final: Path, text: str, *names: str, keep_others: bool = False) -> N
     staged.begin()
     write(staged, text, *names)
     staged.publish(keep_others=keep_others)
+
+
+def test_a_link_that_the_kernel_does_not_follow(
+    sticky: Path, as_nobody: Callable[[Callable[[], None]], None]
+) -> None:
+    """The directory that it leads to is not replaced."""
+    (sticky / "locked").mkdir(mode=0o700)
+    (sticky / "link").symlink_to("locked/../victim")
+
+    def replace() -> None:
+        (sticky / "victim").mkdir()
+        with pytest.raises(TransferError, match="staging: Permission denied"):
+            StagedDirectory(sticky / "link")
+
+    as_nobody(replace)
 
 
 @pytest.mark.parametrize("exchange", [True, False])

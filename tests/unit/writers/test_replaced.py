@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
 
+from iobench.errors import TransferError
+from iobench.writers import registry
+from iobench.writers.files import NewFile
+from iobench.writers.image import FileImage
 from iobench.writers.replaced import check_replaceable, standing, take_after, take_owner
 from iobench.writers.transfer import Meter
 
@@ -36,6 +41,40 @@ def test_a_link_is_looked_through(tmp_path: Path) -> None:
     assert path == str(tmp_path / "file")
     assert found == (tmp_path / "file").stat()
     assert standing(tmp_path / "dangling") == (str(tmp_path / "later"), None)
+
+
+def test_a_link_that_the_kernel_does_not_follow(
+    tmp_path: Path, sticky: Path, as_nobody: Callable[[Callable[[], None]], None]
+) -> None:
+    """What it leads to is neither replaced nor made: the error is that of the stock open."""
+    victim = sticky / "victim"
+    (sticky / "locked").mkdir(mode=0o700)
+    (sticky / "link").symlink_to("locked/../victim")
+    (sticky / "loop").symlink_to("loop")
+    image = FileImage.of("link", [b"new"])
+    writers = [registry.make(name) for name in ("buffered", "odirect", "hybrid", "aiofiles")]
+
+    for writer in writers:  # for their modules
+        writer.write(image, tmp_path)
+
+    def write() -> None:
+        victim.write_bytes(b"old")
+        victim.chmod(0o600)
+        denied, looped = os.strerror(errno.EACCES), os.strerror(errno.ELOOP)
+        for name, words in (("link", denied), ("locked/../link", denied), ("loop", looped)):
+            with pytest.raises(OSError, match=words):
+                (sticky / name).open("r+b")
+            with pytest.raises(OSError, match=words):
+                NewFile(sticky / name, 0, Meter())
+        for writer in writers:
+            with pytest.raises(TransferError, match=denied):
+                writer.open(sticky / "link")
+            with pytest.raises(TransferError, match=denied):
+                writer.write(image, sticky)
+
+    as_nobody(write)
+    assert (victim.read_bytes(), victim.stat().st_mode & 0o777) == (b"old", 0o600)
+    assert sorted(os.listdir(sticky)) == ["link", "locked", "loop", "victim"]
 
 
 def test_an_owner_that_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
