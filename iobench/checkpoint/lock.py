@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import socket
+import stat
 import time
 import weakref
 from pathlib import Path
@@ -24,16 +26,14 @@ class DirectoryLock:
     """An flock(2) on a file of `directory`, from when it is made until `release`.
 
     The kernel releases it when the process ends, however it ends; children that are forked do not
-    keep it. Raises TargetError, which names the holder, when somebody holds it.
+    keep it. Raises TargetError, which names the holder, when somebody holds it, and for what is at
+    the name of the lock but is not a file of its own.
     """
 
     def __init__(self, directory: Path) -> None:
         path = directory / LOCK
         self._fd = -1
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise TransferError.wrap(error, "locking", path) from error
+        fd = _open(path)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -64,6 +64,32 @@ class DirectoryLock:
         _held.discard(self)
         if fd >= 0:
             os.close(fd)
+
+
+def _open(path: Path) -> int:
+    """A descriptor of the lock, which is made if need be.
+
+    Where others may write to the directory they could put a link there, and the note would go over
+    the file that it leads to: neither symbolic nor hard links are taken.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, 0o666)
+        found = os.fstat(fd)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _foreign(path) from error
+        raise TransferError.wrap(error, "locking", path) from error
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(fd)
+        raise _foreign(path)
+    return fd
+
+
+def _foreign(path: Path) -> TargetError:
+    return TargetError(
+        f"{path}: is a link or not a regular file, so it was not made by a Checkpointer; remove it"
+    )
 
 
 def lock_location(location: str | Path) -> DirectoryLock | None:

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,18 @@ def test_a_full_disk_leaves_it_free(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             DirectoryLock(tmp_path)
     assert caught.value.filename == str(tmp_path / LOCK)
     DirectoryLock(tmp_path).release()
+
+
+@pytest.mark.parametrize("plant", [os.symlink, os.link, lambda _, lock: os.mkfifo(lock)])
+def test_what_others_put_at_its_name(tmp_path: Path, plant: Callable[[Path, Path], None]) -> None:
+    """It is refused, and the file that a link leads to keeps its bytes."""
+    victim = tmp_path / "victim"
+    victim.write_text("x" * 1000)
+    (tmp_path / "run").mkdir()
+    plant(victim, tmp_path / "run" / LOCK)
+    with pytest.raises(TargetError, match="is a link or not a regular file"):
+        DirectoryLock(tmp_path / "run")
+    assert victim.read_text() == "x" * 1000
 
 
 def test_held_by_this_process(tmp_path: Path) -> None:
