@@ -19,7 +19,13 @@ from torch.serialization import DEFAULT_PROTOCOL
 from iobench.integrations import plain_torch
 from iobench.integrations.bypass import bypass
 from iobench.integrations.default_writer import WriterLike, chosen_writer
-from iobench.integrations.place import NotOurs, check_stock_can_load, check_stock_can_save, tell
+from iobench.integrations.place import (
+    NotOurs,
+    NotPicklable,
+    check_stock_can_load,
+    check_stock_can_save,
+    tell,
+)
 
 __all__ = ["load", "save"]
 
@@ -52,6 +58,8 @@ def save(
             check_stock_can_save("torch.save", f, why)
             tell("torch.save", f, why)
             torch.save(obj, f, *options, *flags)
+        except NotPicklable as why:
+            raise why.error from None
         else:
             write()
 

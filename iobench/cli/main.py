@@ -75,6 +75,8 @@ def _main(
 def run() -> None:
     """Run the command line; errors become one line on stderr and their exit code."""
     ends_the_run = _interrupt_once()
+    # Inherited as ignored, the kernel would keep no exit code of fio, a job or the script of exec.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()  # here, where a pipe that nobody reads any more is no traceback

@@ -20,7 +20,7 @@ from iobench.writers.s3_errors import status_of
 from iobench.writers.s3_target import is_s3
 
 __all__ = [
-    *("NotOurs", "Place"),
+    *("NotOurs", "NotPicklable", "Place"),
     *("check_stock_can_load", "check_stock_can_save", "path_of", "tell"),
 ]
 
@@ -32,6 +32,14 @@ _KEPT = ("user.", "system.posix_acl_access", "security.capability")
 
 class NotOurs(Exception):  # noqa: N818 -- nothing went wrong
     """A call that the stock function must do; says why. Nothing was written."""
+
+
+class NotPicklable(Exception):  # noqa: N818 -- never leaves the integrations
+    """Pickling raised `error`, as it would in the stock function. Nothing was written."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 def path_of(file: object) -> str:

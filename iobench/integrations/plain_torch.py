@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 import time
+import types
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import replace
@@ -22,7 +23,7 @@ from torch.utils.serialization import config
 from iobench.errors import DataMismatchError, SaveError, TransferError
 from iobench.formats import torch_file, torch_image
 from iobench.formats.file_memory import FileMemory
-from iobench.integrations.place import NotOurs, Place, path_of
+from iobench.integrations.place import NotOurs, NotPicklable, Place, path_of
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.transfer import Transfer
@@ -43,8 +44,8 @@ def prepare_save(
 ) -> _Write:
     """Describe the file that `torch.save` would make; what is returned writes it, durable.
 
-    Raises NotOurs; what pickling raises is passed on. The returned function raises SaveError, which
-    is a RuntimeError as torch's is, and UnavailableError.
+    Raises NotOurs, and NotPicklable with what pickling raised. The returned function raises
+    SaveError, which is a RuntimeError as torch's is, and UnavailableError.
     """
     began = time.perf_counter()
     path = path_of(f)
@@ -60,6 +61,7 @@ def prepare_save(
         obj,
         place.directory,
         crc=torch.serialization.get_crc32_options(),
+        pickle_module=_TELLING,
         pickle_protocol=pickle_protocol,
         _disable_byteorder_record=_disable_byteorder_record,
     )
@@ -83,6 +85,24 @@ def prepare_save(
         )
 
     return write
+
+
+class _Pickler(pickle.Pickler):
+    """Tells an object that cannot be pickled from all else that may go wrong beforehand.
+
+    Stock torch opens the file before it pickles: it would fail too, and truncate what is there.
+    """
+
+    def dump(self, obj: Any) -> None:
+        try:
+            super().dump(obj)
+        except Exception as error:
+            if "skip_data" in str(error):  # torch's refusal of what has no storages
+                raise
+            raise NotPicklable(error) from error
+
+
+_TELLING = types.SimpleNamespace(Pickler=_Pickler, __name__=pickle.__name__)
 
 
 def load(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import secrets
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +13,7 @@ from iobench.tune.outcome import Outcome
 from iobench.tune.tuning import Tuning
 from iobench.units import format_size
 from iobench.writers.config import dump_writer, read_config
-from iobench.writers.files import sync_directory
+from iobench.writers.files import write_text
 from iobench.writers.tuned import Tuned
 
 __all__ = ["check_output", "emit", "write"]
@@ -48,18 +45,8 @@ def check_output(path: Path) -> None:
 
 def write(path: Path, text: str) -> None:
     """Replace `path` by `text`, whole or not at all; durable on return. Raises UsageError."""
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        try:
-            with aside.open("x", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            aside.replace(path)
-            sync_directory(path.parent)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                aside.unlink()
+        write_text(path, text)
     except OSError as error:
         raise UsageError(f"-o {path}: cannot be written ({error.strerror})") from error
 

@@ -21,7 +21,7 @@ from iobench.writers.transfer import Meter
 
 __all__ = [
     *("PART_SUFFIX", "NewFile", "ProbeFile"),
-    *("missing_directories", "open_source", "sync_directory", "try_directory"),
+    *("missing_directories", "open_source", "sync_directory", "try_directory", "write_text"),
 ]
 
 PART_SUFFIX = ".iobench-part"
@@ -260,6 +260,25 @@ class ProbeFile(NewFile):
             return super()._open(directory, flags)
         self.part = ""
         return fd
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace `path` by `text`, whole or not at all; durable on return. Raises OSError.
+
+    The text is written under a name that cannot be foreseen and must be free: where others may
+    write to the directory, a link of theirs at a known name would lead elsewhere.
+    """
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with aside.open("x", encoding="utf-8") as file:
+        try:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+            aside.replace(path)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+    sync_directory(path.parent)
 
 
 def open_source(path: str | Path, flags: int, size_bytes: int) -> int:

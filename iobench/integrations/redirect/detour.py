@@ -11,7 +11,12 @@ from typing import Any
 
 from iobench.errors import UnavailableError
 from iobench.integrations.bypass import bypass, bypassed
-from iobench.integrations.place import NotOurs, check_stock_can_load, check_stock_can_save
+from iobench.integrations.place import (
+    NotOurs,
+    NotPicklable,
+    check_stock_can_load,
+    check_stock_can_save,
+)
 from iobench.integrations.redirect.tally import Count, Tally
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Transfer
@@ -36,8 +41,8 @@ class Detour:
     def saving(self, prepare: Callable[..., Callable[[], Transfer]]) -> Callable[..., Any]:
         """`prepare` describes the file, raising where it cannot; what it returns writes it.
 
-        That is not tried twice: what fails while it is written is raised. So is all that fails for
-        an object in a bucket, which stock could not write.
+        That is not tried twice: what fails while it is written is raised, and so is what pickling
+        raises. So is all that fails for an object in a bucket, which stock could not write.
         """
 
         @functools.wraps(self.stock)
@@ -49,6 +54,9 @@ class Detour:
             try:
                 with bypass():
                     write = prepare(*args, **kwargs)
+            except NotPicklable as why:  # stock would raise it over a file that it has truncated
+                self.tally.failed(self.name, call.count())
+                raise why.error from None
             except Exception as why:  # noqa: BLE001 -- it is told, and stock has the last word
                 refused = why
             if refused is None:

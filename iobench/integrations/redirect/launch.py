@@ -18,6 +18,7 @@ from iobench.integrations.default_writer import CONFIG, EXEC
 from iobench.integrations.redirect.tally import Function, merged
 from iobench.writers.base import Writer
 from iobench.writers.config import dump_writer
+from iobench.writers.files import write_text
 
 __all__ = ["SCHEMA", "Outcome", "launch", "report", "write_report"]
 
@@ -124,10 +125,4 @@ def report(outcome: Outcome, command: Sequence[str], writer: Writer) -> dict[str
 
 def write_report(path: Path, document: Mapping[str, Any]) -> None:
     """Write it whole or not at all. Raises OSError."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(json.dumps(document, indent=1) + "\n")
-        part.replace(path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
+    write_text(path, json.dumps(document, indent=1) + "\n")

@@ -21,7 +21,9 @@ full, sealed = sys.argv[1:]
 large = torch.ones(24 * 2**20)
 attempt("full", large, f"{full}/large.pt")
 attempt("sealed", {"a": 1}, f"{sealed}/m.pt")
-attempt("pickle", {"a": lambda: 1}, "lambda.pt")
+torch.save({"a": 1}, "old.pt")
+attempt("pickle", {"a": lambda: 1}, "old.pt")
+print(torch.load("old.pt"))
 tempfile.tempdir = "/no/such/directory"
 attempt("before", {"a": torch.ones(3)}, "before.pt")
 print(sorted(os.listdir(full)), sorted(os.listdir(sealed)))

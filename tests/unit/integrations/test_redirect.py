@@ -7,6 +7,8 @@ import importlib
 import importlib.util
 import json
 import os
+import pickle
+import secrets
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,8 +19,10 @@ import pytest
 from iobench.errors import TransferError, UnavailableError, UsageError
 from iobench.integrations.place import NotOurs
 from iobench.integrations.redirect.detour import Detour
+from iobench.integrations.redirect.launch import write_report
 from iobench.integrations.redirect.tally import Count, Tally, merged
 from iobench.integrations.redirect.watch import Watch
+from iobench.writers.buffered import BufferedWriter
 from iobench.writers.transfer import Transfer
 
 
@@ -119,6 +123,35 @@ def test_what_is_in_the_file(tmp_path: Path) -> None:
     assert document["functions"]["f"]["redirected"]["bytes"] == 6
 
 
+def test_a_report_is_not_written_through_what_others_planted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither at a name that can be foreseen nor at that of the report; whole or not at all."""
+
+    def no_space(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    victim = tmp_path / "victim"
+    victim.write_text("old")
+    report = tmp_path / "rep.json"
+    for name in (".rep.json.part", ".rep.json.00000000", report.name):
+        (tmp_path / name).symlink_to(victim)
+    with monkeypatch.context() as foreseen:
+        foreseen.setattr(secrets, "token_hex", lambda n: "0" * 2 * n)
+        with pytest.raises(FileExistsError):
+            write_report(report, {"a": 1})
+    assert report.is_symlink()
+    write_report(report, {"a": 1})
+    assert json.loads(report.read_text()) == {"a": 1}
+    before = sorted(tmp_path.iterdir())
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(OSError, match="No space left"):
+        write_report(report, {"a": 2})
+    assert json.loads(report.read_text()) == {"a": 1}
+    assert sorted(tmp_path.iterdir()) == before
+    assert victim.read_text() == "old"
+
+
 def test_an_object_that_cannot_be_loaded_is_not_called_missing(tmp_path: Path) -> None:
     """Stock functions know no buckets; what went wrong is raised, and counted."""
 
@@ -134,6 +167,32 @@ def test_an_object_that_cannot_be_loaded_is_not_called_missing(tmp_path: Path) -
         loading("s3://bucket/model.pt")
     (counted,) = tmp_path.iterdir()
     assert json.loads(counted.read_text())["functions"]["torch.load"]["failed"]["calls"] == 1
+
+
+def test_an_object_that_cannot_be_pickled_is_not_stocks(tmp_path: Path) -> None:
+    """Stock would truncate the old file and then raise the same; here the file stays."""
+    plain_torch = pytest.importorskip("iobench.integrations.plain_torch")
+
+    def stock(obj: object, f: Path) -> None:
+        raise AssertionError(f"stock was asked for {f}")
+
+    def prepare(obj: object, f: Path) -> Callable[[], Transfer]:
+        return plain_torch.prepare_save(BufferedWriter(), obj, f)
+
+    class Broken:
+        def __reduce__(self) -> str:
+            raise KeyError("broken")
+
+    (tmp_path / "tally").mkdir()
+    file, tally = tmp_path / "m.pt", Tally(tmp_path / "tally")
+    file.write_bytes(b"old")
+    saving = Detour(name="torch.save", stock=stock, file=(1, "f"), tally=tally).saving(prepare)
+    with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
+        saving({"a": lambda: 1}, file)
+    with pytest.raises(KeyError, match="broken"):
+        saving([Broken()], file)
+    assert file.read_bytes() == b"old"
+    assert sorted(tmp_path.iterdir()) == [file, tmp_path / "tally"]
 
 
 @pytest.mark.parametrize(
