@@ -10,6 +10,7 @@ from typing import Any
 import xxhash
 
 from iobench.errors import DataMismatchError
+from iobench.text import parse_json
 
 __all__ = ["SCHEMA", "FileRecord", "Manifest", "Piece"]
 
@@ -72,7 +73,7 @@ class Manifest:
     def parse(cls, text: bytes, where: str) -> Manifest:
         """The manifest in `text`. DataMismatchError for a damaged one, or a newer kind."""
         try:
-            document = json.loads(text)
+            document = parse_json(text)
             if document["schema"] != SCHEMA:
                 raise DataMismatchError(
                     f"{where}: schema {document['schema']!r}, this iobench reads {SCHEMA!r}"

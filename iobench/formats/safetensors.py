@@ -24,6 +24,7 @@ from iobench.formats.tensors import (
     tensor_memory,
     torch_dtype,
 )
+from iobench.text import parse_json
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
 from iobench.writers.transfer import Transfer
@@ -83,7 +84,7 @@ def _header(file: str | Path, source: LookedAt) -> tuple[dict[str, Any], int, in
         length = int.from_bytes(source.read(8), "little")
         if not 2 <= length <= min(_MAX_HEADER, size - 8):
             raise DataMismatchError(f"{file}: no safetensors file (header length {length})")
-        document = json.loads(source.read(length))
+        document = parse_json(source.read(length))
     except IobenchError:
         raise
     except OSError as error:
@@ -130,7 +131,12 @@ def _prepare(
         dtype = torch_dtype(place.dtype)
         begin, end = data_start + place.begin, data_start + place.end
         part = memory.take(begin, end, dtype.itemsize)
-        tensors[place.name] = tensor_from_bytes(part, dtype, place.shape)
+        try:
+            tensors[place.name] = tensor_from_bytes(part, dtype, place.shape)
+        except (TypeError, RuntimeError) as error:  # an empty one of 2^63 and the like
+            raise DataMismatchError(
+                f"{file}: tensor {place.name!r}: torch has no shape {list(place.shape)}"
+            ) from error
     return tensors, memory.image(path)
 
 

@@ -113,7 +113,8 @@ def tensor_from_bytes(data: Memory, dtype: torch.dtype, shape: tuple[int, ...]) 
     """A tensor on the memory `data`, which has just the bytes that dtype and shape need."""
     flat = flat_tensor(data)
     if not len(data):
-        return torch.empty(shape, dtype=dtype, device=flat.device)
+        # Not torch.empty(shape): it refuses shapes that reshape takes, and safetensors with it.
+        return torch.empty(0, dtype=dtype, device=flat.device).reshape(shape)
     return flat.view(dtype).reshape(shape)
 
 

@@ -16,7 +16,7 @@ _FLOORS = (
     *("tiers", "checkpoint", "workloads", "formats", "writers"),
 )
 """From the top down; a floor may import those after it, and itself."""
-_LEAVES = ("environment", "linux", "units", "errors")
+_LEAVES = ("environment", "linux", "text", "units", "errors")
 """Any floor may import them; each may import only those after it, and itself."""
 _OPEN = ("testing", "__main__", "__init__")
 """May import anything; nothing but tests may import `testing`."""

@@ -59,6 +59,15 @@ def test_newer_schema() -> None:
         Manifest.parse(json.dumps(document).encode(), "m")
 
 
+def test_names_that_are_not_text() -> None:
+    """A lone surrogate, escaped or raw, is refused: it could be neither printed nor opened."""
+    odd = replace(_MANIFEST, files=(replace(_RECORD, path="\ud800"),))
+    escaped = json.dumps(odd.to_dict()).encode()
+    for text in (escaped, escaped.replace(b"\\ud800", b"\xed\xa0\x80")):
+        with pytest.raises(DataMismatchError, match="no manifest of a checkpoint"):
+            Manifest.parse(text, "m")
+
+
 def test_unknown_file() -> None:
     """A file that the manifest does not name is none of the checkpoint's."""
     with pytest.raises(DataMismatchError, match="names no file 'other'"):

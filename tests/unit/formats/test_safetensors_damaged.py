@@ -55,6 +55,15 @@ _DAMAGED = {
     "shape too large": _one(shape=[2, 2]),
     "shape of nothing": _one(shape=[0]),
     "odd packed shape": _one(dtype="F4", shape=[15]),
+    "shape beyond any integer": _file({"a": _entry(shape=[0, 2**63], data_offsets=[0, 0])}, 0),
+    "shape beyond any size": _file({"a": _entry(shape=[2**62, 4, 0], data_offsets=[0, 0])}, 0),
+    "shape of no length": _file({"a": _entry(shape=[2**70, 0], data_offsets=[0, 0])}, 0),
+    "name a surrogate": _file({"\ud800": _entry()}),
+    "name a raw surrogate": _file(
+        json.dumps({"?": _entry()}).encode().replace(b"?", b"\xed\xa0\x80")
+    ),
+    "metadata a surrogate": _file({"__metadata__": {"a": "\udfff"}, "a": _entry()}),
+    "header UTF-16": _file(json.dumps({"a": _entry()}).encode("utf-16-le")),
     "offsets text": _one(data_offsets="08"),
     "offsets of text": _one(data_offsets=["0", 8]),
     "offsets three": _one(data_offsets=[0, 8, 16]),
@@ -101,6 +110,35 @@ def test_any_byte_changed(position: int, value: int, buffered, tmp_path: Path) -
         ours.load("file", tmp_path, buffered)
     except DataMismatchError as error:
         assert "file" in str(error)  # noqa: PT017 -- loading is right too
+
+
+_LENGTHS = st.sampled_from(
+    [0, 1, 2, 3, 2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64, -1, None, 1.0]
+)
+_NAMES = st.text(st.characters(categories=["L", "Cs", "Cc"]), max_size=3) | st.just("__metadata__")
+_ENTRIES = st.fixed_dictionaries(
+    {
+        "dtype": st.sampled_from(["F32", "U8", "F4", "C64", "BOOL"]),
+        "shape": st.lists(_LENGTHS, max_size=4),
+        "data_offsets": st.sampled_from([[0, 0], [0, 4], [0, 8]]),
+    }
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(header=st.dictionaries(_NAMES, _ENTRIES | st.dictionaries(_NAMES, _NAMES), max_size=2))
+def test_any_header(header: dict[str, Any], buffered, tmp_path: Path) -> None:
+    """What loads, the library loads too, to the same names and shapes; all else is a mismatch."""
+    ends = [entry["data_offsets"][1] for entry in header.values() if "data_offsets" in entry]
+    (tmp_path / "file").write_bytes(_file(header, max(ends, default=0)))
+    try:
+        tensors, _ = ours.load("file", tmp_path, buffered)
+    except DataMismatchError:
+        return
+    stock = safetensors.torch.load_file(tmp_path / "file")
+    assert {name: tensor.shape for name, tensor in tensors.items()} == {
+        name: tensor.shape for name, tensor in stock.items()
+    }
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
