@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iobench.errors import UnknownNameError, WorkloadFileError
+from iobench.text import printable
 from iobench.workloads.models import FAMILIES, Arch, Family, Model, model_names, model_path
 from iobench.workloads.workload import StepTime, Workload
 
@@ -74,7 +75,7 @@ def _build(path: Path) -> Workload:
     except ValueError as error:
         raise WorkloadFileError(f"{path}: field 'layout': {error}") from error
     return Workload(
-        name=path.stem,
+        name=printable(path.stem),
         description=entry.description,
         model=model,
         layout=layout,

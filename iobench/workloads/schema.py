@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from iobench.errors import WorkloadFileError
+from iobench.text import printable
 
 __all__ = [
     "SCHEMA",
@@ -30,6 +31,8 @@ Text = Annotated[str, Field(min_length=1)]
 Length = Annotated[int, Field(ge=1, le=2**27)]
 """A dimension of a tensor: bounded, so that a slip of the pen costs an error and not an hour."""
 Entry = TypeVar("Entry")
+
+_MOST_VALUES = 10_000  # the largest file of ours has 60
 
 
 class _Entry(BaseModel):
@@ -108,6 +111,8 @@ def read_yaml(path: Path) -> object:
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         line = " ".join(str(error).split())
         raise WorkloadFileError(f"{path}: is not YAML: {line}") from error
+    except (LookupError, AttributeError, TypeError) as error:  # of PyYAML, for `!!bool x` and such
+        raise WorkloadFileError(f"{path}: is not YAML: a value does not fit its tag") from error
 
 
 def validate(kind: type[Entry], content: object, path: Path, prefix: tuple[str, ...] = ()) -> Entry:
@@ -138,18 +143,55 @@ def problem(path: Path, field: str, value: object, allowed: str) -> WorkloadFile
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice."""
+    """SafeLoader that refuses a key given twice, aliases that multiply, and control characters."""
+
+    def get_single_node(self) -> Any:
+        node = super().get_single_node()
+        if node is not None:
+            _count(node, {})
+        return node
+
+    def construct_scalar(self, node: Any) -> Any:
+        value = super().construct_scalar(node)
+        plain = value.replace("\n", "").replace("\t", "")
+        if printable(plain) != plain:  # YAML bans them raw; an escape brings them in all the same
+            raise _problem("a text with control characters", node)
+        return value
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen = set()
         for key_node, _ in node.value:
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
             if key is not None and key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is given twice", key_node.start_mark
-                )
+                raise _problem(f"the key {key!r} is given twice", key_node)
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
+
+
+def _count(node: Any, known: dict[int, int]) -> int:
+    """Values that `node` stands for, each alias being all that it names.
+
+    Loading shares what an alias names, and whatever goes through the content afterwards does not: a
+    few lines of nested aliases would keep it busy for ever. Raises ConstructorError.
+    """
+    if id(node) in known:
+        if not known[id(node)]:
+            raise _problem("an alias that names what it is in", node)
+        return known[id(node)]
+    known[id(node)] = 0
+    count = 1
+    if isinstance(node, yaml.SequenceNode):
+        count += sum(_count(child, known) for child in node.value)
+    elif isinstance(node, yaml.MappingNode):
+        count += sum(_count(child, known) for pair in node.value for child in pair)
+    if count > _MOST_VALUES:
+        raise _problem(f"more than {_MOST_VALUES:,} values, aliases counted in full", node)
+    known[id(node)] = count
+    return count
+
+
+def _problem(text: str, node: Any) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(None, None, text, node.start_mark)
 
 
 def _first_problem(

@@ -7,6 +7,8 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from iobench import workloads
 from iobench.errors import WorkloadFileError
@@ -119,6 +121,64 @@ def test_a_broken_model_is_answered_in_one_line(
 def test_what_is_no_mapping_is_refused(write: Callable[[str], Path], text: str) -> None:
     """Files that hold something else say what they should hold, or that they are no YAML."""
     _refused(write(text), "must be a mapping with the fields schema|is not YAML")
+
+
+_NESTED = "[&a0 x, " + ", ".join(
+    f"&a{n + 1} [{', '.join([f'*a{n}'] * 10)}]" for n in range(9)
+) + "]"  # fmt: skip
+_MERGED = "m0: &m0 {x: 1}\n" + "".join(
+    f"m{n + 1}: &m{n + 1} {{<<: [{', '.join([f'*m{n}'] * 10)}]}}\n" for n in range(9)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (_GOOD.replace("llama-7b", _NESTED), "10,000 values"),
+        (_GOOD + _MERGED, "10,000 values"),
+        (_GOOD.replace("llama-7b", "&a [*a]"), "names what it is in"),
+        (_GOOD.replace("llama-7b", "!!bool x"), "does not fit its tag"),
+        (_GOOD + 'description: "\\e[2J"', "control characters"),
+        (_GOOD + 'description: "\\ud800"', "control characters"),
+    ],
+    ids=["nested", "merged", "recursive", "tag", "escape", "surrogate"],
+)
+def test_a_hostile_file_is_answered_in_one_line(
+    write: Callable[[str], Path], text: str, says: str
+) -> None:
+    """Few bytes that stand for billions of values, and text that commands a terminal."""
+    _refused(write(text), says)
+
+
+def test_aliases_are_allowed(write: Callable[[str], Path]) -> None:
+    """They shorten a file as in any YAML, also several times and merged."""
+    text = _INLINE.replace("hidden_size: 64", "hidden_size: &n 64").replace("size: 96", "size: *n")
+    assert workloads.load(write(text.replace("num_heads: 4", "num_heads: *n"))).parameters
+
+
+_WORDS = st.sampled_from(
+    [
+        *("model: ", "llama-7b\n", "layout: ", "{id: fsdp-dcp, ", "world_size: ", "8", "}", "\n"),
+        *("[", "]", "{", ", ", ": ", "&a ", "*a", "<<: ", "- ", "  ", "? ", "|\n", "'", '"', "-"),
+        *("!!int ", "!!bool ", "!!timestamp ", "!!set ", "!!omap ", "!!binary ", "%TAG ! x\n"),
+        *("1e400", "0x", "_", "2001-02-30", "~", "\\e", "9" * 30, "é", "\x1b"),
+    ]
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(words=st.lists(_WORDS, max_size=8), at=st.integers(0, len(_GOOD)), cut=st.integers(0, 5))
+def test_any_text(words: list[str], at: int, cut: int, write: Callable[[str], Path]) -> None:
+    """It is a workload, or is refused in one line."""
+    path = write(_GOOD[:at] + "".join(words) + _GOOD[at + cut :])
+    try:
+        workloads.load(path)
+    except WorkloadFileError as error:
+        message = str(error)
+    else:
+        return
+    assert message.startswith(str(path))
+    assert "\n" not in message
 
 
 def test_parallelism_must_divide_the_model(write: Callable[[str], Path]) -> None:
