@@ -127,8 +127,9 @@ class S3Client:
             )
         except (BotoCoreError, ValueError) as error:
             told = without_login(str(error))
-            if "@" in told and isinstance(error, ValueError):  # it quotes what is no URL
-                told = "it does not take the endpoint's URL, which has a login in it"
+            if isinstance(error, ValueError) and any(mark in told for mark in "@?#"):
+                # It quotes what is no URL.
+                told = "it does not take the endpoint's URL, which has a login or a query in it"
             raise UnavailableError(
                 "s3", f"boto3 makes no client ({told}).", "Check AWS_* and the options."
             ) from None
@@ -138,6 +139,13 @@ class S3Client:
                 "s3",
                 "the endpoint's URL has a login in it that is not escaped, so its host is unclear.",
                 "Take it out of AWS_ENDPOINT_URL_S3, or escape it: %2F for a / in it.",
+            )
+        if any(mark in str(made.meta.endpoint_url) for mark in "?#"):
+            made.close()
+            raise UnavailableError(
+                "s3",
+                "the endpoint's URL has a query in it, which no store takes and which may be a login.",
+                "Take what follows the ? or # out of AWS_ENDPOINT_URL_S3.",
             )
         return made
 

@@ -63,7 +63,7 @@ def _check_endpoint(text: str) -> None:
     try:
         parts = urlsplit(text)
         good = parts.scheme in ("http", "https") and bool(parts.hostname)
-        secret = bool(parts.query)
+        secret = bool(parts.query or parts.fragment)
     except ValueError:
         good, secret = False, False
     if secret or "@" in text:  # wherever: a raw / in a password ends what a parser takes for it

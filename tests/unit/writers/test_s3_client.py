@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from iobench.errors import IobenchError, TransferError, UnavailableError
+from iobench.errors import IobenchError, OptionError, TransferError, UnavailableError
 from iobench.integrations.dcp_files import DcpFiles
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_client import S3Client
@@ -64,6 +64,19 @@ def test_a_login_that_is_not_escaped(login: str, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UnavailableError, match="login in it that is not escaped") as caught:
         _ = S3Client(S3Options()).boto3
     _check_silent(caught.value)
+
+
+@pytest.mark.parametrize("extra", ["?X-Amz-Signature=SECRET", "/base?a=b&c=SECRET@x", "#SECRET"])
+@pytest.mark.parametrize("host", ["127.0.0.1:9", "minio_server:9", "user:p4@host"])
+def test_an_endpoint_with_a_query(host: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be a signature, and is neither used nor shown."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://{host}{extra}")
+    with pytest.raises(UnavailableError, match=r"query in it|login in it") as caught:
+        _ = S3Client(S3Options()).boto3
+    _check_silent(caught.value)
+    with pytest.raises(OptionError, match="must not carry a login") as refused:
+        S3Options(endpoint_url=f"http://{host}{extra}")
+    assert extra not in str(refused.value)
 
 
 def test_an_endpoint_without_a_login_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
