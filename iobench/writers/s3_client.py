@@ -127,7 +127,7 @@ class S3Client:
             )
         except (BotoCoreError, ValueError) as error:
             told = without_login(str(error))
-            if isinstance(error, ValueError) and any(mark in told for mark in "@?#"):
+            if isinstance(error, ValueError) and ("@" in told or _has_query(str(error))):
                 # It quotes what is no URL.
                 told = "it does not take the endpoint's URL, which has a login or a query in it"
             raise UnavailableError(
@@ -140,14 +140,18 @@ class S3Client:
                 "the endpoint's URL has a login in it that is not escaped, so its host is unclear.",
                 "Take it out of AWS_ENDPOINT_URL_S3, or escape it: %2F for a / in it.",
             )
-        if any(mark in str(made.meta.endpoint_url) for mark in "?#"):
+        if _has_query(str(made.meta.endpoint_url)):
             made.close()
             raise UnavailableError(
                 "s3",
-                "the endpoint's URL has a query in it, which no store takes and which may be a login.",
+                "the endpoint's URL has a query in it, which no store takes and may be a login.",
                 "Take what follows the ? or # out of AWS_ENDPOINT_URL_S3.",
             )
         return made
+
+
+def _has_query(url: str) -> bool:
+    return "?" in url or "#" in url
 
 
 @functools.cache
