@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from iobench.cli.formats import Format, FormatOption
+from iobench.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -127,9 +128,9 @@ def _print_wrapped(
 
 
 def _printable(text: str) -> str:
-    """Names of files need not be text: what stdout cannot encode is escaped."""
+    """Names of files need not be text: what stdout cannot encode or print as itself is escaped."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
+    return printable(text).encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _machine_rows(machine: dict[str, Any]) -> Iterator[_Row]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from iobench.errors import TargetError, UsageError
+from iobench.text import printable
 
 if TYPE_CHECKING:
     from iobench.writers.base import Writer
@@ -54,7 +55,7 @@ def exec_(
         check_replaceable(*standing(report))
     outcome = launching.launch(command, writer)
     for line in summary(outcome, writer):
-        print(f"iobench exec: {line}", file=sys.stderr)
+        print(f"iobench exec: {printable(line)}", file=sys.stderr)
     if report is not None:
         launching.write_report(report, launching.report(outcome, command, writer))
     if outcome.returncode < 0:

@@ -24,6 +24,7 @@ from iobench.cli.train import train
 from iobench.cli.workloads import app as workloads_app
 from iobench.cli.writers import writers
 from iobench.errors import IobenchError
+from iobench.text import printable
 
 __all__ = ["app", "run"]
 
@@ -139,5 +140,5 @@ def _usage(error: Any) -> NoReturn:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"iobench: {' '.join(message.split())}", file=sys.stderr)
+    print(f"iobench: {printable(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(code)

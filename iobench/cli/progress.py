@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from iobench.results import CeilingSample, Failure, Sample, TrainBlock
 from iobench.results.labels import name_of
+from iobench.text import printable
 from iobench.units import format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class StderrProgress(_Steps):
             f"fio {record.job['name']}" if isinstance(record, CeilingSample) else name_of(record)
         )
         if isinstance(record, Failure) or (isinstance(record, CeilingSample) and record.error):
-            figure = record.error
+            figure = printable(record.error or "")
         else:
             rate = format_rate(record.bytes / record.elapsed_s)
             figure = f"{rate}, {format_seconds(record.elapsed_s)}"

@@ -11,6 +11,7 @@ import typer
 
 from iobench.cli.formats import Format, FormatOption
 from iobench.errors import TransferError, UnavailableError
+from iobench.text import printable
 from iobench.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def list_uploads(
         print()
         return
     for upload in found:
-        print(f"{upload.initiated.isoformat(timespec='seconds')}  {upload.target}")
+        print(f"{upload.initiated.isoformat(timespec='seconds')}  {printable(str(upload.target))}")
     print(f"{len(found)} unfinished uploads below {place}", file=sys.stderr)
 
 
@@ -74,7 +75,7 @@ def abort_uploads(
     for upload in found:
         if not dry_run:
             objects.abort(upload)
-        print(f"{'would abort' if dry_run else 'aborted'} {upload.target}")
+        print(f"{'would abort' if dry_run else 'aborted'} {printable(str(upload.target))}")
     print(f"{len(found)} unfinished uploads below {place}", file=sys.stderr)
 
 

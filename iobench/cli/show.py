@@ -10,6 +10,7 @@ import typer
 
 from iobench.errors import UsageError
 from iobench.report.render import Format, render
+from iobench.text import printable
 
 if TYPE_CHECKING:
     from iobench.results import ResultFile
@@ -28,7 +29,7 @@ def show(
 
     result = read(path)
     if result.incomplete:
-        typer.echo(f"warning: {result.incomplete}", err=True)
+        typer.echo(f"warning: {printable(result.incomplete)}", err=True)
     if result.training:
         _show_training(result, format, series=series)
         return

@@ -12,6 +12,7 @@ from pathlib import Path
 from iobench.errors import ResultFileError
 from iobench.results.codec import Record, from_record
 from iobench.results.records import CeilingSample, End, Failure, Run, Sample, TrainBlock
+from iobench.text import printable_values
 
 __all__ = ["ResultFile", "read"]
 
@@ -47,7 +48,7 @@ class ResultFile:
 
 
 def read(path: str | os.PathLike[str]) -> ResultFile:
-    """The records of the file at `path`.
+    """The records of the file at `path`; control characters in their texts are escaped.
 
     Raises ResultFileError, naming file, line and remedy, when the file is missing, empty, not of
     iobench, of a newer schema, damaged or cut in the middle of a line.
@@ -117,7 +118,10 @@ def _assemble(path: Path, lines: Iterable[bytes]) -> ResultFile:
 
 def _parse(path: Path, number: int, line: bytes) -> Record:
     try:
-        values = _JSON.decode(line.decode())
+        text = line.decode().strip()
+        values = _JSON.decode(text)
+        if "\\" in text or not text.isprintable():  # a record of others may command a terminal
+            values = printable_values(values)
     except (ValueError, RecursionError) as error:
         if number == 1:
             raise _error(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from iobench.bench.verdict import Status
 from iobench.errors import UsageError
+from iobench.text import printable
 from iobench.tune.journal import TuningRecord
 from iobench.tune.outcome import Outcome
 from iobench.tune.tuning import Tuning
@@ -116,7 +117,7 @@ def machine_words(header: TuningRecord) -> str:
         f"{machine['cpu']['usable_cpus']} CPUs",
         f"{format_size(memory)} memory" if memory else "",
     ]
-    return ", ".join(part for part in parts if part)
+    return printable(", ".join(part for part in parts if part))
 
 
 def storage_words(header: TuningRecord) -> str:
@@ -125,4 +126,4 @@ def storage_words(header: TuningRecord) -> str:
     device = storage.get("device")
     below = device["name"] if device else storage.get("endpoint") or storage.get("source")
     joined = f" at {below}" if storage.get("endpoint") else f" on {below}"
-    return f"{storage.get('fs_type') or storage.get('kind')}{joined if below else ''}"
+    return printable(f"{storage.get('fs_type') or storage.get('kind')}{joined if below else ''}")

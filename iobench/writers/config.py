@@ -19,6 +19,7 @@ from iobench.errors import (
     UnknownNameError,
     UsageError,
 )
+from iobench.text import printable
 from iobench.writers import registry
 from iobench.writers.base import Writer
 from iobench.writers.s3_target import is_s3
@@ -69,7 +70,7 @@ def dump_writer(
 
     `comment` are lines for people on top, `tuned` says where the settings come from.
     """
-    lines = [f"# {_printable(line)}" for line in comment]
+    lines = [f"# {printable(line)}" for line in comment]
     lines += [f'schema = "{SCHEMA}"', f'writer = "{writer.name}"']
     if file_format is not None:
         lines.append(f"format = {_toml(file_format)}")
@@ -220,15 +221,11 @@ def _check_machine(path: Path, tuned: Tuned) -> None:
         return
     _warned.add(key)
     warnings.warn(
-        f"{path} was tuned on another machine ({tuned.machine}); its settings work here but may "
-        "not be the best: run iobench autotune here",
+        f"{path} was tuned on another machine ({printable(tuned.machine)}); its settings work here "
+        "but may not be the best: run iobench autotune here",
         RuntimeWarning,
         stacklevel=3,
     )
-
-
-def _printable(text: str) -> str:
-    return "".join(one if one.isprintable() else "?" for one in text)
 
 
 def _toml(value: Any) -> str:

@@ -321,10 +321,11 @@ def test_a_rank_that_writes_nothing(refused: Command) -> None:
     refused(2, *arguments, words=("rank 3071 writes no files",))
 
 
-@pytest.mark.parametrize("verb", ["rnu", "workload"])
+@pytest.mark.parametrize("verb", ["rnu", "workload\x1b[2J"])
 def test_an_unknown_verb(iobench: Command, verb: str) -> None:
-    """One line that names it and the help."""
-    check(iobench(verb), 2, f"No such command '{verb}'", "--help")
+    """One line that names it and the help, and commands no terminal."""
+    shown = verb.replace("\x1b", r"\x1b")
+    check(iobench(verb), 2, f"No such command '{shown}'", "--help")
 
 
 def test_arguments_that_are_missing(iobench: Command) -> None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from iobench.text import printable
+
 __all__ = ["Count", "Tally", "merged"]
 
 _SUFFIX = ".json"
@@ -86,7 +88,7 @@ class Tally:
 
     def say(self, text: str) -> None:
         """Tell who runs the script, at once."""
-        print(f"iobench exec: {' '.join(text.split())}", file=sys.stderr)  # noqa: T201
+        print(f"iobench exec: {printable(' '.join(text.split()))}", file=sys.stderr)  # noqa: T201
 
     def seen(self) -> None:
         """A module that can save is loaded in this process."""

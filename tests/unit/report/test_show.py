@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ from typer.testing import CliRunner
 
 from iobench.cli.show import show
 from iobench.errors import ResultFileError
+
+_KEPT = ("schema", "kind", "run_id", "operation", "status", "cold", "started_at", "finished_at")
+"""What the reader checks, or takes for something else than text."""
 
 
 @pytest.fixture
@@ -36,6 +40,33 @@ def test_json_alone_is_on_stdout(app: typer.Typer, example_path: Path, tmp_path:
         f"warning: {killed} has no end: the run was killed or still goes on; "
         "12 samples were recorded\n"
     )
+
+
+@pytest.mark.parametrize("form", ["table", "json", "csv", "md"])
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_foreign_record_commands_no_terminal(
+    app: typer.Typer, example_path: Path, tmp_path: Path, form: str, killed: bool
+) -> None:
+    """Whatever control characters its texts and their names have: they are shown escaped."""
+
+    def hostile(value: object) -> object:
+        if isinstance(value, dict):
+            return {name: value[name] if name in _KEPT else hostile(value[name]) for name in value}
+        if isinstance(value, list):
+            return [hostile(one) for one in value]
+        return f"{value}\x1b[2J\x9b\u202e\x7f\ud800\n" if isinstance(value, str) else value
+
+    lines = [json.loads(line) for line in example_path.read_bytes().splitlines()]
+    path = tmp_path / "run\x1b[31m.jsonl"
+    path.write_text(
+        "\n".join(json.dumps(hostile(line)) for line in lines[: -1 if killed else None])
+    )
+    answer = CliRunner().invoke(app, [str(path), "--format", form])
+    assert answer.exit_code == 0, answer.exception
+    assert answer.stderr.startswith("warning" if killed else "")
+    assert r"\x1b[2J" in answer.stdout.replace("\\\\", "\\")
+    shown = (answer.stdout + answer.stderr).replace("\n", "")
+    assert not {unicodedata.category(one) for one in shown} & {"Cc", "Cf", "Cs"}
 
 
 def test_a_bad_file_is_an_error_for_the_caller(app: typer.Typer, tmp_path: Path) -> None:
