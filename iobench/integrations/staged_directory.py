@@ -86,7 +86,7 @@ class StagedDirectory:
 
     def discard(self) -> None:
         """Remove `root` and all in it; none is there is none to remove."""
-        if self.root.exists():
+        if os.path.lexists(self.root):
             remove_tree(self.root)
 
     def _rename(self) -> None:

@@ -11,7 +11,6 @@ or a class of your own: `class MyTrainer(WriterMixin, Trainer): writer = "writer
 from __future__ import annotations
 
 import functools
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from iobench.integrations.needs import needs
 from iobench.integrations.routed import routed
 from iobench.integrations.staged_directory import StagedDirectory
 from iobench.writers.base import Writer
+from iobench.writers.freeing import remove_tree
 
 with needs("transformers", "transformers>=5"):
     import transformers
@@ -143,7 +143,7 @@ def _rename_best(trainer: Any, final: str, staged: Path) -> None:
 def _clear(run: str) -> None:
     """Remove what killed processes left half written."""
     for left in Path(run).glob(f"_{PREFIX_CHECKPOINT_DIR}-*{STAGING_SUFFIX}"):
-        shutil.rmtree(left)
+        remove_tree(left)
 
 
 def patch(trainer: Any = None, *, writer: WriterLike = "hybrid") -> None:

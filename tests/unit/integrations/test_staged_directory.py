@@ -53,6 +53,18 @@ def test_a_link_that_the_kernel_does_not_follow(
     as_nobody(replace)
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_at_the_staging_name(there: bool, tmp_path: Path) -> None:
+    """It goes; what it leads to stays."""
+    victim = tmp_path / "victim"
+    if there:
+        victim.mkdir()
+        (victim / "file").write_text("old")
+    (tmp_path / ".final.iobench-staging").symlink_to(victim)
+    publish(tmp_path / "final", "new", "a")
+    assert tree(tmp_path) == {"final/a": "new"} | ({"victim/file": "old"} if there else {})
+
+
 @pytest.mark.parametrize("exchange", [True, False])
 def test_published_and_replaced(
     exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -238,6 +238,21 @@ def test_remove_tree(ext4: Path) -> None:
     assert _free_bytes(ext4) == before
 
 
+def test_remove_tree_follows_no_link(tmp_path: Path) -> None:
+    """Neither at the top, where the link alone goes, nor below; also where it leads nowhere."""
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "file").write_text("old")
+    tree = tmp_path / "tree"
+    (tree / "below").mkdir(parents=True)
+    for link in (tmp_path / "link", tree / "link", tree / "below" / "link"):
+        link.symlink_to(victim)
+    (tmp_path / "nowhere").symlink_to(tmp_path / "nothing")
+    for name in ("link", "nowhere", "tree"):
+        freeing.remove_tree(tmp_path / name)
+    assert sorted(tmp_path.rglob("*")) == [victim, victim / "file"]
+
+
 def test_remove_tree_of_nothing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         freeing.remove_tree(tmp_path / "nothing")
