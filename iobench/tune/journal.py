@@ -204,7 +204,7 @@ def _read(path: Path) -> tuple[TuningRecord, list[TrialRecord], int]:
                 header = from_plain(TuningRecord, values)
             elif values.get("kind") == TrialRecord.kind:
                 trials.append(from_plain(TrialRecord, values))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ResultFileError(f"{path}, line {number}: {error}") from error
     if header is None:
         raise ResultFileError(f"{path} is no journal of iobench autotune: it has no header")

@@ -13,7 +13,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import iobench
@@ -144,6 +144,9 @@ def _file(tmp_path: Path, text: str) -> Path:
         ('schema = "iobench.result/1"\nwriter = "odirect"', UsageError, "iobench.writer/1"),
         ('writer = "odirect"', UsageError, "schema is None"),
         ("writer = ", UsageError, "is no TOML"),
+        ("writer = " + "[" * 5000, UsageError, "is no TOML"),
+        ("writer = " + "9" * 5000, UsageError, "is no TOML"),
+        (f'schema = "iobench.writer/{"9" * 5000}"', UsageError, "schema is 'iobench.writer/999"),
         (
             'schema = "iobench.writer/1"\nwriter = "null"\n[tuned]\nmachin = "x"',
             UnknownNameError,
@@ -161,6 +164,42 @@ def test_what_cannot_be_meant(tmp_path: Path, text: str, kind: type, words: str)
     assert words in message
     assert str(path) in message
     assert "\n" not in message
+
+
+_GOOD = dump_writer(BufferedWriter(), TUNED)
+_PIECES = st.sampled_from(
+    [
+        "=",
+        "\n",
+        "[",
+        "]",
+        "'",
+        '"',
+        "1",
+        "-",
+        "nan",
+        "1e400",
+        "2000-01-32",
+        "{",
+        ",",
+        "[[x]]",
+        "true",
+    ]
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(at=st.integers(0, len(_GOOD)), cut=st.integers(0, 9), pieces=st.lists(_PIECES, max_size=3))
+def test_a_damaged_file(at: int, cut: int, pieces: list[str], tmp_path: Path) -> None:
+    """It is read, or refused as a user's mistake that names the file."""
+    path = _file(tmp_path, _GOOD[:at] + "".join(pieces) + _GOOD[at + cut :])
+    try:
+        read_config(path)
+    except UsageError as error:
+        message = str(error)
+    else:
+        return
+    assert str(path) in message
 
 
 def test_a_tuned_value_of_another_type(tmp_path: Path) -> None:
