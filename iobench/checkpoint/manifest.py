@@ -92,7 +92,22 @@ class Manifest:
             FileRecord(**{**file, "pieces": tuple(Piece(**piece) for piece in file["pieces"])})
             for file in document.pop("files")
         ]
-        return cls(files=tuple(files), **document)
+        made = cls(files=tuple(files), **document)
+        made._check()
+        return made
+
+    def _check(self) -> None:
+        """Raise TypeError for values of other types: a hostile file has a right checksum too."""
+        counts: list[object] = [self.step, self.world_size, self.serial]
+        texts: list[object] = [self.iobench, self.format]
+        for file in self.files:
+            counts += [file.size_bytes, *(piece.size_bytes for piece in file.pieces)]
+            texts += [file.path, *(piece.name for piece in file.pieces)]
+            texts += [piece.xxh3_64 for piece in file.pieces]
+        odd = [one for one in counts if type(one) is not int or not 0 <= one < 2**63]
+        odd += [one for one in texts if not isinstance(one, str)]
+        if odd or type(self.created_s) not in (int, float) or not isinstance(self.writer, dict):
+            raise TypeError("a value that no iobench writes")
 
 
 def _checksum(document: Mapping[str, Any]) -> str:

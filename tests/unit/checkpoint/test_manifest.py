@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench.checkpoint.checksums import record_of, verify
-from iobench.checkpoint.manifest import SCHEMA, Manifest
+from iobench.checkpoint.manifest import SCHEMA, Manifest, _checksum
 from iobench.errors import DataMismatchError
 from iobench.writers.image import FileImage
 
@@ -50,6 +51,36 @@ def test_any_change_shows(data: st.DataObject) -> None:
         assert Manifest.parse(bytes(text), "m") == _MANIFEST
     except DataMismatchError:
         return
+
+
+_HOSTILE = st.sampled_from(
+    [None, True, -1, 1, 1.5, 2**63, "", "../..", "\ud800", [], [1], {}, {"a": 1}, float("inf")]
+)
+
+
+@given(st.data())
+def test_a_hostile_value(data: st.DataObject) -> None:
+    """Whatever value is replaced, with a right checksum: it is refused, or of the right type."""
+    document = _MANIFEST.to_dict()
+    at: Any = document
+    while isinstance(at, dict) and (key := data.draw(st.sampled_from(sorted(at)))):
+        inner = at[key]
+        if isinstance(inner, (list, tuple)):
+            at[key] = [dict(one) for one in inner]
+            inner = at[key][0]
+        if not isinstance(inner, dict) or data.draw(st.booleans()):
+            at[key] = data.draw(_HOSTILE)
+            break
+        at = inner
+    document.pop("xxh3_64", None)
+    text = json.dumps({**document, "xxh3_64": _checksum(document)})
+    try:
+        found = Manifest.parse(text.encode(), "m")
+    except DataMismatchError:
+        return
+    types = {name: type(value) for name, value in vars(found).items() if name != "created_s"}
+    assert types == {name: type(value) for name, value in vars(_MANIFEST).items() if name in types}
+    assert found.size_bytes >= 0
 
 
 def test_newer_schema() -> None:
