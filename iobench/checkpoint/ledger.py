@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from iobench.checkpoint.order import oldest_first, readable_manifest
+from iobench.checkpoint.order import as_saved, readable_manifest
 from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import CheckpointStore
@@ -72,7 +72,7 @@ class Ledger:
             self._serials[save.step] = self._last_serial = self.next_serial
             self._replaceable.discard(save.step)
             self._created_s[save.step] = save.created_s
-            ordered = oldest_first(self._serials)
+            ordered = as_saved(self._serials)
             obsolete = self._keep.obsolete(
                 {step: self._created_s[step] for step in ordered if step in self._created_s}
             )
