@@ -78,7 +78,7 @@ class BackgroundFiles:
         """
         began_s = time.perf_counter()
         self.raise_failure()
-        directory, name = os.path.split(os.fspath(file))
+        directory, name = os.path.split(os.path.join(os.getcwd(), file))  # whatever it changes to
         layout = torch_image.layout(name, state, directory, crc=crc, **options)
         if layout is None:
             layout = _as_torch_writes(name, state, crc, options)
@@ -98,7 +98,7 @@ class BackgroundFiles:
             self._last = save
             self._persister.submit(held)
         except BaseException as error:
-            save.status, save.error = "failed", error
+            save.fail(error)
             self._persister.give(slot)
             raise
         save.stall_s = time.perf_counter() - began_s

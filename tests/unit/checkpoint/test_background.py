@@ -65,6 +65,19 @@ def test_the_file_is_stock_and_as_it_was(tmp_path: Path) -> None:
     assert (tmp_path / "f.pt").read_bytes() == (tmp_path / "stock" / "f.pt").read_bytes()
 
 
+def test_a_relative_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is one of the directory that the process was in when it saved."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    writer = Held()
+    with files(writer) as background:
+        background.save({"a": 1}, "f.pt")
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        writer.go.set()
+        background.wait()
+    assert (tmp_path / "f.pt").is_file()
+
+
 def test_none_is_dropped(tmp_path: Path) -> None:
     """All files come, in their order, whatever waits; `afterwards` keeps its place among them."""
     writer = Held()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from iobench.checkpoint.lock import LOCK, DirectoryLock, lock_location
+from iobench.checkpoint.lock import LOCK, DirectoryLock, lock_directory
 from iobench.errors import TargetError, TransferError
 
 _CHILD = """
@@ -84,10 +84,16 @@ def test_forked_children_do_not_keep_it(tmp_path: Path) -> None:
 
 def test_makes_the_directory(tmp_path: Path) -> None:
     """A directory that is not there yet is made; a file in its place is told."""
-    lock = lock_location(tmp_path / "runs" / "a")
-    assert lock is not None
-    lock.release()
+    lock_directory(tmp_path / "runs" / "a").release()
     (tmp_path / "file").touch()
     with pytest.raises(TargetError, match="file"):
-        lock_location(tmp_path / "file" / "a")
-    assert lock_location("s3://bucket/run") is None
+        lock_directory(tmp_path / "file" / "a")
+
+
+def test_a_link_at_its_name(tmp_path: Path) -> None:
+    """What others put there is not followed: the file that it leads to stays as it is."""
+    (tmp_path / "theirs").write_text("precious")
+    (tmp_path / LOCK).symlink_to("theirs")
+    with pytest.raises(TransferError, match="locking"):
+        DirectoryLock(tmp_path)
+    assert (tmp_path / "theirs").read_text() == "precious"
