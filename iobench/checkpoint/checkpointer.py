@@ -9,7 +9,7 @@ import warnings
 import weakref
 from collections import deque
 from pathlib import Path
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import Any, Literal, Self
 
 from iobench.checkpoint.commit import Committer
@@ -79,10 +79,17 @@ class Checkpointer:
         bandwidth_limit: int | str | None = None,
         lazy: bool = False,
     ) -> None:
-        if slots < 1:
-            raise OptionError(f"slots={slots}: at least 1")
+        if type(slots) is not int or slots < 1:
+            raise OptionError(f"slots={slots!r}: a whole number, 1 or more")
         if on_full not in ("wait", "skip", "supersede"):
             raise OptionError(f"on_full={on_full!r}: 'wait', 'skip' or 'supersede'")
+        _check("location", location, str, Path, example='"runs/a"')
+        _check("writer", writer, str, Writer, example='"hybrid"')
+        _check("keep", keep, Retention, NoneType, example="KeepLast(3)")
+        _check("schedule", schedule, Schedule, NoneType, example="Every(500)")
+        _check("budget", budget, int, str, NoneType, example='"16GiB"')
+        _check("bandwidth_limit", bandwidth_limit, int, str, NoneType, example='"500MiB"')
+        _check("lazy", lazy, bool, example="True")
         limit = None if bandwidth_limit is None else parse_size(bandwidth_limit)
         if limit == 0:
             raise OptionError("bandwidth_limit=0: nothing could be written")
@@ -328,6 +335,12 @@ class Checkpointer:
             self._committer.commit(save, serialized, serialized.image_in(slot.memory))
         finally:
             self._persister.give(slot)
+
+
+def _check(name: str, value: object, *classes: type, example: str) -> None:
+    """Raise OptionError unless `value` is of one of the `classes`; no bool passes for a number."""
+    if not isinstance(value, classes) or (isinstance(value, bool) and bool not in classes):
+        raise OptionError(f"{name}={value!r}: takes a value such as {example}")
 
 
 class _Persist:

@@ -29,6 +29,8 @@ class Retention(ABC):
         return [step for step in by_line(list(created_s))[:-1] if step not in kept]
 
     def __or__(self, other: Retention) -> Retention:
+        if not isinstance(other, Retention):
+            return NotImplemented
         return _Either(parts=(self, other))
 
 
@@ -47,8 +49,8 @@ class KeepLast(Retention):
     count: int
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise OptionError(f"KeepLast({self.count}): keeps one at least")
+        if type(self.count) is not int or self.count < 1:
+            raise OptionError(f"KeepLast({self.count!r}): a whole number, 1 or more")
 
     def kept(self, created_s: Mapping[int, float]) -> set[int]:
         return set(by_line(list(created_s))[-self.count :])
@@ -66,6 +68,8 @@ class KeepEvery(Retention):
     steps: int = 0
 
     def __post_init__(self) -> None:
+        if not all(type(gap) in (int, float) for gap in (self.hours, self.steps)):
+            raise OptionError(f"{self!r}: hours and steps are numbers")
         if (self.hours > 0) == (self.steps > 0) or self.hours < 0 or self.steps < 0:
             raise OptionError("KeepEvery takes hours or steps, one of them and above zero")
 

@@ -1044,6 +1044,14 @@ def test_in_a_forked_child(make: Make) -> None:
     ("options", "match"),
     [
         ({"slots": 0}, "slots=0"),
+        ({"slots": 2.0}, "slots=2.0"),
+        ({"writer": 3}, 'writer=3: takes a value such as "hybrid"'),
+        ({"keep": 3}, r"keep=3: takes a value such as KeepLast\(3\)"),
+        ({"keep": KeepLast}, "keep=<class"),
+        ({"schedule": 500}, r"schedule=500: takes a value such as Every\(500\)"),
+        ({"budget": True}, 'budget=True: takes a value such as "16GiB"'),
+        ({"bandwidth_limit": 0.5}, 'bandwidth_limit=0.5: takes a value such as "500MiB"'),
+        ({"lazy": "no"}, "lazy='no'"),
         ({"on_full": "drop"}, "on_full='drop'"),
         ({"budget": "much"}, "not a size"),
         ({"bandwidth_limit": 0}, "bandwidth_limit=0"),
@@ -1056,6 +1064,12 @@ def test_nonsense(make: Make, options: dict[str, Any], match: str) -> None:
     with pytest.raises(UsageError, match=match):
         make(**options)
     make().close()
+
+
+def test_no_location() -> None:
+    """A descriptor is not a location, say."""
+    with pytest.raises(OptionError, match='location=3: takes a value such as "runs/a"'):
+        Checkpointer(3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("step", [-1, 1.0, "7", True])

@@ -71,12 +71,22 @@ def test_removing_at_once_or_bit_by_bit(gaps: list[int], count: int, period: int
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: KeepLast(0), lambda: KeepEvery(), lambda: KeepEvery(hours=-1)]
+    "make",
+    [
+        lambda: KeepLast(0),
+        lambda: KeepLast("3"),
+        lambda: KeepLast(2.5),
+        lambda: KeepEvery(),
+        lambda: KeepEvery(hours=-1),
+        lambda: KeepEvery(hours="6"),
+    ],
 )
 def test_nonsense(make) -> None:
-    """A policy that would keep nothing is refused."""
+    """A policy that would keep nothing, or is of another type, is refused."""
     with pytest.raises(OptionError):
         make()
+    with pytest.raises(TypeError, match="unsupported operand"):
+        KeepLast(3) | 5
 
 
 def test_both_periods() -> None:
