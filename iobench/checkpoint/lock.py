@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import socket
+import stat
 import time
 import weakref
 from pathlib import Path
@@ -23,25 +25,21 @@ class DirectoryLock:
     """An flock(2) on a file of `directory`, from when it is made until `release`.
 
     The kernel releases it when the process ends, however it ends; children that are forked do not
-    keep it. Raises TargetError, which names the holder, when somebody holds it.
+    keep it. Raises TargetError, which names the holder, when somebody holds it, and for what is at
+    the name of the lock but is not a file of its own.
     """
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / LOCK
         self._fd = -1
-        # Whoever may write to the directory could have put a link there: it is not followed.
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = _open(self._path)
         try:
-            fd = os.open(self._path, flags, 0o666)
-            try:
-                self._take(fd)
-            except BaseException:
-                os.close(fd)
-                raise
-        except TargetError:
+            self._take(fd)
+        except BaseException as error:
+            os.close(fd)
+            if isinstance(error, OSError) and not isinstance(error, TargetError):
+                raise TransferError.wrap(error, "locking", self._path) from error
             raise
-        except OSError as error:
-            raise TransferError.wrap(error, "locking", self._path) from error
         self._fd = fd
         _held.add(self)
 
@@ -86,6 +84,32 @@ class DirectoryLock:
         _held.discard(self)
         if fd >= 0:
             os.close(fd)
+
+
+def _open(path: Path) -> int:
+    """A descriptor of the lock, which is made if need be.
+
+    Where others may write to the directory they could put a link there, and the note would go over
+    the file that it leads to: neither symbolic nor hard links are taken.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, 0o666)
+        found = os.fstat(fd)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _foreign(path) from error
+        raise TransferError.wrap(error, "locking", path) from error
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(fd)
+        raise _foreign(path)
+    return fd
+
+
+def _foreign(path: Path) -> TargetError:
+    return TargetError(
+        f"{path}: is a link or not a regular file, so it was not made by a Checkpointer; remove it"
+    )
 
 
 def lock_directory(directory: Path) -> DirectoryLock:

@@ -22,10 +22,7 @@ def remove_entry(path: Path) -> None:
     Raises TransferError.
     """
     try:
-        if path.is_dir() and not path.is_symlink():
-            remove_tree(path)
-        else:
-            path.unlink()
+        remove_tree(path) if path.is_dir() else path.unlink()
     except OSError as error:
         raise TransferError.wrap(error, "removing", path) from error
 

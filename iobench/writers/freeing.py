@@ -150,9 +150,13 @@ def freed_later(path: str | Path) -> Iterator[None]:
 def remove_tree(directory: str | Path) -> None:
     """Remove `directory` and all in it; the space of its large files is free soon after.
 
-    Not before the whole tree is gone: removing a name while blocks are freed waits for that.
-    Raises OSError of the first that cannot be removed.
+    Not before the whole tree is gone: removing a name while blocks are freed waits for that. No
+    link is followed: of one at `directory` the link is removed, and what it leads to stays. Raises
+    OSError of the first that cannot be removed.
     """
+    if os.path.islink(directory):
+        os.unlink(directory)
+        return
     with ExitStack() as held:
         for at, _, names in os.walk(directory):
             for name in names:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from iobench.checkpoint.background import BackgroundFiles
+from iobench.checkpoint.background import BackgroundFiles, absolute
 from iobench.errors import OptionError, StateError, TransferError
 from iobench.formats import torch_image
 from iobench.writers.buffered import BufferedWriter
@@ -76,6 +76,7 @@ def test_a_relative_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         writer.go.set()
         background.wait()
     assert (tmp_path / "f.pt").is_file()
+    assert absolute("s3://bucket/run/f.pt") == "s3://bucket/run/f.pt"
 
 
 def test_none_is_dropped(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from iobench.errors import TargetError, TransferError
 
 _CHILD = """
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from iobench.checkpoint.lock import DirectoryLock
 lock = DirectoryLock(Path(sys.argv[1]))
@@ -54,6 +56,18 @@ def test_a_full_disk_leaves_it_free(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     DirectoryLock(tmp_path).release()
 
 
+@pytest.mark.parametrize("plant", [os.symlink, os.link, lambda _, lock: os.mkfifo(lock)])
+def test_what_others_put_at_its_name(tmp_path: Path, plant: Callable[[Path, Path], None]) -> None:
+    """It is refused, and the file that a link leads to keeps its bytes."""
+    victim = tmp_path / "victim"
+    victim.write_text("x" * 1000)
+    (tmp_path / "run").mkdir()
+    plant(victim, tmp_path / "run" / LOCK)
+    with pytest.raises(TargetError, match="is a link or not a regular file"):
+        DirectoryLock(tmp_path / "run")
+    assert victim.read_text() == "x" * 1000
+
+
 def test_held_by_this_process(tmp_path: Path) -> None:
     """Two in one process exclude each other too."""
     first = DirectoryLock(tmp_path)
@@ -88,12 +102,3 @@ def test_makes_the_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(TargetError, match="file"):
         lock_directory(tmp_path / "file" / "a")
-
-
-def test_a_link_at_its_name(tmp_path: Path) -> None:
-    """What others put there is not followed: the file that it leads to stays as it is."""
-    (tmp_path / "theirs").write_text("precious")
-    (tmp_path / LOCK).symlink_to("theirs")
-    with pytest.raises(TransferError, match="locking"):
-        DirectoryLock(tmp_path)
-    assert (tmp_path / "theirs").read_text() == "precious"
