@@ -61,9 +61,12 @@ class Checkpointer:
     - `bandwidth_limit`: bytes per second that background saves may write (`"500MiB"`)
     - `lazy`: `save_async` returns before the copy; `before_optimizer_step` waits for it
 
-    One Checkpointer at a time has a directory; TargetError names the other's pid and host. An
-    object store knows no such lock. To be used by one thread. What fails in the background is
-    raised by the next `save`, `save_async`, `wait` or `close`, and never told as a success.
+    One Checkpointer at a time has a directory; TargetError names the other's pid and host, or says
+    that the directory was removed or replaced meanwhile. Object stores have no locks. A relative
+    location is resolved here. What cannot be removed any more is a RuntimeWarning.
+
+    To be used by one thread. What fails in the background is raised by the next `save`,
+    `save_async`, `wait` or `close`, and never told as a success.
     """
 
     def __init__(

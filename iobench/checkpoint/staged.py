@@ -30,6 +30,7 @@ __all__ = [
     "StagedCheckpoint",
     "exchange",
     "put_back",
+    "reraise",
 ]
 
 MANIFEST = "manifest.json"
@@ -111,7 +112,7 @@ class StagedCheckpoint:
         self._check_lock()  # again: a writer makes directories that were removed meanwhile
         try:
             self._write_manifest(manifest)
-            for directory, _, _ in os.walk(self.directory, topdown=False):
+            for directory, _, _ in os.walk(self.directory, topdown=False, onerror=reraise):
                 sync_directory(directory)
             replaces = self._replace and os.path.lexists(self.final)
             self._exchange() if replaces else self.directory.rename(self.final)
@@ -167,6 +168,11 @@ def exchange(new: Path, final: Path, aside: Path) -> None:
             aside.rename(final)
             raise
         aside.rename(new)
+
+
+def reraise(error: OSError) -> None:
+    """For os.walk, which skips what it cannot list: what it skips here is not durable."""
+    raise error
 
 
 def put_back(aside: Path) -> None:
