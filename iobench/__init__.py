@@ -57,7 +57,8 @@ _HOMES = {
     "load_writer": "iobench.writers.config",
     "set_default_writer": "iobench.integrations.default_writer",
 }
-_MODULES = ("safetensors", "torch")  # drop-ins; each loads the library of its name
+_MODULES = ("formats", "integrations", "results", "safetensors", "testing", "torch")
+"""Parts of the package, imported when they are named: some load a library."""
 
 
 def __getattr__(name: str) -> Any:
@@ -66,3 +67,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'iobench' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_MODULES})

@@ -30,6 +30,10 @@ class Leaf(NamedTuple):
     size_bytes: int
     source: torch.Tensor | Bytes
 
+    def __repr__(self) -> str:
+        """Without the values, as tracebacks and logs show it."""
+        return f"Leaf({self.dtype} {list(self.shape)}, {self.size_bytes} bytes)"
+
     @classmethod
     def of_tensor(cls, tensor: torch.Tensor) -> Leaf:
         """As the file shows it: by its dtype and shape, or as bytes where the file lacks those."""

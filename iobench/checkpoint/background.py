@@ -26,8 +26,9 @@ from iobench.formats.torch_layout import TorchLayout
 from iobench.formats.torch_settings import crc32_setting
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes
+from iobench.writers.s3_target import is_s3
 
-__all__ = ["BackgroundFiles"]
+__all__ = ["BackgroundFiles", "absolute"]
 
 _REMEMBERED = 1000  # saves that `saves` tells of
 
@@ -78,7 +79,7 @@ class BackgroundFiles:
         """
         began_s = time.perf_counter()
         self.raise_failure()
-        directory, name = os.path.split(os.fspath(file))
+        directory, name = os.path.split(absolute(file))
         layout = torch_image.layout(name, state, directory, crc=crc, **options)
         if layout is None:
             layout = _as_torch_writes(name, state, crc, options)
@@ -98,7 +99,7 @@ class BackgroundFiles:
             self._last = save
             self._persister.submit(held)
         except BaseException as error:
-            save.status, save.error = "failed", error
+            save.fail(error)
             self._persister.give(slot)
             raise
         save.stall_s = time.perf_counter() - began_s
@@ -179,6 +180,12 @@ class _Persist:
         image = held.layout.image_in(held.slot.memory)
         held.save.transfer = self.writer.write(image, held.directory)
         held.save.persist_s = time.perf_counter() - began_s
+
+
+def absolute(file: str | os.PathLike[str]) -> str:
+    """The name of `file` for later, when the process may have changed its directory."""
+    name = os.fspath(file)
+    return name if is_s3(name) else os.path.join(os.getcwd(), name)
 
 
 def _copy(layout: TorchLayout, memory: Bytes) -> None:

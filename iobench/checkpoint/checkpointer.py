@@ -9,12 +9,11 @@ import warnings
 import weakref
 from collections import deque
 from pathlib import Path
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import Any, Literal, Self
 
 from iobench.checkpoint.commit import Committer
 from iobench.checkpoint.ledger import Ledger
-from iobench.checkpoint.lock import DirectoryLock, lock_location
 from iobench.checkpoint.order import by_age
 from iobench.checkpoint.persister import OnFull, Persister, Snapshot
 from iobench.checkpoint.restore import Loaded, OnCorrupt, restore
@@ -24,7 +23,7 @@ from iobench.checkpoint.schedule import Schedule
 from iobench.checkpoint.serialized import Serialized
 from iobench.checkpoint.slots import Slot, SlotPool
 from iobench.checkpoint.snapshot import LazyCopy, copy_into
-from iobench.checkpoint.store import store_at
+from iobench.checkpoint.store import CheckpointStore, store_at
 from iobench.errors import OptionError, UsageError
 from iobench.units import parse_size
 from iobench.writers.base import Writer
@@ -62,9 +61,12 @@ class Checkpointer:
     - `bandwidth_limit`: bytes per second that background saves may write (`"500MiB"`)
     - `lazy`: `save_async` returns before the copy; `before_optimizer_step` waits for it
 
-    One Checkpointer at a time has a directory; TargetError names the other's pid and host. An
-    object store knows no such lock. To be used by one thread. What fails in the background is
-    raised by the next `save`, `save_async`, `wait` or `close`, and never told as a success.
+    One Checkpointer at a time has a directory; TargetError names the other's pid and host, or says
+    that the directory was removed or replaced meanwhile. Object stores have no locks. A relative
+    location is resolved here. What cannot be removed any more is a RuntimeWarning.
+
+    To be used by one thread. What fails in the background is raised by the next `save`,
+    `save_async`, `wait` or `close`, and never told as a success.
     """
 
     def __init__(
@@ -80,10 +82,17 @@ class Checkpointer:
         bandwidth_limit: int | str | None = None,
         lazy: bool = False,
     ) -> None:
-        if slots < 1:
-            raise OptionError(f"slots={slots}: at least 1")
+        if type(slots) is not int or slots < 1:
+            raise OptionError(f"slots={slots!r}: a whole number, 1 or more")
         if on_full not in ("wait", "skip", "supersede"):
             raise OptionError(f"on_full={on_full!r}: 'wait', 'skip' or 'supersede'")
+        _check("location", location, str, Path, example='"runs/a"')
+        _check("writer", writer, str, Writer, example='"hybrid"')
+        _check("keep", keep, Retention, NoneType, example="KeepLast(3)")
+        _check("schedule", schedule, Schedule, NoneType, example="Every(500)")
+        _check("budget", budget, int, str, NoneType, example='"16GiB"')
+        _check("bandwidth_limit", bandwidth_limit, int, str, NoneType, example='"500MiB"')
+        _check("lazy", lazy, bool, example="True")
         limit = None if bandwidth_limit is None else parse_size(bandwidth_limit)
         if limit == 0:
             raise OptionError("bandwidth_limit=0: nothing could be written")
@@ -93,13 +102,13 @@ class Checkpointer:
         self._pool = SlotPool(slots, None if budget is None else parse_size(budget))
         self._schedule, self._on_full, self._lazy = schedule, on_full, lazy
         self._store = store_at(location, self._writer)
-        self._lock = lock_location(location)
+        self._store.acquire()
         try:
             self._writer.require(location)
             self._store.clean()
             self._ledger = Ledger(self._store, keep or KeepAll())
         except BaseException:
-            _release(self._lock)
+            self._store.release()
             raise
         self._committer = Committer(store=self._store, writer=self._writer, ledger=self._ledger)
         self._persister = Persister(self._pool.slots, _Persist(self._committer, limit))
@@ -109,7 +118,7 @@ class Checkpointer:
         self.loaded: Loaded | None = None
         """What the last `load` restored, and which damaged checkpoints it passed over."""
         self._unclosed = weakref.finalize(
-            self, _close_unclosed, str(location), self._pid, self._persister, self._lock
+            self, _close_unclosed, self._store, self._pid, self._persister
         )
 
     @property
@@ -140,7 +149,7 @@ class Checkpointer:
             else:
                 self._copy(Snapshot(save=save, serialized=serialized, slot=slot))
         except BaseException as error:
-            save.status, save.error = "failed", error
+            save.fail(error)
             raise
         save.stall_s = time.perf_counter() - began_s
         if self._schedule:
@@ -162,8 +171,7 @@ class Checkpointer:
             else:
                 self._save_from_gpu(serialized, save)
         except BaseException as error:
-            if save.status != "committed":
-                save.status, save.error = "failed", error
+            save.fail(error)
             raise
         save.stall_s = time.perf_counter() - began_s
         if self._schedule:
@@ -206,9 +214,10 @@ class Checkpointer:
         self._check_usable()
         self._finish_copy()
         self._persister.wait()
-        self.loaded = restore(self._store, self._writer, step, on_corrupt=on_corrupt, like=like)
-        self._ledger.resumed_from(self.loaded.step)
-        return self.loaded.state
+        state, loaded = restore(self._store, self._writer, step, on_corrupt=on_corrupt, like=like)
+        self.loaded = loaded
+        self._ledger.resumed_from(loaded.step)
+        return state
 
     def latest(self) -> int | None:
         """The step of the newest complete checkpoint, saved last; None when there is none.
@@ -242,7 +251,7 @@ class Checkpointer:
         self._persister.wait()
         self._unclosed.detach()
         self._pool.free()
-        _release(self._lock)
+        self._store.release()
         self._persister.raise_failure()
 
     def __enter__(self) -> Self:
@@ -331,6 +340,12 @@ class Checkpointer:
             self._persister.give(slot)
 
 
+def _check(name: str, value: object, *classes: type, example: str) -> None:
+    """Raise OptionError unless `value` is of one of the `classes`; no bool passes for a number."""
+    if not isinstance(value, classes) or (isinstance(value, bool) and bool not in classes):
+        raise OptionError(f"{name}={value!r}: takes a value such as {example}")
+
+
 class _Persist:
     """Writes one snapshot: what the persister does in the background."""
 
@@ -344,14 +359,7 @@ class _Persist:
         )
 
 
-def _release(lock: DirectoryLock | None) -> None:
-    if lock:
-        lock.release()
-
-
-def _close_unclosed(
-    location: str, pid: int, persister: Persister[Snapshot], lock: DirectoryLock | None
-) -> None:
+def _close_unclosed(store: CheckpointStore, pid: int, persister: Persister[Snapshot]) -> None:
     """A Checkpointer was forgotten: its saves are finished all the same, and failures told.
 
     The garbage collector may call this in any thread, also in one that helps to write: only the
@@ -361,22 +369,20 @@ def _close_unclosed(
         return
     if threading.current_thread() is threading.main_thread():
         persister.wait()
-    persister.when_idle(lambda: _end_unclosed(location, persister, lock))
+    persister.when_idle(lambda: _end_unclosed(store, persister))
 
 
-def _end_unclosed(
-    location: str, persister: Persister[Snapshot], lock: DirectoryLock | None
-) -> None:
-    _release(lock)
+def _end_unclosed(store: CheckpointStore, persister: Persister[Snapshot]) -> None:
+    store.release()
     try:
         persister.raise_failure()
     except Exception as error:  # noqa: BLE001 -- nobody is left to raise it to
         warnings.warn(
-            f"the Checkpointer of {location} was never closed, and a save had failed: {error!r}",
+            f"the Checkpointer of {store} was never closed, and a save had failed: {error!r}",
             RuntimeWarning,
             stacklevel=2,
         )
     else:
         warnings.warn(
-            f"the Checkpointer of {location} was never closed", ResourceWarning, stacklevel=2
+            f"the Checkpointer of {store} was never closed", ResourceWarning, stacklevel=2
         )

@@ -39,8 +39,7 @@ class Committer:
 
         `rate_bytes_per_s` bounds how fast it is written. Raises TransferError and what else the
         writer raises; no part of it is visible then, and a checkpoint that it was to replace stays.
-        What fails after the commit, as removing an older checkpoint, is raised too, and `save` is
-        `committed` all the same.
+        A failure after the commit, as of the removal of an older checkpoint, is a RuntimeWarning.
         """
         began_s = time.perf_counter()
         save.status = "writing"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
-from iobench.checkpoint.order import oldest_first, readable_manifest
+from iobench.checkpoint.order import as_saved, readable_manifest
+from iobench.checkpoint.removal import remove_all, warn_of
 from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import CheckpointStore
@@ -23,6 +25,7 @@ class Ledger:
         self._replaceable: set[int] = set()
         self._serials: dict[int, int | None] = {}
         self._created_s: dict[int, float] = {}
+        self._unremovable: set[int] = set()
         for step in store.steps():
             manifest = readable_manifest(store, step)
             self._serials[step] = manifest.serial if manifest else None
@@ -67,18 +70,25 @@ class Ledger:
         return step in self._serials
 
     def committed(self, save: Save) -> None:
-        """`save` is durable and visible: note it, then remove what need not be kept any more."""
+        """`save` is durable and visible: note it, then remove what need not be kept any more.
+
+        What cannot be removed is no failure of the save: a RuntimeWarning names it once, and every
+        later save tries again.
+        """
         with self._lock:
             self._serials[save.step] = self._last_serial = self.next_serial
             self._replaceable.discard(save.step)
             self._created_s[save.step] = save.created_s
-            ordered = oldest_first(self._serials)
+            saved = as_saved(self._serials)
             obsolete = self._keep.obsolete(
-                {step: self._created_s[step] for step in ordered if step in self._created_s}
+                {step: self._created_s[step] for step in saved if step in self._created_s}
             )
-        for step in obsolete:
-            if step != save.step:
-                self.remove(step)
+        failures = remove_all(
+            {step: partial(self.remove, step) for step in obsolete if step != save.step}
+        )
+        new = [error for step, error in failures.items() if step not in self._unremovable]
+        self._unremovable = set(failures)
+        warn_of(new)  # last: a warning may be an error
 
     def remove(self, step: int) -> None:
         """Remove a checkpoint. Raises UsageError when there is none, TransferError."""

@@ -14,9 +14,8 @@ from pathlib import Path
 
 from iobench.errors import TargetError, TransferError
 from iobench.writers.files import sync_directory
-from iobench.writers.s3_target import is_s3
 
-__all__ = ["LOCK", "DirectoryLock", "lock_location"]
+__all__ = ["LOCK", "DirectoryLock", "lock_directory"]
 
 LOCK = ".iobench-lock"
 """The file that is locked; it stays behind, and tells who held it last."""
@@ -31,32 +30,53 @@ class DirectoryLock:
     """
 
     def __init__(self, directory: Path) -> None:
-        path = directory / LOCK
+        self._path = directory / LOCK
         self._fd = -1
-        fd = _open(path)
+        fd = _open(self._path)
+        try:
+            self._take(fd)
+        except BaseException as error:
+            os.close(fd)
+            if isinstance(error, OSError) and not isinstance(error, TargetError):
+                raise TransferError.wrap(error, "locking", self._path) from error
+            raise
+        self._fd = fd
+        _held.add(self)
+
+    def _take(self, fd: int) -> None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(fd, 4096, 0).decode(errors="replace")
-            os.close(fd)
             raise TargetError(
-                f"{directory} is in use: {_told(holder)}. Close that Checkpointer first; to read "
-                "checkpoints meanwhile use iobench.load_checkpoint"
+                f"{self._path.parent} is in use: {_told(holder)}. Close that Checkpointer first; "
+                "to read checkpoints meanwhile use iobench.load_checkpoint"
             ) from None
-        except OSError as error:
-            os.close(fd)
-            raise TransferError.wrap(error, "locking", path) from error
         note = json.dumps(
             {"pid": os.getpid(), "host": socket.gethostname(), "since_s": int(time.time())}
         ).encode()
-        try:  # over what is there, which needs no space on a disk that is full
-            os.pwrite(fd, note, 0)
-            os.ftruncate(fd, len(note))
+        os.pwrite(fd, note, 0)  # over what is there, which needs no space on a disk that is full
+        os.ftruncate(fd, len(note))
+
+    def check(self) -> None:
+        """Raise TargetError unless the file at the lock's name is the one that is locked.
+
+        An flock is on the file, not on its name: where the directory was removed and made again,
+        another process can lock the new file.
+        """
+        held = os.fstat(self._fd)
+        try:
+            found = os.lstat(self._path)
+        except FileNotFoundError:
+            found = None
         except OSError as error:
-            os.close(fd)
-            raise TransferError.wrap(error, "locking", path) from error
-        self._fd = fd
-        _held.add(self)
+            raise TransferError.wrap(error, "checking", self._path) from error
+        if found is None or (found.st_dev, found.st_ino) != (held.st_dev, held.st_ino):
+            raise TargetError(
+                f"{self._path.parent} was removed or replaced since this Checkpointer opened it, "
+                "so others may write there: nothing is saved or removed; close this Checkpointer "
+                "and open another"
+            )
 
     def release(self) -> None:
         """Let others have it. Twice does nothing."""
@@ -92,14 +112,11 @@ def _foreign(path: Path) -> TargetError:
     )
 
 
-def lock_location(location: str | Path) -> DirectoryLock | None:
-    """The lock of a directory, which is made if need be; None for an object store, which has none.
+def lock_directory(directory: Path) -> DirectoryLock:
+    """The lock of `directory`, which is made if it is missing.
 
-    Raises TargetError when it cannot be made or somebody holds it.
+    Raises TargetError when it cannot be made or another process holds the lock.
     """
-    if is_s3(location):
-        return None
-    directory = Path(location)
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -107,7 +124,7 @@ def lock_location(location: str | Path) -> DirectoryLock | None:
             sync_directory(path.parent)
     except OSError as error:
         raise TargetError(
-            error.errno, f"cannot be made ({error.strerror})", str(location)
+            error.errno, f"cannot be made ({error.strerror})", str(directory)
         ) from error
     return DirectoryLock(directory)
 

@@ -9,11 +9,13 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 
 from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.names import name_of
+from iobench.checkpoint.removal import remove_all, warn_of
 from iobench.checkpoint.staged import MANIFEST
 from iobench.checkpoint.staged_objects import StagedObjects
-from iobench.checkpoint.store import name_of
 from iobench.errors import UsageError
 from iobench.writers.base import Writer
 from iobench.writers.s3 import S3Writer
@@ -36,6 +38,12 @@ class ObjectStore:
 
     def __str__(self) -> str:
         return str(self._place)
+
+    def acquire(self) -> None:
+        """A store knows no locks."""
+
+    def release(self) -> None:
+        """There is nothing to release."""
 
     def steps(self) -> list[int]:
         self._newest = _newest(self._found())
@@ -61,7 +69,7 @@ class ObjectStore:
             finally:
                 if staged.published:
                     self._newest[step] = number
-                    self._remove(step, older)
+                    warn_of(remove_all({step: partial(self._remove, step, older)}).values())
 
     def remove(self, step: int) -> None:
         self._remove(step, self._numbers(step))
@@ -69,9 +77,9 @@ class ObjectStore:
     def clean(self) -> None:
         found = self._found()
         newest = _newest(found)
-        for step, number in found:
-            if newest.get(step) != number:
-                self._remove(step, [number])
+        left = [place for place in found if newest.get(place[0]) != place[1]]
+        removals = {(step, number): partial(self._remove, step, [number]) for step, number in left}
+        warn_of(remove_all(removals).values())
 
     def _at(self, step: int, number: int) -> S3Target:
         """The place of a step's checkpoint that replaced another `number` times."""

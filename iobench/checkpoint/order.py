@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from iobench.checkpoint.damage import damage_of
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import DataMismatchError, TransferError
 
-__all__ = ["by_age", "oldest_first", "readable_manifest"]
+__all__ = ["as_saved", "by_age", "by_line", "readable_manifest"]
 
 
 def by_age(store: CheckpointStore, known: Mapping[int, int] | None = None) -> list[int]:
@@ -21,24 +21,32 @@ def by_age(store: CheckpointStore, known: Mapping[int, int] | None = None) -> li
     steps = store.steps()
     if len(steps) < 2:
         return steps
-    return oldest_first(
-        {step: known[step] if step in known else _serial(store, step) for step in steps}
+    return by_line(
+        as_saved({step: known[step] if step in known else _serial(store, step) for step in steps})
     )
 
 
-def oldest_first(serials: Mapping[int, int | None]) -> list[int]:
-    """The steps of `serials`, which holds the serial number of each; None where it is not known.
+def as_saved(serials: Mapping[int, int | None]) -> list[int]:
+    """The steps of `serials` in the order in which they were saved.
 
-    Training that goes back to step 200 and saves 210 abandons 300: what was saved before a lower
-    step is older than all the rest. An unknown number counts as that of the step below it.
+    An unknown number counts as that of the step below it.
     """
     known: dict[int, int] = {}
     below = 0
     for step, serial in sorted(serials.items()):
         below = known[step] = below if serial is None else serial
+    return sorted(known, key=lambda step: (known[step], step))
+
+
+def by_line(saved: Sequence[int]) -> list[int]:
+    """The steps in `saved`, which are in the order of their saves, with abandoned ones moved first.
+
+    Training that goes back to step 200 and saves 210 abandons 300: a step that was saved before a
+    lower one is older than all the rest.
+    """
     abandoned: list[int] = []
     rest: list[int] = []
-    for step in sorted(known, key=lambda step: (known[step], step), reverse=True):
+    for step in reversed(saved):
         (abandoned if rest and step > rest[-1] else rest).append(step)
     return [*reversed(abandoned), *reversed(rest)]
 

@@ -167,9 +167,7 @@ class Persister(Generic[_Held]):
         """Note that `save` failed, to be raised in the trainer's thread."""
         error.add_note(f"in the background, while step {save.step} was saved")
         with self._changed:
-            save.error = error
-            if save.status != "committed":
-                save.status = "failed"
+            save.fail(error)
             self._failures.append(error)
 
     def _calls_if_idle(self) -> list[Callable[[], None]]:

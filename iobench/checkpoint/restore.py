@@ -43,12 +43,12 @@ _MOST_CHANGES = 10  # of what is read, by a trainer, before a reader gives up
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """A state that was restored: of which step, how its tensors were read, and which were damaged.
+    """What was restored: the step, how its tensors were read, and which steps were damaged.
 
-    `passed_over` maps the steps of damaged checkpoints to what is wrong with them.
+    `passed_over` maps the steps of damaged checkpoints to what is wrong with them. The state itself
+    is the caller's alone: it may be as large as memory.
     """
 
-    state: Any
     step: int
     transfer: Transfer
     passed_over: dict[int, str]
@@ -68,7 +68,7 @@ def load_checkpoint(
     """
     chosen = make(writer) if isinstance(writer, str) else writer
     store = store_at(location, chosen)
-    return restore(store, chosen, step, on_corrupt=on_corrupt, like=like).state
+    return restore(store, chosen, step, on_corrupt=on_corrupt, like=like)[0]
 
 
 def restore(
@@ -78,8 +78,8 @@ def restore(
     *,
     on_corrupt: OnCorrupt = "raise",
     like: Any = None,
-) -> Loaded:
-    """The state of the checkpoint `step`, or of the newest one.
+) -> tuple[Any, Loaded]:
+    """The state of the checkpoint `step`, or of the newest one, and what was restored.
 
     Every byte is read and compared with the manifest's checksums before this returns. A damaged
     checkpoint raises DataMismatchError, or with `on_corrupt="previous"` the one before it is taken,
@@ -123,7 +123,7 @@ def restore(
             warnings.warn(f"step {candidate} is passed over: {error}", RuntimeWarning, stacklevel=3)
             candidates = others
             continue
-        return Loaded(state=state, step=candidate, transfer=transfer, passed_over=passed_over)
+        return state, Loaded(step=candidate, transfer=transfer, passed_over=passed_over)
     raise DataMismatchError(f"{store}: every checkpoint is damaged: {passed_over}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,7 +20,7 @@ class Save:
     - `copying`: the snapshot is being taken (lazy saves); `waiting`: it was, and waits for storage
     - `writing`, then `committed`: durable and visible, the only status that says so
     - `superseded`: a newer snapshot took its turn; `skipped`: no slot was free
-    - `failed`: see `error`, which the Checkpointer raises at its next call
+    - `failed`: see `error`, a copy without traceback of what the Checkpointer raises
 
     `stall_s` is how long the trainer stood still, in this call and in `before_optimizer_step`;
     `persist_s` from the first byte written to the commit.
@@ -38,3 +39,15 @@ class Save:
     def on_the_way(self) -> bool:
         """Whether it is not known yet what becomes of it."""
         return self.status in ("copying", "waiting", "writing")
+
+    def fail(self, error: BaseException) -> None:
+        """Note `error`. A save that is committed stays so: something failed after it.
+
+        Without the traceback, whose frames hold the state that was saved.
+        """
+        try:
+            self.error = copy.copy(error)
+        except Exception:  # noqa: BLE001 -- its class takes other arguments than it keeps
+            self.error = RuntimeError(f"{type(error).__name__}: {error}")
+        if self.status != "committed":
+            self.status = "failed"

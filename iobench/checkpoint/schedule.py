@@ -44,8 +44,8 @@ class Every(Schedule):
     """After every `steps` steps: with 20 after the steps 19, 39, ... counted from 0."""
 
     def __init__(self, steps: int) -> None:
-        if steps < 1:
-            raise OptionError(f"Every({steps}): at least 1")
+        if type(steps) is not int or steps < 1:
+            raise OptionError(f"Every({steps!r}): a whole number, 1 or more")
         self.steps = steps
         self._last: int | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -36,10 +36,10 @@ class Serialized:
     (name -> [begin, end) behind the header) describe the tensor file.
     """
 
-    skeleton: Any
+    skeleton: Any = field(repr=False)
     leaves: Mapping[str, Leaf]
-    tensors: Mapping[str, torch.Tensor]
-    header: bytes
+    tensors: Mapping[str, torch.Tensor] = field(repr=False)
+    header: bytes = field(repr=False)
     places: Mapping[str, tuple[int, int]]
 
     @classmethod

@@ -12,7 +12,7 @@ import base64
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -38,9 +38,9 @@ class TakenApart:
     `tensors` are the state's own by their names, several of which may lie in one leaf.
     """
 
-    skeleton: Any
+    skeleton: Any = field(repr=False)
     leaves: dict[str, Leaf]
-    tensors: dict[str, torch.Tensor]
+    tensors: dict[str, torch.Tensor] = field(repr=False)
 
 
 def take_apart(state: Any) -> TakenApart:

@@ -1,1 +1,17 @@
 """State dict <-> file images: safetensors, torch zip, raw."""
+
+from importlib import import_module
+from types import ModuleType
+
+__all__ = ["raw", "safetensors", "torch_file"]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """A module of `__all__`, imported when it is named: it loads its library."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(f"{__name__}.{name}")
+
+
+def __dir__() -> list[str]:
+    return __all__

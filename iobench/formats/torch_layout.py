@@ -6,7 +6,7 @@ import os
 import zipfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
 import numpy as np
@@ -39,10 +39,10 @@ class TorchLayout:
 
     path: str
     size_bytes: int
-    texts: Mapping[int, bytearray]
+    texts: Mapping[int, bytearray] = field(repr=False)
     sizes: Mapping[int, int]
     """Bytes of each storage."""
-    storages: Mapping[int, torch.UntypedStorage]
+    storages: Mapping[int, torch.UntypedStorage] = field(repr=False)
     devices: frozenset[str]
     """The types of device that the storages are on: `cpu`, `cuda`."""
     records: Sequence[tuple[zipfile.ZipInfo, int]] = ()

@@ -16,7 +16,7 @@ from collections import deque
 from typing import Any
 
 import iobench.torch
-from iobench.checkpoint.background import BackgroundFiles
+from iobench.checkpoint.background import BackgroundFiles, absolute
 from iobench.checkpoint.save import Save
 from iobench.errors import OptionError
 from iobench.formats import torch_file
@@ -123,8 +123,8 @@ class AsyncCheckpointIO(CheckpointIO):
 
     def remove_checkpoint(self, path: Path) -> None:
         """Remove the checkpoint at `path` as soon as every save before is durable."""
-        remove = super().remove_checkpoint
-        self._background.afterwards(lambda: remove(path))
+        remove, file = super().remove_checkpoint, absolute(path)
+        self._background.afterwards(lambda: remove(file))
 
     def wait(self) -> None:
         """Wait until every save is durable. Raises what failed."""

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from iobench.checkpoint.staged import STAGING_SUFFIX, exchange
+from iobench.checkpoint.staged import STAGING_SUFFIX, exchange, reraise
 from iobench.errors import TransferError, UsageError
 from iobench.writers.files import sync_directory
 from iobench.writers.freeing import remove_tree
@@ -148,7 +148,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _sync_tree(directory: Path) -> None:
-    for path, _, files in os.walk(directory, topdown=False):
+    for path, _, files in os.walk(directory, topdown=False, onerror=reraise):
         _sync_files(Path(path, name) for name in files)
         sync_directory(path)
 

@@ -56,7 +56,7 @@ class Segment:
 
     offset: int
     length: int
-    memory: Memory
+    memory: Memory = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,8 @@ from iobench.errors import (
 )
 from iobench.testing import Bucket, LocalS3, local_s3, moto_s3
 from iobench.writers.s3 import S3Writer
+from iobench.writers.s3_objects import S3Objects
+from iobench.writers.s3_target import S3Target
 
 _SERVERS = {"rclone": local_s3, "moto": moto_s3}
 
@@ -119,6 +121,43 @@ def test_replaced(bucket: Bucket, writer: S3Writer, monkeypatch: pytest.MonkeyPa
         assert ckpt.load(2) == {"step": 21}
         ckpt.remove(2)
         assert {name.partition("/")[0] for name in bucket.names()} == {"step-1"}
+
+
+def test_removals_that_fail(
+    bucket: Bucket, writer: S3Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Warnings, once; no save fails for them, and what others removed is no failure at all."""
+
+    def refuse(objects: S3Objects, keys: list[str]) -> None:
+        if any("step-1" in key or "step-2" in key for key in keys):
+            raise TransferError(errno.EACCES, "deleting: AccessDenied", keys[0])
+        delete(objects, keys)
+
+    delete = S3Objects.delete
+    ckpt = Checkpointer(bucket.target, writer=writer, keep=KeepLast(2))
+    with monkeypatch.context() as patch, ckpt:
+        patch.setattr(S3Objects, "delete", refuse)
+        for step in (1, 2):
+            ckpt.save({"step": step}, step)
+        ckpt.load(1)
+        with pytest.warns(RuntimeWarning, match="cannot be removed .*AccessDenied.*step-2"):
+            ckpt.save({"step": 20}, 2)
+        with pytest.warns(RuntimeWarning, match="cannot be removed .*AccessDenied.*step-1"):
+            ckpt.save({"step": 3}, 3)
+        with pytest.warns(RuntimeWarning, match="cannot be removed .*AccessDenied.*step-2"):
+            ckpt.save({"step": 4}, 4)
+        ckpt.save({"step": 5}, 5)
+        assert ckpt.steps() == [1, 2, 4, 5]
+        assert ckpt.load(2) == {"step": 20}
+    with monkeypatch.context() as patch:
+        patch.setattr(S3Objects, "delete", refuse)
+        with pytest.warns(RuntimeWarning, match="cannot be removed .*AccessDenied.*step-2"):
+            ckpt = Checkpointer(bucket.target, writer=writer, keep=KeepLast(2))
+    with ckpt:
+        S3Objects(writer.client, S3Target.parse(f"{bucket.target}/step-4")).remove()
+        for step in (6, 7):
+            ckpt.save({"step": step}, step)
+        assert ckpt.steps() == [6, 7]
 
 
 def _refuse(*_: Any) -> None:

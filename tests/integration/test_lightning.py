@@ -200,23 +200,32 @@ def test_a_failure_in_the_background_ends_the_fit(tmp_path: Path) -> None:
         assert refused not in names(directory)
 
 
-def test_an_old_checkpoint_stays_until_the_new_one_is_there(tmp_path: Path) -> None:
-    """Lightning removes the old one right after asking for the new one."""
+def test_an_old_checkpoint_stays_until_the_new_one_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning removes the old one right after asking for the new one.
+
+    Relative names are those of the directory that the process was in when it gave them.
+    """
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "old.ckpt").touch()
+    monkeypatch.chdir(tmp_path)
     writer = Refusing()
     plugin = AsyncCheckpointIO(writer)
-    old, new = tmp_path / "old.ckpt", tmp_path / "new.ckpt"
-    plugin.save_checkpoint({"n": torch.arange(5)}, old)
+    plugin.save_checkpoint({"n": torch.arange(5)}, "old.ckpt")
     plugin.wait()
     writer.go.clear()
-    plugin.save_checkpoint({"n": torch.arange(6)}, new)
-    plugin.remove_checkpoint(old)
-    assert names(tmp_path) == ["old.ckpt"]
+    plugin.save_checkpoint({"n": torch.arange(6)}, "new.ckpt")
+    plugin.remove_checkpoint("old.ckpt")
+    monkeypatch.chdir("elsewhere")
+    assert names(tmp_path) == ["elsewhere", "old.ckpt"]
     writer.go.set()
-    assert len(plugin.load_checkpoint(new)["n"]) == 6
-    assert names(tmp_path) == ["new.ckpt"]
+    assert len(plugin.load_checkpoint(tmp_path / "new.ckpt")["n"]) == 6
+    assert names(tmp_path) == ["elsewhere", "new.ckpt"]
+    assert names(tmp_path / "elsewhere") == ["old.ckpt"]
     plugin.remove_checkpoint(tmp_path / "never.ckpt")
-    plugin.remove_checkpoint(new)
-    assert names(tmp_path) == []
+    plugin.remove_checkpoint(tmp_path / "new.ckpt")
+    assert names(tmp_path) == ["elsewhere"]
     plugin.teardown()
 
 

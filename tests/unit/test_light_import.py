@@ -36,3 +36,20 @@ def test_testing_needs_no_pytest() -> None:
     code = "import sys, iobench.testing; print(*{'pytest', 'hypothesis'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_everything_by_attribute() -> None:
+    """After `import iobench` alone all that is public resolves, and dir() lists it."""
+    code = """
+import iobench
+assert {*iobench.__all__} <= {*dir(iobench)}
+for name in dir(iobench):
+    getattr(iobench, name)
+iobench.results.load, iobench.testing.check_writer
+for part in (iobench.formats, iobench.integrations):
+    assert {*part.__all__} <= {*dir(part)}
+iobench.formats.safetensors.save, iobench.integrations.dcp.StorageWriter
+for part in (iobench, iobench.formats, iobench.integrations):
+    assert not hasattr(part, "nothing")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

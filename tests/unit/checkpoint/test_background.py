@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from iobench.checkpoint.background import BackgroundFiles
+from iobench.checkpoint.background import BackgroundFiles, absolute
 from iobench.errors import OptionError, StateError, TransferError
 from iobench.formats import torch_image
 from iobench.writers.buffered import BufferedWriter
@@ -63,6 +63,20 @@ def test_the_file_is_stock_and_as_it_was(tmp_path: Path) -> None:
         assert save.transfer is not None
         assert save.transfer.durable
     assert (tmp_path / "f.pt").read_bytes() == (tmp_path / "stock" / "f.pt").read_bytes()
+
+
+def test_a_relative_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is one of the directory that the process was in when it saved."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    writer = Held()
+    with files(writer) as background:
+        background.save({"a": 1}, "f.pt")
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        writer.go.set()
+        background.wait()
+    assert (tmp_path / "f.pt").is_file()
+    assert absolute("s3://bucket/run/f.pt") == "s3://bucket/run/f.pt"
 
 
 def test_none_is_dropped(tmp_path: Path) -> None:

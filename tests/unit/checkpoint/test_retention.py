@@ -25,14 +25,23 @@ def test_keep_every() -> None:
     assert KeepEvery(steps=8).kept(_HOURLY) == {0, 8, 16}
 
 
-def test_the_order_is_that_of_age() -> None:
-    """The newest is the last that is given, whatever its step; periods go by time and by step."""
-    gone_back = {300: 3.0, 100: 1.0, 200: 2.0, 210: 4.0}
+def test_training_that_went_back() -> None:
+    """The newest is the one saved last, whatever its step; abandoned steps are the oldest."""
+    gone_back = {100: 1.0, 200: 2.0, 300: 3.0, 210: 4.0}
     assert KeepLast(2).obsolete(gone_back) == [300, 100]
     assert KeepLast(4).obsolete(gone_back) == []
     assert KeepEvery(hours=2 / 3600).kept(gone_back) == {100, 300}
-    assert KeepEvery(steps=100).kept(gone_back) == {100, 200, 300}
+    assert KeepEvery(steps=100).kept(gone_back) == {100, 200, 300, 210}
     assert KeepEvery(steps=1000).obsolete(gone_back) == [300, 200]
+    before = {0: 0.0, 120: 1.0, 230: 2.0}
+    assert KeepEvery(steps=100).kept({**before, 100: 3.0}) == {0, 120, 230, 100}
+
+
+def test_a_clock_that_goes_back() -> None:
+    """Steps that were kept stay kept, and counting goes on from the clock's new time."""
+    hours = [0, 0.5, 1, 2, -3, -2.5, -2, 2.1]
+    created_s = {step: at * 3600.0 for step, at in enumerate(hours)}
+    assert KeepEvery(hours=1).kept(created_s) == {0, 2, 3, 4, 6, 7}
 
 
 def test_either() -> None:
@@ -42,28 +51,42 @@ def test_either() -> None:
     assert KeepLast(1).obsolete({}) == []
 
 
-@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 5), st.integers(1, 90))
+@given(st.lists(st.integers(-60, 50), max_size=30), st.integers(1, 5), st.integers(1, 90))
 def test_removing_at_once_or_bit_by_bit(gaps: list[int], count: int, period: int) -> None:
-    """What is kept does not depend on when retention ran: nothing kept is missed later."""
-    policy = KeepLast(count) | KeepEvery(hours=period / 3600)
+    """What is kept does not depend on when retention ran, nor on a clock that is set back."""
+    every = KeepEvery(hours=period / 3600)
+    policy = KeepLast(count) | every
     everything: dict[int, float] = {}
     held: dict[int, float] = {}
+    kept: set[int] = set()
     at = 0.0
     for step, gap in enumerate(gaps):
         at += gap
         everything[step] = held[step] = at
         for gone in policy.obsolete(held):
             del held[gone]
+        kept |= every.kept(held)
+        assert kept <= held.keys()
     assert set(held) == policy.kept(everything)
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: KeepLast(0), lambda: KeepEvery(), lambda: KeepEvery(hours=-1)]
+    "make",
+    [
+        lambda: KeepLast(0),
+        lambda: KeepLast("3"),
+        lambda: KeepLast(2.5),
+        lambda: KeepEvery(),
+        lambda: KeepEvery(hours=-1),
+        lambda: KeepEvery(hours="6"),
+    ],
 )
 def test_nonsense(make) -> None:
-    """A policy that would keep nothing is refused."""
+    """A policy that would keep nothing, or is of another type, is refused."""
     with pytest.raises(OptionError):
         make()
+    with pytest.raises(TypeError, match="unsupported operand"):
+        KeepLast(3) | 5
 
 
 def test_both_periods() -> None:

@@ -112,7 +112,13 @@ def test_auto_tries_again() -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: Every(0), lambda: Auto(0), lambda: Auto(1.5), lambda: Auto(0.1, warmup_steps=1)],
+    [
+        lambda: Every(0),
+        lambda: Every("5"),
+        lambda: Auto(0),
+        lambda: Auto(1.5),
+        lambda: Auto(0.1, warmup_steps=1),
+    ],
 )
 def test_nonsense(make) -> None:
     """Values that cannot be meant are refused."""

@@ -241,6 +241,22 @@ def test_failed_sync_of_a_nested_directory(tmp_path: Path, monkeypatch) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_directory_that_cannot_be_listed(tmp_path: Path, monkeypatch) -> None:
+    """What was not synced is not published."""
+
+    def fill(directory: Path) -> None:
+        (directory / "file").write_bytes(b"whole")
+        patch.setattr(os, "scandir", _broken)
+
+    with (
+        pytest.raises(TransferError, match="committing") as caught,
+        monkeypatch.context() as patch,
+    ):
+        _checkpoint(tmp_path / "final", fill)
+    assert caught.value.errno == errno.EIO
+    assert not (tmp_path / "final").exists()
+
+
 def test_manifest_that_is_no_json(tmp_path: Path) -> None:
     """A manifest that JSON cannot hold is the caller's error, and nothing is visible."""
     with (

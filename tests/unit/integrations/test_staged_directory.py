@@ -176,11 +176,11 @@ def test_the_working_directory_is_not_replaced(
 
 
 @pytest.mark.parametrize("there", [True, False])
-@pytest.mark.parametrize("failing", ["last", "run"])
+@pytest.mark.parametrize("failing", ["last", "run", "listing"])
 def test_a_failure_leaves_what_was_there(
     failing: str, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the new directory cannot be synced, or at last the one that it is in."""
+    """Whether the new directory cannot be synced or listed, or at last the one that it is in."""
     final = tmp_path / "run" / "last"
     if there:
         publish(final, "1", "a")
@@ -192,9 +192,15 @@ def test_a_failure_leaves_what_was_there(
         if Path(path).name == failing:
             raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(staged_directory, "sync_directory", fail)
-    with pytest.raises(TransferError, match="publishing"):
-        staged.publish()
+    def no_listing(path: Path) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(staged_directory, "sync_directory", fail)
+        if failing == "listing":
+            patch.setattr(os, "scandir", no_listing)
+        with pytest.raises(TransferError, match="publishing"):
+            staged.publish()
     staged.discard()
     assert tree(tmp_path) == ({"run/last/a": "1"} if there else {})
 

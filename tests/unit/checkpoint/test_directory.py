@@ -1,0 +1,212 @@
+"""What others do to a run's directory: removed steps, links, another directory at its name."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from iobench import Checkpointer, KeepEvery, KeepLast, load_checkpoint
+from iobench.checkpoint.staged import STAGING_SUFFIX
+from iobench.checkpoint.store import DirectoryStore
+from iobench.errors import TargetError, TransferError
+
+
+@pytest.fixture
+def ckpt(runs: Path) -> Iterator[Checkpointer]:
+    """One that keeps the last two, closed at the end."""
+    with Checkpointer(runs / "a", writer="buffered", keep=KeepLast(2)) as made:
+        yield made
+
+
+def _names(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()} - {".iobench-lock"}
+
+
+def _move_away(step: Path, to: Path) -> Path:
+    """Move a checkpoint, as to another disk, and leave a link in its place."""
+    moved = to / f"moved-{step.name}"
+    step.rename(moved)
+    step.symlink_to(moved)
+    return moved
+
+
+def test_a_clock_that_goes_back(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """KeepEvery(hours) keeps what it kept, in one process and after a restart."""
+    keep = KeepEvery(hours=1)
+    hours = [0, 1, 2, -1, 0, 0.1]
+    for steps in ((0, 1, 2, 3), (4, 5)):
+        with Checkpointer(runs, writer="buffered", keep=keep) as ckpt:
+            for step in steps:
+                monkeypatch.setattr(time, "time", lambda at=hours[step] * 3600: at)
+                ckpt.save({"step": step}, step)
+    assert ckpt.steps() == [0, 1, 2, 3, 4, 5]
+
+
+def test_steps_removed_by_others(ckpt: Checkpointer, runs: Path) -> None:
+    """Retention goes on, and remove() is content."""
+    for step in (1, 2):
+        ckpt.save({"step": step}, step)
+    shutil.rmtree(runs / "a" / "step-1")
+    for step in (3, 4, 5):
+        ckpt.save({"step": step}, step)
+    assert ckpt.steps() == [4, 5]
+    shutil.rmtree(runs / "a" / "step-4")
+    ckpt.remove(4)
+    ckpt.save({"step": 4}, 4)
+
+
+@pytest.mark.parametrize("how", ["save", "save_async"])
+def test_a_removal_that_fails(
+    ckpt: Checkpointer, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A warning, once, and no failure of the save; others are removed, and it is tried again."""
+    remove = DirectoryStore.remove
+
+    def refuse(store: DirectoryStore, step: int) -> None:
+        if step == 1:
+            raise TransferError(errno.EACCES, "removing: Permission denied", "step-1")
+        remove(store, step)
+
+    def save(step: int) -> None:
+        getattr(ckpt, how)({"step": step}, step)
+        ckpt.wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DirectoryStore, "remove", refuse)
+        for step in (1, 2):
+            save(step)
+        with pytest.warns(RuntimeWarning, match=r"cannot be removed .*Permission denied: 'step-1'"):
+            save(3)
+        for step in (4, 5):
+            save(step)
+        assert ckpt.steps() == [1, 4, 5]
+    save(6)
+    assert ckpt.steps() == [5, 6]
+    assert {save.status for save in ckpt.saves} == {"committed"}
+
+
+def test_leftovers_that_cannot_be_removed(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They do not keep a Checkpointer from its directory, nor from removing the others."""
+    left = [runs / f".step-{step}.abcd{STAGING_SUFFIX}" for step in (1, 2, 3)]
+    for path in left:
+        path.mkdir()
+    removal = "iobench.checkpoint.removal.remove_tree"
+    remove_tree = shutil.rmtree
+
+    def refuse(path: Path) -> None:
+        if path == left[1]:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        remove_tree(path)
+
+    monkeypatch.setattr(removal, refuse)
+    with pytest.warns(RuntimeWarning, match=r"Permission denied: .*/\.step-2\.abcd"):
+        Checkpointer(runs, writer="buffered").close()
+    assert _names(runs) == {left[1].name}
+
+
+def test_a_step_that_is_a_link(ckpt: Checkpointer, runs: Path) -> None:
+    """It loads. Removed or replaced, the link goes and what it leads to stays; all opens again."""
+    at = runs / "a"
+    for step in (1, 2):
+        ckpt.save({"step": step}, step)
+    moved = [_move_away(at / f"step-{step}", runs) for step in (1, 2)]
+    assert [load_checkpoint(at, step)["step"] for step in (1, 2)] == [1, 2]
+    ckpt.load(1)
+    ckpt.save({"step": 20}, 2)  # in place of the second
+    ckpt.save({"step": 30}, 3)  # the first is not kept any more
+    assert _names(at) == {"step-2", "step-3"}
+    assert all((path / "manifest.json").is_file() for path in moved)
+    ckpt.close()
+    (at / f".step-1.abcd{STAGING_SUFFIX}").symlink_to(moved[0])  # as 0.1.0 left it
+    (at / f".step-2.abcd{STAGING_SUFFIX}").symlink_to(runs / "gone")
+    with Checkpointer(at, writer="buffered") as again:
+        assert again.load()["step"] == 30
+    assert _names(at) == {"step-2", "step-3"}
+    assert all((path / "manifest.json").is_file() for path in moved)
+
+
+def test_a_step_that_is_a_link_to_nothing(ckpt: Checkpointer, runs: Path, gated) -> None:
+    """Its disk is not mounted: the step is not there, and is refused before anything is written."""
+    ckpt.save({"step": 1}, 1)
+    moved = _move_away(runs / "a" / "step-1", runs)
+    moved.rename(runs / "unmounted")
+    ckpt.close()
+    gated.let()
+    with Checkpointer(runs / "a", writer=gated) as again:
+        assert again.latest() is None
+        with pytest.raises(TargetError, match="step-1 exists"):
+            again.save({"step": 1}, 1)
+    assert not gated.begun.acquire(blocking=False)
+    assert _names(runs / "a") == {"step-1"}
+
+
+def test_links_that_cannot_be_followed(ckpt: Checkpointer, monkeypatch) -> None:
+    """A step on a disk that fails is told as such an error, with its errno."""
+    ckpt.save({"step": 1}, 1)
+
+    def fail(path: Path) -> bool:
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    monkeypatch.setattr(Path, "is_file", fail)
+    with pytest.raises(TransferError, match="listing") as caught:
+        ckpt.steps()
+    assert caught.value.errno == errno.ESTALE
+
+
+def test_relative_to_where_it_was_made(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative location is one of the directory that the process was in at the construction."""
+    elsewhere = runs / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(runs)
+    with Checkpointer("a", writer="buffered") as ckpt:
+        monkeypatch.chdir(elsewhere)
+        ckpt.save({"step": 1}, 1)
+        ckpt.save_async({"step": 2}, 2)
+        ckpt.wait()
+        assert ckpt.load() == {"step": 2}
+    assert _names(runs / "a") == {"step-1", "step-2"}
+    assert not _names(elsewhere)
+
+
+@pytest.mark.parametrize("remade", [False, True])
+def test_another_directory_at_its_name(runs: Path, remade: bool) -> None:
+    """Removed, and perhaps made again by another: nothing is saved there, and nothing removed."""
+    at = runs / "a"
+    first = Checkpointer(at, writer="buffered", keep=KeepLast(1))
+    first.save({"step": 1}, 1)
+    shutil.rmtree(at)
+    second = Checkpointer(at, writer="buffered") if remade else None
+    if second:
+        second.save({"by": "the second"}, 1)
+    for act in (
+        lambda: first.save({"step": 2}, 2),
+        lambda: first.remove(1),
+        lambda: (first.save_async({"step": 2}, 2), first.wait()),
+    ):
+        with pytest.raises(TargetError, match="was removed or replaced since"):
+            act()
+    first.close()
+    assert at.exists() is remade
+    if second:
+        assert _names(at) == {"step-1"}
+        second.save({"by": "the second"}, 2)
+        second.close()
+
+
+def test_removed_while_it_is_written(runs: Path, gated) -> None:
+    """A writer makes the directories that it misses; what it wrote is no checkpoint."""
+    at = runs / "a"
+    ckpt = Checkpointer(at, writer=gated)
+    save = ckpt.save_async({"step": 1}, 1)
+    gated.begun.acquire()
+    shutil.rmtree(at)
+    gated.let()
+    with pytest.raises(TargetError, match="was removed or replaced since"):
+        ckpt.close()
+    assert save.status == "failed"
+    assert not _names(at)

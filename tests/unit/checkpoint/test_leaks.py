@@ -1,0 +1,166 @@
+"""What a Checkpointer holds on to after a save or a load: no state, no descriptor, no directory."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import resource
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from iobench import Checkpointer
+from iobench.checkpoint.background import BackgroundFiles
+from iobench.checkpoint.save import Save
+from iobench.checkpoint.serialized import Serialized
+from iobench.checkpoint.state_tree import take_apart
+from iobench.errors import TransferError, UnavailableError
+from iobench.formats import torch_image
+from iobench.writers.buffered import BufferedWriter
+from iobench.writers.transfer import Transfer
+
+
+class _Broken(BufferedWriter):
+    """Fails every write with what `fail` raises; the tensors are in its frame."""
+
+    def write_many(self, images: Any, target: Any, **options: Any) -> Transfer:
+        super().write_many(images, target, **options)
+        raise TransferError(errno.EIO, "broken", str(target))
+
+    def write(self, image: Any, target: Any, **options: Any) -> Transfer:
+        return self.write_many([image], target, **options)
+
+
+def _failing_save(save: Any) -> weakref.ref[torch.Tensor]:
+    """Save a state and drop it, with the error; returns a reference to its tensor."""
+    state = {"w": torch.ones(10)}
+    with pytest.raises(TransferError, match="broken"):
+        save(state)
+    return weakref.ref(state["w"])
+
+
+def _in_the_background(ckpt: Checkpointer, state: Any) -> None:
+    ckpt.save_async(state, 1)
+    ckpt.wait()
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_failed_saves_keep_no_state(runs: Path, lazy: bool) -> None:
+    """`saves` has their errors, without the frames that hold what was to be saved."""
+    with Checkpointer(runs, writer=_Broken(), lazy=lazy) as ckpt:
+        held = [
+            _failing_save(lambda state: ckpt.save(state, 1)),
+            _failing_save(lambda state: _in_the_background(ckpt, state)),
+        ]
+        gc.collect()
+        assert [one() for one in held] == [None, None]
+        for save in ckpt.saves:
+            assert save.status == "failed"
+            assert isinstance(save.error, TransferError)
+            assert (save.error.errno, save.error.filename is None) == (errno.EIO, False)
+            assert save.error.__traceback__ is None
+
+
+def test_failed_files_keep_no_state(runs: Path) -> None:
+    """The same for torch files in the background."""
+    files = BackgroundFiles(_Broken())
+
+    def save(state: Any) -> None:
+        files.save(state, runs / "f.pt")
+        files.wait()
+
+    held = _failing_save(save)
+    gc.collect()
+    assert held() is None
+    assert [save.status for save in files.saves] == ["failed"]
+    files.close()
+
+
+def test_errors_of_every_class(runs: Path) -> None:
+    """One whose class cannot be copied is told by its name and text."""
+    save = Save(step=1, status="writing", created_s=0)
+    save.fail(UnavailableError("s3", "no key.", "Make one."))
+    assert isinstance(save.error, RuntimeError)
+    assert str(save.error) == "UnavailableError: s3 is not available here: no key. Make one."
+    assert save.status == "failed"
+
+
+def test_what_was_loaded(runs: Path) -> None:
+    """The restored state is the caller's alone."""
+    with Checkpointer(runs, writer="buffered") as ckpt:
+        ckpt.save({"w": torch.ones(10)}, 1)
+        state = ckpt.load()
+        held = weakref.ref(state["w"])
+        del state
+        gc.collect()
+        assert held() is None
+        assert ckpt.loaded is not None
+        assert (ckpt.loaded.step, ckpt.loaded.passed_over) == (1, {})
+
+
+def test_reprs_without_tensors(runs: Path) -> None:
+    """What a traceback or a log shows of a state is its form, not its values."""
+    plain = {"w": torch.full((3,), 0.12345), "text": "secret"}
+    state = Serialized.of(plain)
+    layout = torch_image.layout("f.pt", plain, runs)
+    shown = repr((state, take_apart(plain), state.image(), state.leaves["w"], layout))
+    for value in ("0.123", "secret", "tensor(", "array("):
+        assert value not in shown
+    assert "Leaf(float32 [3], 12 bytes)" in shown
+
+
+def _descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+def test_failed_saves_keep_no_descriptor(runs: Path) -> None:
+    """Nor a directory."""
+    with Checkpointer(runs, writer=_Broken()) as ckpt:
+        _failing_save(lambda state: ckpt.save(state, 1))
+        before = _descriptors()
+        for step in range(3):
+            _failing_save(lambda state, step=step: ckpt.save(state, step))
+            _failing_save(lambda state: _in_the_background(ckpt, state))
+        assert _descriptors() == before
+    assert {path.name for path in runs.iterdir()} == {".iobench-lock"}
+
+
+@contextmanager
+def _free_descriptors(count: int) -> Iterator[None]:
+    """This process can open `count` more inside the block."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = {int(name) for name in _descriptors()}
+    limit = max(opened)
+    fill = [os.open("/dev/null", os.O_RDONLY) for _ in range(limit - len(opened) + 1)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, *fill) + 1 + count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in fill:
+            os.close(fd)
+
+
+@pytest.mark.parametrize("writer", ["buffered", "hybrid"])
+def test_no_descriptor_left(runs: Path, writer: str) -> None:
+    """A save that fails for want of descriptors, at whichever, leaves nothing half written."""
+    with Checkpointer(runs, writer=writer) as ckpt:
+        ckpt.save({"w": torch.ones(10)}, 0)
+        errors: list[OSError] = []
+        for count in range(12):
+            with _free_descriptors(count):
+                try:
+                    ckpt.save({"w": torch.ones(10)}, count + 1)
+                except OSError as error:
+                    errors.append(error)
+            names = {path.name for path in runs.iterdir()}
+            assert names == {".iobench-lock", *(f"step-{step}" for step in ckpt.steps())}
+        assert {error.errno for error in errors} == {errno.EMFILE}
+        assert not any(getattr(error, "__notes__", []) for error in errors)
+        assert 4 < len(errors) < 12
