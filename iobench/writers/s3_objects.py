@@ -9,7 +9,7 @@ from typing import Any
 
 from iobench.errors import IobenchError
 from iobench.writers.s3_client import S3Client
-from iobench.writers.s3_errors import code_of
+from iobench.writers.s3_errors import CorruptedError, code_of
 from iobench.writers.s3_target import S3Target
 from iobench.writers.transfer import Meter
 
@@ -79,18 +79,17 @@ class S3Objects:
         """Delete the objects of these keys; those that are gone already are as good."""
         for start in range(0, len(keys), _AT_ONCE):
             batch = keys[start : start + _AT_ONCE]
-            request = {"Objects": [{"Key": key} for key in batch], "Quiet": True}
+            request = {"Objects": [{"Key": key} for key in batch]}
             answer = self._call(
                 lambda s3, request=request: s3.delete_objects(
                     Bucket=self._place.bucket, Delete=request
                 ),
                 "deleting objects of",
             )
-            for failed in answer.get("Errors", []):  # one by one, for an error of its own
+            deleted = {entry.get("Key") for entry in answer.get("Deleted", [])}
+            for left in (key for key in batch if key not in deleted):  # for an error of its own
                 self._call(
-                    lambda s3, key=failed["Key"]: s3.delete_object(
-                        Bucket=self._place.bucket, Key=key
-                    ),
+                    lambda s3, key=left: s3.delete_object(Bucket=self._place.bucket, Key=key),
                     "deleting an object of",
                 )
 
@@ -112,8 +111,13 @@ class S3Objects:
         where = {"Bucket": self._place.bucket, "Prefix": self._place.key, **more}
 
         def all_pages(s3: Any) -> list[Any]:
-            pages = s3.get_paginator(operation).paginate(**where)
-            return [entry for page in pages for entry in page.get(kind, [])]
+            found: list[Any] = []
+            for page in s3.get_paginator(operation).paginate(**where):
+                # Every store says of which bucket it is; a page of a proxy would be an empty list.
+                if not page.get("Name") and not page.get("Bucket"):
+                    raise CorruptedError("the server's answer is not a list of a bucket")
+                found += page.get(kind, [])
+            return found
 
         try:
             yield from self._call(all_pages, doing)
