@@ -16,7 +16,15 @@ from iobench.errors import (
 )
 from iobench.writers.s3_retry import Trouble
 
-__all__ = ["CorruptedError", "code_of", "explain", "judge", "status_of", "without_login"]
+__all__ = [
+    "CorruptedError",
+    "code_of",
+    "explain",
+    "having",
+    "judge",
+    "status_of",
+    "without_login",
+]
 
 _THROTTLING = {
     *("SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded"),
@@ -50,7 +58,15 @@ _UNREACHED = (
 
 
 class CorruptedError(OSError):
-    """The server's checksum of what it received is not ours: worth another try."""
+    """An answer that is not the store's, or a checksum that is not ours: worth another try."""
+
+
+def having(answer: Any, *names: str) -> Any:
+    """`answer`, if it has `names`. Raises CorruptedError: a page of a proxy has none of them."""
+    for name in names:
+        if answer.get(name) in (None, ""):
+            raise CorruptedError(f"the server's answer has no {name}")
+    return answer
 
 
 def code_of(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from iobench.errors import IobenchError
 from iobench.writers.s3_client import S3Client
-from iobench.writers.s3_errors import CorruptedError, code_of
+from iobench.writers.s3_errors import CorruptedError, code_of, having
 from iobench.writers.s3_target import S3Target
 from iobench.writers.transfer import Meter
 
@@ -62,12 +62,28 @@ class S3Objects:
             if self._is_ours(entry["Key"])
         ]
 
+    def try_writing(self, name: str) -> None:
+        """Begin an upload to `name` and abort it: what a write needs, and no object ever."""
+        target = self._place.below(name)
+        where = {"Bucket": target.bucket, "Key": target.key}
+        answer = self._call(
+            lambda s3: having(s3.create_multipart_upload(**where), "UploadId"), "trying to write"
+        )
+        try:
+            self._abort(target, answer["UploadId"])
+        except BaseException as error:
+            error.add_note(f"{target}: an upload is left; type: iobench s3 abort-uploads {target}")
+            raise
+
     def abort(self, upload: UnfinishedUpload) -> None:
         """Abort `upload`; one that is gone already is as good."""
+        self._abort(upload.target, upload.upload_id)
+
+    def _abort(self, target: S3Target, upload_id: str) -> None:
         try:
             self._call(
                 lambda s3: s3.abort_multipart_upload(
-                    Bucket=upload.target.bucket, Key=upload.target.key, UploadId=upload.upload_id
+                    Bucket=target.bucket, Key=target.key, UploadId=upload_id
                 ),
                 "aborting an upload to",
             )

@@ -14,11 +14,11 @@ from typing import Any
 from iobench.errors import TransferError
 from iobench.writers.s3_checksum import Checksum
 from iobench.writers.s3_client import S3Client
-from iobench.writers.s3_errors import CorruptedError, code_of
+from iobench.writers.s3_errors import code_of, having
 from iobench.writers.s3_target import S3Target
 from iobench.writers.transfer import Meter
 
-__all__ = ["S3Proof", "SentObject", "with_etag"]
+__all__ = ["S3Proof", "SentObject"]
 
 _REMOVAL_ATTEMPTS = 4
 _LEFT = "the key holds another object, which was left there"
@@ -46,13 +46,6 @@ class SentObject:
         return bool(self.etag) and str(found.get("ETag")).strip('"') == self.etag
 
 
-def with_etag(answer: Any) -> Any:
-    """`answer`, if it has an ETag. Raises CorruptedError: without one it is not the store's."""
-    if not answer.get("ETag"):
-        raise CorruptedError("the server's answer has no ETag")
-    return answer
-
-
 class S3Proof:
     """What the store holds under the key `target`, compared with what was sent there."""
 
@@ -62,7 +55,7 @@ class S3Proof:
 
     def head(self, s3: Any) -> Any:
         """The answer to HeadObject, with the checksum if the store keeps one."""
-        return with_etag(s3.head_object(**self._where, ChecksumMode="ENABLED"))
+        return having(s3.head_object(**self._where, ChecksumMode="ENABLED"), "ETag")
 
     def check(self, answer: Mapping[str, Any], sent: SentObject, meter: Meter) -> None:
         """Compare the checksum that the store returns, in `answer` or else by HeadObject.

@@ -11,9 +11,9 @@ from iobench.errors import IobenchError, TransferError
 from iobench.writers.image import Bytes
 from iobench.writers.s3_checksum import Checksum
 from iobench.writers.s3_client import S3Client
-from iobench.writers.s3_errors import CorruptedError, code_of, judge, status_of
+from iobench.writers.s3_errors import CorruptedError, code_of, having, judge, status_of
 from iobench.writers.s3_parts import PartBody, SentPart, etag_of
-from iobench.writers.s3_proof import S3Proof, SentObject, with_etag
+from iobench.writers.s3_proof import S3Proof, SentObject
 from iobench.writers.s3_target import S3Target
 from iobench.writers.transfer import Meter
 
@@ -41,7 +41,7 @@ class S3Upload:
         self._parts: dict[int, SentPart] = {}
         self._proof = S3Proof(client, target)
         self.stop = threading.Event()
-        """Set when the upload is given up: nobody waits for another attempt then."""
+        """Set when no more parts are sent: none waits for another attempt then."""
 
     @property
     def begun(self) -> bool:
@@ -109,6 +109,7 @@ class S3Upload:
                 ),
                 f"uploading part {number}",
                 meter,
+                self.stop,
             )
         meter.count(PART_UPLOAD, size)
         self._parts[number] = SentPart(etag=answer["ETag"], size_bytes=size, checksum=value)
@@ -175,10 +176,7 @@ class S3Upload:
     # Inside.
 
     def _create(self, s3: Any, known: dict[str, str]) -> Any:
-        answer = s3.create_multipart_upload(**self._where, **known)
-        if not answer.get("UploadId"):
-            raise CorruptedError("the server's answer has no UploadId")
-        return answer
+        return having(s3.create_multipart_upload(**self._where, **known), "UploadId")
 
     def _sent(self, parts: Sequence[SentPart]) -> SentObject:
         checksums: tuple[str, ...] = ()
@@ -198,8 +196,10 @@ class S3Upload:
             _unfinished.pop(self._id, None)
         self._id = None
 
-    def _call(self, request: Any, doing: str, meter: Meter) -> Any:
-        return self._client.call(request, meter, doing=doing, where=self._target, stop=self.stop)
+    def _call(
+        self, request: Any, doing: str, meter: Meter, stop: threading.Event | None = None
+    ) -> Any:
+        return self._client.call(request, meter, doing=doing, where=self._target, stop=stop)
 
     def _field(self, value: int) -> dict[str, str]:
         return {self._checksum.field: self._checksum.text(value)} if self._checksum else {}
@@ -237,13 +237,12 @@ class S3Upload:
                     f"the server received other bytes: {self._checksum.name} is {told}, "
                     f"{sent} was sent"
                 )
-        return with_etag(answer)
+        return having(answer, "ETag")
 
     def _complete(self, s3: Any, request: dict[str, Any], sent: SentObject) -> Any:
         try:
-            return with_etag(
-                s3.complete_multipart_upload(**self._where, UploadId=self._id, **request)
-            )
+            answer = s3.complete_multipart_upload(**self._where, UploadId=self._id, **request)
+            return having(answer, "ETag")
         except Exception as error:
             if code_of(error) == "NoSuchUpload":  # an earlier attempt, whose answer was lost?
                 found = self._proof.head(s3)
