@@ -16,6 +16,8 @@ from iobench.units import MIB
 from iobench.writers.image import FileImage
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_errors import having
+from iobench.writers.s3_retry import RetryPolicy
+from iobench.writers.workers import Blocks
 
 _TARGET = "s3://bucket/run"
 _STATE = {"w": torch.arange(1000.0), "b": torch.ones(3)}
@@ -205,8 +207,14 @@ def test_a_probe_that_cannot_be_aborted(server, writer) -> None:
 def test_the_first_failure_is_the_one_that_is_raised(
     server, writer, monkeypatch, operation
 ) -> None:
-    """One part is refused while another waits to be sent again: the refusal, not SlowDown."""
+    """One part is refused while another waits to be sent again: the refusal, not SlowDown.
+
+    The refusal is noted before the wait ends, so what the waiting worker raises comes second.
+    """
     throttled, waits = threading.Event(), threading.Event()
+    given_up: list[threading.Event] = []
+    order: list[str] = []
+    wait_for, set_it, cancel = threading.Event.wait, threading.Event.set, Blocks.cancel
 
     def slow_down(handler, _) -> None:
         handler.error(503, "SlowDown")
@@ -218,20 +226,32 @@ def test_the_first_failure_is_the_one_that_is_raised(
         handler.error(403, "AccessDenied")
 
     def wait(event: threading.Event, timeout: float | None = None) -> bool:
-        waits.set()
+        if timeout == 61.0:
+            given_up.append(event)
+            waits.set()
         return wait_for(event, timeout)
+
+    def set_and_noted(event: threading.Event) -> None:
+        if event in given_up:
+            order.append("wait ends")
+        set_it(event)
+
+    def cancel_and_noted(blocks: Blocks) -> None:
+        order.append("failure noted")
+        cancel(blocks)
 
     data = content(2 * 5 * MIB)
     server.objects["run/model"] = data.tobytes()
-    stop = threading.Event
-    wait_for = stop.wait
-    monkeypatch.setattr("iobench.writers.s3_retry.RetryPolicy.delay_s", lambda *_: 60.0)
-    monkeypatch.setattr(stop, "wait", wait)
+    monkeypatch.setattr(RetryPolicy, "delay_s", lambda *_: 61.0)
+    monkeypatch.setattr(threading.Event, "wait", wait)
+    monkeypatch.setattr(threading.Event, "set", set_and_noted)
+    monkeypatch.setattr(Blocks, "cancel", cancel_and_noted)
     server.fail(operation, slow_down)
     server.fail(operation, denied)
     image = FileImage.of("model", [bytearray(data)])
     with pytest.raises(UnavailableError, match="AccessDenied"):
         (writer.write if operation == "part" else writer.read)(image, _TARGET)
+    assert order[:2] == ["failure noted", "wait ends"]
 
 
 def test_what_an_answer_lacks() -> None:
