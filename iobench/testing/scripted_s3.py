@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import re
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -307,10 +308,18 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = False  # so that server_close waits for them
     script: ScriptedS3
 
-    def __init__(self, script: ScriptedS3) -> None:
+    def __init__(self, script: ScriptedS3, tls: ssl.SSLContext | None) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.script = script
+        self.script, self._tls = script, tls
         self._open: list[socket.socket] = []
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, address = super().get_request()
+        if self._tls is not None:  # the handshake comes with the first read, in its own thread
+            connection = self._tls.wrap_socket(
+                connection, server_side=True, do_handshake_on_connect=False
+            )
+        return connection, address
 
     def process_request(self, request: Any, client_address: Any) -> None:
         self._open.append(request)
@@ -326,11 +335,12 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def scripted_s3() -> Iterator[ScriptedS3]:
-    """The server, listening on 127.0.0.1 for the length of the block."""
+def scripted_s3(tls: ssl.SSLContext | None = None) -> Iterator[ScriptedS3]:
+    """The server, listening on 127.0.0.1 for the length of the block; with `tls` by https."""
     script = ScriptedS3()
-    server = _Server(script)
-    script.endpoint_url = f"http://127.0.0.1:{server.server_address[1]}"
+    server = _Server(script, tls)
+    scheme = "http" if tls is None else "https"
+    script.endpoint_url = f"{scheme}://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
