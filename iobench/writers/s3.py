@@ -39,9 +39,10 @@ _PROBE = ".iobench-probe"
 class S3Writer(Writer):
     """Objects in a store that speaks S3. Targets are `s3://bucket/prefix`, or a key for `open`.
 
-    Durable means: the store answered 200 to CompleteMultipartUpload (or PutObject), its body held
-    no error, and the checksum that it tells is ours. `durable=False` changes nothing but the label.
-    A failed or interrupted write is aborted: the key keeps what it had, and no upload stays behind.
+    Durable means: the store answered 200 to CompleteMultipartUpload (or PutObject) with an ETag,
+    and the checksum that it returns, then or by HeadObject, is ours. `durable=False` changes
+    nothing but the label. A failed or interrupted write is aborted: the key keeps what it had, and
+    no upload stays behind.
     """
 
     name = "s3"
