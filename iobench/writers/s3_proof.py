@@ -105,7 +105,7 @@ class S3Proof:
 
         def remove(s3: Any) -> str:
             etag = s3.head_object(**self._where).get("ETag")
-            if etag not in etags:
+            if not etag or etag not in etags:
                 return _LEFT
             s3.delete_object(**self._where, IfMatch=etag)  # somebody may replace it just now
             return "it was removed"
