@@ -31,7 +31,8 @@ class StagedObjects:
     def __init__(self, final: str, writer: S3Writer) -> None:
         self.directory = final
         self._writer = writer
-        self._objects = S3Objects(writer.client, S3Target.parse(final))
+        place = S3Target.parse(final)
+        self._objects, self._manifest = S3Objects(writer.client, place), place.below(MANIFEST).key
         self.published = False
 
     def __enter__(self) -> Self:
@@ -59,6 +60,8 @@ class StagedObjects:
         if self.published:
             return
         try:
+            # First: without it the other files are no checkpoint. Its own answer may be lost.
+            self._objects.delete([self._manifest])
             self._objects.remove()
         except IobenchError as failure:
             if error is None:

@@ -159,15 +159,32 @@ def _unpickled(
 @contextmanager
 def _damage(file: str) -> Iterator[None]:
     """What torch raises on a damaged file, as DataMismatchError; a refusal to unpickle as it is."""
+    outer = sys.exception()
     try:
         yield
     except (IobenchError, pickle.UnpicklingError):
         raise
     except _DAMAGE as error:
+        _raise_unread(error, outer, file)
         first_line = str(error).partition("\n")[0]
         raise DataMismatchError(
             f"{file}: torch cannot read it ({type(error).__name__}: {first_line})"
         ) from error
+
+
+def _raise_unread(error: BaseException, outer: BaseException | None, file: str) -> None:
+    """Raise TransferError if `error` came of a read that failed, after `outer` was handled.
+
+    zipfile takes every OSError for a file that is no zip. EINVAL is a seek to where a damaged
+    directory points.
+    """
+    found: BaseException | None = error
+    while found is not None and found is not outer:
+        if isinstance(found, IobenchError):
+            raise found
+        if isinstance(found, OSError) and found.errno != errno.EINVAL:
+            raise TransferError.wrap(found, "opening", file) from found
+        found = found.__cause__ or found.__context__
 
 
 def load(
@@ -244,12 +261,14 @@ def storage_places(file: str, opened: Source) -> tuple[list[tuple[int, int]], in
 
     `opened` is the torch zip, `file` names it in errors. Raises DataMismatchError, TransferError.
     """
+    outer = sys.exception()
     try:
         size = opened.seek(0, io.SEEK_END)
         return _storages(opened, size), size
     except IobenchError:
         raise
     except _DAMAGE as error:
+        _raise_unread(error, outer, file)
         raise DataMismatchError(f"{file}: no torch zip file ({error})") from error
     except OSError as error:
         if error.errno == errno.EINVAL:  # a seek to where a damaged directory points

@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import re
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -48,6 +49,12 @@ class ScriptedS3:
 
     endpoint_url: str = ""
     objects: dict[str, bytes] = field(default_factory=dict)
+    etags: dict[bytes, str] = field(default_factory=dict)
+    """ETags of contents that were uploaded in parts; others have the MD5 of their bytes."""
+    returns_checksums: bool = True
+    """Whether answers repeat the checksum that came with the request."""
+    head_checksum: Callable[[bytes], dict[str, str]] = field(default=lambda _: {})
+    """The headers with the checksum that HeadObject returns for an object's bytes."""
     uploads: dict[str, dict[int, bytes]] = field(default_factory=dict)
     seen: list[str] = field(default_factory=list)
     released: threading.Event = field(default_factory=threading.Event)
@@ -98,6 +105,11 @@ class Handler(BaseHTTPRequestHandler):
         """The object that was asked for."""
         return self.script.objects[self.key]
 
+    @property
+    def stored_etag(self) -> str:
+        """The ETag of the object that was asked for."""
+        return self.script.etags.get(self.data) or etag(self.data)
+
     def log_message(self, *arguments: object) -> None:
         """Says nothing."""
 
@@ -131,11 +143,18 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(status, b"" if self.command == "HEAD" else text.encode())
 
     def _put(self, body: bytes) -> None:
-        self.script.objects[self.key] = body
+        self.store(body)
         self.answer(200, ETag=etag(body), **self.checksums())
 
+    def store(self, data: bytes, tag: str = "") -> None:
+        """Make `data` the object, with an ETag that is not the MD5 of its bytes if one is given."""
+        self.script.objects[self.key] = data
+        self.script.etags[data] = tag
+
     def checksums(self) -> dict[str, str]:
-        """The checksums that came with the request."""
+        """The checksums that came with the request; none if the server returns none."""
+        if not self.script.returns_checksums:
+            return {}
         return {k: v for k, v in self.headers.items() if k.lower().startswith("x-amz-checksum-c")}
 
     def _create(self, _: bytes) -> None:
@@ -151,13 +170,19 @@ class Handler(BaseHTTPRequestHandler):
         if self.query["uploadId"] not in self.script.uploads:
             self.error(404, "NoSuchUpload")
             return
-        parts = self.script.uploads.pop(self.query["uploadId"])
-        self.script.objects[self.key] = b"".join(parts[number] for number in sorted(parts))
+        tag = self.put_together()
         told = {
             f"Checksum{name.split('-')[-1].upper()}": value
             for name, value in self.checksums().items()
         }
-        self.answer(200, xml("CompleteMultipartUploadResult", ETag=part_etag(parts), **told))
+        self.answer(200, xml("CompleteMultipartUploadResult", ETag=tag, **told))
+
+    def put_together(self) -> str:
+        """Complete the upload, without an answer; the object's ETag."""
+        parts = self.script.uploads.pop(self.query["uploadId"])
+        tag = part_etag(parts)
+        self.store(b"".join(parts[number] for number in sorted(parts)), tag)
+        return tag
 
     def _abort(self, _: bytes) -> None:
         found = self.script.uploads.pop(self.query["uploadId"], None)
@@ -167,6 +192,10 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(204)
 
     def _delete(self, _: bytes) -> None:
+        wanted = self.headers.get("If-Match")
+        if wanted and self.key in self.script.objects and wanted != self.stored_etag:
+            self.error(412, "PreconditionFailed")
+            return
         self.script.objects.pop(self.key, None)
         self.answer(204)
 
@@ -175,16 +204,16 @@ class Handler(BaseHTTPRequestHandler):
         if data is None:
             self.error(404, "")
             return
-        self.answer(200, data, ETag=etag(data))
+        self.answer(200, data, ETag=self.stored_etag, **self.script.head_checksum(data))
 
     def _get(self, _: bytes) -> None:
         data = self.script.objects[self.key]
         start, end = self.asked()
-        if self.headers.get("If-Match") not in (None, etag(data)):
+        if self.headers.get("If-Match") not in (None, self.stored_etag):
             self.error(412, "PreconditionFailed")
             return
         total = f"bytes {start}-{end}/{len(data)}"
-        self.answer(206, data[start : end + 1], ETag=etag(data), Content_Range=total)
+        self.answer(206, data[start : end + 1], ETag=self.stored_etag, Content_Range=total)
 
     def _list(self, _: bytes) -> None:
         prefix, until = self.query.get("prefix", ""), self.query.get("delimiter")
@@ -194,15 +223,18 @@ class Handler(BaseHTTPRequestHandler):
             below = {key[: key.find(until, len(prefix)) + 1] for key in keys}
             found = [("CommonPrefixes", "Prefix", name) for name in sorted(below - {""})]
         inner = "".join(_element(kind, _element(name, value)) for kind, name, value in found)
-        self.answer(200, _answer_of("ListBucketResult", inner))
+        self.answer(200, _answer_of("ListBucketResult", _element("Name", "bucket") + inner))
 
     def _pending(self, _: bytes) -> None:
-        self.answer(200, xml("ListMultipartUploadsResult"))  # keys of uploads are not kept
+        # Keys of uploads are not kept.
+        self.answer(200, xml("ListMultipartUploadsResult", Bucket="bucket"))
 
     def _remove(self, body: bytes) -> None:
-        for key in re.findall(r"<Key>(.*?)</Key>", body.decode()):
+        keys = re.findall(r"<Key>(.*?)</Key>", body.decode())
+        for key in keys:
             self.script.objects.pop(key, None)
-        self.answer(200, xml("DeleteResult"))
+        done = "".join(_element("Deleted", _element("Key", key)) for key in keys)
+        self.answer(200, _answer_of("DeleteResult", done))
 
     def asked(self) -> tuple[int, int]:
         """The first and the last byte of the range that was asked for."""
@@ -276,10 +308,18 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = False  # so that server_close waits for them
     script: ScriptedS3
 
-    def __init__(self, script: ScriptedS3) -> None:
+    def __init__(self, script: ScriptedS3, tls: ssl.SSLContext | None) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.script = script
+        self.script, self._tls = script, tls
         self._open: list[socket.socket] = []
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, address = super().get_request()
+        if self._tls is not None:  # the handshake comes with the first read, in its own thread
+            connection = self._tls.wrap_socket(
+                connection, server_side=True, do_handshake_on_connect=False
+            )
+        return connection, address
 
     def process_request(self, request: Any, client_address: Any) -> None:
         self._open.append(request)
@@ -295,11 +335,12 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def scripted_s3() -> Iterator[ScriptedS3]:
-    """The server, listening on 127.0.0.1 for the length of the block."""
+def scripted_s3(tls: ssl.SSLContext | None = None) -> Iterator[ScriptedS3]:
+    """The server, listening on 127.0.0.1 for the length of the block; with `tls` by https."""
     script = ScriptedS3()
-    server = _Server(script)
-    script.endpoint_url = f"http://127.0.0.1:{server.server_address[1]}"
+    server = _Server(script, tls)
+    scheme = "http" if tls is None else "https"
+    script.endpoint_url = f"{scheme}://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:

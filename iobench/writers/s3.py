@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from iobench.writers.options import WriterOptions
 from iobench.writers.s3_checksum import Checksum
 from iobench.writers.s3_client import INSTALL, S3Client, boto3_missing
 from iobench.writers.s3_download import S3Download
+from iobench.writers.s3_objects import S3Objects
 from iobench.writers.s3_options import S3Options
 from iobench.writers.s3_parts import StreamParts, part_size_for
 from iobench.writers.s3_source import S3Source
@@ -33,15 +34,15 @@ __all__ = ["S3Options", "S3Writer"]
 
 _TINY = 64 * KIB  # segments shorter than this on average are put together first
 _PROBE = ".iobench-probe"
-_PROBE_ATTEMPTS = 2
 
 
 class S3Writer(Writer):
     """Objects in a store that speaks S3. Targets are `s3://bucket/prefix`, or a key for `open`.
 
-    Durable means: the store answered 200 to CompleteMultipartUpload (or PutObject), its body held
-    no error, and the checksum that it tells is ours. `durable=False` changes nothing but the label.
-    A failed or interrupted write is aborted: the key keeps what it had, and no upload stays behind.
+    Durable means: the store answered 200 to CompleteMultipartUpload (or PutObject) with an ETag,
+    and the checksum that it returns, then or by HeadObject, is ours. `durable=False` changes
+    nothing but the label. A failed or interrupted write is aborted: the key keeps what it had, and
+    no upload stays behind.
     """
 
     name = "s3"
@@ -151,30 +152,17 @@ class S3Writer(Writer):
             raise UnavailableError(self.name, f"{error}.") from error
 
     def _probe(self, place: S3Target) -> None:
-        """Begin an upload and abort it: what a write needs, and no object ever."""
         Checksum.named(self.options.checksum)
-        key = {"Bucket": place.bucket, "Key": place.below(_PROBE).key}
-
-        def begin_and_abort(s3: Any) -> None:
-            upload = s3.create_multipart_upload(**key)["UploadId"]
-            s3.abort_multipart_upload(**key, UploadId=upload)
-
-        self._client.call(
-            begin_and_abort, Meter(), doing="trying to write", where=place, attempts=_PROBE_ATTEMPTS
-        )
+        S3Objects(self._client, place).try_writing(_PROBE)
 
     def _send(self, upload: S3Upload, image: FileImage, part_size: int, meter: Meter) -> None:
         def work(blocks: Blocks, own: Meter) -> None:
             staging: list[Bytes] = []
-            try:
-                for start, stop in blocks:
-                    with _outgoing(image, start, stop, staging, own) as views:
-                        upload.send(start // part_size + 1, views, own)
-            except BaseException:
-                upload.stop.set()
-                raise
+            for start, stop in blocks:
+                with _outgoing(image, start, stop, staging, own) as views:
+                    upload.send(start // part_size + 1, views, own)
 
-        self._run(0, image.size_bytes, part_size, work, meter)
+        self._run(_Parts(0, image.size_bytes, part_size, upload.stop), work, meter)
 
     def _receive(
         self, download: S3Download, image: FileImage, start: int, stop: int, meter: Meter
@@ -184,32 +172,37 @@ class S3Writer(Writer):
 
         def work(blocks: Blocks, own: Meter) -> None:
             staging: list[Bytes] = []
-            try:
-                for begin, end in blocks:
-                    with image.incoming(begin, end, own) as views:
-                        if not _are_tiny(views, end - begin):
-                            download.fill(views, begin, end, own)
-                            continue
-                        block = _staging(staging, end - begin)
-                        download.fill([block], begin, end, own)
-                        with own.phase("scatter"):
-                            image.scatter(begin, end, block)
-            except BaseException:
-                download.stop.set()
-                raise
+            for begin, end in blocks:
+                with image.incoming(begin, end, own) as views:
+                    if not _are_tiny(views, end - begin):
+                        download.fill(views, begin, end, own)
+                        continue
+                    block = _staging(staging, end - begin)
+                    download.fill([block], begin, end, own)
+                    with own.phase("scatter"):
+                        image.scatter(begin, end, block)
 
-        self._run(start, stop, size, work, meter)
+        self._run(_Parts(start, stop, size, download.stop), work, meter)
 
-    def _run(
-        self,
-        start: int,
-        stop: int,
-        size: int,
-        work: Callable[[Blocks, Meter], None],
-        meter: Meter,
-    ) -> None:
-        threads = max(1, min(self.options.threads, -(-(stop - start) // size)))
-        run_workers(threads, Blocks(start, stop, size), work, meter)
+    def _run(self, parts: _Parts, work: Callable[[Blocks, Meter], None], meter: Meter) -> None:
+        run_workers(max(1, min(self.options.threads, parts.count)), parts, work, meter)
+
+
+class _Parts(Blocks):
+    """Parts of a transfer that is given up when they are cancelled.
+
+    `run_workers` cancels once it has noted a failure: what the others raise, as their waits for
+    another attempt end, comes after it.
+    """
+
+    def __init__(self, start: int, stop: int, size: int, given_up: threading.Event) -> None:
+        super().__init__(start, stop, size)
+        self.count = -(-(stop - start) // size)
+        self._given_up = given_up
+
+    def cancel(self) -> None:
+        super().cancel()
+        self._given_up.set()
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from iobench.errors import UnavailableError
-from iobench.writers.s3_errors import explain, judge, without_login
+from iobench.writers.s3_errors import CorruptedError, explain, judge, without_login
 from iobench.writers.s3_retry import RetryPolicy
 from iobench.writers.transfer import Meter
 
@@ -52,6 +52,11 @@ class S3Client:
             return self._made
 
     @property
+    def patience_s(self) -> float:
+        """Seconds without an answer after which a request has failed."""
+        return self._options.read_timeout_s
+
+    @property
     def endpoint(self) -> str:
         """Where the store answers, without anything of a login."""
         return without_login(str(self.boto3.meta.endpoint_url))
@@ -74,7 +79,7 @@ class S3Client:
         try:
             client = self.boto3
             wait = None if stop is None else stop.wait
-            return policy.run(lambda: request(client), judge, meter, wait)
+            return policy.run(lambda: _read(request, client), judge, meter, wait)
         except Exception as error:
             better = explain(error, doing, where)
             if better is error:
@@ -152,6 +157,16 @@ class S3Client:
 
 def _has_query(url: str) -> bool:
     return "?" in url or "#" in url
+
+
+def _read(request: Callable[[Any], _T], client: Any) -> _T:
+    """What `request` gives. boto3 says of a number in an answer that is none just ValueError."""
+    try:
+        return request(client)
+    except ValueError as error:
+        if type(error) not in (ValueError, UnicodeDecodeError):
+            raise
+        raise CorruptedError(f"the server's answer cannot be read ({error})") from error
 
 
 @functools.cache

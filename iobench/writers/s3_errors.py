@@ -15,8 +15,17 @@ from iobench.errors import (
     UnavailableError,
 )
 from iobench.writers.s3_retry import Trouble
+from iobench.writers.s3_tls import broken_tls, explain_tls
 
-__all__ = ["CorruptedError", "code_of", "explain", "judge", "status_of", "without_login"]
+__all__ = [
+    "CorruptedError",
+    "code_of",
+    "explain",
+    "having",
+    "judge",
+    "status_of",
+    "without_login",
+]
 
 _THROTTLING = {
     *("SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded"),
@@ -50,7 +59,15 @@ _UNREACHED = (
 
 
 class CorruptedError(OSError):
-    """The server's checksum of what it received is not ours: worth another try."""
+    """An answer that is not the store's, or a checksum that is not ours: worth another try."""
+
+
+def having(answer: Any, *names: str) -> Any:
+    """`answer`, if it has `names`. Raises CorruptedError: a page of a proxy has none of them."""
+    for name in names:
+        if answer.get(name) in (None, ""):
+            raise CorruptedError(f"the server's answer has no {name}")
+    return answer
 
 
 def code_of(error: BaseException) -> str:
@@ -79,7 +96,8 @@ def judge(error: Exception) -> Trouble:
     if code in _TRANSIENT or (status >= 500 and status != 501):
         return Trouble(transient=True)
     broken = (ConnectionError, TimeoutError, CorruptedError, http.client.HTTPException)
-    return Trouble(transient=isinstance(error, broken) or _kind(error) in _UNREACHED)
+    reached_once = isinstance(error, broken) or broken_tls(error)
+    return Trouble(transient=reached_once or _kind(error) in _UNREACHED)
 
 
 def without_login(text: str) -> str:
@@ -114,13 +132,10 @@ def explain(error: Exception, doing: str, where: object) -> Exception:
         return UnavailableError("s3", f"the AWS configuration cannot be used ({kind}).", "See it.")
     if "SSO" in kind or "Token" in kind or kind == "UnauthorizedSSOTokenError":
         return UnavailableError("s3", f"the credentials ran out ({kind}).", "Type: aws sso login.")
-    if kind == "SSLError":
-        return UnavailableError(
-            "s3",
-            f"the certificate of the endpoint is not trusted, or it speaks no TLS ({kind}).",
-            "Set AWS_CA_BUNDLE to its authority's file, or the option verify_tls=false.",
-        )
-    if kind in _UNREACHED or isinstance(error, OSError | http.client.HTTPException):
+    if kind == "SSLError" and not broken_tls(error):
+        return UnavailableError("s3", *map(without_login, explain_tls(error)))
+    unreached = kind in _UNREACHED or kind == "SSLError"
+    if unreached or isinstance(error, OSError | http.client.HTTPException):
         return _broke(error, kind, doing, where)
     if kind:
         text = without_login(" ".join(str(error).split()))

@@ -9,7 +9,7 @@ from typing import Any
 
 from iobench.errors import IobenchError
 from iobench.writers.s3_client import S3Client
-from iobench.writers.s3_errors import code_of
+from iobench.writers.s3_errors import CorruptedError, code_of, having
 from iobench.writers.s3_target import S3Target
 from iobench.writers.transfer import Meter
 
@@ -62,12 +62,28 @@ class S3Objects:
             if self._is_ours(entry["Key"])
         ]
 
+    def try_writing(self, name: str) -> None:
+        """Begin an upload to `name` and abort it: what a write needs, and no object ever."""
+        target = self._place.below(name)
+        where = {"Bucket": target.bucket, "Key": target.key}
+        answer = self._call(
+            lambda s3: having(s3.create_multipart_upload(**where), "UploadId"), "trying to write"
+        )
+        try:
+            self._abort(target, answer["UploadId"])
+        except BaseException as error:
+            error.add_note(f"{target}: an upload is left; type: iobench s3 abort-uploads {target}")
+            raise
+
     def abort(self, upload: UnfinishedUpload) -> None:
         """Abort `upload`; one that is gone already is as good."""
+        self._abort(upload.target, upload.upload_id)
+
+    def _abort(self, target: S3Target, upload_id: str) -> None:
         try:
             self._call(
                 lambda s3: s3.abort_multipart_upload(
-                    Bucket=upload.target.bucket, Key=upload.target.key, UploadId=upload.upload_id
+                    Bucket=target.bucket, Key=target.key, UploadId=upload_id
                 ),
                 "aborting an upload to",
             )
@@ -79,18 +95,17 @@ class S3Objects:
         """Delete the objects of these keys; those that are gone already are as good."""
         for start in range(0, len(keys), _AT_ONCE):
             batch = keys[start : start + _AT_ONCE]
-            request = {"Objects": [{"Key": key} for key in batch], "Quiet": True}
+            request = {"Objects": [{"Key": key} for key in batch]}
             answer = self._call(
                 lambda s3, request=request: s3.delete_objects(
                     Bucket=self._place.bucket, Delete=request
                 ),
                 "deleting objects of",
             )
-            for failed in answer.get("Errors", []):  # one by one, for an error of its own
+            deleted = {entry.get("Key") for entry in answer.get("Deleted", [])}
+            for left in (key for key in batch if key not in deleted):  # for an error of its own
                 self._call(
-                    lambda s3, key=failed["Key"]: s3.delete_object(
-                        Bucket=self._place.bucket, Key=key
-                    ),
+                    lambda s3, key=left: s3.delete_object(Bucket=self._place.bucket, Key=key),
                     "deleting an object of",
                 )
 
@@ -112,8 +127,13 @@ class S3Objects:
         where = {"Bucket": self._place.bucket, "Prefix": self._place.key, **more}
 
         def all_pages(s3: Any) -> list[Any]:
-            pages = s3.get_paginator(operation).paginate(**where)
-            return [entry for page in pages for entry in page.get(kind, [])]
+            found: list[Any] = []
+            for page in s3.get_paginator(operation).paginate(**where):
+                # Every store says of which bucket it is; a page of a proxy would be an empty list.
+                if not page.get("Name") and not page.get("Bucket"):
+                    raise CorruptedError("the server's answer is not a list of a bucket")
+                found += page.get(kind, [])
+            return found
 
         try:
             yield from self._call(all_pages, doing)

@@ -45,7 +45,11 @@ class S3Options(WriterOptions):
         10.0, unit="seconds", low=0.1, high=600, help="to reach the endpoint"
     )
     read_timeout_s: float = option(
-        60.0, unit="seconds", low=0.1, high=3600, help="without a byte from the endpoint"
+        60.0,
+        unit="seconds",
+        low=0.1,
+        high=3600,
+        help="without a byte from the endpoint, or below 1KiB/s",
     )
 
     def __post_init__(self) -> None:

@@ -11,8 +11,9 @@ from iobench.errors import IobenchError, TransferError
 from iobench.writers.image import Bytes
 from iobench.writers.s3_checksum import Checksum
 from iobench.writers.s3_client import S3Client
-from iobench.writers.s3_errors import CorruptedError, code_of, status_of
+from iobench.writers.s3_errors import CorruptedError, code_of, having, judge, status_of
 from iobench.writers.s3_parts import PartBody, SentPart, etag_of
+from iobench.writers.s3_proof import S3Proof, SentObject
 from iobench.writers.s3_target import S3Target
 from iobench.writers.transfer import Meter
 
@@ -38,10 +39,9 @@ class S3Upload:
         self._where = {"Bucket": target.bucket, "Key": target.key}
         self._id: str | None = None
         self._parts: dict[int, SentPart] = {}
-        self._tells = False
-        """Whether the server told a checksum of a part; one that does not is not asked for more."""
+        self._proof = S3Proof(client, target)
         self.stop = threading.Event()
-        """Set when the upload is given up: nobody waits for another attempt then."""
+        """Set when no more parts are sent: none waits for another attempt then."""
 
     @property
     def begun(self) -> bool:
@@ -55,12 +55,12 @@ class S3Upload:
         """
         value = self._checksum_of(views, meter)
         size = sum(map(len, views))
-        damaged = False
+        damaged: set[str] = set()
 
         def attempt(s3: Any, known: dict[str, str]) -> Any:
-            nonlocal damaged
             answer = s3.put_object(**self._where, Body=PartBody(views), **known)
-            damaged = any(answer.get(name, sent) != sent for name, sent in known.items())
+            if any(answer.get(name, sent) != sent for name, sent in known.items()):
+                damaged.add(answer.get("ETag", ""))
             return self._checked(answer, value)
 
         with meter.phase("upload"):
@@ -68,12 +68,14 @@ class S3Upload:
                 answer, used = self._with_checksum(attempt, self._field(value), meter)
             except BaseException as error:
                 if damaged:
-                    self._take_back(error, "the server stored something else")
+                    self._proof.take_back(error, damaged, "the server stored something else")
                 raise
+            if used:
+                assert self._checksum is not None
+                text = (self._checksum.text(value),)
+                sent = SentObject(size_bytes=size, checksum=self._checksum, checksums=text)
+                self._proof.check(answer, sent, meter)
         meter.count(PUT, size)
-        if used:
-            assert self._checksum is not None
-            self._compare(answer, [self._checksum.text(value)], size, meter)
 
     def begin(self, meter: Meter) -> None:
         """Begin a multipart upload."""
@@ -83,9 +85,7 @@ class S3Upload:
             else {}
         )
         with meter.phase("open"):
-            answer, used = self._with_checksum(
-                lambda s3, known: s3.create_multipart_upload(**self._where, **known), wanted, meter
-            )
+            answer, used = self._with_checksum(self._create, wanted, meter)
         self._id = answer["UploadId"]
         _unfinished[self._id] = self._client
         if not used:
@@ -109,6 +109,7 @@ class S3Upload:
                 ),
                 f"uploading part {number}",
                 meter,
+                self.stop,
             )
         meter.count(PART_UPLOAD, size)
         self._parts[number] = SentPart(etag=answer["ETag"], size_bytes=size, checksum=value)
@@ -116,30 +117,30 @@ class S3Upload:
     def complete(self, meter: Meter) -> None:
         """Publish the object: durable and visible on return, its checksum compared.
 
-        An object that is not what was sent, or about which the server is silent, is removed.
+        An answer without an ETag is a lost answer; see S3Proof for an object that is not what was
+        sent. The upload can be aborted until there is proof.
         """
-        parts = [self._parts[number] for number in sorted(self._parts)]
-        size = sum(part.size_bytes for part in parts)
+        parts = sorted(self._parts.items())
         request: dict[str, Any] = {
             "MultipartUpload": {
                 "Parts": [
                     {"PartNumber": number, "ETag": part.etag, **self._field(part.checksum)}
-                    for number, part in sorted(self._parts.items())
+                    for number, part in parts
                 ]
             }
         }
-        whole, composite = "", []
+        sent = self._sent([part for _, part in parts])
         if self._checksum:
-            value = self._checksum.combined((part.checksum, part.size_bytes) for part in parts)
-            request |= {"ChecksumType": "FULL_OBJECT", **self._field(value)}
-            whole = self._checksum.text(value)
-            composite = [self._checksum.composite([part.checksum for part in parts])]
+            request |= {"ChecksumType": "FULL_OBJECT", self._checksum.field: sent.checksums[0]}
         with meter.phase("commit"):
-            answer = self._call(
-                lambda s3: self._complete(s3, request, parts), "completing the upload", meter
-            )
-            self._forget()
-            self._compare(answer, [whole, *composite], size, meter)
+            try:
+                answer = self._call(
+                    lambda s3: self._complete(s3, request, sent), "completing the upload", meter
+                )
+            except TransferError as error:
+                answer = self._completed_unanswered(error, sent, meter)
+            self._proof.check(answer, sent, meter)
+        self._forget()
 
     def abort(self) -> None:
         """Take back what was sent in parts. Never raises: what stays behind is told in a warning.
@@ -174,13 +175,31 @@ class S3Upload:
 
     # Inside.
 
+    def _create(self, s3: Any, known: dict[str, str]) -> Any:
+        return having(s3.create_multipart_upload(**self._where, **known), "UploadId")
+
+    def _sent(self, parts: Sequence[SentPart]) -> SentObject:
+        checksums: tuple[str, ...] = ()
+        if self._checksum:
+            whole = self._checksum.combined((part.checksum, part.size_bytes) for part in parts)
+            composite = self._checksum.composite([part.checksum for part in parts])
+            checksums = (self._checksum.text(whole), composite)
+        return SentObject(
+            size_bytes=sum(part.size_bytes for part in parts),
+            checksum=self._checksum,
+            checksums=checksums,
+            etag=etag_of(parts),
+        )
+
     def _forget(self) -> None:
         if self._id is not None:
             _unfinished.pop(self._id, None)
         self._id = None
 
-    def _call(self, request: Any, doing: str, meter: Meter) -> Any:
-        return self._client.call(request, meter, doing=doing, where=self._target, stop=self.stop)
+    def _call(
+        self, request: Any, doing: str, meter: Meter, stop: threading.Event | None = None
+    ) -> Any:
+        return self._client.call(request, meter, doing=doing, where=self._target, stop=stop)
 
     def _field(self, value: int) -> dict[str, str]:
         return {self._checksum.field: self._checksum.text(value)} if self._checksum else {}
@@ -210,79 +229,38 @@ class S3Upload:
             return answer, False
 
     def _checked(self, answer: Any, value: int) -> Any:
-        """`answer`, where the server's checksum, if it tells one, is ours."""
+        """`answer` of the store, where its checksum, if it returns one, is ours."""
         if self._checksum is not None:
-            told = answer.get(self._checksum.field)
-            self._tells = self._tells or told is not None
-            if told is not None and told != self._checksum.text(value):
+            told, sent = answer.get(self._checksum.field), self._checksum.text(value)
+            if told not in (None, sent):
                 raise CorruptedError(
                     f"the server received other bytes: {self._checksum.name} is {told}, "
-                    f"{self._checksum.text(value)} was sent"
+                    f"{sent} was sent"
                 )
-        if not answer.get("ETag"):
-            raise CorruptedError("the server's answer has no ETag")
-        return answer
+        return having(answer, "ETag")
 
-    def _complete(self, s3: Any, request: dict[str, Any], parts: Sequence[SentPart]) -> Any:
+    def _complete(self, s3: Any, request: dict[str, Any], sent: SentObject) -> Any:
         try:
-            return s3.complete_multipart_upload(**self._where, UploadId=self._id, **request)
+            answer = s3.complete_multipart_upload(**self._where, UploadId=self._id, **request)
+            return having(answer, "ETag")
         except Exception as error:
             if code_of(error) == "NoSuchUpload":  # an earlier attempt, whose answer was lost?
-                found = s3.head_object(**self._where, ChecksumMode="ENABLED")
-                if found["ETag"].strip('"') == etag_of(parts):
+                found = self._proof.head(s3)
+                if sent.is_in(found):
                     return found
             raise
 
-    def _compare(self, answer: Any, wanted: list[str], size_bytes: int, meter: Meter) -> None:
-        """Compare what the server says it stored; it is removed again if it is something else.
-
-        So it is if the server does not answer: a write that fails has published nothing.
-        """
-        if self._checksum is None:
-            return
-        told, stored = answer.get(self._checksum.field), size_bytes
-        if told is None and self._tells:
-            try:
-                found = self._call(
-                    lambda s3: s3.head_object(**self._where, ChecksumMode="ENABLED"),
-                    "checking what was stored",
-                    meter,
-                )
-            except BaseException as error:
-                self._take_back(error, "the server could not be asked what it stored")
-                raise
-            told, stored = found.get(self._checksum.field), found["ContentLength"]
-        if told is None:
-            meter.fell_back(
-                f"{self._checksum.name} compared after completion",
-                "nothing",
-                "the server tells no checksum of what it stored",
-            )
-        if stored != size_bytes or (told is not None and told not in wanted):
-            raise TransferError(
-                f"{self._target}: the server stored something else ({stored} bytes with "
-                f"{self._checksum.name} {told}, not {size_bytes} with {wanted[0]}); "
-                f"{self._removed()}"
-            )
-
-    def _take_back(self, error: BaseException, why: str) -> None:
-        """Remove the object for `error`, which tells of it: another TransferError, else a note."""
-        fate = self._removed()
-        if isinstance(error, TransferError):
-            text = f"{error.strerror}; {fate}"
-            raise TransferError(error.errno, text, error.filename) from error
-        error.add_note(f"{self._target}: {why}; {fate}")
-
-    def _removed(self) -> str:
-        """Remove the object, perhaps not what was sent; in words, what became of it."""
+    def _completed_unanswered(self, error: TransferError, sent: SentObject, meter: Meter) -> Any:
+        """The object as the store holds it although no attempt got an answer. Raises `error`."""
+        cause = error.__cause__
+        if not isinstance(cause, Exception) or not judge(cause).transient:
+            raise error
         try:
-            self._client.call(
-                lambda s3: s3.delete_object(**self._where),
-                Meter(),
-                doing="removing it",
-                where=self._target,
-                attempts=_ABORT_ATTEMPTS,
-            )
-        except Exception as error:  # noqa: BLE001 -- must not hide why it is removed
-            return f"it could not be removed and is still there ({error})"
-        return "it was removed"
+            found = self._call(self._proof.head, "looking for the object", meter)
+        except IobenchError as failure:
+            error.add_note(f"{self._target}: what it holds is not known ({failure})")
+            raise error from cause
+        if not sent.is_in(found):
+            raise error
+        self.abort()  # what the key holds may be of an earlier save of the same bytes
+        return found

@@ -1,0 +1,386 @@
+"""A save is durable only with the store's proof; nothing is removed but what this save stored."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+import torch
+
+from iobench import Checkpointer, KeepLast, load_checkpoint
+from iobench.errors import IobenchError, TransferError, UnavailableError
+from iobench.testing import content
+from iobench.testing.scripted_s3 import Handler, answer, etag, reset, xml
+from iobench.units import MIB
+from iobench.writers.image import FileImage
+from iobench.writers.s3_checksum import Checksum
+from iobench.writers.s3_retry import RetryPolicy
+
+_DATA = content(5 * MIB + 777)
+_SMALL = content(777)
+_TARGET = "s3://bucket/run"
+_OLD = b"the last good one"
+_WRONG = "AAAAAAAAAAA="
+_PAGES = [b"", b"<html><body>please log in</body></html>"]
+
+_HOW = pytest.mark.parametrize("how", ["write", "stream"])
+_PAGE = pytest.mark.parametrize("page", _PAGES, ids=["empty", "html"])
+
+
+def _says(page: bytes):
+    """A fault: a proxy answers 200 in the store's place."""
+    return lambda handler, _: handler.answer(200, page, Content_Type="text/html")
+
+
+def _forwards(page: bytes):
+    """A fault: the same, and the store gets the request all the same."""
+
+    def fault(handler, _) -> None:
+        if handler.query["uploadId"] in handler.script.uploads:
+            handler.put_together()
+        handler.answer(200, page, Content_Type="text/html")
+
+    return fault
+
+
+def _crc64nvme(data: bytes) -> dict[str, str]:
+    checksum = Checksum.named("crc64nvme")
+    assert checksum is not None
+    return {"x-amz-checksum-crc64nvme": checksum.text(checksum.update(memoryview(data)))}
+
+
+def _as_told(server, tells: str) -> None:
+    """The server returns its checksums with every answer, by HEAD alone, or never."""
+    server.returns_checksums = tells == "always"
+    server.head_checksum = (lambda _: {}) if tells == "never" else _crc64nvme
+
+
+_TELLS = pytest.mark.parametrize("tells", ["always", "by HEAD", "never"])
+
+
+@_HOW
+@_PAGE
+@_TELLS
+def test_a_completion_that_only_a_proxy_answers(server, writer, how, page, tells, s3_save) -> None:
+    """It is asked again; without proof the save fails, the old object stays, no upload is left."""
+    _as_told(server, tells)
+    server.fail("complete", _says(page))
+    assert s3_save(writer, how, _DATA).retries == 1
+    assert server.objects.pop("run/model") == _DATA.tobytes()
+    server.objects["run/model"] = _OLD
+    server.fail("complete", _says(page), times=99)
+    with pytest.raises(TransferError, match="completing the upload"):
+        s3_save(writer, how, _DATA)
+    assert server.objects == {"run/model": _OLD}
+    assert not server.uploads
+
+
+@_HOW
+@_PAGE
+@pytest.mark.parametrize("times", [1, 99])
+def test_a_completion_whose_answer_is_lost(server, writer, how, page, times, s3_save) -> None:
+    """The object is there when HEAD is asked, with the ETag or the checksum of what was sent."""
+    server.objects["run/model"] = _OLD
+    server.fail("complete", _forwards(page), times=times)
+    moved = s3_save(writer, how, _DATA)
+    assert moved.retries == min(times, 3)
+    assert server.objects["run/model"] == _DATA.tobytes()
+    assert not server.uploads
+
+    def other_etag(handler, _) -> None:  # a store that encrypts
+        handler.answer(200, handler.data, ETag='"opaque"', **_crc64nvme(handler.data))
+
+    server.objects["run/model"] = _OLD
+    server.fail("complete", _forwards(page), times=times)
+    server.fail("head", other_etag, times=99)
+    s3_save(writer, how, _DATA)
+    assert server.objects["run/model"] == _DATA.tobytes()
+
+
+def test_a_lost_answer_without_any_proof(server, writer, s3_save) -> None:
+    """The store replaced the object and says nothing of it: the save fails, nothing is removed."""
+    server.fail("complete", reset, times=99)
+    server.fail("head", answer(403, "AccessDenied"), times=99)
+    with pytest.raises(TransferError, match="completing the upload") as caught:
+        s3_save(writer, "write", _DATA)
+    assert "what it holds is not known" in caught.value.__notes__[0]
+    assert "delete" not in server.seen
+    assert not server.uploads
+
+
+def test_a_lost_answer_and_the_same_bytes_as_before(server, writer, s3_save) -> None:
+    """The key holds what was sent, from an earlier save: the new upload is aborted."""
+    s3_save(writer, "write", _DATA)
+    server.fail("complete", _says(b""), times=99)
+    s3_save(writer, "write", _DATA)
+    assert server.objects["run/model"] == _DATA.tobytes()
+    assert not server.uploads
+
+
+def test_an_upload_that_another_ended(server, writer, s3_save) -> None:
+    """NoSuchUpload, and the key holds another object: the save fails and the object stays."""
+    server.objects["run/model"] = _OLD
+
+    def aborted(handler, _) -> None:
+        handler.script.uploads.clear()
+        handler.error(404, "NoSuchUpload")
+
+    server.fail("complete", aborted)
+    with pytest.raises(TransferError, match="NoSuchUpload"):
+        s3_save(writer, "write", _DATA)
+    assert server.objects == {"run/model": _OLD}
+
+
+@_HOW
+def test_another_object_than_was_completed(server, writer, how, s3_save) -> None:
+    """HEAD finds another ETag, size or checksum than the answer's: it is left where it is."""
+    server.objects["run/model"] = _OLD
+
+    def not_stored(handler, _) -> None:
+        handler.script.uploads.clear()
+        handler.answer(200, xml("CompleteMultipartUploadResult", ETag='"of-the-new-one-4"'))
+
+    server.fail("complete", not_stored)
+    with pytest.raises(TransferError, match="the key holds another object, which was left there"):
+        s3_save(writer, how, _DATA)
+    assert server.objects == {"run/model": _OLD}
+
+
+@pytest.mark.parametrize("data", [_SMALL, _DATA], ids=["put", "parts"])
+def test_bytes_that_flip_on_the_way(server, writer, data, s3_save) -> None:
+    """A store that returns a checksum by HEAD alone: the save fails and removes its own object."""
+    _as_told(server, "by HEAD")
+
+    def flipped(handler, body) -> None:
+        getattr(Handler, f"_{handler.operation}")(handler, b"X" + body[1:])
+
+    server.fail("put" if data is _SMALL else "part", flipped)
+    with pytest.raises(TransferError, match=r"stored something else.*it was removed"):
+        s3_save(writer, "write", data)
+    assert not server.objects
+    assert not s3_save(writer, "write", data).fallbacks
+    assert server.objects["run/model"] == data.tobytes()
+
+
+def test_a_removal_that_somebody_is_faster_than(server, writer, s3_save) -> None:
+    """The object is replaced between HEAD and DELETE: the new one stays."""
+    _as_told(server, "by HEAD")
+
+    def flipped_then_replaced(handler, body) -> None:
+        handler._head(body)
+        handler.store(_OLD)
+
+    server.fail("part", lambda handler, body: handler._part(b"X" + body[1:]))
+    server.fail("head", flipped_then_replaced, after=1)
+    with pytest.raises(TransferError, match="another object, which was left there"):
+        s3_save(writer, "write", _DATA)
+    assert server.objects == {"run/model": _OLD}
+
+
+def test_a_put_that_only_a_proxy_answers(server, writer, s3_save) -> None:
+    """A wrong checksum in an answer that is not the store's removes nothing."""
+    server.objects["run/model"] = _OLD
+    page = {"ETag": '"of-a-page"', "x_amz_checksum_crc64nvme": _WRONG}
+    server.fail("put", lambda handler, _: handler.answer(200, **page), times=99)
+    with pytest.raises(TransferError, match=r"other bytes.*another object, which was left"):
+        s3_save(writer, "write", _SMALL)
+    assert server.objects == {"run/model": _OLD}
+    server.forget_faults()
+    server.fail("put", lambda handler, _: handler.answer(200, ETag='"of-a-page"'))
+    with pytest.raises(TransferError, match=r"stored something else.*which was left there"):
+        s3_save(writer, "write", _SMALL)
+    assert server.objects == {"run/model": _OLD}
+
+
+@pytest.mark.parametrize("page", [*_PAGES, b"<!DOCTYPE html><p>please log in"])
+def test_an_upload_that_only_a_proxy_begins(server, writer, page, s3_save) -> None:
+    """An answer without UploadId is another attempt, and in the end an error."""
+    server.fail("create", _says(page))
+    assert s3_save(writer, "write", _DATA).retries == 1
+    server.fail("create", _says(page), times=99)
+    with pytest.raises(TransferError):
+        s3_save(writer, "write", _DATA)
+
+
+@_PAGE
+def test_lists_that_only_a_proxy_answers(server, writer, page) -> None:
+    """A page is not an empty list: steps would seem to be gone."""
+    with Checkpointer(_TARGET, writer=writer) as ckpt:
+        ckpt.save({"step": 1}, 1)
+        for operation in ("list", "pending"):
+            server.fail(operation, _says(page), times=99)
+            with pytest.raises(TransferError, match="listing"):
+                ckpt.steps()
+            server.forget_faults()
+        server.fail("remove", _says(page))
+        ckpt.remove(1)
+    assert not server.objects
+
+
+def _state(step: int) -> dict[str, object]:
+    return {"w": torch.full((MIB + MIB // 2,), float(step)), "step": step}
+
+
+@_TELLS
+def test_retention_behind_a_broken_proxy(server, writer, tells) -> None:
+    """The step before stays whole, whichever request the proxy answers and however."""
+    _as_told(server, tells)
+    cases = [(operation, 0) for operation in ("complete", "create", "put")] + [("put", 1)]
+    with Checkpointer(_TARGET, writer=writer, keep=KeepLast(1)) as ckpt:
+        ckpt.save(_state(1), 1)
+        before = dict(server.objects)
+        for (operation, after), page in itertools.product(cases, _PAGES):
+            server.fail(operation, _says(page), times=99, after=after)
+            if page:
+                with pytest.raises(TransferError):
+                    ckpt.save(_state(2), 2)
+            else:
+                ckpt.save_async(_state(2), 2)
+                with pytest.raises(TransferError):
+                    ckpt.wait()
+            server.forget_faults()
+            assert server.objects == before
+            assert not server.uploads
+            assert ckpt.steps() == [1]
+        ckpt.save(_state(3), 3)
+        assert ckpt.steps() == [3]
+    assert load_checkpoint(_TARGET, writer=writer)["step"] == 3
+
+
+def test_a_manifest_is_removed_first(server, writer) -> None:
+    """A save that fails after its manifest was stored leaves no step that lacks its files."""
+
+    def partly(handler, body) -> None:
+        handler._remove(re.sub(rb"<Key>[^<]*manifest[^<]*</Key>", b"", body))
+
+    server.fail("put", lambda h, body: (h.store(body), h.answer(200)), times=99, after=2)
+    server.fail("remove", partly, times=99)
+    server.fail("delete", answer(403, "AccessDenied"), times=99)
+    with Checkpointer(_TARGET, writer=writer) as ckpt:
+        with pytest.raises(IobenchError):
+            ckpt.save({"step": 1}, 1)
+        server.forget_faults()
+        if ckpt.steps():
+            assert ckpt.load() == {"step": 1}
+
+
+def test_an_object_that_is_stored_damaged(server, writer) -> None:
+    """A checksum of the whole that is not ours: the object is removed and the write fails."""
+
+    def damaged(handler, _) -> None:
+        server.uploads.pop(handler.query["uploadId"])
+        handler.store(b"something else", '"x-4"')
+        text = xml("CompleteMultipartUploadResult", ETag='"x-4"', ChecksumCRC64NVME=_WRONG)
+        handler.answer(200, text)
+
+    server.fail("complete", damaged)
+    with pytest.raises(TransferError, match="stored something else"):
+        writer.write(FileImage.of("model", [_DATA]), _TARGET)
+    assert not server.objects
+
+
+def _untold(handler, _) -> None:
+    """Completed, by a store that returns no checksum in this answer."""
+    handler.answer(200, xml("CompleteMultipartUploadResult", ETag=handler.put_together()))
+
+
+@_HOW
+@pytest.mark.parametrize("fault", [answer(500, "InternalError"), reset])
+def test_an_object_that_cannot_be_asked_about(server, writer, how, fault, s3_save) -> None:
+    """HEAD is tried several times; the object is removed if the store then says that it is ours."""
+    server.fail("complete", _untold, times=2)
+    server.fail("head", fault, times=3)
+    assert s3_save(writer, how, _DATA).retries == 3
+    assert server.objects["run/model"] == _DATA.tobytes()
+    server.fail("head", fault, times=4)
+    with pytest.raises(TransferError, match=r"checking what was stored: .*; it was removed"):
+        s3_save(writer, how, _DATA)
+    assert not server.objects
+    server.fail("complete", _untold)
+    server.fail("head", fault, times=99)
+    with pytest.raises(TransferError, match=r"checking what was stored: .*is still there"):
+        s3_save(writer, how, _DATA)
+    assert server.objects["run/model"] == _DATA.tobytes()
+
+
+def test_an_object_that_can_be_neither_asked_about_nor_removed(server, writer, s3_save) -> None:
+    """The error says that it is still there."""
+    server.fail("complete", _untold)
+    server.fail("head", answer(500, "InternalError"), times=4)
+    server.fail("delete", answer(403, "AccessDenied"), times=99)
+    with pytest.raises(TransferError, match=r"checking what was stored: .*is still there"):
+        s3_save(writer, "write", _DATA)
+    assert "run/model" in server.objects
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, UnavailableError])
+def test_what_ends_the_asking_removes_the_object_too(
+    server, writer, s3_save, monkeypatch, kind
+) -> None:
+    """Ctrl-C and a refusal arrive as they are, with a note."""
+
+    def interrupted(policy: RetryPolicy, failures: int) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RetryPolicy, "delay_s", interrupted)
+    server.fail("complete", _untold)
+    refused = kind is UnavailableError
+    server.fail("head", answer(403, "AccessDenied") if refused else answer(500, "InternalError"))
+    with pytest.raises(kind) as caught:
+        s3_save(writer, "write", _DATA)
+    assert "could not be asked what it stored; it was removed" in caught.value.__notes__[0]
+    assert not server.objects
+
+
+def _stored_damaged(handler, body) -> None:
+    stored = b"X" + body[1:]
+    handler.store(stored)
+    handler.answer(200, ETag=etag(stored), x_amz_checksum_crc64nvme=_WRONG)
+
+
+@_HOW
+@pytest.mark.parametrize("last", [_stored_damaged, answer(500, "InternalError")])
+def test_a_small_object_that_is_stored_damaged(server, writer, how, last, s3_save) -> None:
+    """Of a PutObject too: another attempt replaces it; after the last it is removed."""
+    small = content(777)
+    server.fail("put", _stored_damaged)
+    assert s3_save(writer, how, small).retries == 1
+    assert server.objects["run/model"] == small.tobytes()
+    server.fail("put", _stored_damaged)
+    server.fail("put", last, times=99)
+    with pytest.raises(TransferError, match="it was removed"):
+        s3_save(writer, how, small)
+    assert not server.objects
+
+
+def test_a_damaged_object_that_cannot_be_removed(server, writer, s3_save) -> None:
+    """The error says that it is still there."""
+    server.fail("put", _stored_damaged, times=99)
+    server.fail("delete", answer(403, "AccessDenied"), times=99)
+    with pytest.raises(TransferError, match=r"received other bytes.*is still there"):
+        s3_save(writer, "write", content(777))
+    assert "run/model" in server.objects
+
+
+def test_ctrl_c_after_a_damaged_object(server, writer, s3_save, monkeypatch) -> None:
+    """Between two attempts it leaves no damaged object either, and arrives as it is."""
+
+    def interrupted(policy: RetryPolicy, failures: int) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RetryPolicy, "delay_s", interrupted)
+    server.fail("put", _stored_damaged)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        s3_save(writer, "write", content(777))
+    assert "it was removed" in caught.value.__notes__[0]
+    assert not server.objects
+
+
+def test_an_answer_that_tells_nothing_removes_nothing(server, writer, s3_save) -> None:
+    """A 200 without an ETag may be anybody's: the write fails and the key keeps what it had."""
+    server.objects["run/model"] = b"the last good one"
+    server.fail("put", lambda handler, _: handler.answer(200), times=99)
+    with pytest.raises(TransferError, match="no ETag"):
+        s3_save(writer, "write", content(777))
+    assert server.objects == {"run/model": b"the last good one"}

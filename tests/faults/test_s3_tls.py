@@ -1,0 +1,183 @@
+"""Endpoints whose certificate is not accepted, over real TLS: each cause is named."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import socket
+import ssl
+import threading
+from pathlib import Path
+
+import pytest
+
+from iobench.errors import TransferError, UnavailableError
+from iobench.testing import content
+from iobench.testing.scripted_s3 import scripted_s3
+from iobench.writers.image import FileImage
+from iobench.writers.s3 import S3Writer
+
+pytest.importorskip("cryptography", reason="cryptography is not installed")
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+_TARGET = "s3://bucket/run"
+_DAYS = datetime.timedelta(days=1)
+
+
+class _Authority:
+    """Issues certificates for 127.0.0.1 into files of a directory; `file` is its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = _name("authority")
+        self.file = self._stored("authority", self._key, self._key, authority=True)
+
+    def issue(self, name: str, *, begins: int = -1, ends: int = 1, host: str = "127.0.0.1") -> str:
+        key = ec.generate_private_key(ec.SECP256R1())
+        return self._stored(name, key, self._key, begins=begins, ends=ends, host=host)
+
+    def self_signed(self) -> str:
+        key = ec.generate_private_key(ec.SECP256R1())
+        return self._stored("self", key, key, issuer=_name("self"))
+
+    def _stored(
+        self,
+        name,
+        key,
+        signer,
+        *,
+        issuer=None,
+        begins=-1,
+        ends=1,
+        host="127.0.0.1",
+        authority=False,
+    ) -> str:
+        now = datetime.datetime.now(datetime.UTC)
+        address = x509.IPAddress(ipaddress.ip_address(host))
+        described = (
+            x509.CertificateBuilder()
+            .subject_name(_name(name))
+            .issuer_name(issuer or self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now + begins * _DAYS - _DAYS)
+            .not_valid_after(now + ends * _DAYS)
+            .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        )
+        file = self._directory / f"{name}.pem"
+        file.write_bytes(
+            described.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+            + key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+        return str(file)
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
+
+
+@pytest.fixture
+def authority(server, tmp_path) -> _Authority:
+    """An authority; the credentials are those of the fixture `server`."""
+    return _Authority(tmp_path)
+
+
+def _context(certificate: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    return context
+
+
+def _writer(url: str) -> S3Writer:
+    return S3Writer(endpoint_url=url, addressing_style="path", max_attempts=3)
+
+
+def _refusal(certificate: str) -> UnavailableError:
+    """What a save to an endpoint with that certificate raises, after one request."""
+    with scripted_s3(_context(certificate)) as server:
+        writer = _writer(server.endpoint_url)
+        with pytest.raises(UnavailableError) as caught:
+            writer.write(FileImage.of("model", [content(100)]), _TARGET)
+        found = writer.available(_TARGET)
+        assert (found.reason, found.remedy) == (caught.value.reason, caught.value.remedy)
+        writer.client.close()
+        assert not server.seen
+    return caught.value
+
+
+def test_a_trusted_certificate(authority, monkeypatch) -> None:
+    """With the authority's file it is a store like any other."""
+    monkeypatch.setenv("AWS_CA_BUNDLE", authority.file)
+    data = content(6 << 20)
+    with scripted_s3(_context(authority.issue("good"))) as server:
+        writer = _writer(server.endpoint_url)
+        writer.write(FileImage.of("model", [data]), _TARGET)
+        back = FileImage.of("model", [bytearray(len(data))])
+        writer.read(back, _TARGET)
+        writer.client.close()
+    assert back.views(0, len(data))[0].tobytes() == data.tobytes()
+
+
+def test_each_cause(authority, monkeypatch, tmp_path) -> None:
+    """What is wrong with the certificate, or with the file that it is checked against."""
+    good = authority.issue("good")
+    unknown = _refusal(good)
+    assert "issued by an authority that is not known here" in unknown.reason
+    assert "AWS_CA_BUNDLE" in unknown.remedy
+    assert "is self-signed" in _refusal(authority.self_signed()).reason
+    monkeypatch.setenv("AWS_CA_BUNDLE", authority.file)
+    expired = _refusal(authority.issue("expired", begins=-3, ends=-1))
+    assert "has expired" in expired.reason
+    assert "clock" in expired.remedy
+    assert "not valid yet" in _refusal(authority.issue("early", begins=3, ends=9)).reason
+    other = _refusal(authority.issue("other", host="10.0.0.1"))
+    assert "for another host (hostname '127.0.0.1' doesn't match '10.0.0.1')" in other.reason
+    missing = tmp_path / "no-authority.pem"
+    empty = tmp_path / "empty.pem"
+    empty.write_text("no certificate\n")
+    for file, why in ((missing, "No such file"), (empty, "NO_CERTIFICATE"), (tmp_path, "Is a dir")):
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(file))
+        refused = _refusal(good)
+        assert f"certificate authorities AWS_CA_BUNDLE={file} cannot be used" in refused.reason
+        assert why in refused.reason
+
+
+def test_no_tls(server) -> None:
+    """A store that speaks plain HTTP."""
+    writer = _writer(server.endpoint_url.replace("http:", "https:"))
+    with pytest.raises(UnavailableError, match="does not speak TLS"):
+        writer.write(FileImage.of("model", [content(100)]), _TARGET)
+    writer.client.close()
+
+
+def test_a_handshake_that_breaks(authority, monkeypatch) -> None:
+    """A connection that ends in the handshake is tried again, and is no refusal."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        met = []
+
+        def hang_up() -> None:
+            for _ in range(3):
+                connection, _ = listening.accept()
+                met.append(connection.recv(1))
+                connection.shutdown(socket.SHUT_WR)  # as EOF, not as a reset
+                while connection.recv(4096):
+                    pass
+                connection.close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        writer = _writer(f"https://127.0.0.1:{listening.getsockname()[1]}")
+        with pytest.raises(TransferError, match="EOF occurred"):
+            writer.write(FileImage.of("model", [content(100)]), _TARGET)
+        thread.join(20)
+        writer.client.close()
+    assert len(met) == 3
