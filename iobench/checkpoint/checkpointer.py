@@ -27,6 +27,7 @@ from iobench.checkpoint.snapshot import LazyCopy, copy_into
 from iobench.checkpoint.store import store_at
 from iobench.errors import OptionError, UsageError
 from iobench.units import parse_size
+from iobench.writers import ending
 from iobench.writers.base import Writer
 from iobench.writers.registry import make
 
@@ -111,6 +112,8 @@ class Checkpointer:
         self._unclosed = weakref.finalize(
             self, _close_unclosed, str(location), self._pid, self._persister, self._lock
         )
+        self._unclosed.atexit = False
+        ending.at_end(self, Checkpointer._at_end)
 
     @property
     def saves(self) -> tuple[Save, ...]:
@@ -261,6 +264,11 @@ class Checkpointer:
                 raise
             error.add_note(f"and a checkpoint failed: {failure!r}")
 
+    def _at_end(self) -> None:
+        ending.wait_out(self._finish_copy)
+        ending.wait_out(self._persister.wait)
+        self._unclosed()
+
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
             raise UsageError("a Checkpointer does not work in a forked child; make one there")
@@ -371,10 +379,8 @@ def _end_unclosed(
     try:
         persister.raise_failure()
     except Exception as error:  # noqa: BLE001 -- nobody is left to raise it to
-        warnings.warn(
-            f"the Checkpointer of {location} was never closed, and a save had failed: {error!r}",
-            RuntimeWarning,
-            stacklevel=2,
+        ending.lost(
+            f"the Checkpointer of {location} was never closed, and a save had failed: {error!r}"
         )
     else:
         warnings.warn(

@@ -6,10 +6,11 @@ import contextlib
 import dataclasses
 import heapq
 import io
+import os
 import pickle
+import threading
 import uuid
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from typing import IO, Any, cast
 
@@ -30,7 +31,9 @@ from torch.futures import Future
 from iobench.errors import TargetError, UsageError
 from iobench.integrations.dcp_files import DcpPlace, Location
 from iobench.integrations.default_writer import WriterLike
-from iobench.writers.transfer import Transfer
+from iobench.writers import ending
+from iobench.writers.transfer import Meter, Transfer
+from iobench.writers.workers import Blocks, run_workers
 
 __all__ = ["METADATA", "StorageWriter", "metadata_name"]
 
@@ -48,7 +51,8 @@ class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
     When `dcp.save` returns, and when the future of `dcp.async_save` is done, all of it is durable:
     each file is synced before it gets its name, and `.metadata`, the commit, comes last. A save
     that fails or is killed leaves no `.metadata`; whole files of it may stay. `transfers` tells
-    what happened to this rank's files.
+    what happened to this rank's files. An interpreter that ends waits for the last `async_save` (in
+    a thread), and ends with code 120 and a message if it failed.
 
     Overwriting removes the old `.metadata` first: killed in between, there is no checkpoint rather
     than a mix of two. Save to a new place to keep the old one until the new one is complete.
@@ -79,20 +83,24 @@ class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
         self._overwrite = overwrite
         self._save_id = str(uuid.uuid4())
         self._own_rank: int | None = None  # of a save without collectives
+        self._coordinates = True
 
     def reset(self, checkpoint_id: Location | None = None) -> None:
         """Begin a new save, at another place if one is given."""
         self._begin_at(checkpoint_id)
         self._save_id = str(uuid.uuid4())
+        _newest.begin(self.checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Is told by DCP how it saves."""
-        del is_coordinator, args
+        del args
+        self._coordinates = is_coordinator
         self._own_rank = None if kwargs.get("use_collectives", True) else kwargs.get("rank")
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Raises TargetError where there is a checkpoint and `overwrite` is off."""
-        self._make_way(metadata_name(self._own_rank))
+        with _newest.step():
+            self._make_way(metadata_name(self._own_rank))
         if self._own_rank is not None:
             return dataclasses.replace(plan, storage_data=_StoragePrefix(f"__{self._own_rank}_"))
         return plan
@@ -123,20 +131,20 @@ class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
         groups = [[item] for item in plan.items]
         if self._single_file_per_rank:
             groups = _dealt_out(plan.items, self._thread_count)
-        names = [f"{prefix}{number}{DEFAULT_SUFFIX}" for number in range(len(groups))]
-        with ThreadPoolExecutor(self._thread_count, thread_name_prefix="iobench-dcp") as pool:
-            written = [
-                pool.submit(self._write_file, name, group, planner)
-                for name, group in zip(names, groups, strict=True)
-            ]
-            try:
-                files = [one.result() for one in written]
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-        self.transfers += [transfer for transfer, _ in files]
+        files: dict[int, tuple[Transfer, list[WriteResult]]] = {}
+
+        def work(numbers: Blocks, _: Meter) -> None:
+            for number, _end in numbers:
+                name = f"{prefix}{number}{DEFAULT_SUFFIX}"
+                files[number] = self._write_file(name, groups[number], planner)
+
+        with _newest.step(last=not self._coordinates):
+            threads = max(1, min(self._thread_count, len(groups)))
+            run_workers(threads, Blocks(0, len(groups), 1), work, Meter(), apart=True)
+        in_order = [files[number] for number in range(len(groups))]
+        self.transfers += [transfer for transfer, _ in in_order]
         done: Future[list[WriteResult]] = Future()
-        done.set_result([result for _, results in files for result in results])
+        done.set_result([result for _, results in in_order for result in results])
         return done
 
     def _write_file(
@@ -162,7 +170,10 @@ class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
         metadata.storage_data = {one.index: one.storage_data for all_ in results for one in all_}
         metadata.storage_meta = self.storage_meta()
         name = metadata_name(self._own_rank)
-        with self._files.writer.open(self._files.path(name)) as stream:
+        with (
+            _newest.step(last=True),
+            self._files.writer.open(self._files.path(name)) as stream,
+        ):
             pickle.dump(metadata, cast(IO[bytes], stream))
         assert stream.transfer is not None
         self.transfers.append(stream.transfer)
@@ -170,6 +181,50 @@ class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
     def storage_meta(self) -> StorageMeta:
         """What DCP notes down about this save."""
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save_id)
+
+
+class _Newest:
+    """The newest save that a thread of DCP makes, whose future the script may never look at.
+
+    CPython joins that thread before it ends; a signal's handler that raises SystemExit ends the
+    join, and here it is done again. A failure is forgotten when the next save begins.
+    """
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._place = ""
+        self._failure = ""
+
+    def begin(self, place: Location) -> None:
+        thread, self._failure = threading.current_thread(), ""
+        if thread is not threading.main_thread():
+            self._thread, self._place = thread, os.fspath(place)
+            ending.at_end(self, _Newest._at_end)
+
+    @contextlib.contextmanager
+    def step(self, *, last: bool = False) -> Iterator[None]:
+        """A step of the save, perhaps this rank's last one."""
+        own = threading.current_thread() is self._thread
+        try:
+            yield
+        except BaseException as error:
+            if own:
+                self._thread, self._failure = None, repr(error)
+            raise
+        if own and last:
+            self._thread = None
+
+    def _at_end(self) -> None:
+        thread = self._thread
+        if thread is not None and not thread.daemon:
+            ending.wait_out(thread.join)
+        if self._failure:
+            ending.lost(f"async_save to {self._place} failed: {self._failure}")
+        elif self._thread is not None:
+            ending.lost(f"async_save to {self._place} did not end")
+
+
+_newest = _Newest()
 
 
 class _InMiddle(io.RawIOBase):
