@@ -143,7 +143,7 @@ class BackgroundFiles:
         self.raise_failure()
 
     def _at_end(self) -> None:
-        ending.wait_out(self._persister.wait)
+        self._persister.wait()
         self._unclosed()
 
 

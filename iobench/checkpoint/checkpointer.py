@@ -265,8 +265,8 @@ class Checkpointer:
             error.add_note(f"and a checkpoint failed: {failure!r}")
 
     def _at_end(self) -> None:
-        ending.wait_out(self._finish_copy)
-        ending.wait_out(self._persister.wait)
+        self._finish_copy()
+        self._persister.wait()
         self._unclosed()
 
     def _check_usable(self) -> None:

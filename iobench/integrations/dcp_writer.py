@@ -83,19 +83,19 @@ class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
         self._overwrite = overwrite
         self._save_id = str(uuid.uuid4())
         self._own_rank: int | None = None  # of a save without collectives
-        self._coordinates = True
+        self._finishes = True
 
     def reset(self, checkpoint_id: Location | None = None) -> None:
         """Begin a new save, at another place if one is given."""
         self._begin_at(checkpoint_id)
         self._save_id = str(uuid.uuid4())
-        _newest.begin(self.checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Is told by DCP how it saves."""
         del args
-        self._coordinates = is_coordinator
+        _newest.begin(self.checkpoint_id)
         self._own_rank = None if kwargs.get("use_collectives", True) else kwargs.get("rank")
+        self._finishes = is_coordinator or self._own_rank is not None
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Raises TargetError where there is a checkpoint and `overwrite` is off."""
@@ -138,7 +138,7 @@ class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
                 name = f"{prefix}{number}{DEFAULT_SUFFIX}"
                 files[number] = self._write_file(name, groups[number], planner)
 
-        with _newest.step(last=not self._coordinates):
+        with _newest.step(last=not self._finishes):
             threads = max(1, min(self._thread_count, len(groups)))
             run_workers(threads, Blocks(0, len(groups), 1), work, Meter(), apart=True)
         in_order = [files[number] for number in range(len(groups))]
@@ -152,15 +152,20 @@ class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
     ) -> tuple[Transfer, list[WriteResult]]:
         results = []
         expected = sum(_size_bytes(item) for item in items)
-        with self._files.writer.open(self._files.path(name), expected or None) as stream:
-            for item in items:
-                start = stream.tell()
-                _write_item(planner.resolve_data(item), cast(IO[bytes], stream))
-                length = stream.tell() - start
-                place = _StorageInfo(name, start, length)
-                results.append(
-                    WriteResult(index=item.index, size_in_bytes=length, storage_data=place)
-                )
+        try:
+            with self._files.writer.open(self._files.path(name), expected or None) as stream:
+                for item in items:
+                    start = stream.tell()
+                    _write_item(planner.resolve_data(item), cast(IO[bytes], stream))
+                    length = stream.tell() - start
+                    place = _StorageInfo(name, start, length)
+                    results.append(
+                        WriteResult(index=item.index, size_in_bytes=length, storage_data=place)
+                    )
+        except RuntimeError as error:
+            if stream.failure is None:
+                raise
+            raise stream.failure from error  # torch reports its own end of file instead
         assert stream.transfer is not None
         return stream.transfer, results
 
@@ -192,13 +197,13 @@ class _Newest:
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self._place = ""
-        self._failure = ""
+        self._over = threading.Event()
+        self._place = self._failure = ""
 
     def begin(self, place: Location) -> None:
         thread, self._failure = threading.current_thread(), ""
         if thread is not threading.main_thread():
-            self._thread, self._place = thread, os.fspath(place)
+            self._thread, self._place, self._over = thread, os.fspath(place), threading.Event()
             ending.at_end(self, _Newest._at_end)
 
     @contextlib.contextmanager
@@ -209,18 +214,22 @@ class _Newest:
             yield
         except BaseException as error:
             if own:
-                self._thread, self._failure = None, repr(error)
+                self._failure = repr(error)
+                self._over.set()
             raise
         if own and last:
-            self._thread = None
+            self._over.set()
 
     def _at_end(self) -> None:
         thread = self._thread
-        if thread is not None and not thread.daemon:
-            ending.wait_out(thread.join)
+        assert thread is not None
+        if not thread.daemon:
+            # No join: CPython 3.11 and 3.12 take a thread for ended once one was interrupted.
+            while thread in threading.enumerate() and not self._over.wait(0.05):
+                pass
         if self._failure:
             ending.lost(f"async_save to {self._place} failed: {self._failure}")
-        elif self._thread is not None:
+        elif not self._over.is_set():
             ending.lost(f"async_save to {self._place} did not end")
 
 

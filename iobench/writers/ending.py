@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
 from typing import Any, TypeVar
 
-__all__ = ["at_end", "begun", "lost", "wait_out"]
+__all__ = ["at_end", "begun", "lost"]
 
 _Owner = TypeVar("_Owner")
 
@@ -46,15 +50,6 @@ def lost(message: str) -> None:
         warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
-def wait_out(wait: Callable[[], None]) -> None:
-    """`wait()` to its end. SystemExit, from a signal's handler, changes nothing at the end."""
-    while True:
-        try:
-            return wait()
-        except SystemExit:
-            continue
-
-
 class _Ending:
     """What is left to do, and what was lost. A forked child has neither of its parent's."""
 
@@ -71,6 +66,7 @@ class _Ending:
     def end(self) -> None:
         """Called by atexit."""
         self.begun = True
+        _quiet_handlers()
         for message in self.lost:
             self.report(message)
         for owner, finish in reversed(list(self.owners.items())):
@@ -84,6 +80,28 @@ class _Ending:
             sys.stderr.write(f"iobench: a save was lost: {message}\n")
         if not isinstance(sys.stderr, _Unflushable):
             sys.stderr = _Unflushable(sys.stderr)
+
+
+def _quiet_handlers() -> None:
+    """Let no signal's handler raise SystemExit here: the interpreter ends already.
+
+    It would cut a wait short, or leave a lock taken that the thread waited for needs. SIGINT still
+    gives up what is not finished.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in signal.valid_signals() - {signal.SIGINT}:
+        handler = signal.getsignal(number)
+        if callable(handler):
+            signal.signal(number, _without_exit(handler))
+
+
+def _without_exit(handler: Callable[[int, FrameType | None], Any]) -> Any:
+    def handle(number: int, frame: FrameType | None) -> None:
+        with suppress(SystemExit):
+            handler(number, frame)
+
+    return handle
 
 
 class _Unflushable:

@@ -125,22 +125,20 @@ for line in sys.stdin:
     child = os.fork()
     if not child:
         break
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    sys.stdout.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
+    sys.stdout.flush()
 else:
     sys.exit()
 
 faulthandler.dump_traceback_later(60, exit=True)  # one that hangs tells where, and exits with 1
 sys.stdin.close()
 os.dup2(os.open(f"{directory}/stderr", os.O_WRONLY | os.O_CREAT), 2)
-reset = StorageWriter.reset
+set_up = StorageWriter.set_up_storage_writer
 if end.startswith("sigterm"):
     signal.signal(signal.SIGTERM, raise_system_exit)
-if end in ("failed", "dropped"):
-    begin = too_large
-else:
-    begin = until_the_end
+begin = too_large if end in ("failed", "dropped") else until_the_end
 linux.yield_to_others = lambda _: begin()  # what a thread that saves does first
-StorageWriter.reset = lambda *arguments: (begin(), reset(*arguments))
+StorageWriter.set_up_storage_writer = lambda *given, **options: (begin(), set_up(*given, **options))
 
 if end == "late":
     late.append(lambda: save_stream(save.removeprefix("stream-")))
