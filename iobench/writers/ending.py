@@ -69,9 +69,12 @@ class _Ending:
         _quiet_handlers()
         for message in self.lost:
             self.report(message)
-        for owner, finish in reversed(list(self.owners.items())):
+        for reference in reversed(self.owners.keyrefs()):  # other threads may still add some
+            owner = reference()
+            if owner is None:
+                continue
             try:
-                finish(owner)
+                self.owners[owner](owner)
             except BaseException as error:  # noqa: BLE001 -- atexit would print it and exit with 0
                 self.report(repr(error))
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from iobench import load_checkpoint
+from iobench.testing.scripted_s3 import ScriptedS3
 from iobench.writers.registry import make
 
 _SCRIPT = Path(__file__).with_name("scripts") / "ends.py"
@@ -89,7 +90,7 @@ def test_a_save_on_its_way_is_finished(save: str, run: End, tmp_path: Path) -> N
     ("end", "code"), [("exit", 0), ("raises", 1), ("sigterm", 0), ("sigterm-later", 0)]
 )
 def test_however_it_ends(save: str, end: str, code: int, run: End, tmp_path: Path) -> None:
-    """sys.exit, an exception, SystemExit by a signal's handler: at once, or in the wait at the end."""
+    """sys.exit, an exception, SystemExit by a signal's handler: now or in the wait at the end."""
     ended, told = run(save, end)
     assert (ended, _whole(save, tmp_path)) == (code, True), told
 
@@ -140,3 +141,43 @@ def test_a_stream_that_is_never_closed(writer: str, end: str, run: End, tmp_path
     if end != "late":
         assert _whole("stream", tmp_path) == (end == "flushed")
     assert ("the interpreter ended before close()" in told) == (end == "open")
+
+
+_OBJECT = """
+import concurrent.futures.thread, faulthandler, sys, threading, time
+import numpy as np
+from iobench.writers.image import FileImage
+from iobench.writers.s3 import S3Writer
+
+def save_at_the_end():
+    while not concurrent.futures.thread._shutdown:
+        time.sleep(0.001)
+    writer.write(FileImage.of("model", [DATA]), "s3://bucket/run")
+
+faulthandler.dump_traceback_later(60, exit=True)
+url, how = sys.argv[1:]
+DATA = np.ones(11 << 20, dtype=np.uint8)  # three parts
+writer = S3Writer(endpoint_url=url, addressing_style="path", part_size="5MiB", threads=2)
+if how == "write":
+    threading.Thread(target=save_at_the_end).start()
+else:
+    stream = writer.open("s3://bucket/run/model")
+    stream.write(DATA)
+    if how == "flushed":
+        stream.flush()
+"""
+
+
+@pytest.mark.parametrize("how", ["write", "flushed", "open"])
+def test_an_object(how: str, server: ScriptedS3) -> None:
+    """An upload is completed, or it is aborted with a message."""
+    ended = subprocess.run(
+        [sys.executable, "-c", _OBJECT, server.endpoint_url, how],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == (_LOST if how == "open" else 0), ended.stderr
+    assert ("the interpreter ended before close()" in ended.stderr) == (how == "open")
+    assert server.objects == ({} if how == "open" else {"run/model": bytes([1]) * (11 << 20)})
+    assert not server.uploads
