@@ -9,6 +9,7 @@ import io
 import os
 import pickle
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -38,6 +39,8 @@ from iobench.writers.workers import Blocks, run_workers
 __all__ = ["METADATA", "StorageWriter", "metadata_name"]
 
 METADATA = ".metadata"
+
+_LEAVING_S = 5.0
 
 
 def metadata_name(rank: int | None) -> str:
@@ -227,6 +230,10 @@ class _Newest:
             # No join: CPython 3.11 and 3.12 take a thread for ended once one was interrupted.
             while thread in threading.enumerate() and not self._over.wait(0.05):
                 pass
+            # Killed while it is still in torch's C++, it would abort the process.
+            until_s = time.monotonic() + _LEAVING_S
+            while thread in threading.enumerate() and time.monotonic() < until_s:
+                time.sleep(0.01)
         if self._failure:
             ending.lost(f"async_save to {self._place} failed: {self._failure}")
         elif not self._over.is_set():

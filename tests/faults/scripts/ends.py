@@ -51,7 +51,7 @@ from iobench.writers.registry import make  # noqa: E402
 
 torch.set_num_threads(1)  # no pool of OpenMP, which a forked child has not
 STATE = {"w": torch.ones(4_000_000)}  # 16 MB: enough for threads
-handled = threading.Semaphore(0)
+handled = []
 
 
 def until_the_end() -> None:
@@ -59,8 +59,11 @@ def until_the_end() -> None:
         time.sleep(0.001)
     if end == "sigterm-later":
         for _ in range(3):
-            os.kill(os.getpid(), signal.SIGTERM)
-            handled.acquire()
+            # Again and again: one that comes just before a wait for a lock does not end the wait.
+            before = len(handled)
+            while len(handled) == before:
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
+                time.sleep(0.01)
     if end == "fails":
         too_large()
 
@@ -115,7 +118,7 @@ def save_stream(writer: str) -> None:
 
 
 def raise_system_exit(number: int, frame: object) -> None:
-    handled.release()
+    handled.append(number)
     raise SystemExit(0)
 
 
@@ -138,7 +141,7 @@ if end.startswith("sigterm"):
     signal.signal(signal.SIGTERM, raise_system_exit)
 begin = too_large if end in ("failed", "dropped") else until_the_end
 linux.yield_to_others = lambda _: begin()  # what a thread that saves does first
-StorageWriter.set_up_storage_writer = lambda *given, **options: (begin(), set_up(*given, **options))
+StorageWriter.set_up_storage_writer = lambda *given, **options: (set_up(*given, **options), begin())
 
 if end == "late":
     late.append(lambda: save_stream(save.removeprefix("stream-")))
