@@ -6,7 +6,6 @@ import io
 import os
 import threading
 import time
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from iobench.formats import torch_image
 from iobench.formats.tensors import flat_tensor
 from iobench.formats.torch_layout import TorchLayout
 from iobench.formats.torch_settings import crc32_setting
+from iobench.writers import ending
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes
 from iobench.writers.s3_target import is_s3
@@ -60,7 +60,9 @@ class BackgroundFiles:
         self._last: Save | None = None
         self.saves: deque[Save] = deque(maxlen=_REMEMBERED)
         """What became of the last 1,000 files, oldest first."""
-        weakref.finalize(self, _finish_unclosed, os.getpid(), self._persister)
+        self._unclosed = weakref.finalize(self, _finish_unclosed, os.getpid(), self._persister)
+        self._unclosed.atexit = False
+        ending.at_end(self, BackgroundFiles._at_end)
 
     def save(
         self,
@@ -140,6 +142,10 @@ class BackgroundFiles:
         self._persister.wait()
         self._pool.free()
         self.raise_failure()
+
+    def _at_end(self) -> None:
+        self._persister.wait()
+        self._unclosed()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,8 +228,6 @@ def _tell_failure(persister: Persister[_File]) -> None:
     try:
         persister.raise_failure()
     except Exception as error:  # noqa: BLE001 -- nobody is left to raise it to
-        warnings.warn(
-            f"files were saved in the background and nobody asked what became of them: {error!r}",
-            RuntimeWarning,
-            stacklevel=2,
+        ending.lost(
+            f"files were saved in the background and nobody asked what became of them: {error!r}"
         )

@@ -26,6 +26,7 @@ from iobench.checkpoint.snapshot import LazyCopy, copy_into
 from iobench.checkpoint.store import CheckpointStore, store_at
 from iobench.errors import OptionError, UsageError
 from iobench.units import parse_size
+from iobench.writers import ending
 from iobench.writers.base import Writer
 from iobench.writers.registry import make
 
@@ -120,6 +121,8 @@ class Checkpointer:
         self._unclosed = weakref.finalize(
             self, _close_unclosed, self._store, self._pid, self._persister
         )
+        self._unclosed.atexit = False
+        ending.at_end(self, Checkpointer._at_end)
 
     @property
     def saves(self) -> tuple[Save, ...]:
@@ -270,6 +273,11 @@ class Checkpointer:
                 raise
             error.add_note(f"and a checkpoint failed: {failure!r}")
 
+    def _at_end(self) -> None:
+        self._finish_copy()
+        self._persister.wait()
+        self._unclosed()
+
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
             raise UsageError("a Checkpointer does not work in a forked child; make one there")
@@ -377,10 +385,8 @@ def _end_unclosed(store: CheckpointStore, persister: Persister[Snapshot]) -> Non
     try:
         persister.raise_failure()
     except Exception as error:  # noqa: BLE001 -- nobody is left to raise it to
-        warnings.warn(
-            f"the Checkpointer of {store} was never closed, and a save had failed: {error!r}",
-            RuntimeWarning,
-            stacklevel=2,
+        ending.lost(
+            f"the Checkpointer of {store} was never closed, and a save had failed: {error!r}"
         )
     else:
         warnings.warn(

@@ -12,6 +12,8 @@ from iobench import linux
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import Serialized
 from iobench.checkpoint.slots import Slot, SlotPool
+from iobench.writers import ending
+from iobench.writers.waiting import Worker, start_workers
 
 __all__ = ["InSlot", "OnFull", "Persister", "Snapshot"]
 
@@ -49,7 +51,7 @@ class Persister(Generic[_Held]):
 
     `persist` writes one snapshot and raises when it could not. It runs in a thread of low CPU and
     I/O priority that lives as long as there is something to write; an interpreter that ends waits
-    for it.
+    for it. Where that has no threads any more, `submit` writes.
     """
 
     def __init__(
@@ -128,14 +130,17 @@ class Persister(Generic[_Held]):
                 snapshot.save.status = "waiting"
                 self._waiting.append(snapshot)
                 return
-            thread = threading.Thread(target=self._run, args=(snapshot,), name="iobench-persister")
+            thread = Worker(target=self._run, args=(snapshot,), name="iobench-persister")
             self._thread = thread
             try:
-                thread.start()
+                if not ending.begun() and start_workers([thread]):
+                    return
             except BaseException:  # Ctrl-C too: a thread that did start sees that it is not wanted
                 self._thread = None
                 self._lent.add(snapshot.slot)
                 raise
+            self._thread = threading.current_thread()
+        self._write(snapshot)
 
     def wait(self) -> None:
         """Wait until nothing waits and nothing is written."""
@@ -190,6 +195,9 @@ class Persister(Generic[_Held]):
         except BaseException as error:  # noqa: BLE001 -- raised in the trainer's thread
             with self._changed:
                 self._failures.append(error)
+        self._write(first)
+
+    def _write(self, first: _Held) -> None:
         snapshot: _Held | None = first
         while snapshot:
             try:

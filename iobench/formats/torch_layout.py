@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
@@ -18,6 +17,8 @@ from iobench.formats.tensors import tensor_memory
 from iobench.units import MIB
 from iobench.writers.device import DeviceBytes
 from iobench.writers.image import Bytes, FileImage, Memory
+from iobench.writers.transfer import Meter
+from iobench.writers.workers import Blocks, run_workers
 
 __all__ = ["TorchLayout"]
 
@@ -190,8 +191,14 @@ def _checksums(places: Mapping[int, Memory]) -> dict[int, int]:
     """CRC32 of each memory."""
     if sum(map(len, places.values())) < _WORTH_A_THREAD:
         return {start: _crc32(memory) for start, memory in places.items()}
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="iobench-crc") as pool:
-        return dict(zip(places, pool.map(_crc32, places.values()), strict=True))
+    starts, found = list(places), dict.fromkeys(places, 0)
+
+    def work(numbers: Blocks, _: Meter) -> None:
+        for number, _end in numbers:
+            found[starts[number]] = _crc32(places[starts[number]])
+
+    run_workers(min(_THREADS, len(starts)), Blocks(0, len(starts), 1), work, Meter())
+    return found
 
 
 def _crc32(memory: Memory) -> int:

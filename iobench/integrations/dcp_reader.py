@@ -8,7 +8,6 @@ import pickle
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import IO, Any, cast
 
@@ -28,6 +27,7 @@ from iobench.integrations.dcp_files import DcpPlace, Location
 from iobench.integrations.dcp_writer import metadata_name
 from iobench.integrations.default_writer import WriterLike
 from iobench.units import MIB
+from iobench.writers.executor import WorkerExecutor
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.pages import fresh_pages
 from iobench.writers.transfer import Transfer
@@ -140,7 +140,7 @@ class StorageReader(DcpPlace, StockStorageReader):
             )
 
         runs = list(_runs(items))
-        with ThreadPoolExecutor(1, thread_name_prefix="iobench-dcp") as ahead:
+        with WorkerExecutor(1, "iobench-dcp") as ahead:
             coming = ahead.submit(fetch, runs[0])
             for run, following in itertools.zip_longest(runs, runs[1:]):
                 self.transfers.append(coming.result())

@@ -6,10 +6,12 @@ import contextlib
 import dataclasses
 import heapq
 import io
+import os
 import pickle
+import threading
+import time
 import uuid
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from typing import IO, Any, cast
 
@@ -30,11 +32,15 @@ from torch.futures import Future
 from iobench.errors import TargetError, UsageError
 from iobench.integrations.dcp_files import DcpPlace, Location
 from iobench.integrations.default_writer import WriterLike
-from iobench.writers.transfer import Transfer
+from iobench.writers import ending
+from iobench.writers.transfer import Meter, Transfer
+from iobench.writers.workers import Blocks, run_workers
 
 __all__ = ["METADATA", "StorageWriter", "metadata_name"]
 
 METADATA = ".metadata"
+
+_LEAVING_S = 5.0
 
 
 def metadata_name(rank: int | None) -> str:
@@ -48,7 +54,8 @@ class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
     When `dcp.save` returns, and when the future of `dcp.async_save` is done, all of it is durable:
     each file is synced before it gets its name, and `.metadata`, the commit, comes last. A save
     that fails or is killed leaves no `.metadata`; whole files of it may stay. `transfers` tells
-    what happened to this rank's files.
+    what happened to this rank's files. An interpreter that ends waits for the last `async_save` (in
+    a thread), and ends with code 120 and a message if it failed.
 
     Overwriting removes the old `.metadata` first: killed in between, there is no checkpoint rather
     than a mix of two. Save to a new place to keep the old one until the new one is complete.
@@ -79,6 +86,7 @@ class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
         self._overwrite = overwrite
         self._save_id = str(uuid.uuid4())
         self._own_rank: int | None = None  # of a save without collectives
+        self._finishes = True
 
     def reset(self, checkpoint_id: Location | None = None) -> None:
         """Begin a new save, at another place if one is given."""
@@ -87,12 +95,15 @@ class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Is told by DCP how it saves."""
-        del is_coordinator, args
+        del args
+        _newest.begin(self.checkpoint_id)
         self._own_rank = None if kwargs.get("use_collectives", True) else kwargs.get("rank")
+        self._finishes = is_coordinator or self._own_rank is not None
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Raises TargetError where there is a checkpoint and `overwrite` is off."""
-        self._make_way(metadata_name(self._own_rank))
+        with _newest.step():
+            self._make_way(metadata_name(self._own_rank))
         if self._own_rank is not None:
             return dataclasses.replace(plan, storage_data=_StoragePrefix(f"__{self._own_rank}_"))
         return plan
@@ -123,20 +134,20 @@ class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
         groups = [[item] for item in plan.items]
         if self._single_file_per_rank:
             groups = _dealt_out(plan.items, self._thread_count)
-        names = [f"{prefix}{number}{DEFAULT_SUFFIX}" for number in range(len(groups))]
-        with ThreadPoolExecutor(self._thread_count, thread_name_prefix="iobench-dcp") as pool:
-            written = [
-                pool.submit(self._write_file, name, group, planner)
-                for name, group in zip(names, groups, strict=True)
-            ]
-            try:
-                files = [one.result() for one in written]
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-        self.transfers += [transfer for transfer, _ in files]
+        files: dict[int, tuple[Transfer, list[WriteResult]]] = {}
+
+        def work(numbers: Blocks, _: Meter) -> None:
+            for number, _end in numbers:
+                name = f"{prefix}{number}{DEFAULT_SUFFIX}"
+                files[number] = self._write_file(name, groups[number], planner)
+
+        with _newest.step(last=not self._finishes):
+            threads = max(1, min(self._thread_count, len(groups)))
+            run_workers(threads, Blocks(0, len(groups), 1), work, Meter(), apart=True)
+        in_order = [files[number] for number in range(len(groups))]
+        self.transfers += [transfer for transfer, _ in in_order]
         done: Future[list[WriteResult]] = Future()
-        done.set_result([result for _, results in files for result in results])
+        done.set_result([result for _, results in in_order for result in results])
         return done
 
     def _write_file(
@@ -144,15 +155,20 @@ class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
     ) -> tuple[Transfer, list[WriteResult]]:
         results = []
         expected = sum(_size_bytes(item) for item in items)
-        with self._files.writer.open(self._files.path(name), expected or None) as stream:
-            for item in items:
-                start = stream.tell()
-                _write_item(planner.resolve_data(item), cast(IO[bytes], stream))
-                length = stream.tell() - start
-                place = _StorageInfo(name, start, length)
-                results.append(
-                    WriteResult(index=item.index, size_in_bytes=length, storage_data=place)
-                )
+        try:
+            with self._files.writer.open(self._files.path(name), expected or None) as stream:
+                for item in items:
+                    start = stream.tell()
+                    _write_item(planner.resolve_data(item), cast(IO[bytes], stream))
+                    length = stream.tell() - start
+                    place = _StorageInfo(name, start, length)
+                    results.append(
+                        WriteResult(index=item.index, size_in_bytes=length, storage_data=place)
+                    )
+        except RuntimeError as error:
+            if stream.failure is None:
+                raise
+            raise stream.failure from error  # torch reports its own end of file instead
         assert stream.transfer is not None
         return stream.transfer, results
 
@@ -162,7 +178,10 @@ class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
         metadata.storage_data = {one.index: one.storage_data for all_ in results for one in all_}
         metadata.storage_meta = self.storage_meta()
         name = metadata_name(self._own_rank)
-        with self._files.writer.open(self._files.path(name)) as stream:
+        with (
+            _newest.step(last=True),
+            self._files.writer.open(self._files.path(name)) as stream,
+        ):
             pickle.dump(metadata, cast(IO[bytes], stream))
         assert stream.transfer is not None
         self.transfers.append(stream.transfer)
@@ -170,6 +189,58 @@ class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
     def storage_meta(self) -> StorageMeta:
         """What DCP notes down about this save."""
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save_id)
+
+
+class _Newest:
+    """The newest save that a thread of DCP makes, whose future the script may never look at.
+
+    CPython joins that thread before it ends; a signal's handler that raises SystemExit ends the
+    join, and here it is done again. A failure is forgotten when the next save begins.
+    """
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._over = threading.Event()
+        self._place = self._failure = ""
+
+    def begin(self, place: Location) -> None:
+        thread, self._failure = threading.current_thread(), ""
+        if thread is not threading.main_thread():
+            self._thread, self._place, self._over = thread, os.fspath(place), threading.Event()
+            ending.at_end(self, _Newest._at_end)
+
+    @contextlib.contextmanager
+    def step(self, *, last: bool = False) -> Iterator[None]:
+        """A step of the save, perhaps this rank's last one."""
+        own = threading.current_thread() is self._thread
+        try:
+            yield
+        except BaseException as error:
+            if own:
+                self._failure = repr(error)
+                self._over.set()
+            raise
+        if own and last:
+            self._over.set()
+
+    def _at_end(self) -> None:
+        thread = self._thread
+        assert thread is not None
+        if not thread.daemon:
+            # No join: CPython 3.11 and 3.12 take a thread for ended once one was interrupted.
+            while thread in threading.enumerate() and not self._over.wait(0.05):
+                pass
+            # Killed while it is still in torch's C++, it would abort the process.
+            until_s = time.monotonic() + _LEAVING_S
+            while thread in threading.enumerate() and time.monotonic() < until_s:
+                time.sleep(0.01)
+        if self._failure:
+            ending.lost(f"async_save to {self._place} failed: {self._failure}")
+        elif not self._over.is_set():
+            ending.lost(f"async_save to {self._place} did not end")
+
+
+_newest = _Newest()
 
 
 class _InMiddle(io.RawIOBase):

@@ -31,6 +31,7 @@ from iobench.formats import torch_file
 from iobench.integrations.default_writer import WriterLike, chosen_writer
 from iobench.integrations.needs import needs
 from iobench.units import parse_size
+from iobench.writers import ending
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.files import sync_directory
 from iobench.writers.image import FileImage
@@ -119,6 +120,8 @@ class DecoupledCheckpointEngine(CheckpointEngine):
         )
         self._info: CheckpointCommitInfo | None = None
         self._failure: Exception | None = None
+        # DeepSpeed's `__del__` asks too, but logs what fails as "debug", and the exit code is 0.
+        ending.at_end(self, DecoupledCheckpointEngine.cleanup)
 
     @property
     def saves(self) -> tuple[Save, ...]:
@@ -246,7 +249,7 @@ def _on_every_rank(durable: bool) -> bool:
 
 def _ends_by_error() -> bool:
     """Whether an exception is being handled, or has ended the script."""
-    ended = sys.is_finalizing() and getattr(sys, "last_value", None) is not None
+    ended = (ending.begun() or sys.is_finalizing()) and getattr(sys, "last_value", None) is not None
     return ended or sys.exc_info()[0] is not None
 
 

@@ -9,10 +9,11 @@ from aiofiles.threadpool import wrap
 
 from iobench.writers.async_tasks import finish_first, refuse_running_loop
 from iobench.writers.cached import CachedStream
+from iobench.writers.executor import OwnLoop
 from iobench.writers.files import NewFile
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Meter
-from iobench.writers.waiting import Worker, uninterrupted
+from iobench.writers.waiting import Worker, start_workers, uninterrupted
 
 __all__ = ["AiofilesStream", "write_all"]
 
@@ -34,7 +35,7 @@ class _AsyncSink:
 
     def __init__(self, file: NewFile) -> None:
         self._raw = open(file.part, "r+b", buffering=0)  # noqa: SIM115 -- closed by `close`
-        self._runner = asyncio.Runner()
+        self._runner = asyncio.Runner(loop_factory=OwnLoop)
 
     def write(self, views: list[Bytes], offset: int, meter: Meter) -> None:
         refuse_running_loop("await writer.awrite(image, target)")
@@ -53,9 +54,11 @@ class _AsyncSink:
     def close(self) -> None:
         """End the loop and its threads, wherever this is called."""
         closing = Worker(target=self._runner.close)  # a running loop admits no other
-        closing.start()
         try:
-            uninterrupted(closing.join)
+            if start_workers([closing]):
+                uninterrupted(closing.join)
+            else:
+                self._runner.close()
         finally:
             self._raw.close()
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from iobench.writers.async_stream import AiofilesStream, write_all
 from iobench.writers.async_tasks import finish_first, in_thread, refuse_running_loop, run_tasks
 from iobench.writers.availability import Availability
 from iobench.writers.base import Writer
+from iobench.writers.executor import OwnLoop
 from iobench.writers.files import NewFile, open_source, sync_directory, try_directory
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.options import WriterOptions, option
@@ -140,7 +141,7 @@ class AiofilesWriter(Writer):
     ) -> Transfer:
         refuse_running_loop("await writer.awrite(image, target)")
         how = {"durable": durable, "sync_directory": sync_directory}
-        return asyncio.run(self.awrite(image, target, **how))
+        return _run(self.awrite(image, target, **how))
 
     def write_many(
         self,
@@ -152,13 +153,13 @@ class AiofilesWriter(Writer):
     ) -> Transfer:
         refuse_running_loop("await writer.awrite_many(images, target)")
         how = {"durable": durable, "sync_directory": sync_directory}
-        return asyncio.run(self.awrite_many(images, target, **how))
+        return _run(self.awrite_many(images, target, **how))
 
     def read(
         self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
     ) -> Transfer:
         refuse_running_loop("await writer.aread(image, target)")
-        return asyncio.run(self.aread(image, target, start=start, stop=stop))
+        return _run(self.aread(image, target, start=start, stop=stop))
 
     def open(self, target: str | Path, size: int | None = None) -> Stream:
         refuse_running_loop("await writer.awrite(image, target)")
@@ -223,6 +224,11 @@ class AiofilesWriter(Writer):
         tasks = min(self.options.iodepth, -(-(stop - start) // size))
         if tasks:
             await run_tasks(tasks, Blocks(start, stop, size), work, meter)
+
+
+def _run(moving: Coroutine[Any, Any, Transfer]) -> Transfer:
+    with asyncio.Runner(loop_factory=OwnLoop) as runner:
+        return runner.run(moving)
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from iobench import linux
 from iobench.units import MIB
+from iobench.writers.waiting import Worker
 
 __all__ = ["freed_later", "remove_tree", "wait"]
 
@@ -75,11 +76,11 @@ class _Freeing:
             self._let_go.append(fd)
             if self._thread:
                 return
-            self._thread = threading.Thread(target=self._close_all, name="iobench-freeing")
+            self._thread = Worker(target=self._close_all, name="iobench-freeing")
             try:
                 self._thread.start()
                 return
-            except RuntimeError:  # no thread is to be had any more
+            except RuntimeError:  # no thread is to be had any more: the interpreter ends
                 self._thread = None
         self._close_all()
 

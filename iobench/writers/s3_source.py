@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from iobench.writers.s3_client import S3Client
 from iobench.writers.s3_download import S3Download
 from iobench.writers.s3_target import S3Target
 from iobench.writers.transfer import Meter
+from iobench.writers.workers import Blocks, run_workers
 
 __all__ = ["S3Source"]
 
@@ -63,8 +63,14 @@ class S3Source(io.RawIOBase):
         wanted = list(offsets)
         if not wanted:
             return []
-        with ThreadPoolExecutor(min(len(wanted), _AT_ONCE), "iobench-s3") as pool:
-            return list(pool.map(lambda offset: self._fetch(offset, size), wanted))
+        found = [b""] * len(wanted)
+
+        def work(numbers: Blocks, _: Meter) -> None:
+            for number, _end in numbers:
+                found[number] = self._fetch(wanted[number], size)
+
+        run_workers(min(len(wanted), _AT_ONCE), Blocks(0, len(wanted), 1), work, Meter())
+        return found
 
     def _at(self, offset: int, size: int) -> bytes:
         begin = offset - self._cached_at

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from iobench.errors import IobenchError, TransferError
+from iobench.writers import ending
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Meter, Transfer
 
@@ -41,8 +43,8 @@ class Stream(io.RawIOBase):
     - `torch.save(obj, writer.open(path))` works too: `flush`, which torch calls last, makes the
       bytes durable, raising what went wrong, and dropping the flushed object publishes them.
 
-    Dropped in any other state, it removes the file and warns. `transfer` tells what happened once
-    the file is published.
+    Dropped in any other state, it removes the file and warns; so it does when the interpreter ends
+    first, with exit code 120. `transfer` tells what happened once the file is published.
     """
 
     def __init__(self, file: _File, writer: str, meter: Meter, *, durable: bool = True) -> None:
@@ -52,6 +54,8 @@ class Stream(io.RawIOBase):
         self._failure: BaseException | None = None
         self._flushed = self._done = False
         self._inside_s = meter.elapsed_s()
+        self._opened_by = threading.current_thread()
+        ending.at_end(self, Stream._at_end)
         self.transfer: Transfer | None = None
         """What happened; None until the file is published."""
 
@@ -202,6 +206,21 @@ class Stream(io.RawIOBase):
             stacklevel=2,
             source=self,
         )
+
+    def _at_end(self) -> None:
+        """The interpreter ends, and with it the threads that `_release` waits for."""
+        if self.closed:
+            return
+        path, failed = self._file.path, self._failure is not None
+        if self._opened_by.daemon and self._opened_by.is_alive():  # and may be in `write` just now
+            ending.lost(f"{path}: a daemon thread had not closed it when the interpreter ended")
+        elif self._flushed and not failed:
+            self._opened_under = sys.exception()
+            self.close()
+        else:
+            self.abort()
+            if not failed:
+                ending.lost(f"{path}: the interpreter ended before close(); nothing was published")
 
     # Inside.
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any
 
-__all__ = ["Worker", "end_workers", "uninterrupted"]
+__all__ = ["Worker", "end_workers", "start_workers", "uninterrupted"]
 
 
 class Worker(threading.Thread):
@@ -24,13 +25,35 @@ class Worker(threading.Thread):
             self._over.set()
 
     def start(self) -> None:
+        """Raises RuntimeError where no thread is to be had, as at the interpreter's end."""
+        if sys.is_finalizing():  # CPython 3.11 would wait for ever for the thread to begin
+            raise RuntimeError("can't create new thread at interpreter shutdown")
         self._over = threading.Event()
         super().start()
 
     def join(self, timeout: float | None = None) -> None:
+        if sys.is_finalizing():  # it was killed, whatever it was doing: it never sets `_over`
+            return
         if self.ident is not None:  # is_alive has the same fault
             self._over.wait(timeout)
         super().join(timeout)
+
+
+def start_workers(workers: Sequence[Worker]) -> list[Worker]:
+    """Start `workers`; those that run. An ending interpreter may refuse them, none or all.
+
+    The caller then does the work of those itself. Raises RuntimeError where threads are short.
+    """
+    started = []
+    for worker in workers:
+        try:
+            worker.start()
+        except RuntimeError as error:
+            if "interpreter shutdown" not in str(error):
+                raise
+            break
+        started.append(worker)
+    return started
 
 
 def end_workers(workers: Sequence[Worker], queue: SimpleQueue[Any]) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from iobench.writers.image import Bytes
 from iobench.writers.pages import HUGE_PAGE, fresh_pages
 from iobench.writers.transfer import Meter
-from iobench.writers.waiting import Worker
+from iobench.writers.waiting import Worker, start_workers
 
 __all__ = ["BlockPool", "Blocks", "run_workers"]
 
@@ -46,7 +46,8 @@ def run_workers(
 ) -> None:
     """Run `work(blocks, own_meter)` in `threads` workers, this thread being one of them.
 
-    With `apart` this thread only waits, so that no signal handler ever runs inside `work`.
+    With `apart` this thread only waits, so that no signal handler ever runs inside `work`. Where
+    an ending interpreter refuses threads, this one does all of the work.
 
     Returns when all have ended. The first failure, KeyboardInterrupt in this thread included,
     cancels the rest and is raised when they have ended; further failures are added as its notes.
@@ -66,10 +67,9 @@ def run_workers(
         for own in (meters if apart else meters[1:])
     ]
     try:
-        for helper in helpers:
-            helper.start()
-        if apart:
-            for helper in helpers:
+        started = start_workers(helpers)
+        if apart and started:
+            for helper in started:
                 helper.join()
         else:
             run(meters[0])

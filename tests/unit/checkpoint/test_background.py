@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import torch
 from iobench.checkpoint.background import BackgroundFiles, absolute
 from iobench.errors import OptionError, StateError, TransferError
 from iobench.formats import torch_image
+from iobench.writers import ending
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.transfer import Transfer
 
@@ -201,7 +203,7 @@ def test_a_torch_that_writes_otherwise(tmp_path: Path, monkeypatch: pytest.Monke
     assert torch.load(tmp_path / "1.pt")["n"].tolist() == list(range(9))
 
 
-def test_forgotten(tmp_path: Path) -> None:
+def test_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dropped without close: what is on the way is finished, and a failure is told."""
     writer = Held()
     background = BackgroundFiles(writer)
@@ -212,5 +214,18 @@ def test_forgotten(tmp_path: Path) -> None:
     background = BackgroundFiles(writer)
     writer.fails = "2.pt"
     background.save({"n": 1}, tmp_path / "2.pt")
+    lost: list[str] = []
+    monkeypatch.setattr(ending._ending, "lost", lost)  # pytest's own exit code would be 120
     with pytest.warns(RuntimeWarning, match="refused"):
         del background
+    assert len(lost) == 1
+
+
+def test_no_thread_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When iobench has waited for all saves, as in a late function of atexit, `save` writes."""
+    monkeypatch.setattr(ending._ending, "begun", True)
+    writer = Held()
+    writer.go.set()
+    with contextlib.closing(BackgroundFiles(writer)) as background:
+        save = background.save({"n": 1}, tmp_path / "1.pt")
+        assert save.status == "committed"

@@ -1,0 +1,183 @@
+"""The interpreter ends while a save is on its way: the file is whole, or the exit code is not 0."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from iobench import load_checkpoint
+from iobench.testing.scripted_s3 import ScriptedS3
+from iobench.writers.registry import make
+
+_SCRIPT = Path(__file__).with_name("scripts") / "ends.py"
+_LOST = 120
+_SAVES = (
+    *("lightning", "deepspeed", "checkpointer", "checkpointer_lazily", "checkpointer_aiofiles"),
+    *("dcp", "dcp_aiofiles"),
+)
+_STREAMS = ("buffered", "odirect", "uring", "hybrid", "aiofiles")
+
+End = Callable[[str, str], tuple[int, str]]
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[subprocess.Popen[str]]:
+    """Imports torch once for all that is tried here."""
+    with subprocess.Popen(
+        [sys.executable, _SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as started:
+        yield started
+        assert started.stdin is not None
+        started.stdin.close()
+        assert started.wait() == 0
+
+
+@pytest.fixture
+def run(script: subprocess.Popen[str], tmp_path: Path) -> End:
+    """Begins a save and ends; the exit code and stderr."""
+
+    def run(save: str, end: str) -> tuple[int, str]:
+        assert script.stdin is not None
+        assert script.stdout is not None
+        print(save, end, tmp_path, file=script.stdin, flush=True)
+        code = int(script.stdout.readline())
+        told = tmp_path / "stderr"
+        return code, told.read_text() if told.exists() else ""
+
+    return run
+
+
+def _whole(save: str, directory: Path) -> bool:
+    """Whether the save is there and holds what was saved; half of one is an error."""
+    found = {path.name for path in directory.iterdir()} - {"stderr", ".iobench-lock"}
+    if not found:
+        return False
+    if save.startswith("dcp"):
+        if ".metadata" not in found:
+            return False
+        state = {"w": torch.zeros(4_000_000)}
+        dcp.load(state, checkpoint_id=directory, no_dist=True)
+    elif save.startswith("checkpointer"):
+        state = load_checkpoint(directory)
+    elif save == "deepspeed":
+        if "latest" not in found:
+            return False
+        state = torch.load(directory / (directory / "latest").read_text() / "file")
+    else:
+        assert found == {"file"}
+        state = torch.load(directory / "file")
+    return bool((state["w"] == 1).all())
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("save", _SAVES)
+def test_a_save_on_its_way_is_finished(save: str, run: End, tmp_path: Path) -> None:
+    """It needs nothing that an ending interpreter refuses."""
+    code, told = run(save, "returns")
+    assert (code, _whole(save, tmp_path)) == (0, True), told
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("save", ["checkpointer", "dcp"])
+@pytest.mark.parametrize(
+    ("end", "code"), [("exit", 0), ("raises", 1), ("sigterm", 0), ("sigterm-later", 0)]
+)
+def test_however_it_ends(save: str, end: str, code: int, run: End, tmp_path: Path) -> None:
+    """sys.exit, an exception, SystemExit by a signal's handler: now or in the wait at the end."""
+    ended, told = run(save, end)
+    assert (ended, _whole(save, tmp_path)) == (code, True), told
+
+
+def test_killed(run: End) -> None:
+    """SIGTERM that is not handled: nothing can be finished, and the exit code says so."""
+    assert run("checkpointer", "killed")[0] == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("save", "end"),
+    [*((save, "fails") for save in _SAVES), ("checkpointer", "failed"), ("dcp", "failed")],
+)
+def test_a_failure_is_reported(save: str, end: str, run: End, tmp_path: Path) -> None:
+    """What fails when the script is over, or before and was never asked for: exit code 120."""
+    code, told = run(save, end)
+    assert (code, _whole(save, tmp_path)) == (_LOST, False), told
+    assert "a save was lost" in told
+    assert "File too large" in told
+
+
+@pytest.mark.parametrize("save", ["lightning", "checkpointer"])
+def test_a_failure_of_what_was_dropped(save: str, run: End) -> None:
+    """Nobody holds it any more when it fails, long before the end."""
+    code, told = run(save, "dropped")
+    assert code == _LOST, told
+    assert "RuntimeWarning" in told
+    assert "a save was lost" in told
+
+
+@pytest.mark.parametrize(
+    ("writer", "end"),
+    [
+        *((writer, end) for writer in _STREAMS for end in ("flushed", "open")),
+        *((writer, "late") for writer in ("odirect", "aiofiles")),
+    ],
+)
+def test_a_stream_that_is_never_closed(writer: str, end: str, run: End, tmp_path: Path) -> None:
+    """What was flushed is published; else nothing is, with a message. The process always ends.
+
+    Also with a stream that is made when iobench has done what it does at the end.
+    """
+    answer = make(writer).available(tmp_path)
+    if not answer.ok:
+        pytest.skip(f"{answer.reason} {answer.remedy}")
+    code, told = run(f"stream-{writer}", end)
+    assert code == (_LOST if end == "open" else 0)
+    if end != "late":
+        assert _whole("stream", tmp_path) == (end == "flushed")
+    assert ("the interpreter ended before close()" in told) == (end == "open")
+
+
+_OBJECT = """
+import concurrent.futures.thread, faulthandler, sys, threading, time
+import numpy as np
+from iobench.writers.image import FileImage
+from iobench.writers.s3 import S3Writer
+
+def save_at_the_end():
+    while not concurrent.futures.thread._shutdown:
+        time.sleep(0.001)
+    writer.write(FileImage.of("model", [DATA]), "s3://bucket/run")
+
+faulthandler.dump_traceback_later(60, exit=True)
+url, how = sys.argv[1:]
+DATA = np.ones(11 << 20, dtype=np.uint8)  # three parts
+writer = S3Writer(endpoint_url=url, addressing_style="path", part_size="5MiB", threads=2)
+if how == "write":
+    threading.Thread(target=save_at_the_end).start()
+else:
+    stream = writer.open("s3://bucket/run/model")
+    stream.write(DATA)
+    if how == "flushed":
+        stream.flush()
+"""
+
+
+@pytest.mark.parametrize("how", ["write", "flushed", "open"])
+def test_an_object(how: str, server: ScriptedS3) -> None:
+    """An upload is completed, or it is aborted with a message."""
+    ended = subprocess.run(
+        [sys.executable, "-c", _OBJECT, server.endpoint_url, how],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == (_LOST if how == "open" else 0), ended.stderr
+    assert ("the interpreter ended before close()" in ended.stderr) == (how == "open")
+    assert server.objects == ({} if how == "open" else {"run/model": bytes([1]) * (11 << 20)})
+    assert not server.uploads
