@@ -9,7 +9,6 @@ from functools import partial
 from iobench.bench.crew import Team
 from iobench.bench.job import Job, Sizes
 from iobench.bench.plan import Plan
-from iobench.bench.subset import text_of
 from iobench.results import (
     Environment,
     Operation,
@@ -58,30 +57,23 @@ def header(plan: Plan, team: Team) -> Run:
 def _facts(plan: Plan, sizes: Sequence[Sequence[Sizes]]) -> Iterator[VariantFacts]:
     """What the samples of each variant move; nothing where it is the same for all."""
     axes = plan.axes
-    if len(axes.shapes) == len(axes.subsets) == axes.most_jobs == 1:
+    if axes.alike:
         return
     told = set()
     for variant in plan.variants:
         shape = axes.shapes.index(variant.shape)
         jobs = sizes[shape][: variant.numjobs]
-        operations: list[tuple[Operation, str | None, int]] = [
-            ("save", None, sum(job.saved for job in jobs))
+        operations: list[tuple[Operation, float | None, int]] = [
+            ("save", None, sum(job.saved for job in jobs)),
+            *(
+                ("restore", subset, sum(job.restored[i] for job in jobs))
+                for i, subset in enumerate(axes.subsets)
+            ),
         ]
-        operations += [
-            (
-                "restore",
-                None if subset is None else text_of(subset),
-                sum(job.restored[i] for job in jobs),
-            )
-            for i, subset in enumerate(axes.subsets)
-        ]
-        for operation, restore_as, size in operations:
+        for operation, subset, size in operations:
             facts = VariantFacts(
                 operation=operation,
-                format=variant.format,
-                granularity=variant.granularity,
-                restore_as=restore_as,
-                numjobs=variant.numjobs,
+                axes=variant.setting(subset).axes,
                 bytes=size,
                 files=sum(len(files[shape]) for files in plan.files_of_jobs[: variant.numjobs]),
             )

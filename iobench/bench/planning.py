@@ -35,10 +35,7 @@ def make_plan(
     crc: bool = True,
     seed: int | None = None,
     baseline: str | None = None,
-    serializer: str | None = None,
-    granularity: str | None = None,
-    restore_as: str = "same",
-    numjobs: str = "1",
+    axes: Axes | None = None,
 ) -> Plan:
     """A plan that was checked: names known, writers available, target writable and large enough.
 
@@ -49,9 +46,7 @@ def make_plan(
     if not full.files(rank):
         raise UsageError(f"workload {full.name!r}: rank {rank} writes no files; choose another")
     full_bytes = full.size_bytes(rank)
-    axes = Axes.parse(
-        serializer=serializer, granularity=granularity, restore_as=restore_as, numjobs=numjobs
-    )
+    axes = axes or Axes()
     chosen, left_out = choose(writers, target)
     pool_bytes = max(parse_size(pool), LEAST_POOL * axes.most_jobs)
     place = target_of(target, chosen)

@@ -13,7 +13,6 @@ from iobench.bench.crew import Team
 from iobench.bench.job import Done, Job, Place, own_name
 from iobench.bench.sampler import Sampler
 from iobench.bench.series import make_series
-from iobench.bench.subset import text_of
 from iobench.bench.target import Location, Scratch
 from iobench.results import Cold, Failure, Operation, Sample, Verified, utc_now
 from iobench.workloads import FileSpec
@@ -98,12 +97,7 @@ class Trial:
             run_id=self.run_id,
             repetition=self.repetition,
             order=self.order,
-            writer=self.variant.writer,
-            options=self.variant.options,
-            format=self.variant.format,
-            granularity=self.variant.granularity,
-            restore_as=None if subset is None else text_of(subset),
-            numjobs=self.variant.numjobs,
+            setting=self.variant.setting(subset),
             operation=operation,
             error=" ".join(f"{type(error).__name__}: {error}".split()),
             started_at=utc_now(),
@@ -136,10 +130,11 @@ class Trial:
         return Place(contender=self.contender, shape=self.shape, directory=directory)
 
     def _manifest(self, done: Sequence[Done]) -> dict[str, object]:
+        contender = self.variant.contender
         return {
             "schema": "iobench.manifest/1",
             "step": self.repetition,
-            "writer": {"name": self.variant.writer, "options": dict(self.variant.options)},
+            "writer": {"name": contender.name, "options": dict(contender.options)},
             "files": [
                 {
                     "path": f"{own_name(number)}/{spec.path}" if self.team.apart else spec.path,
@@ -173,12 +168,7 @@ class Trial:
             run_id=self.run_id,
             repetition=self.repetition,
             order=self.order,
-            writer=self.variant.writer,
-            options=self.variant.options,
-            format=self.variant.format,
-            granularity=self.variant.granularity,
-            restore_as=None if subset is None else text_of(subset),
-            numjobs=self.variant.numjobs,
+            setting=self.variant.setting(subset),
             operation=operation,
             bytes=total.bytes,
             elapsed_s=counted.elapsed_s,

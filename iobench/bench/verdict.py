@@ -97,7 +97,7 @@ class Context:
     def expected_bytes(self, sample: Sample) -> int:
         """Bytes that the sample must have moved."""
         for one in self.variants:
-            if _axes(one) == _axes(sample):
+            if (one.operation, one.axes) == (sample.operation, sample.axes):
                 return one.bytes
         if sample.operation == "restore" and self.restored_bytes is not None:
             return self.restored_bytes
@@ -109,10 +109,6 @@ def volatile_of(storage: Mapping[str, Any]) -> str | None:
     upper = storage.get("upper")  # what an overlay writes to
     found = [storage.get("fs_type"), upper.get("fs_type") if isinstance(upper, Mapping) else ""]
     return next((kind for kind in _VOLATILE if kind in found), None)
-
-
-def _axes(one: Sample | VariantFacts) -> tuple[object, ...]:
-    return one.operation, one.format, one.granularity, one.restore_as, one.numjobs
 
 
 def judge(sample: Sample, context: Context) -> Verdict:
@@ -181,9 +177,9 @@ def _proved(save: Sample, restore: Sample | None) -> Sample:
     if restore is None or restore.verified is None:
         return save
     verified, notes = restore.verified, save.notes
-    if restore.restore_as is not None:
+    if restore.axes.restore_as is not None:
         notes += (
-            f"only the tensors of a restore of {restore.restore_as} were compared: "
+            f"only the tensors of a restore of {restore.axes.restore_as} were compared: "
             f"{verified.tensors} of them, {_percent(verified.bytes / save.bytes)} of the bytes",
         )
     return replace(save, verified=verified, notes=notes)
@@ -259,9 +255,11 @@ def _unreached(sample: Sample) -> tuple[Reason | None, list[Reason]]:
 def _noted(sample: Sample, context: Context) -> Iterator[Reason]:
     if context.scale is not None:
         yield Reason(text=f"scaled: {context.scale}")
-    if sample.restore_as is not None:
-        whole = context.expected_bytes(replace(sample, operation="save", restore_as=None))
-        brought = f"{_percent(sample.bytes / whole)} of the bytes, {sample.restore_as} was asked"
+    if sample.axes.restore_as is not None:
+        all_of_it = sample.setting.at(restore_as=None)
+        whole = context.expected_bytes(replace(sample, operation="save", setting=all_of_it))
+        part = _percent(sample.bytes / whole)
+        brought = f"{part} of the bytes, {sample.axes.restore_as} was asked"
         yield Reason(text="only some tensors were restored", measured=(brought,))
     if sample.stores:
         if context.volatile is not None:

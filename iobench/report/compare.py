@@ -13,7 +13,7 @@ from iobench.bench.verdict import Context, Status, Verdict
 from iobench.report.alike import unlike
 from iobench.report.summary import Figure, group, verdict_of
 from iobench.results import Operation, ResultFile, Sample, contender_of, to_plain
-from iobench.results.labels import name_of
+from iobench.results.setting import HasSetting, Setting
 
 __all__ = ["SCHEMA", "Comparison", "Row", "compare"]
 
@@ -24,7 +24,7 @@ _SPOILT = (Status.INVALID, Status.FAILED)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(HasSetting):
     """One contender's saves or restores in both runs.
 
     `ratio` is of the new rate to the old one, `ci95` its interval, `floor` the part that counts as
@@ -34,12 +34,7 @@ class Row:
     """
 
     workload: str
-    writer: str
-    options: Mapping[str, Any]
-    format: str | None = None
-    granularity: str | None = None
-    restore_as: str | None = None
-    numjobs: int = 1
+    setting: Setting
     operation: Operation
     old_samples: int
     new_samples: int
@@ -79,7 +74,7 @@ class Comparison:
     @property
     def spoilt(self) -> list[str]:
         """Who was VALID before and is INVALID or FAILED now."""
-        rows = [f"{name_of(row)} {row.operation}" for row in self.rows if row.spoilt]
+        rows = [f"{row.setting.name} {row.operation}" for row in self.rows if row.spoilt]
         return [*rows, *self.failed]
 
     def document(self) -> dict[str, Any]:
@@ -159,7 +154,7 @@ def _names(groups: Mapping[_Key, Sequence[Sample]], matched: set[_Key]) -> tuple
 
 
 def _name(samples: Sequence[Sample]) -> str:
-    return f"{name_of(samples[0])} {samples[0].operation}"
+    return f"{samples[0].setting.name} {samples[0].operation}"
 
 
 def _row(
@@ -180,12 +175,7 @@ def _row(
     finding = None if spoilt else difference.finding
     return Row(
         workload=workload,
-        writer=new[0].writer,
-        options=new[0].options,
-        format=new[0].format,
-        granularity=new[0].granularity,
-        restore_as=new[0].restore_as,
-        numjobs=new[0].numjobs,
+        setting=new[0].setting,
         operation=new[0].operation,
         old_samples=len(old),
         new_samples=len(new),

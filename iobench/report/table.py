@@ -18,7 +18,7 @@ from iobench.report.wording import (
     environment_line,
     footnotes,
     heading,
-    labels,
+    labels_of,
     phases,
 )
 
@@ -65,7 +65,7 @@ def _table(report: Report, narrow: bool) -> Table:
             no_wrap=figure or name == "operation",
             overflow="fold",
         )
-    for label, summary in zip(labels(report.summaries), report.summaries, strict=True):
+    for label, summary in zip(labels_of(report), report.summaries, strict=True):
         row = [Text(cell) for cell in cells(label, summary)]
         row[-1].stylize(_STYLES[Status(summary.verdict)])
         table.add_row(*(row[i] for i in shown))
@@ -73,5 +73,5 @@ def _table(report: Report, narrow: bool) -> Table:
 
 
 def _phase_lines(report: Report, console: Console) -> None:
-    for label, summary in zip(labels(report.summaries), report.summaries, strict=True):
+    for label, summary in zip(labels_of(report), report.summaries, strict=True):
         console.print(f"{label} {summary.operation}: {phases(summary)} s")

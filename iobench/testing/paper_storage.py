@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from iobench.results import Sample
+from iobench.results import Sample, Setting
 from iobench.tune.budget import Budget
 from iobench.tune.candidate import Candidate
 from iobench.tune.measurement import Measurement, Step
@@ -162,8 +162,7 @@ def _sample(candidate: Candidate, step: Step, elapsed_s: float) -> Sample:
         run_id="0" * 16,
         repetition=step.round,
         order=0,
-        writer=candidate.writer,
-        options=candidate.options.to_dict(),
+        setting=Setting(writer=candidate.writer, options=candidate.options.to_dict()),
         operation="save",
         bytes=step.size_bytes,
         elapsed_s=elapsed_s,

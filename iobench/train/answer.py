@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from iobench.bench.stats import Interval, Ratio
 from iobench.errors import ResultFileError
 from iobench.results import ResultFile
-from iobench.results.labels import Setting, labels
+from iobench.results.labels import labels
+from iobench.results.setting import Setting
 from iobench.train.claims import Answer, Claim, Finding
 from iobench.units import format_size
 

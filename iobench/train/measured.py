@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from iobench.bench.stats import median
 from iobench.bench.verdict import Context, Status, judge, with_verification
 from iobench.errors import ResultFileError
-from iobench.results import Failure, ResultFile, Sample, contender_of, to_plain
-from iobench.results.labels import labels, name_of
+from iobench.results import Failure, ResultFile, Sample, Setting, contender_of
+from iobench.results.labels import labels
 from iobench.train.costs import Costs
 from iobench.units import format_size
 
@@ -42,12 +41,8 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Setting:
-    writer: str
-    options: Mapping[str, Any]
-    format: str | None
-    granularity: str | None
-    numjobs: int
+class _Measured:
+    setting: Setting  # of saves
     seconds: dict[str, list[float]] = field(default_factory=lambda: {"save": [], "restore": []})
     invalid: list[str] = field(default_factory=list)  # the first reason of each such sample
     partial: list[str] = field(default_factory=list)  # what each restore that is not of all brought
@@ -99,19 +94,19 @@ def from_results(
     if not result.samples:
         raise _nothing(result, _no_samples(result))
     size = result.run.workload.full_bytes if size_bytes is None else size_bytes
-    settings = _settings(result, size, invalid_too)
-    names = labels(settings)
+    measured = _measured(result, size, invalid_too)
+    names = labels(one.setting for one in measured)
     notes = list(_size_notes(result, size))
     found: list[Candidate] = []
-    for position, (setting, name) in enumerate(zip(settings, names, strict=True)):
-        if setting.failed:
-            notes.append(f"{name} is not planned for: {setting.failed[0]}")
+    for position, (one, name) in enumerate(zip(measured, names, strict=True)):
+        if one.failed:
+            notes.append(f"{name} is not planned for: {one.failed[0]}")
             continue
-        notes += _invalid(setting, name, invalid_too)
-        notes += _partial(setting, name)
-        save, restore = setting.seconds["save"], setting.seconds["restore"]
+        notes += _invalid(one, name, invalid_too)
+        notes += _partial(one, name)
+        save, restore = one.seconds["save"], one.seconds["restore"]
         if not save or not restore:
-            missing = " and ".join(what for what, times in setting.seconds.items() if not times)
+            missing = " and ".join(what for what, times in one.seconds.items() if not times)
             notes.append(f"{name} is not planned for: no {missing} of it counts")
             continue
         draws = list(zip(_medians(save, position, 0), _medians(restore, position, 1), strict=True))
@@ -141,7 +136,7 @@ def _nothing(result: ResultFile, why: str) -> ResultFileError:
 def _no_samples(result: ResultFile) -> str:
     if result.training:
         return "it is of iobench train, and plans are made of the samples of iobench run"
-    failures = [f"{name_of(one)}: {one.why}" for one in result.failures]
+    failures = [f"{one.setting.name}: {one.why}" for one in result.failures]
     return "; ".join(["it has no samples", *failures])
 
 
@@ -155,52 +150,46 @@ def _by_save_time(one: Candidate) -> tuple[bool, float]:
     return one.costs.asynchronous, one.costs.blocking_s + one.costs.persist_s
 
 
-def _settings(result: ResultFile, size: int, invalid_too: bool) -> list[_Setting]:
+def _measured(result: ResultFile, size: int, invalid_too: bool) -> list[_Measured]:
     context = Context.of(result.run)
-    groups: dict[str, _Setting] = {}
+    groups: dict[str, _Measured] = {}
     for sample in with_verification(result.samples):
-        setting = groups.setdefault(contender_of(sample), _setting(sample))
-        if sample.restore_as is not None:
-            setting.partial.append(sample.restore_as)
+        one = groups.setdefault(contender_of(sample), _nothing_yet(sample))
+        if (part := sample.axes.restore_as) is not None:
+            one.partial.append(part)
             continue
         verdict = judge(sample, context)
         if verdict.status is Status.INVALID:
-            setting.invalid.append(verdict.reasons[0].text)
+            one.invalid.append(verdict.reasons[0].text)
             if not invalid_too:
                 continue
         seconds = sample.elapsed_s * size / sample.bytes
-        setting.seconds[sample.operation].append(seconds)
+        one.seconds[sample.operation].append(seconds)
     for failure in result.failures:
-        groups.setdefault(contender_of(failure), _setting(failure)).failed.append(failure.why)
+        groups.setdefault(contender_of(failure), _nothing_yet(failure)).failed.append(failure.why)
     return list(groups.values())
 
 
-def _setting(record: Sample | Failure) -> _Setting:
-    return _Setting(
-        writer=record.writer,
-        options=to_plain(record.options),
-        format=record.format,
-        granularity=record.granularity,
-        numjobs=record.numjobs,
-    )
+def _nothing_yet(record: Sample | Failure) -> _Measured:
+    return _Measured(setting=record.setting.at(restore_as=None))
 
 
-def _invalid(setting: _Setting, name: str, counted: bool) -> Iterator[str]:
+def _invalid(one: _Measured, name: str, counted: bool) -> Iterator[str]:
     fate = "counted all the same" if counted else "left out"
-    for text in dict.fromkeys(setting.invalid):
-        count = setting.invalid.count(text)
+    for text in dict.fromkeys(one.invalid):
+        count = one.invalid.count(text)
         yield f"{name}: {count} invalid {'sample' if count == 1 else 'samples'} {fate}: {text}"
 
 
-def _partial(setting: _Setting, name: str) -> Iterator[str]:
-    for what in dict.fromkeys(setting.partial):
-        count = setting.partial.count(what)
+def _partial(one: _Measured, name: str) -> Iterator[str]:
+    for what in dict.fromkeys(one.partial):
+        count = one.partial.count(what)
         restores = "restore" if count == 1 else "restores"
         yield f"{name}: {count} {restores} of {what} left out: a job restores all tensors"
 
 
 def _size_notes(result: ResultFile, size: int) -> Iterator[str]:
-    variants = [one.bytes for one in result.run.variants if one.restore_as is None]
+    variants = [one.bytes for one in result.run.variants if one.axes.restore_as is None]
     moved = sorted(variants or [result.run.workload.bytes])
     if moved != [size] * len(moved):
         span = " to ".join(dict.fromkeys(map(format_size, (moved[0], moved[-1]))))

@@ -83,7 +83,7 @@ def _valid(result: ResultFile, writer: str, operation: str) -> dict[int, float]:
         for sample in with_verification(result.samples)
         if (sample.writer, sample.operation) == (writer, operation)
     ]
-    check_one_setting(result, f"{operation}s of {writer}", samples)
+    check_one_setting(result, f"{operation}s of {writer}", [one.setting for one in samples])
     return {
         sample.repetition: sample.elapsed_s
         for sample in samples

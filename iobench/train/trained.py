@@ -48,7 +48,7 @@ def judge_training(about: Study, claim: Claim, result: ResultFile) -> Finding:
 def _blocks(result: ResultFile, side: Side) -> dict[int, TrainBlock]:
     """By repetition. Raises ResultFileError for blocks of several settings."""
     blocks = [block for block in result.training if _side(block) == side]
-    check_one_setting(result, f"blocks of {side}", blocks)
+    check_one_setting(result, f"blocks of {side}", [one.setting for one in blocks])
     return {
         block.repetition: block
         for block in blocks

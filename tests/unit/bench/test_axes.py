@@ -46,7 +46,11 @@ def test_every_combination_takes_part() -> None:
 
 def test_what_is_skipped_is_told(tmp_path: Path) -> None:
     plan = make_plan(
-        workload="llama7b", writers=BOTH, target=tmp_path, size="64MiB", serializer="raw,torch"
+        workload="llama7b",
+        writers=BOTH,
+        target=tmp_path,
+        size="64MiB",
+        axes=Axes.parse(serializer="raw,torch"),
     )
     assert (
         "\n".join(plan_lines(plan)).count("left out  peer:torch-save with --serializer torch") == 1
@@ -90,8 +94,16 @@ def test_a_baseline_is_found_by_as_much_as_is_said() -> None:
             find_baseline(text, variants)
 
 
-def plan_of(workload: str, target: Path, **asked: Any) -> Any:
-    return make_plan(workload=workload, writers="buffered", target=target, size="64MiB", **asked)
+def plan_of(workload: str, target: Path, rank: int = 0, pool: str = "1GiB", **axes: str) -> Any:
+    return make_plan(
+        workload=workload,
+        writers="buffered",
+        target=target,
+        size="64MiB",
+        rank=rank,
+        pool=pool,
+        axes=Axes.parse(**axes),
+    )
 
 
 def test_ranks_of_a_node_save_their_own_files(tmp_path: Path) -> None:

@@ -91,7 +91,8 @@ def test_what_differs_is_told_once_each(header_of: Callable[..., Run], tiny: Wor
     """By shape, processes and part: two writers move the same, two ranks about twice as much."""
     run = header_of(tiny, numjobs="1,2", granularity="same,blob", restore_as="same,subset=0.5")
     told = {
-        (one.granularity, one.numjobs, one.operation, one.restore_as): one for one in run.variants
+        (one.axes.granularity, one.axes.numjobs, one.operation, one.axes.restore_as): one
+        for one in run.variants
     }
     assert len(run.variants) == len(told) == 2 * 2 * 3
     for shape in (None, "blob"):

@@ -210,9 +210,9 @@ def test_a_save_is_verified_by_the_restore_of_its_repetition() -> None:
         save,
         replace(save, repetition=2),
         replace(save, repetition=3),
-        replace(save, writer="other"),
-        replace(RESTORE, writer=SAVE.writer, repetition=1, verified=GOOD),
-        replace(RESTORE, writer=SAVE.writer, repetition=2, verified=bad),
+        replace(save, setting=replace(save.setting, writer="other")),
+        replace(RESTORE, setting=SAVE.setting, repetition=1, verified=GOOD),
+        replace(RESTORE, setting=SAVE.setting, repetition=2, verified=bad),
     ]
     assert [sample.verified for sample in with_verification(given)] == [
         GOOD,
@@ -228,9 +228,8 @@ def some(part: int, *, repetition: int = 1, restore_as: str | None = "subset=0.1
     """A restore of one tensor in twenty, which has `part` % of the bytes."""
     return replace(
         RESTORE,
-        writer=SAVE.writer,
+        setting=SAVE.setting.at(restore_as=restore_as),
         repetition=repetition,
-        restore_as=restore_as,
         bytes=part * SIZE // 100,
         verified=Verified(tensors=1, bytes=part * SIZE // 100, mismatches=0),
     )
@@ -258,10 +257,7 @@ def test_a_restore_of_some_tensors_tells_how_much_it_brought() -> None:
     told = [
         VariantFacts(
             operation=operation,
-            format=restore.format,
-            granularity=restore.granularity,
-            restore_as=restore_as,
-            numjobs=restore.numjobs,
+            axes=restore.setting.at(restore_as=restore_as).axes,
             bytes=size,
             files=1,
         )

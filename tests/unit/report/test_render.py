@@ -96,7 +96,10 @@ def test_colours_only_in_a_terminal(example: ResultFile, monkeypatch: pytest.Mon
 
 def test_settings_of_one_writer_are_told_apart_by_what_differs(example: ResultFile) -> None:
     saves = [s for s in example.samples if s.writer == "odirect" and s.operation == "save"]
-    other = [replace(s, options={"block_size": 2**20, "threads": 4}) for s in saves]
+    other = [
+        replace(s, setting=replace(s.setting, options={"block_size": 2**20, "threads": 4}))
+        for s in saves
+    ]
     shown = text(with_samples(example, [*saves, *other]))
     assert "odirect block_size=16MiB  save" in shown
     assert "odirect block_size=1MiB   save" in shown
@@ -112,7 +115,10 @@ def test_a_reason_of_some_rows_names_them(example: ResultFile) -> None:
 
 def test_first_and_last_done_are_columns_where_processes_differ(example: ResultFile) -> None:
     assert "done (s)" not in text(summarise(example))
-    samples = [replace(s, first_done_s=s.elapsed_s / 2, numjobs=2) for s in example.samples]
+    samples = [
+        replace(s, first_done_s=s.elapsed_s / 2, setting=s.setting.at(numjobs=2))
+        for s in example.samples
+    ]
     shown = text(with_samples(example, samples))
     assert "first done (s)  last done (s)" in shown
     assert re.search(r"odirect +save .* 0\.25 +0\.50 ", shown)
@@ -121,7 +127,7 @@ def test_first_and_last_done_are_columns_where_processes_differ(example: ResultF
 def test_axes_are_named_where_they_differ(example: ResultFile) -> None:
     """Only those in which rows of a writer differ; one value needs no name."""
     samples = [
-        replace(s, numjobs=1 + s.repetition % 2, granularity="blob")
+        replace(s, setting=s.setting.at(numjobs=1 + s.repetition % 2, granularity="blob"))
         for s in example.samples
         if s.writer == "odirect"
     ]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from iobench.errors import ResultFileError, UnknownNameError
-from iobench.results import ResultFile, Verified
+from iobench.results import AxisValues, ResultFile, Verified
 from iobench.train.claims import CLAIMS, Answer, Claim, Finding, Measure, Side, study
 from iobench.train.reproduction import judge_records
 
@@ -16,7 +16,10 @@ from iobench.train.reproduction import judge_records
 def record(example: ResultFile) -> ResultFile:
     """The example's odirect as hybrid: it saves 2, 3.125 and 1.28 times as fast as buffered."""
     samples = [
-        replace(one, writer="hybrid") if one.writer == "odirect" else one for one in example.samples
+        replace(one, setting=replace(one.setting, writer="hybrid"))
+        if one.writer == "odirect"
+        else one
+        for one in example.samples
     ]
     return replace(example, samples=tuple(samples))
 
@@ -117,9 +120,17 @@ def test_invalid_samples_make_no_pair(record: ResultFile) -> None:
 @pytest.mark.parametrize(
     ("operation", "changed", "named"),
     [
-        ("save", {"numjobs": 4}, "hybrid numjobs=1, hybrid numjobs=4"),
+        (
+            "save",
+            {"axes": AxisValues(format="torch", numjobs=4)},
+            "hybrid numjobs=1, hybrid numjobs=4",
+        ),
         ("save", {"options": {"iodepth": 9}}, "hybrid iodepth=9"),
-        ("restore", {"restore_as": "subset=0.1"}, "hybrid restore-as=subset=0.1"),
+        (
+            "restore",
+            {"axes": AxisValues(format="torch", restore_as="subset=0.1")},
+            "hybrid restore-as=subset=0.1",
+        ),
     ],
 )
 def test_a_record_of_several_settings_is_refused(
@@ -127,7 +138,7 @@ def test_a_record_of_several_settings_is_refused(
 ) -> None:
     """None of them wins silently, valid or not; the error tells what to do."""
     more = tuple(
-        replace(one, **changed)
+        replace(one, setting=replace(one.setting, **changed))
         for one in record.samples
         if (one.writer, one.operation, one.repetition) == ("hybrid", operation, 1)
     )
