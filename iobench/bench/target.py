@@ -5,33 +5,18 @@ What differs between them is behind these two interfaces; the runner and its tri
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from iobench.bench.counters import Monitor
+from iobench.checkpoint.store import Staged
 from iobench.results.records import Cold
-from iobench.writers.s3_target import is_s3
 
-if TYPE_CHECKING:
-    from iobench.bench.contender import Contender
-
-__all__ = ["Location", "Scratch", "Staged", "Target", "target_of"]
+__all__ = ["Location", "Scratch", "Target"]
 
 Location = str | Path
 """What a writer is given: a directory, or `s3://bucket/prefix`."""
-
-
-class Staged(Protocol):
-    """A checkpoint being written; not one before `publish`."""
-
-    @property
-    def directory(self) -> Location:
-        """Where its files go until it is published."""
-
-    def publish(self, manifest: Mapping[str, Any]) -> None:
-        """Make it a checkpoint: durable and visible on return."""
 
 
 class Scratch(Protocol):
@@ -86,18 +71,3 @@ class Target(Protocol):
 
     def scratch(self) -> AbstractContextManager[Scratch]:
         """A place of the run's own, removed whatever happens."""
-
-
-def target_of(location: Location, contenders: Sequence[Contender]) -> Target:
-    """The target that `location` names, as `contenders` will use it.
-
-    Raises UsageError when one of them does not store in targets of that kind.
-    """
-    from iobench.bench.bucket import BucketTarget
-    from iobench.bench.directory import DirectoryTarget
-
-    for one in contenders:
-        one.check_scheme(location)
-    if is_s3(location):
-        return BucketTarget.of(str(location), contenders)
-    return DirectoryTarget(path=Path(location))

@@ -11,7 +11,8 @@ from typing import Any
 
 from iobench import __version__, workloads
 from iobench.bench.contender import WriterContender
-from iobench.bench.target import Target, target_of
+from iobench.bench.target import Target
+from iobench.bench.target_kinds import target_of
 from iobench.bench.verdict import Context, volatile_of
 from iobench.environment import fingerprint
 from iobench.environment.memory import available_bytes

@@ -11,7 +11,7 @@ import pytest
 
 from iobench import workloads
 from iobench.bench import directory
-from iobench.bench.target import target_of
+from iobench.bench.target_kinds import target_of
 from iobench.checkpoint.checkpointer import Checkpointer
 from iobench.tune import rig as rig_module
 from iobench.tune.candidate import Candidate
