@@ -12,14 +12,13 @@ from typing import Protocol
 from iobench.bench import fio
 from iobench.bench.axes import Variant
 from iobench.bench.ceiling import Ceiling
-from iobench.bench.counters import Monitor
 from iobench.bench.crew import Alone, Crew, Team
 from iobench.bench.header import header
 from iobench.bench.job import Job
 from iobench.bench.plan import Plan
 from iobench.bench.sampler import Sampler
 from iobench.bench.subset import text_of
-from iobench.bench.target import Scratch
+from iobench.bench.target import OpenTarget, Scratch
 from iobench.bench.trial import Trial
 from iobench.results import (
     CeilingSample,
@@ -84,9 +83,9 @@ class Runner:
                 run_id=run.run_id,
                 ceiling=ceiling,
                 team=team,
-                scratch=scratch,
-                monitor=monitor,
-                sampler=sampler,
+                target=OpenTarget(
+                    scratch=scratch, monitor=monitor, sampler=sampler, notes=plan.target.notes
+                ),
                 progress=self.progress,
             )
             trials.warm_up()
@@ -110,9 +109,7 @@ class _Trials:
     run_id: str
     ceiling: Ceiling | None
     team: Team
-    scratch: Scratch
-    monitor: Monitor
-    sampler: Sampler
+    target: OpenTarget
     progress: Progress
 
     def warm_up(self) -> None:
@@ -121,8 +118,8 @@ class _Trials:
         One that fails here will fail in its trial, where that is recorded. A crew has done it.
         """
         if not self.team.apart:
-            self.team.ask(1, partial(Job.warm_up, directory=self.scratch.locate(_WARM_UP)))
-        self.scratch.remove(_WARM_UP)
+            self.team.ask(1, partial(Job.warm_up, directory=self.target.scratch.locate(_WARM_UP)))
+        self.target.scratch.remove(_WARM_UP)
 
     def records(self) -> Iterator[_Record]:
         order = random.Random(self.plan.seed)
@@ -172,10 +169,7 @@ class _Trials:
             shape=shape,
             files=[files[shape] for files in plan.files_of_jobs[: variant.numjobs]],
             team=self.team,
-            scratch=self.scratch,
-            monitor=self.monitor,
-            sampler=self.sampler,
-            notes=self.plan.target.notes,
+            target=self.target,
         )
         subsets = list(plan.axes.subsets)
         random_.shuffle(subsets)
@@ -203,7 +197,7 @@ class _Trials:
     def _settled(self, what: str, repetition: int) -> None:
         of = "" if self.plan.repeat.precision is not None else f"/{self.plan.repeat.times}"
         self.progress.step(f"{repetition + 1}{of} {what}")
-        self.scratch.settle(self.monitor)
+        self.target.settle()
 
 
 def _bound(

@@ -6,14 +6,16 @@ What differs between them is behind these two interfaces; the runner and its tri
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from iobench.bench.counters import Monitor
+from iobench.bench.sampler import Sampler
 from iobench.checkpoint.store import Staged
 from iobench.results.records import Cold
 
-__all__ = ["Location", "Scratch", "Target"]
+__all__ = ["Location", "OpenTarget", "Scratch", "Target"]
 
 Location = str | Path
 """What a writer is given: a directory, or `s3://bucket/prefix`."""
@@ -71,3 +73,21 @@ class Target(Protocol):
 
     def scratch(self) -> AbstractContextManager[Scratch]:
         """A place of the run's own, removed whatever happens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenTarget:
+    """A target in use: the run's own place in it and the counters of its storage.
+
+    Trials know their target by this alone, so that one run can use several targets.
+    """
+
+    scratch: Scratch
+    monitor: Monitor
+    sampler: Sampler | None = None
+    notes: tuple[str, ...] = ()
+    """What a reader of a restore must know of the target."""
+
+    def settle(self) -> None:
+        """Wait until earlier work has left the storage alone."""
+        self.scratch.settle(self.monitor)

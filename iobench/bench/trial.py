@@ -8,12 +8,11 @@ from functools import partial
 from typing import TypeVar
 
 from iobench.bench.axes import Variant
-from iobench.bench.counters import Counted, Counters, Monitor, Usage
+from iobench.bench.counters import Counted, Counters, Usage
 from iobench.bench.crew import Team
 from iobench.bench.job import Done, Job, Place, own_name
-from iobench.bench.sampler import Sampler
 from iobench.bench.series import make_series
-from iobench.bench.target import Location, Scratch
+from iobench.bench.target import Location, OpenTarget
 from iobench.results import Cold, Failure, Operation, Sample, Verified, utc_now
 from iobench.workloads import FileSpec
 from iobench.writers.transfer import Transfer
@@ -44,11 +43,7 @@ class Trial:
     files: Sequence[Sequence[FileSpec]]
     """Of each job."""
     team: Team
-    scratch: Scratch
-    monitor: Monitor
-    sampler: Sampler | None = None
-    notes: tuple[str, ...] = ()
-    """What a reader of a restore must know of the target."""
+    target: OpenTarget
 
     def save(self) -> Sample | None:
         """Save a checkpoint of fresh bytes; it stays for `restore`.
@@ -61,7 +56,7 @@ class Trial:
         if not contender.stores:
             done = self._ask(partial(Job.save, place=self._place(self._checkpoint)))
             return self._sample("save", done, counters.stop(self._usage(done)), started)
-        with self.scratch.staged(self._name) as staged:
+        with self.target.scratch.staged(self._name) as staged:
             done = self._ask(partial(Job.save, place=self._place(staged.directory)))
             written_s = counters.elapsed_s()
             staged.publish(self._manifest(done))
@@ -80,7 +75,7 @@ class Trial:
             return None
         place = self._place(self._checkpoint)
         self._ask(partial(Job.scrub, shape=self.shape, subset=subset))
-        cold = self.scratch.make_cold(self._name)
+        cold = self.target.scratch.make_cold(self._name)
         started, counters = utc_now(), self._counters()
         done = self._ask(partial(Job.restore, place=place))
         counted = counters.stop(self._usage(done))
@@ -105,15 +100,15 @@ class Trial:
 
     def clear(self) -> None:
         """Remove the checkpoint, if there is one."""
-        self.scratch.remove(self._name)
+        self.target.scratch.remove(self._name)
 
     def _ask(self, what: Callable[[Job], T]) -> list[T]:
         return self.team.ask(self.variant.numjobs, what)
 
     def _counters(self) -> Counters:
         """Without a device the sampler looks at this process, which may not be the one at work."""
-        blind = self.team.apart and not self.monitor.files
-        return Counters(self.monitor, None if blind else self.sampler)
+        blind = self.team.apart and not self.target.monitor.files
+        return Counters(self.target.monitor, None if blind else self.target.sampler)
 
     def _usage(self, done: Sequence[Done]) -> list[Usage]:
         return [one.usage for one in done] if self.team.apart else []
@@ -124,7 +119,7 @@ class Trial:
 
     @property
     def _checkpoint(self) -> Location:
-        return self.scratch.locate(self._name)
+        return self.target.scratch.locate(self._name)
 
     def _place(self, directory: Location) -> Place:
         return Place(contender=self.contender, shape=self.shape, directory=directory)
@@ -182,13 +177,13 @@ class Trial:
             cpu_s=counted.cpu_s,
             system_cpu_s=counted.system_cpu_s,
             cold=cold,
-            device=counted.device if self.scratch.directory is not None else None,
+            device=counted.device if self.target.scratch.directory is not None else None,
             verified=verified,
             stores=contender.stores,
             interference=counted.interference,
             series=make_series(operation, counted, None if contender.is_peer else total.completed),
             notes=tuple(dict.fromkeys(note for one in done for note in one.notes))
-            + (self.notes if operation == "restore" else ()),
+            + (self.target.notes if operation == "restore" else ()),
             started_at=started,
         )
 

@@ -13,11 +13,10 @@ import numpy as np
 
 from iobench.bench.axes import Variant
 from iobench.bench.contender import WriterContender
-from iobench.bench.counters import Monitor
 from iobench.bench.crew import Alone
 from iobench.bench.job import JobSetup
 from iobench.bench.replay import Replay
-from iobench.bench.target import Scratch, Target
+from iobench.bench.target import OpenTarget, Target
 from iobench.bench.trial import Trial
 from iobench.environment.memory import PeakMemory
 from iobench.errors import DataMismatchError, TargetError
@@ -42,8 +41,7 @@ class Rig:
     """Everything that trials on one target share. To be made by `Rig.on`."""
 
     target: Target
-    scratch: Scratch
-    monitor: Monitor
+    opened: OpenTarget
     workload: Workload
     rank: int
     objective: Objective
@@ -76,8 +74,11 @@ class Rig:
         with ExitStack() as undo:
             rig = cls(
                 target=target,
-                scratch=undo.enter_context(target.scratch()),
-                monitor=target.monitor(),
+                opened=OpenTarget(
+                    scratch=undo.enter_context(target.scratch()),
+                    monitor=target.monitor(),
+                    notes=target.notes,
+                ),
                 workload=workload,
                 rank=rank,
                 objective=objective,
@@ -128,20 +129,18 @@ class Rig:
             shape=0,
             files=(replay.files,),
             team=team,
-            scratch=self.scratch,
-            monitor=self.monitor,
-            notes=self.target.notes,
+            target=self.opened,
         )
         try:
-            self.scratch.settle(self.monitor)
+            self.opened.settle()
             if self.objective.goal == "stall":
-                stall_s = measure_stall(replay, writer, self.scratch, f"stall-{self._count}")
+                stall_s = measure_stall(replay, writer, self.opened.scratch, f"stall-{self._count}")
                 measured = replace(measured, stall_s=stall_s)
                 if not step.verify:
                     return measured
             save, restore = trial.save(), None
             if self.objective.restores or step.verify:
-                self.scratch.settle(self.monitor)
+                self.opened.settle()
                 restore = trial.restore()
                 if restore and restore.verified and restore.verified.mismatches:
                     raise DataMismatchError(
@@ -178,12 +177,12 @@ class Rig:
         writer, warmed = self._writers.pop(candidate.label, None), 0
         if writer is None:
             writer, warmed = candidate.make(), warm_up_bytes
-            where = self.scratch.locate("warm-up")
+            where = self.opened.scratch.locate("warm-up")
             image = FileImage.of("file", [self._warm_up[:warm_up_bytes]])
             try:
                 writer.write(image, where, durable=False)
             finally:
-                self.scratch.remove("warm-up")
+                self.opened.scratch.remove("warm-up")
         self._writers[candidate.label] = writer
         if len(self._writers) > _KEPT_WRITERS:
             self._writers.popitem(last=False)

@@ -25,6 +25,7 @@ from iobench.bench.crew import Alone
 from iobench.bench.directory import DirectoryScratch
 from iobench.bench.job import Job, JobSetup
 from iobench.bench.sampler import Reading
+from iobench.bench.target import OpenTarget
 from iobench.bench.trial import Trial
 from iobench.results import Sample
 from iobench.units import KIB, MIB
@@ -96,9 +97,11 @@ class Stage:
             shape=0,
             files=(files,),
             team=Alone(setup),
-            scratch=DirectoryScratch(directory=target),
-            monitor=NoDevice(),
-            sampler=self.watch,  # type: ignore[arg-type]
+            target=OpenTarget(
+                scratch=DirectoryScratch(directory=target),
+                monitor=NoDevice(),
+                sampler=self.watch,  # type: ignore[arg-type]
+            ),
         )
         self.contender.warm_up(target / "warm-up")
         self.before, self.count = tasks(), threading.active_count()

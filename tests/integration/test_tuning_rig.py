@@ -86,8 +86,8 @@ def test_a_trial_leaves_no_checkpoint(
     step = Step(phase="confirm", round=1, size_bytes=SIZE, verify=True)
     measured = rig(Candidate.of("buffered", {}, "drawn"), step)
     assert (measured.error is not None) is broken
-    assert rig.scratch.directory is not None
-    assert os.listdir(rig.scratch.directory) == ["lock"]
+    assert rig.opened.scratch.directory is not None
+    assert os.listdir(rig.opened.scratch.directory) == ["lock"]
 
 
 def test_writers_used_last_keep_their_memory(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

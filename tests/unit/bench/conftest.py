@@ -13,6 +13,7 @@ from iobench.bench.crew import Alone
 from iobench.bench.directory import DirectoryScratch
 from iobench.bench.job import JobSetup
 from iobench.bench.replay import Replay
+from iobench.bench.target import OpenTarget
 from iobench.bench.trial import Trial
 from iobench.environment import DeviceCounters
 from iobench.units import MIB
@@ -77,8 +78,7 @@ def make_trial(contender: Contender, tiny: Workload, directory: Path, idle: Idle
         shape=0,
         files=(files,),
         team=Alone(setup),
-        scratch=DirectoryScratch(directory=directory),
-        monitor=idle,
+        target=OpenTarget(scratch=DirectoryScratch(directory=directory), monitor=idle),
     )
 
 
