@@ -1,6 +1,17 @@
-"""Axes: what a run varies beside the contenders; Variant: a contender at one point of them.
+"""Axes: what a run varies besides the contenders. Variant: a contender at one point of them.
 
-How restores are made (`subsets`) is no part of a variant: one save is restored in each way.
+How restores are made (`subsets`) is not part of a variant: each save is restored in every way.
+
+To add an axis, change four files of the package:
+
+1. `results/setting.py`: a field of `AxisValues` with a default. Records, their reader, reports,
+   labels, CSV columns, ratios and verdicts follow from it.
+2. `bench/axes.py`: a field of `Axes` with its parser and of `Variant` with its value.
+3. `cli/run.py`: the option.
+4. The module that acts on the value, such as `workloads/reshape.py` for `granularity`. Where the
+   value chooses what a trial uses, as a target does, that is `bench/runner.py`.
+
+The tables of docs/cli.md and docs/results.md name the option and the field.
 """
 
 from __future__ import annotations
