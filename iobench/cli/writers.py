@@ -66,10 +66,16 @@ def _writer(name: str, target: str) -> dict[str, Any]:
 
 def _peer(name: str, target: str) -> dict[str, Any]:
     from iobench import peers
+    from iobench.errors import IobenchError
+    from iobench.writers.availability import Availability
 
-    peer = peers.make(name)
-    options = type(peer.options).describe()
-    return _entry(f"peer:{name}", peer.summary, _available(peer, target), options)
+    shown = f"{peers.PREFIX}{name}"
+    try:
+        cls = peers.peer_class(name)
+        answer = _available(cls(), target)
+    except IobenchError as error:
+        return _entry(shown, "", Availability(ok=False, reason=str(error)), ())
+    return _entry(shown, cls.summary, answer, cls.Options.describe())
 
 
 def _available(one: Writer | Peer, target: str) -> Availability:
