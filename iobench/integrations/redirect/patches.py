@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -17,6 +16,7 @@ from iobench.integrations.bypass import bypassed
 from iobench.integrations.default_writer import redirected_writer
 from iobench.integrations.redirect.detour import Detour
 from iobench.integrations.redirect.tally import Tally
+from iobench.integrations.replacing import replace
 
 __all__ = ["dcp", "safetensors", "torch"]
 
@@ -36,8 +36,8 @@ def torch(module: ModuleType, tally: Tally) -> None:
 
     saving = Detour(name="torch.save", stock=module.save, file=(1, "f"), tally=tally)
     loading = Detour(name="torch.load", stock=module.load, file=(0, "f"), tally=tally)
-    _replace(module.save, saving.saving(prepare), module)
-    _replace(module.load, loading.loading(load), module)
+    replace(module.save, saving.saving(prepare), module)
+    replace(module.load, loading.loading(load), module)
 
 
 def safetensors(module: ModuleType, tally: Tally) -> None:
@@ -60,8 +60,8 @@ def safetensors(module: ModuleType, tally: Tally) -> None:
     loading = Detour(
         name=f"{name}.load_file", stock=module.load_file, file=(0, "filename"), tally=tally
     )
-    _replace(module.save_file, saving.saving(prepare), module)
-    _replace(module.load_file, loading.loading(load), module)
+    replace(module.save_file, saving.saving(prepare), module)
+    replace(module.load_file, loading.loading(load), module)
 
 
 def dcp(module: ModuleType, tally: Tally) -> None:
@@ -98,13 +98,3 @@ def dcp(module: ModuleType, tally: Tally) -> None:
     module.FileSystem.create_stream = create_stream
     module.FileSystem.mkdir = mkdir
     module.FileSystem.rename = rename
-
-
-def _replace(stock: Callable[..., Any], ours: Callable[..., Any], home: ModuleType) -> None:
-    """Put `ours` in the place of `stock`, also where a module took it from `home` already."""
-    for module in [home, *sys.modules.values()]:
-        names = getattr(module, "__dict__", None)
-        if not isinstance(names, dict):
-            continue
-        for name in [name for name, value in list(names.items()) if value is stock]:
-            names[name] = ours
