@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from iobench.bench.crew import Team
+from iobench.bench.crew import Executor
 from iobench.bench.job import Job, Sizes
 from iobench.bench.plan import Plan
 from iobench.results import (
@@ -23,12 +23,12 @@ from iobench.results import (
 __all__ = ["header"]
 
 
-def header(plan: Plan, team: Team) -> Run:
-    """The header of a run that `team` is about to make; of new id, begun now."""
+def header(plan: Plan, executor: Executor) -> Run:
+    """The header of a run that `executor` is about to make; of new id, begun now."""
     machine, storage = plan.target.describe()
     asked = plan.to_dict()
     sizes = [
-        team.ask(plan.axes.most_jobs, partial(Job.sizes, shape=i, subsets=plan.axes.subsets))
+        executor.ask(plan.axes.most_jobs, partial(Job.sizes, shape=i, subsets=plan.axes.subsets))
         for i in range(len(plan.axes.shapes))
     ]
     scale, size_bytes = plan.workload.scale, sizes[0][0].saved

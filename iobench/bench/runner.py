@@ -12,7 +12,7 @@ from typing import Protocol
 from iobench.bench import fio
 from iobench.bench.axes import Variant
 from iobench.bench.ceiling import Ceiling
-from iobench.bench.crew import Alone, Crew, Team
+from iobench.bench.crew import Executor, InProcess, ProcessGroup
 from iobench.bench.header import header
 from iobench.bench.job import Job
 from iobench.bench.plan import Plan
@@ -71,18 +71,18 @@ class Runner:
         monitor = plan.target.monitor()
         with (
             plan.target.scratch() as scratch,
-            self._team(scratch) as team,
+            self._executor(scratch) as executor,
             Sampler(monitor.files) as sampler,
         ):
             self.progress.step("preparing")
-            run = header(plan, team)
+            run = header(plan, executor)
             self.results.write(run)
             ceiling = Ceiling.of(run, plan, scratch) if plan.measures_ceiling else None
             trials = _Trials(
                 plan=plan,
                 run_id=run.run_id,
                 ceiling=ceiling,
-                team=team,
+                executor=executor,
                 target=OpenTarget(
                     scratch=scratch, monitor=monitor, sampler=sampler, notes=plan.target.notes
                 ),
@@ -93,12 +93,12 @@ class Runner:
                 self.results.write(record)
                 self.progress.result(record)
 
-    def _team(self, scratch: Scratch) -> Team:
+    def _executor(self, scratch: Scratch) -> Executor:
         """The run's own process, or as many as ever save at once."""
         setups = self.plan.setups()
         if len(setups) == 1:
-            return Alone(setups[0])
-        return Crew(setups, partial(Job.warm_up, directory=scratch.locate(_WARM_UP)))
+            return InProcess(setups[0])
+        return ProcessGroup(setups, partial(Job.warm_up, directory=scratch.locate(_WARM_UP)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,17 +108,19 @@ class _Trials:
     plan: Plan
     run_id: str
     ceiling: Ceiling | None
-    team: Team
+    executor: Executor
     target: OpenTarget
     progress: Progress
 
     def warm_up(self) -> None:
         """Have every contender do what it does once per process, outside any clock.
 
-        One that fails here will fail in its trial, where that is recorded. A crew has done it.
+        One that fails here will fail in its trial, where that is recorded. A ProcessGroup has done it.
         """
-        if not self.team.apart:
-            self.team.ask(1, partial(Job.warm_up, directory=self.target.scratch.locate(_WARM_UP)))
+        if not self.executor.apart:
+            self.executor.ask(
+                1, partial(Job.warm_up, directory=self.target.scratch.locate(_WARM_UP))
+            )
         self.target.scratch.remove(_WARM_UP)
 
     def records(self) -> Iterator[_Record]:
@@ -168,7 +170,7 @@ class _Trials:
             contender=plan.contenders.index(variant.contender),
             shape=shape,
             files=[files[shape] for files in plan.files_of_jobs[: variant.numjobs]],
-            team=self.team,
+            executor=self.executor,
             target=self.target,
         )
         subsets = list(plan.axes.subsets)

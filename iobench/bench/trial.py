@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from iobench.bench.axes import Variant
 from iobench.bench.counters import Counted, Counters, Usage
-from iobench.bench.crew import Team
-from iobench.bench.job import Done, Job, Place, own_name
+from iobench.bench.crew import Executor
+from iobench.bench.job import CheckpointRef, Done, Job, own_name
 from iobench.bench.series import make_series
 from iobench.bench.target import Location, OpenTarget
 from iobench.results import Cold, Failure, Operation, Sample, Verified, utc_now
@@ -37,12 +37,12 @@ class Trial:
     order: int
     variant: Variant
     contender: int
-    """Which of the team's contenders it is."""
+    """Which of the executor's contenders it is."""
     shape: int
-    """Which of the team's shapes."""
+    """Which of the executor's shapes."""
     files: Sequence[Sequence[FileSpec]]
     """Of each job."""
-    team: Team
+    executor: Executor
     target: OpenTarget
 
     def save(self) -> Sample | None:
@@ -54,10 +54,10 @@ class Trial:
         self._ask(partial(Job.prepare, shape=self.shape))
         started, counters = utc_now(), self._counters()
         if not contender.stores:
-            done = self._ask(partial(Job.save, place=self._place(self._checkpoint)))
+            done = self._ask(partial(Job.save, ref=self._ref(self._checkpoint)))
             return self._sample("save", done, counters.stop(self._usage(done)), started)
         with self.target.scratch.staged(self._name) as staged:
-            done = self._ask(partial(Job.save, place=self._place(staged.directory)))
+            done = self._ask(partial(Job.save, ref=self._ref(staged.directory)))
             written_s = counters.elapsed_s()
             staged.publish(self._manifest(done))
             commit_s = counters.elapsed_s() - written_s
@@ -73,13 +73,13 @@ class Trial:
         """
         if not self.variant.contender.stores:
             return None
-        place = self._place(self._checkpoint)
+        ref = self._ref(self._checkpoint)
         self._ask(partial(Job.scrub, shape=self.shape, subset=subset))
         cold = self.target.scratch.make_cold(self._name)
         started, counters = utc_now(), self._counters()
-        done = self._ask(partial(Job.restore, place=place))
+        done = self._ask(partial(Job.restore, ref=ref))
         counted = counters.stop(self._usage(done))
-        verified = _sum(self._ask(partial(Job.verify, place=place)))
+        verified = _sum(self._ask(partial(Job.verify, ref=ref)))
         return self._sample(
             "restore", done, counted, started, cold=cold, verified=verified, subset=subset
         )
@@ -103,15 +103,15 @@ class Trial:
         self.target.scratch.remove(self._name)
 
     def _ask(self, what: Callable[[Job], T]) -> list[T]:
-        return self.team.ask(self.variant.numjobs, what)
+        return self.executor.ask(self.variant.numjobs, what)
 
     def _counters(self) -> Counters:
         """Without a device the sampler looks at this process, which may not be the one at work."""
-        blind = self.team.apart and not self.target.monitor.files
+        blind = self.executor.apart and not self.target.monitor.files
         return Counters(self.target.monitor, None if blind else self.target.sampler)
 
     def _usage(self, done: Sequence[Done]) -> list[Usage]:
-        return [one.usage for one in done] if self.team.apart else []
+        return [one.usage for one in done] if self.executor.apart else []
 
     @property
     def _name(self) -> str:
@@ -121,8 +121,8 @@ class Trial:
     def _checkpoint(self) -> Location:
         return self.target.scratch.locate(self._name)
 
-    def _place(self, directory: Location) -> Place:
-        return Place(contender=self.contender, shape=self.shape, directory=directory)
+    def _ref(self, directory: Location) -> CheckpointRef:
+        return CheckpointRef(contender=self.contender, shape=self.shape, directory=directory)
 
     def _manifest(self, done: Sequence[Done]) -> dict[str, object]:
         contender = self.variant.contender
@@ -132,7 +132,7 @@ class Trial:
             "writer": {"name": contender.name, "options": dict(contender.options)},
             "files": [
                 {
-                    "path": f"{own_name(number)}/{spec.path}" if self.team.apart else spec.path,
+                    "path": f"{own_name(number)}/{spec.path}" if self.executor.apart else spec.path,
                     "format": spec.format,
                     "bytes": transfer.bytes,
                 }

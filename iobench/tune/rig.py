@@ -13,7 +13,7 @@ import numpy as np
 
 from iobench.bench.axes import Variant
 from iobench.bench.contender import WriterContender
-from iobench.bench.crew import Alone
+from iobench.bench.crew import InProcess
 from iobench.bench.job import JobSetup
 from iobench.bench.replay import Replay
 from iobench.bench.target import OpenTarget, Target
@@ -47,7 +47,7 @@ class Rig:
     objective: Objective
     seed: int
     pool_bytes: int
-    _teams: dict[int, Alone] = field(default_factory=dict, init=False)
+    _executors: dict[int, InProcess] = field(default_factory=dict, init=False)
     _writers: OrderedDict[str, Writer] = field(default_factory=OrderedDict, init=False)
     _warm_up: Bytes = field(default_factory=lambda: np.zeros(_WARM_UP_BYTES, np.uint8), init=False)
     _mark_s: float = field(default=0.0, init=False)
@@ -118,8 +118,8 @@ class Rig:
         self, writer: Writer, replay: Replay, step: Step, measured: Measurement
     ) -> Measurement:
         contender = WriterContender(writer)
-        team = self._team(step.size_bytes)
-        team.job.contenders = (contender,)
+        executor = self._executor(step.size_bytes)
+        executor.job.contenders = (contender,)
         trial = Trial(
             run_id="0" * 16,
             repetition=step.round,
@@ -128,7 +128,7 @@ class Rig:
             contender=0,
             shape=0,
             files=(replay.files,),
-            team=team,
+            executor=executor,
             target=self.opened,
         )
         try:
@@ -152,22 +152,22 @@ class Rig:
         return replace(measured, save=_short(save), restore=_short(restore))
 
     def _replay(self, size_bytes: int) -> Replay:
-        return self._team(size_bytes).job.replays[0]
+        return self._executor(size_bytes).job.replays[0]
 
-    def _team(self, size_bytes: int) -> Alone:
+    def _executor(self, size_bytes: int) -> InProcess:
         """What holds the checkpoint of that size; the contender changes from trial to trial."""
-        if size_bytes not in self._teams:
+        if size_bytes not in self._executors:
             files = self.workload.scaled(size_bytes, self.rank).files(self.rank)
-            self._teams[size_bytes] = Alone(
+            self._executors[size_bytes] = InProcess(
                 JobSetup(
                     contenders=(),
                     files=(files,),
                     pool_bytes=self.pool_bytes,
-                    seed=self.seed + len(self._teams),
+                    seed=self.seed + len(self._executors),
                     crc=True,
                 )
             )
-        return self._teams[size_bytes]
+        return self._executors[size_bytes]
 
     def _writer(self, candidate: Candidate, warm_up_bytes: int) -> tuple[Writer, int]:
         """A writer that has its staging memory already, as a trainer's has from the second save on.

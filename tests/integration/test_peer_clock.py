@@ -21,7 +21,7 @@ from iobench.bench import counters
 from iobench.bench.axes import Variant
 from iobench.bench.contender import Contender
 from iobench.bench.contenders import choose
-from iobench.bench.crew import Alone
+from iobench.bench.crew import InProcess
 from iobench.bench.directory import DirectoryScratch
 from iobench.bench.job import Job, JobSetup
 from iobench.bench.sampler import Reading
@@ -96,7 +96,7 @@ class Stage:
             contender=0,
             shape=0,
             files=(files,),
-            team=Alone(setup),
+            executor=InProcess(setup),
             target=OpenTarget(
                 scratch=DirectoryScratch(directory=target),
                 monitor=NoDevice(),

@@ -11,7 +11,7 @@ import pytest
 from iobench.bench import directory
 from iobench.bench.axes import Axes
 from iobench.bench.contender import WriterContender
-from iobench.bench.crew import Team
+from iobench.bench.crew import Executor
 from iobench.bench.directory import DirectoryTarget
 from iobench.bench.header import header
 from iobench.bench.job import Job
@@ -25,7 +25,7 @@ from iobench.writers.registry import make
 T = TypeVar("T")
 
 
-class Members(Team):
+class Members(Executor):
     """Several jobs, in this process."""
 
     apart = False
