@@ -115,7 +115,8 @@ class _Trials:
     def warm_up(self) -> None:
         """Have every contender do what it does once per process, outside any clock.
 
-        One that fails here will fail in its trial, where that is recorded. A ProcessGroup has done it.
+        One that fails here will fail in its trial, where that is recorded. The processes of a
+        ProcessGroup have done it when they started.
         """
         if not self.executor.apart:
             self.executor.ask(
