@@ -1,4 +1,4 @@
-"""Rig: makes trials on a real target: checkpoints of some sizes, counters, memory."""
+"""TrialRunner: makes trials on a real target: checkpoints of some sizes, counters, memory."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from iobench.workloads import Workload
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
 
-__all__ = ["Rig", "warm_up_bytes"]
+__all__ = ["TrialRunner", "warm_up_bytes"]
 
 _KEPT_WRITERS = 12  # with their staging memory
 _WARM_UP_BYTES = 32 * MIB  # more than most settings have in flight
 
 
 @dataclass(kw_only=True)
-class Rig:
-    """Everything that trials on one target share. To be made by `Rig.on`."""
+class TrialRunner:
+    """Everything that trials on one target share. To be made by `TrialRunner.on`."""
 
     target: Target
     opened: OpenTarget
@@ -65,7 +65,7 @@ class Rig:
         seed: int,
         pool_bytes: int,
         began_s: float,
-    ) -> Iterator[Rig]:
+    ) -> Iterator[TrialRunner]:
         """A rig with a place of its own in `target`, removed at the end of the block.
 
         `began_s` of time.perf_counter is when the time that the first trial is charged began.

@@ -25,7 +25,7 @@ from iobench.tune.journal import Journal, TrialRecord, TuningRecord
 from iobench.tune.measurement import Measure, Measurement, Step
 from iobench.tune.objective import Objective
 from iobench.tune.outcome import Outcome
-from iobench.tune.rig import Rig, warm_up_bytes
+from iobench.tune.rig import TrialRunner, warm_up_bytes
 from iobench.tune.rounds import Progress
 from iobench.tune.sizes import Sizes
 from iobench.tune.space import Space, space_of
@@ -239,7 +239,7 @@ def run_tuning(tuning: Tuning, journal: Journal, progress: Progress, *, began_s:
     however it ends.
     """
     recorded = deque(journal.trials)
-    with Rig.on(
+    with TrialRunner.on(
         tuning.target,
         workload=tuning.workload,
         rank=tuning.rank,
