@@ -1,4 +1,4 @@
-"""PaperStorage: a storage whose settings have known rates, to test a tuning's decisions on.
+"""SimulatedStorage: a storage whose settings have known rates, to test a tuning's decisions on.
 
 No clock and no I/O: what a trial takes is computed, with noise, drift and failures as asked.
 """
@@ -23,7 +23,14 @@ from iobench.units import GIB, MIB
 from iobench.writers.registry import writer_class
 from iobench.writers.transfer import PathCount
 
-__all__ = ["NOISES", "PaperStorage", "best_rate", "heavy_tails", "space_of_writers", "true_rate"]
+__all__ = [
+    "NOISES",
+    "SimulatedStorage",
+    "best_rate",
+    "heavy_tails",
+    "space_of_writers",
+    "true_rate",
+]
 
 _OVERHEAD_S = 0.35
 """What a trial takes beside moving bytes."""
@@ -68,11 +75,11 @@ NOISES: Mapping[str, Mapping[str, Any]] = {
         "drift": lambda number: 0.4 * math.sin(number / 9),
     },
 }
-"""Kinds of noise, by name: keyword arguments of PaperStorage."""
+"""Kinds of noise, by name: keyword arguments of SimulatedStorage."""
 
 
 @dataclass
-class PaperStorage:
+class SimulatedStorage:
     """Measures as `iobench.tune.measurement.Measure` says.
 
     `noise` and `drift` are added to the logarithm of a trial's seconds: the first is drawn, the

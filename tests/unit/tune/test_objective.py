@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from iobench.errors import UsageError
-from iobench.testing.paper_storage import PaperStorage
+from iobench.testing.paper_storage import SimulatedStorage
 from iobench.train import goodput, intervals
 from iobench.train.costs import Costs
 from iobench.train.job import Job
@@ -23,7 +23,7 @@ JOB = Job(nodes=512)
 def measured(save_s: float, restore_s: float, cpu_s: float = 0.5) -> Measurement:
     """1 GiB saved and restored in so many seconds."""
     step = Step(phase="race", round=1, size_bytes=GIB)
-    made = PaperStorage(seed=1, noise=lambda _: 0.0)(Candidate.of("odirect", {}, "drawn"), step)
+    made = SimulatedStorage(seed=1, noise=lambda _: 0.0)(Candidate.of("odirect", {}, "drawn"), step)
     assert made.save is not None
     save = replace(made.save, elapsed_s=save_s, cpu_s=cpu_s)
     return replace(made, save=save, restore=replace(save, operation="restore", elapsed_s=restore_s))

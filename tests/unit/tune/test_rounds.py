@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from iobench.errors import IobenchError
-from iobench.testing.paper_storage import PaperStorage
+from iobench.testing.paper_storage import SimulatedStorage
 from iobench.tune.budget import Budget, Cost
 from iobench.tune.candidate import Candidate
 from iobench.tune.confirm import Confirmation
@@ -41,7 +41,7 @@ class Played:
     """Rounds of three settings at `rates`, on a storage without noise."""
 
     rounds: Rounds
-    storage: PaperStorage
+    storage: SimulatedStorage
     told: Told
 
     @classmethod
@@ -53,7 +53,7 @@ class Played:
         max_bytes: int = 100 * _SIZE,
     ) -> Played:
         by_name = dict(zip(_NAMES, rates, strict=True))
-        storage = PaperStorage(
+        storage = SimulatedStorage(
             seed=1,
             noise=lambda rng: 0.0,  # noqa: ARG005
             rate=lambda one, number: by_name[one.writer] * MIB,  # noqa: ARG005
