@@ -19,7 +19,7 @@ from iobench.integrations.redirect.tally import Function, merged
 from iobench.writers.base import Writer
 from iobench.writers.config import dump_writer
 
-__all__ = ["SCHEMA", "Outcome", "launch", "report", "write_report"]
+__all__ = ["SCHEMA", "ExecOutcome", "launch", "report", "write_report"]
 
 SCHEMA = "iobench.exec/1"
 _HOOK = Path(__file__).with_name("hook")
@@ -34,7 +34,7 @@ _OF_PYTHON = tuple(  # Python ignores them, the script shall not begin so
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class ExecOutcome:
     """How the command ended (a signal as a negative number, as in subprocess) and what was done."""
 
     returncode: int
@@ -45,7 +45,7 @@ class Outcome:
     """Python processes in which there was something to redirect."""
 
 
-def launch(command: Sequence[str], writer: Writer) -> Outcome:
+def launch(command: Sequence[str], writer: Writer) -> ExecOutcome:
     """Run `command` to its end, redirected to `writer`.
 
     Signals are passed on to it. Raises UsageError when it cannot be started.
@@ -58,7 +58,7 @@ def launch(command: Sequence[str], writer: Writer) -> Outcome:
         returncode = _run(command, _environment(directory))
         elapsed_s = time.perf_counter() - began
         functions, problems, processes = merged(directory)
-    return Outcome(
+    return ExecOutcome(
         returncode=returncode,
         elapsed_s=elapsed_s,
         functions=functions,
@@ -108,7 +108,7 @@ def _wait(child: int) -> int:
                 os.kill(child, info.si_signo)
 
 
-def report(outcome: Outcome, command: Sequence[str], writer: Writer) -> dict[str, Any]:
+def report(outcome: ExecOutcome, command: Sequence[str], writer: Writer) -> dict[str, Any]:
     """The outcome as a JSON document; bytes and seconds are those of all processes together."""
     return {
         "schema": SCHEMA,

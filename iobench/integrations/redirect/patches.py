@@ -14,14 +14,14 @@ from typing import Any
 
 from iobench.integrations.bypass import bypassed
 from iobench.integrations.default_writer import redirected_writer
-from iobench.integrations.redirect.detour import Detour
-from iobench.integrations.redirect.tally import Tally
+from iobench.integrations.redirect.detour import Redirect
+from iobench.integrations.redirect.tally import CallCounts
 from iobench.integrations.replacing import replace
 
 __all__ = ["dcp", "safetensors", "torch"]
 
 
-def torch(module: ModuleType, tally: Tally) -> None:
+def torch(module: ModuleType, tally: CallCounts) -> None:
     """torch.save and torch.load, in torch.serialization before torch takes them from there."""
 
     def prepare(*args: Any, **kwargs: Any) -> Any:
@@ -34,13 +34,13 @@ def torch(module: ModuleType, tally: Tally) -> None:
 
         return plain_torch.load(redirected_writer(), *args, **kwargs)
 
-    saving = Detour(name="torch.save", stock=module.save, file=(1, "f"), tally=tally)
-    loading = Detour(name="torch.load", stock=module.load, file=(0, "f"), tally=tally)
+    saving = Redirect(name="torch.save", stock=module.save, file=(1, "f"), tally=tally)
+    loading = Redirect(name="torch.load", stock=module.load, file=(0, "f"), tally=tally)
     replace(module.save, saving.saving(prepare), module)
     replace(module.load, loading.loading(load), module)
 
 
-def safetensors(module: ModuleType, tally: Tally) -> None:
+def safetensors(module: ModuleType, tally: CallCounts) -> None:
     """safetensors.torch.save_file and load_file."""
 
     def prepare(*args: Any, **kwargs: Any) -> Any:
@@ -54,17 +54,17 @@ def safetensors(module: ModuleType, tally: Tally) -> None:
         return plain_safetensors.load(redirected_writer(), *args, **kwargs)
 
     name = "safetensors.torch"
-    saving = Detour(
+    saving = Redirect(
         name=f"{name}.save_file", stock=module.save_file, file=(1, "filename"), tally=tally
     )
-    loading = Detour(
+    loading = Redirect(
         name=f"{name}.load_file", stock=module.load_file, file=(0, "filename"), tally=tally
     )
     replace(module.save_file, saving.saving(prepare), module)
     replace(module.load_file, loading.loading(load), module)
 
 
-def dcp(module: ModuleType, tally: Tally) -> None:
+def dcp(module: ModuleType, tally: CallCounts) -> None:
     """The files and directories that DCP's FileSystemWriter, and those derived from it, make."""
     stock = module.FileSystem.create_stream
     stock_mkdir = module.FileSystem.mkdir

@@ -1,4 +1,4 @@
-"""Tally: what became of the redirected calls of one process, kept in a file as they happen."""
+"""CallCounts: what became of the redirected calls of one process, kept in a file as they happen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Count", "Tally", "merged"]
+__all__ = ["CallCounts", "Count", "merged"]
 
 _SUFFIX = ".json"
 _PROBLEM = ".problem"
@@ -46,7 +46,7 @@ class Function:
     fallbacks: dict[str, int] = field(default_factory=dict)
 
 
-class Tally:
+class CallCounts:
     """Counts, and after every call writes all counts to a file of the process in `directory`.
 
     So a process that is killed is counted too. A forked child has counts of its own.
