@@ -15,7 +15,7 @@ from iobench.errors import OptionError, UnknownNameError, UsageError
 from iobench.units import parse_seconds, parse_size
 
 if TYPE_CHECKING:
-    from iobench.train.measured import Candidate
+    from iobench.train.measured import SavingMethod
 
 _MOST_SIZES = 64
 
@@ -126,10 +126,10 @@ def plan(
     """
     from iobench.report.forecast import Outlook, write_json, write_markdown, write_table
     from iobench.train.forecast import Method, forecast
-    from iobench.train.job import Job
+    from iobench.train.job import TrainingJob
 
     jobs = [
-        Job(
+        TrainingJob(
             nodes=count,
             gpus_per_node=gpus_per_node,
             failures_per_1000_node_days=failures,
@@ -162,7 +162,7 @@ def plan(
 
 def _by_hand(
     save: str | None, restore: str | None, blocking: str | None, persist: str | None, slots: int
-) -> list[Candidate]:
+) -> list[SavingMethod]:
     from iobench.train.measured import by_hand
 
     if restore is None or not (save or (blocking and persist)):
@@ -183,7 +183,7 @@ def _by_hand(
 
 def _measured(
     path: Path, size: str | None, blocking: str | None, slots: int, include_invalid: bool
-) -> tuple[str, list[Candidate], list[str]]:
+) -> tuple[str, list[SavingMethod], list[str]]:
     from iobench.results import read
     from iobench.train.measured import from_results
 
@@ -200,7 +200,7 @@ def _measured(
     return f"{result.run.workload.name} as measured in {path}", candidates, notes
 
 
-def _baseline(candidates: list[Candidate], name: str | None) -> Candidate:
+def _baseline(candidates: list[SavingMethod], name: str | None) -> SavingMethod:
     """The candidate that `name` means; without one that of `buffered`, else the slowest to save."""
     wanted = "buffered" if name is None else name
     found = [one for one in candidates if one.name == wanted or one.name.split()[0] == wanted]

@@ -25,7 +25,7 @@ class Format(enum.StrEnum):
     MD = "md"
 
 
-class Device(enum.StrEnum):
+class DeviceKind(enum.StrEnum):
     """Where the model is trained."""
 
     CPU = "cpu"
@@ -85,7 +85,9 @@ def train(
             help="Let forward and backward last the workload's published step time, the CPU idle.",
         ),
     ] = False,
-    device: Annotated[Device, typer.Option("--device", help="Where to train.")] = Device.CPU,
+    device: Annotated[
+        DeviceKind, typer.Option("--device", help="Where to train.")
+    ] = DeviceKind.CPU,
     seed: Annotated[
         int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of model and data.")
     ] = 0,

@@ -10,7 +10,7 @@ from typing import Literal
 from iobench.bench.stats import Interval
 from iobench.errors import UnknownNameError
 
-__all__ = ["CLAIMS", "Answer", "Claim", "Finding", "Measure", "Side", "Study", "study"]
+__all__ = ["CLAIMS", "Answer", "Claim", "ClaimFinding", "Measure", "Side", "Study", "study"]
 
 Measure = Literal["save", "restore", "wall clock", "overhead", "stall"]
 
@@ -88,7 +88,7 @@ class Study:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class ClaimFinding:
     """What was measured of a claim: `ours` in the claim's unit, None where there is no such figure.
 
     `interval` holds 95 %. `setting` says what it is a figure of, `reason` why the answer is given.

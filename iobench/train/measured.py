@@ -15,14 +15,14 @@ from iobench.results.labels import labels
 from iobench.train.costs import Costs
 from iobench.units import format_size
 
-__all__ = ["Candidate", "by_hand", "from_results"]
+__all__ = ["SavingMethod", "by_hand", "from_results"]
 
 _RESAMPLES = 1000
 _SEED = 20260131
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class SavingMethod:
     """One way to save: its costs by medians, and again by `resampled` medians for intervals.
 
     `resampled` is empty where one sample, or none, says nothing about the spread.
@@ -56,7 +56,7 @@ def by_hand(
     persist_s: float | None,
     restore_s: float,
     slots: int = 1,
-) -> list[Candidate]:
+) -> list[SavingMethod]:
     """A synchronous save of `save_s`, and an asynchronous one that blocks for `blocking_s`.
 
     The latter persists for `persist_s`, or else for `save_s`: what a save takes when training
@@ -64,13 +64,15 @@ def by_hand(
     """
     found = []
     if save_s is not None:
-        found.append(Candidate(name="given", costs=Costs(blocking_s=save_s, restore_s=restore_s)))
+        found.append(
+            SavingMethod(name="given", costs=Costs(blocking_s=save_s, restore_s=restore_s))
+        )
     background_s = persist_s if persist_s is not None else save_s
     if blocking_s is not None and background_s is not None:
         costs = Costs(
             blocking_s=blocking_s, persist_s=background_s, restore_s=restore_s, slots=slots
         )
-        found.append(Candidate(name="given", costs=costs))
+        found.append(SavingMethod(name="given", costs=costs))
     return found
 
 
@@ -81,7 +83,7 @@ def from_results(
     blocking_s: float | None = None,
     slots: int = 1,
     invalid_too: bool = False,
-) -> tuple[list[Candidate], list[str]]:
+) -> tuple[list[SavingMethod], list[str]]:
     """Each setting of the run, and what must be known of how its times were made.
 
     A time is that of a sample at `size_bytes` (by default the workload at full size) and the
@@ -97,7 +99,7 @@ def from_results(
     measured = _measured(result, size, invalid_too)
     names = labels(one.setting for one in measured)
     notes = list(_size_notes(result, size))
-    found: list[Candidate] = []
+    found: list[SavingMethod] = []
     for position, (one, name) in enumerate(zip(measured, names, strict=True)):
         if one.failed:
             notes.append(f"{name} is not planned for: {one.failed[0]}")
@@ -114,7 +116,7 @@ def from_results(
         for blocking in (None, blocking_s) if blocking_s is not None else (None,):
             costs = [_costs(*pair, blocking, slots) for pair in pairs]
             found.append(
-                Candidate(
+                SavingMethod(
                     name=name,
                     costs=costs[0],
                     resampled=tuple(costs[1:]),
@@ -146,7 +148,7 @@ def _costs(save_s: float, restore_s: float, blocking_s: float | None, slots: int
     return Costs(blocking_s=blocking_s, persist_s=save_s, restore_s=restore_s, slots=slots)
 
 
-def _by_save_time(one: Candidate) -> tuple[bool, float]:
+def _by_save_time(one: SavingMethod) -> tuple[bool, float]:
     return one.costs.asynchronous, one.costs.blocking_s + one.costs.persist_s
 
 

@@ -18,7 +18,7 @@ from iobench.environment import fingerprint
 from iobench.environment.memory import available_bytes
 from iobench.errors import ResultFileError, TargetError, UsageError
 from iobench.results import utc_now
-from iobench.train.job import Job
+from iobench.train.job import TrainingJob
 from iobench.tune.budget import Budget
 from iobench.tune.candidate import Candidate
 from iobench.tune.journal import Journal, TrialRecord, TuningRecord
@@ -93,7 +93,7 @@ class Tuning:
             raise UsageError(f"workload {full.name!r}: rank {rank} writes no files; choose another")
         goal = Objective(
             goal=objective,
-            job=None if job is None else Job(**job),
+            job=None if job is None else TrainingJob(**job),
             full_bytes=full.size_bytes(rank),
             max_memory_bytes=max_memory_bytes,
             max_cpu_s_per_gib=max_cpu_s_per_gib,

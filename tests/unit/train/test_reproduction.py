@@ -8,7 +8,7 @@ import pytest
 
 from iobench.errors import ResultFileError, UnknownNameError
 from iobench.results import AxisValues, ResultFile, Verified
-from iobench.train.claims import CLAIMS, Answer, Claim, Finding, Measure, Side, study
+from iobench.train.claims import CLAIMS, Answer, Claim, ClaimFinding, Measure, Side, study
 from iobench.train.reproduction import judge_records
 
 
@@ -31,7 +31,7 @@ def claim(measure: Measure, value: float) -> Claim:
     )
 
 
-def judged(record: ResultFile, measure: Measure, value: float) -> Finding:
+def judged(record: ResultFile, measure: Measure, value: float) -> ClaimFinding:
     about = replace(CLAIMS["hybrid-io"], claims=(claim(measure, value),))
     return judge_records(about, [record])[0]
 

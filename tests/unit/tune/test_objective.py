@@ -11,13 +11,13 @@ from iobench.errors import UsageError
 from iobench.testing.paper_storage import SimulatedStorage
 from iobench.train import goodput, intervals
 from iobench.train.costs import Costs
-from iobench.train.job import Job
+from iobench.train.job import TrainingJob
 from iobench.tune.candidate import Candidate
 from iobench.tune.measurement import Measurement, Step
 from iobench.tune.objective import Objective
 from iobench.units import GIB, MIB
 
-JOB = Job(nodes=512)
+JOB = TrainingJob(nodes=512)
 
 
 def measured(save_s: float, restore_s: float, cpu_s: float = 0.5) -> Measurement:
