@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from iobench.bench.crew import Executor
-from iobench.bench.job import Job, Sizes
+from iobench.bench.job import CheckpointSizes, Job
 from iobench.bench.plan import Plan
 from iobench.results import (
     Environment,
@@ -54,7 +54,7 @@ def header(plan: Plan, executor: Executor) -> Run:
     )
 
 
-def _facts(plan: Plan, sizes: Sequence[Sequence[Sizes]]) -> Iterator[VariantFacts]:
+def _facts(plan: Plan, sizes: Sequence[Sequence[CheckpointSizes]]) -> Iterator[VariantFacts]:
     """What the samples of each variant move; nothing where it is the same for all."""
     axes = plan.axes
     if axes.alike:

@@ -20,7 +20,7 @@ from iobench.results.records import Verified
 from iobench.workloads import FileSpec
 from iobench.writers.transfer import Transfer
 
-__all__ = ["CheckpointRef", "Done", "Job", "JobSetup", "Sizes", "own_name"]
+__all__ = ["CheckpointRef", "CheckpointSizes", "Done", "Job", "JobSetup", "own_name"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class CheckpointRef:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class CheckpointSizes:
     """Bytes of a job's checkpoint as our formats write it, and what each kind of restore brings."""
 
     saved: int
@@ -84,13 +84,13 @@ class Job:
             for files in setup.files
         ]
 
-    def sizes(self, shape: int, subsets: Sequence[float | None]) -> Sizes:
+    def sizes(self, shape: int, subsets: Sequence[float | None]) -> CheckpointSizes:
         """Found by writing to nowhere, and by choosing what each of `subsets` brings."""
         replay, restored = self.replays[shape], []
         for subset in subsets:
             replay.want(subset)
             restored.append(sum(replay.restored_bytes))
-        return Sizes(saved=replay.size_bytes(), restored=tuple(restored))
+        return CheckpointSizes(saved=replay.size_bytes(), restored=tuple(restored))
 
     def warm_up(self, directory: Location) -> None:
         """Have every contender do what it does once per process; what fails here fails again."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from iobench.bench import fio
 from iobench.bench.axes import Variant
-from iobench.bench.ceiling import Ceiling
+from iobench.bench.ceiling import CeilingJobs
 from iobench.bench.crew import Executor, InProcess, ProcessGroup
 from iobench.bench.header import header
 from iobench.bench.job import Job
@@ -29,13 +29,13 @@ from iobench.results import (
     contender_of,
 )
 
-__all__ = ["Progress", "Runner"]
+__all__ = ["RunProgress", "Runner"]
 
 _Record = Sample | CeilingSample | Failure
 _WARM_UP = "warm-up"  # a checkpoint that nobody measures
 
 
-class Progress(Protocol):
+class RunProgress(Protocol):
     """Is told what the runner does; `iobench.cli` shows it on stderr."""
 
     def begin(self, steps: int) -> None:
@@ -54,7 +54,7 @@ class Runner:
 
     plan: Plan
     results: ResultWriter
-    progress: Progress
+    progress: RunProgress
 
     def run(self) -> None:
         """Write the run's header, then a record per timed operation, as each one ends.
@@ -77,7 +77,7 @@ class Runner:
             self.progress.step("preparing")
             run = header(plan, executor)
             self.results.write(run)
-            ceiling = Ceiling.of(run, plan, scratch) if plan.measures_ceiling else None
+            ceiling = CeilingJobs.of(run, plan, scratch) if plan.measures_ceiling else None
             trials = _Trials(
                 plan=plan,
                 run_id=run.run_id,
@@ -107,10 +107,10 @@ class _Trials:
 
     plan: Plan
     run_id: str
-    ceiling: Ceiling | None
+    ceiling: CeilingJobs | None
     executor: Executor
     target: OpenTarget
-    progress: Progress
+    progress: RunProgress
 
     def warm_up(self) -> None:
         """Have every contender do what it does once per process, outside any clock.

@@ -16,7 +16,7 @@ from iobench.tune.budget import Budget
 from iobench.tune.candidate import Candidate
 from iobench.tune.measurement import Measurement, Step
 from iobench.tune.objective import Objective
-from iobench.tune.sizes import Sizes
+from iobench.tune.sizes import TuningSizes
 from iobench.tune.space import Dimension, Space
 from iobench.tune.tuner import Tuner
 from iobench.units import GIB, MIB
@@ -122,7 +122,7 @@ class SimulatedStorage:
             "space": space,
             "objective": Objective(),
             "budget": Budget(),
-            "sizes": Sizes(confirm=GIB, fixed=False, fits=lambda size: size >= MIB),
+            "sizes": TuningSizes(confirm=GIB, fixed=False, fits=lambda size: size >= MIB),
             "measure": self,
             "written_bytes": self.written_bytes,
             "progress": self,

@@ -26,8 +26,8 @@ from iobench.tune.measurement import Measure, Measurement, Step
 from iobench.tune.objective import Objective
 from iobench.tune.outcome import Outcome
 from iobench.tune.rig import TrialRunner, warm_up_bytes
-from iobench.tune.rounds import Progress
-from iobench.tune.sizes import Sizes
+from iobench.tune.rounds import TuningProgress
+from iobench.tune.sizes import TuningSizes
 from iobench.tune.space import Space, space_of
 from iobench.tune.stall import SLOTS
 from iobench.tune.tuner import Tuner
@@ -171,11 +171,11 @@ class Tuning:
             fingerprint=fingerprint(machine, storage),
         )
 
-    def sizes(self) -> Sizes:
+    def sizes(self) -> TuningSizes:
         """Sizes to begin with."""
-        return Sizes(confirm=self.largest_bytes, fixed=self.fixed, fits=self._fits)
+        return TuningSizes(confirm=self.largest_bytes, fixed=self.fixed, fits=self._fits)
 
-    def tuner(self, measure: Measure, progress: Progress) -> Tuner:
+    def tuner(self, measure: Measure, progress: TuningProgress) -> Tuner:
         """What decides, asking `measure` for every trial."""
         return Tuner(
             space=self.space,
@@ -232,7 +232,9 @@ def _largest(objective: Objective, target: Target, size_bytes: int | None, max_b
     return min(_LARGEST, room, max(share, 1))
 
 
-def run_tuning(tuning: Tuning, journal: Journal, progress: Progress, *, began_s: float) -> Outcome:
+def run_tuning(
+    tuning: Tuning, journal: Journal, progress: TuningProgress, *, began_s: float
+) -> Outcome:
     """Carry out `tuning`, or go on with it: what the journal holds is not measured again.
 
     `began_s` of time.perf_counter is when its time began to count. Nothing stays in the target,

@@ -15,7 +15,7 @@ from iobench.tune.candidate import Candidate
 from iobench.tune.confirm import Confirmation
 from iobench.tune.measurement import Measurement, Step
 from iobench.tune.objective import Objective
-from iobench.tune.race import Race, Status
+from iobench.tune.race import Race, RaceStatus
 from iobench.tune.rounds import Rounds
 from iobench.units import GIB, MIB
 
@@ -106,8 +106,8 @@ def test_who_fails_or_needs_too_much_runs_no_more() -> None:
     with pytest.raises(IobenchError, match=r"no setting is left: .*uring: OSError: no"):
         played.rounds.run("probe", _NAMES, _SIZE, record=False)
     statuses = {name: trial.status for name, trial in played.rounds.race.trials.items()}
-    assert statuses["uring"] is Status.FAILED
-    assert statuses["odirect"] is Status.OVER
+    assert statuses["uring"] is RaceStatus.FAILED
+    assert statuses["odirect"] is RaceStatus.OVER
 
 
 @pytest.mark.parametrize(

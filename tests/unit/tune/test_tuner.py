@@ -19,8 +19,8 @@ from iobench.tune import tuner as tuner_module
 from iobench.tune.budget import Budget
 from iobench.tune.candidate import Candidate
 from iobench.tune.objective import Objective
-from iobench.tune.race import Status
-from iobench.tune.sizes import Sizes
+from iobench.tune.race import RaceStatus
+from iobench.tune.sizes import TuningSizes
 from iobench.units import GIB, MIB
 
 
@@ -54,7 +54,7 @@ def test_the_budget_is_kept(max_s: float, max_gib: int) -> None:
     storage = SimulatedStorage(seed=1)
     budget = Budget(max_s=max_s, max_bytes=max_gib * GIB)
     share = budget.max_bytes * 0.4 / 24
-    sizes = Sizes(confirm=min(GIB, int(share)), fixed=False, fits=lambda size: size >= MIB)
+    sizes = TuningSizes(confirm=min(GIB, int(share)), fixed=False, fits=lambda size: size >= MIB)
     outcome = storage.tuner(space_of_writers(), budget=budget, sizes=sizes).run()
     assert budget.written_bytes <= max_gib * GIB
     assert budget.spent_s <= max_s + 5
@@ -65,7 +65,7 @@ def test_verified_trials_that_write_more_have_their_room() -> None:
     """As of stalls, where the first round is saved once more: six rounds are confirmed still."""
     storage = SimulatedStorage(seed=1, written_bytes=lambda size, verify: (5 + verify) * size)
     budget = Budget(max_s=36_000, max_bytes=5 * GIB)
-    sizes = Sizes(confirm=16 * MIB, fixed=True, fits=lambda size: size >= MIB)
+    sizes = TuningSizes(confirm=16 * MIB, fixed=True, fits=lambda size: size >= MIB)
     space = space_of_writers("buffered", "odirect", "uring")
     confirmation = storage.tuner(space, budget=budget, sizes=sizes).run().confirmation
     assert [len(confirmation.losses[name]) for name in confirmation.able] == [6] * 4
@@ -79,7 +79,7 @@ def test_verified_trials_that_write_more_have_their_room() -> None:
 def test_a_budget_too_small_for_one_round(budget: Budget, word: str) -> None:
     """Is refused, with what would be enough."""
     storage = SimulatedStorage(seed=1)
-    sizes = Sizes(confirm=GIB, fixed=True, fits=lambda size: size >= MIB)
+    sizes = TuningSizes(confirm=GIB, fixed=True, fits=lambda size: size >= MIB)
     with pytest.raises(UsageError, match=f"{word} is too small for one round.*at least"):
         storage.tuner(space_of_writers(), budget=budget, sizes=sizes).run()
     assert {step.phase for _, step in storage.asked} <= {"probe"}
@@ -126,7 +126,7 @@ def test_failures_are_kept_with_their_cause() -> None:
         error=lambda one, _: "TransferError: no ring" if one.writer == "uring" else None,
     )
     outcome = storage.tuner(space_of_writers()).run()
-    assert outcome.trials["uring"].status is Status.FAILED
+    assert outcome.trials["uring"].status is RaceStatus.FAILED
     assert outcome.failures() == {"uring": "TransferError: no ring"}
     assert outcome.chosen.writer == "odirect"
     assert sum(label.startswith("uring") for label, _ in storage.asked) == 1
@@ -178,7 +178,7 @@ def test_limits() -> None:
     limited = Objective(max_memory_bytes=4 * MIB)
     outcome = storage.tuner(space_of_writers(), objective=limited).run()
     assert outcome.chosen.options.to_dict()["block_size"] <= 4 * MIB
-    over = [trial for trial in outcome.trials.values() if trial.status is Status.OVER]
+    over = [trial for trial in outcome.trials.values() if trial.status is RaceStatus.OVER]
     assert over
     assert all("--max-memory is 4.00 MiB" in trial.cause for trial in over)
     with pytest.raises(IobenchError, match=r"--max-cpu is 0\.01"):
