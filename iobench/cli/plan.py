@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import re
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from iobench.cli.formats import DocumentFormat
 from iobench.cli.seeds import LARGEST_SEED
 from iobench.errors import OptionError, UnknownNameError, UsageError
 from iobench.units import parse_seconds, parse_size
@@ -18,14 +18,6 @@ if TYPE_CHECKING:
     from iobench.train.measured import SavingMethod
 
 _MOST_SIZES = 64
-
-
-class Format(enum.StrEnum):
-    """How the plan is printed."""
-
-    TABLE = "table"
-    JSON = "json"
-    MD = "md"
 
 
 def plan(
@@ -116,7 +108,9 @@ def plan(
     seed: Annotated[
         int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of the simulation.")
     ] = 0,
-    format_: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.TABLE,
+    format_: Annotated[
+        DocumentFormat, typer.Option("--format", help="How to print it.")
+    ] = DocumentFormat.TABLE,
 ) -> None:
     """Tell how often to save, and what each writer gives back, in a job whose nodes fail.
 
@@ -156,7 +150,11 @@ def plan(
         forecasts=tuple(one for job in jobs for one in forecast(candidates, base, job, method)),
         notes=tuple(notes),
     )
-    write = {Format.TABLE: write_table, Format.JSON: write_json, Format.MD: write_markdown}
+    write = {
+        DocumentFormat.TABLE: write_table,
+        DocumentFormat.JSON: write_json,
+        DocumentFormat.MD: write_markdown,
+    }
     write[format_](outlook, sys.stdout)
 
 

@@ -11,7 +11,7 @@ import typer
 from iobench.cli.seeds import LARGEST_SEED
 from iobench.cli.servers import HERE, quiet_stdout, server
 from iobench.errors import ContenderError, DataMismatchError
-from iobench.report.render import Format
+from iobench.report.render import ReportFormat
 from iobench.writers.s3_target import is_s3
 
 if TYPE_CHECKING:
@@ -143,8 +143,8 @@ def run(
         typer.Option("-o", "--output", help="The result file.", show_default="results/<run>.jsonl"),
     ] = None,
     format_: Annotated[
-        Format, typer.Option("--format", help="How to print the report.")
-    ] = Format.TABLE,
+        ReportFormat, typer.Option("--format", help="How to print the report.")
+    ] = ReportFormat.TABLE,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -192,7 +192,7 @@ def run(
             _run(plan, output, format_)
 
 
-def _run(plan: Plan, output: Path | None, format_: Format) -> None:
+def _run(plan: Plan, output: Path | None, format_: ReportFormat) -> None:
     from iobench.report.render import render
     from iobench.report.summary import summarise
 

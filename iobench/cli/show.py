@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iobench.errors import UsageError
-from iobench.report.render import Format, render
+from iobench.report.render import ReportFormat, render
 
 if TYPE_CHECKING:
     from iobench.results import ResultFile
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 def show(
     path: Annotated[Path, typer.Argument(help="A result file: results/<run>.jsonl.")],
-    format: Annotated[Format, typer.Option(help="How to print the report.")] = Format.TABLE,  # noqa: A002 -- the option's name
+    format: Annotated[
+        ReportFormat, typer.Option(help="How to print the report.")
+    ] = ReportFormat.TABLE,  # noqa: A002 -- the option's name
     series: Annotated[
         bool, typer.Option("--series", help="Draw the bytes over time of every sample instead.")
     ] = False,
@@ -33,7 +35,7 @@ def show(
         _show_training(result, format, series=series)
         return
     if series:
-        if format is not Format.TABLE:
+        if format is not ReportFormat.TABLE:
             raise UsageError("--series draws for people; programs find the figures in the record")
         from iobench.report.series import write
 
@@ -42,13 +44,13 @@ def show(
     render(summarise(result), format, sys.stdout)
 
 
-def _show_training(result: ResultFile, format_: Format, *, series: bool) -> None:
+def _show_training(result: ResultFile, format_: ReportFormat, *, series: bool) -> None:
     from iobench.report import training
 
     write = {
-        Format.TABLE: training.write_table,
-        Format.JSON: training.write_json,
-        Format.MD: training.write_markdown,
+        ReportFormat.TABLE: training.write_table,
+        ReportFormat.JSON: training.write_json,
+        ReportFormat.MD: training.write_markdown,
     }.get(format_)
     if write is None or series:
         raise UsageError(

@@ -9,20 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from iobench.cli.formats import DocumentFormat
 from iobench.cli.seeds import LARGEST_SEED
 from iobench.errors import DataMismatchError
 
 if TYPE_CHECKING:
     from iobench.results import ResultFile
     from iobench.train.session import Session
-
-
-class Format(enum.StrEnum):
-    """How the report is printed."""
-
-    TABLE = "table"
-    JSON = "json"
-    MD = "md"
 
 
 class DeviceKind(enum.StrEnum):
@@ -96,8 +89,8 @@ def train(
         typer.Option("-o", "--output", help="The result file.", show_default="results/<run>.jsonl"),
     ] = None,
     format_: Annotated[
-        Format, typer.Option("--format", help="How to print the report.")
-    ] = Format.TABLE,
+        DocumentFormat, typer.Option("--format", help="How to print the report.")
+    ] = DocumentFormat.TABLE,
 ) -> None:
     """Train a small GPT with checkpoints of a workload's size, and tell what they cost.
 
@@ -128,9 +121,9 @@ def train(
     )
     result = measure_training(session, output)
     write = {
-        Format.TABLE: training.write_table,
-        Format.JSON: training.write_json,
-        Format.MD: training.write_markdown,
+        DocumentFormat.TABLE: training.write_table,
+        DocumentFormat.JSON: training.write_json,
+        DocumentFormat.MD: training.write_markdown,
     }
     write[format_](result, sys.stdout)
     print(f"record: {result.path}", file=sys.stderr)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from iobench.report.render import Format, render
+from iobench.report.render import ReportFormat, render
 from iobench.report.summary import Report, summarise
 from iobench.results import ResultFile, Sample
 
@@ -192,15 +192,15 @@ def test_markdown_is_a_table_and_a_list(example: ResultFile) -> None:
     assert lines[0] == "**llama7b, rank 0: 1.00 GiB of 12.55 GiB in 5 files, serializer=torch**"
 
 
-@pytest.mark.parametrize("name", list(Format))
-def test_every_format_ends_with_one_newline(example: ResultFile, name: Format) -> None:
+@pytest.mark.parametrize("name", list(ReportFormat))
+def test_every_format_ends_with_one_newline(example: ResultFile, name: ReportFormat) -> None:
     shown = text(summarise(example), name)
     assert shown.endswith("\n")
     assert not shown.endswith("\n\n")
 
 
 def test_an_unknown_format_is_refused(example: ResultFile) -> None:
-    with pytest.raises(ValueError, match="'html' is not a valid Format"):
+    with pytest.raises(ValueError, match="'html' is not a valid ReportFormat"):
         text(summarise(example), "html")
 
 
