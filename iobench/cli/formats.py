@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["DocumentFormat", "FormatOption", "ListingFormat"]
+__all__ = ["DocumentFormat", "DocumentFormatOption", "FormatOption", "ListingFormat"]
 
 
 class ListingFormat(enum.StrEnum):
@@ -26,3 +26,4 @@ class DocumentFormat(enum.StrEnum):
 
 
 FormatOption = Annotated[ListingFormat, typer.Option("--format", help="How to print it.")]
+DocumentFormatOption = Annotated[DocumentFormat, typer.Option("--format", help="How to print it.")]

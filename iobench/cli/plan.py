@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iobench.cli.formats import DocumentFormat
+from iobench.cli.formats import DocumentFormat, DocumentFormatOption
 from iobench.cli.seeds import LARGEST_SEED
 from iobench.errors import OptionError, UnknownNameError, UsageError
 from iobench.units import parse_seconds, parse_size
@@ -108,9 +108,7 @@ def plan(
     seed: Annotated[
         int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of the simulation.")
     ] = 0,
-    format_: Annotated[
-        DocumentFormat, typer.Option("--format", help="How to print it.")
-    ] = DocumentFormat.TABLE,
+    format_: DocumentFormatOption = DocumentFormat.TABLE,
 ) -> None:
     """Tell how often to save, and what each writer gives back, in a job whose nodes fail.
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from iobench.cli.formats import DocumentFormat, DocumentFormatOption
+
 if TYPE_CHECKING:
-    from iobench.cli.formats import DocumentFormat
-from iobench.results import ResultFile
+    from iobench.results import ResultFile
     from iobench.train.claims import Claim, Study
 
 
@@ -42,7 +43,7 @@ def reproduce(
         list[Path] | None,
         typer.Option("--results", help="Measure nothing; judge this record. May be repeated."),
     ] = None,
-    format_: Annotated[DocumentFormat, typer.Option("--format", help="How to print it.")] = DocumentFormat.TABLE,
+    format_: DocumentFormatOption = DocumentFormat.TABLE,
 ) -> None:
     """Measure what a published claim says, and tell whether it holds here.
 
@@ -66,7 +67,11 @@ def reproduce(
         if record.incomplete:
             typer.echo(f"warning: {record.incomplete}", err=True)
     found = judge_records(about, records)
-    write = {DocumentFormat.TABLE: write_table, DocumentFormat.JSON: write_json, DocumentFormat.MD: write_markdown}
+    write = {
+        DocumentFormat.TABLE: write_table,
+        DocumentFormat.JSON: write_json,
+        DocumentFormat.MD: write_markdown,
+    }
     write[format_](about, records, found, sys.stdout)
     for record in records:
         raise_failures(record)

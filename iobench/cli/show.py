@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 def show(
     path: Annotated[Path, typer.Argument(help="A result file: results/<run>.jsonl.")],
-    format: Annotated[
-        ReportFormat, typer.Option(help="How to print the report.")
-    ] = ReportFormat.TABLE,  # noqa: A002 -- the option's name
+    format_: Annotated[
+        ReportFormat, typer.Option("--format", help="How to print the report.")
+    ] = ReportFormat.TABLE,
     series: Annotated[
         bool, typer.Option("--series", help="Draw the bytes over time of every sample instead.")
     ] = False,
@@ -32,16 +32,16 @@ def show(
     if result.incomplete:
         typer.echo(f"warning: {result.incomplete}", err=True)
     if result.training:
-        _show_training(result, format, series=series)
+        _show_training(result, format_, series=series)
         return
     if series:
-        if format is not ReportFormat.TABLE:
+        if format_ is not ReportFormat.TABLE:
             raise UsageError("--series draws for people; programs find the figures in the record")
         from iobench.report.series import write
 
         write(result, sys.stdout)
         return
-    render(summarise(result), format, sys.stdout)
+    render(summarise(result), format_, sys.stdout)
 
 
 def _show_training(result: ResultFile, format_: ReportFormat, *, series: bool) -> None:

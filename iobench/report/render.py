@@ -30,6 +30,6 @@ _MODULES = {
 
 
 def render(report: Report, format: ReportFormat | str, stream: TextIO) -> None:  # noqa: A002 -- the option's name
-    """Write `report` to `stream`. Raises ValueError for a format that ReportFormat does not name."""
-    module = import_module(f"iobench.report.{_MODULES[Format(format)]}")
+    """Write `report` to `stream`. Raises ValueError for a name that is not a ReportFormat."""
+    module = import_module(f"iobench.report.{_MODULES[ReportFormat(format)]}")
     module.write(report, stream)
