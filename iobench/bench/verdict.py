@@ -19,8 +19,8 @@ from iobench.results.records import Run, Sample, VariantFacts
 __all__ = [
     "Context",
     "Reason",
-    "Status",
     "Verdict",
+    "VerdictStatus",
     "combine",
     "judge",
     "volatile_of",
@@ -33,7 +33,7 @@ _VOLATILE = ("tmpfs", "ramfs")
 _MOST_MEASURED = 3
 
 
-class Status(StrEnum):
+class VerdictStatus(StrEnum):
     """From best to worst."""
 
     VALID = "VALID"
@@ -64,7 +64,7 @@ class Reason:
 class Verdict:
     """`status` with its reasons, those that invalidate first."""
 
-    status: Status
+    status: VerdictStatus
     reasons: tuple[Reason, ...] = ()
 
 
@@ -114,9 +114,9 @@ def volatile_of(storage: Mapping[str, Any]) -> str | None:
 def judge(sample: Sample, context: Context) -> Verdict:
     """The verdict on one sample; pass a save through `with_verification` first."""
     invalid = list(_invalid(sample, context))
-    status = Status.VALID if context.scale is None else Status.SCALED
+    status = VerdictStatus.VALID if context.scale is None else VerdictStatus.SCALED
     return Verdict(
-        status=Status.INVALID if invalid else status,
+        status=VerdictStatus.INVALID if invalid else status,
         reasons=(*invalid, *_noted(sample, context)),
     )
 
@@ -132,7 +132,7 @@ def combine(verdicts: Sequence[Verdict]) -> Verdict:
     for verdict in verdicts:
         for reason in {reason.text: reason for reason in verdict.reasons}.values():
             merged.setdefault(reason.text, []).append(reason)
-    worst = max((verdict.status for verdict in verdicts), key=list(Status).index)
+    worst = max((verdict.status for verdict in verdicts), key=list(VerdictStatus).index)
     return Verdict(
         status=worst,
         reasons=tuple(_merge(same, len(verdicts)) for same in merged.values()),

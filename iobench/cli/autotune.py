@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from iobench.tune.tuning import Tuning
 
 
-class Goal(enum.StrEnum):
+class GoalChoice(enum.StrEnum):
     """What is to be small."""
 
     SAVE = "save"
@@ -58,13 +58,13 @@ def autotune(
         Path, typer.Option("-o", "--output", help="The writer's file; an older one is replaced.")
     ] = Path("writer.toml"),
     objective: Annotated[
-        Goal,
+        GoalChoice,
         typer.Option(
             "--objective",
             help="What counts: seconds to save (durable), to restore (cold), both (balanced), the "
             "stall of asynchronous saves, or goodput: ETTR of a job of --nodes.",
         ),
-    ] = Goal.SAVE,
+    ] = GoalChoice.SAVE,
     writer: Annotated[
         str | None,
         typer.Option(

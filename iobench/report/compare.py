@@ -9,22 +9,22 @@ from typing import Any
 
 from iobench.bench.comparison import LEAST_FLOOR, LEAST_SAMPLES, Finding, compare_runs, noise_floor
 from iobench.bench.stats import median, rate
-from iobench.bench.verdict import Context, Status, Verdict
+from iobench.bench.verdict import Context, Verdict, VerdictStatus
 from iobench.report.alike import unlike
 from iobench.report.summary import Figure, group, verdict_of
 from iobench.results import Operation, ResultFile, Sample, contender_of, to_plain
 from iobench.results.setting import HasSetting, Setting
 
-__all__ = ["SCHEMA", "Comparison", "Row", "compare"]
+__all__ = ["SCHEMA", "Comparison", "ComparisonRow", "compare"]
 
 SCHEMA = "iobench.compare/1"
 
 _Key = Figure
-_SPOILT = (Status.INVALID, Status.FAILED)
+_SPOILT = (VerdictStatus.INVALID, VerdictStatus.FAILED)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(HasSetting):
+class ComparisonRow(HasSetting):
     """One contender's saves or restores in both runs.
 
     `ratio` is of the new rate to the old one, `ci95` its interval, `floor` the part that counts as
@@ -62,13 +62,13 @@ class Comparison:
     new: str
     threshold: float
     unlike: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
     missing: tuple[str, ...]
     added: tuple[str, ...]
     failed: Mapping[str, str]
 
     @property
-    def regressions(self) -> list[Row]:
+    def regressions(self) -> list[ComparisonRow]:
         return [row for row in self.rows if row.regression]
 
     @property
@@ -163,7 +163,7 @@ def _row(
     new: Sequence[Sample],
     verdicts: tuple[Verdict, Verdict],
     threshold: float,
-) -> Row:
+) -> ComparisonRow:
     floors = [floor for side in (old, new) if (floor := noise_floor(side)) is not None]
     difference = compare_runs(new, old, max(floors, default=LEAST_FLOOR))
     ratio = difference.ratio
@@ -173,7 +173,7 @@ def _row(
         if verdict.status in _SPOILT
     }
     finding = None if spoilt else difference.finding
-    return Row(
+    return ComparisonRow(
         workload=workload,
         setting=new[0].setting,
         operation=new[0].operation,

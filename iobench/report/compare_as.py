@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from iobench.report.compare import Comparison, Row
+    from iobench.report.compare import Comparison, ComparisonRow
 
 __all__ = ["CompareFormat", "write"]
 
@@ -39,7 +39,7 @@ def write(comparison: Comparison, form: CompareFormat, stream: TextIO) -> None:
         _table(comparison, stream)
 
 
-def _cells(label: str, row: Row) -> list[str]:
+def _cells(label: str, row: ComparisonRow) -> list[str]:
     from iobench.units import GIB
 
     ci = row.ci95
@@ -55,7 +55,7 @@ def _cells(label: str, row: Row) -> list[str]:
     ]
 
 
-def _labelled(comparison: Comparison) -> Iterator[tuple[str, Row]]:
+def _labelled(comparison: Comparison) -> Iterator[tuple[str, ComparisonRow]]:
     from iobench.results.labels import labels
 
     return zip(labels(one.setting for one in comparison.rows), comparison.rows, strict=True)

@@ -9,7 +9,7 @@ from typing import TextIO
 
 from iobench.report.grid import Grid, write_grids_as_markdown, write_grids_as_table
 from iobench.results import ResultFile
-from iobench.train.claims import ClaimFinding, Measure, Study
+from iobench.train.claims import ClaimFinding, ClaimMeasure, Study
 
 __all__ = ["SCHEMA", "write_json", "write_markdown", "write_table"]
 
@@ -78,7 +78,7 @@ def _grid(findings: Sequence[ClaimFinding]) -> Grid:
     return Grid(columns=_COLUMNS, rows=rows)
 
 
-def _figure(value: float, measure: Measure) -> str:
+def _figure(value: float, measure: ClaimMeasure) -> str:
     match measure:
         case "wall clock":
             return f"{-100 * value:+.1f} %"

@@ -20,8 +20,8 @@ from iobench.bench.unusual import unusual
 from iobench.bench.verdict import (
     Context,
     Reason,
-    Status,
     Verdict,
+    VerdictStatus,
     combine,
     judge,
     with_verification,
@@ -59,7 +59,7 @@ SCHEMA = "iobench.report/1"
 Figure = tuple[str, Operation, str | None]
 """What `figure_of` gives."""
 
-_RANKED = (Status.VALID, Status.SCALED)
+_RANKED = (VerdictStatus.VALID, VerdictStatus.SCALED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +170,7 @@ def summarise(result: ResultFile) -> Report:
 def _rank(one: Summary) -> tuple[bool, str, bool, float]:
     """Saves first, then restores of all; what failed comes last, whatever its rate was."""
     kind = one.operation == "restore", one.axes.restore_as or ""
-    return *kind, one.verdict == Status.FAILED, -one.median_bytes_per_s
+    return *kind, one.verdict == VerdictStatus.FAILED, -one.median_bytes_per_s
 
 
 def _winners(pairs: Sequence[tuple[Summary, Sequence[Sample]]]) -> Iterator[Winner]:
@@ -250,9 +250,9 @@ def verdict_of(
     verdict = combine([judge(sample, context) for sample in samples])
     if failure is not None:
         reason = Reason(text=failure.why)
-        return Verdict(status=Status.FAILED, reasons=(reason, *verdict.reasons))
+        return Verdict(status=VerdictStatus.FAILED, reasons=(reason, *verdict.reasons))
     if any(sample.verified and sample.verified.mismatches for sample in samples):
-        return replace(verdict, status=Status.FAILED)
+        return replace(verdict, status=VerdictStatus.FAILED)
     return verdict
 
 

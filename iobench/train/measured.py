@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from iobench.bench.stats import median
-from iobench.bench.verdict import Context, Status, judge, with_verification
+from iobench.bench.verdict import Context, VerdictStatus, judge, with_verification
 from iobench.errors import ResultFileError
 from iobench.results import Failure, ResultFile, Sample, Setting, contender_of
 from iobench.results.labels import labels
@@ -161,7 +161,7 @@ def _measured(result: ResultFile, size: int, invalid_too: bool) -> list[_Measure
             one.partial.append(part)
             continue
         verdict = judge(sample, context)
-        if verdict.status is Status.INVALID:
+        if verdict.status is VerdictStatus.INVALID:
             one.invalid.append(verdict.reasons[0].text)
             if not invalid_too:
                 continue

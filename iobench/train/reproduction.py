@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from iobench import workloads
 from iobench.bench.stats import Interval, Ratio, median, paired_log_ratio
-from iobench.bench.verdict import Context, Status, judge, with_verification
+from iobench.bench.verdict import Context, VerdictStatus, judge, with_verification
 from iobench.errors import ResultFileError
 from iobench.results import ResultFile
 from iobench.train.answer import check_one_setting, finding, shard
@@ -87,7 +87,7 @@ def _valid(result: ResultFile, writer: str, operation: str) -> dict[int, float]:
     return {
         sample.repetition: sample.elapsed_s
         for sample in samples
-        if judge(sample, context).status is not Status.INVALID
+        if judge(sample, context).status is not VerdictStatus.INVALID
     }
 
 
