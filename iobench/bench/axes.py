@@ -11,7 +11,8 @@ To add an axis, change four files of the package:
 4. The module that acts on the value, such as `workloads/reshape.py` for `granularity`. Where the
    value chooses what a trial uses, as a target does, that is `bench/runner.py`.
 
-The tables of docs/cli.md and docs/results.md name the option and the field.
+The tables of docs/cli.md and docs/results.md name the option and the field, and the test of a
+record's bytes (tests/unit/results/test_codec.py) has the new key.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import pytest
 from iobench.report.render import ReportFormat, render
 from iobench.report.summary import Report, summarise
 from iobench.results import ResultFile, Sample
+from iobench.results.setting import AXIS_NAMES
 
 
 class Terminal(io.StringIO):
@@ -176,7 +177,7 @@ def test_csv_has_a_line_per_summary(example: ResultFile) -> None:
 def test_csv_of_an_empty_run_still_has_its_header(example: ResultFile) -> None:
     header = text(with_samples(example, []), "csv")
     assert header.startswith(
-        "workload,rank,scaled,writer,options,format,granularity,restore_as,numjobs,operation,"
+        f"workload,rank,scaled,writer,options,{','.join(AXIS_NAMES)},operation,samples,"
     )
     assert header.count("\n") == 1
 
