@@ -15,7 +15,7 @@ from typing import Any
 from iobench.bench.comparison import Finding
 from iobench.testing.paper_storage import (
     NOISES,
-    PaperStorage,
+    SimulatedStorage,
     best_rate,
     space_of_writers,
     true_rate,
@@ -40,7 +40,7 @@ def run(runs: int, settled: Callable[[Candidate], float], world: Mapping[str, An
     space = space_of_writers()
     found = []
     for seed in range(runs):
-        storage = PaperStorage(seed=seed, **world)
+        storage = SimulatedStorage(seed=seed, **world)
         outcome = storage.tuner(space).run()
         best = max(
             settled(one)

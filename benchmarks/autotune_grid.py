@@ -29,7 +29,7 @@ from iobench.bench.stats import median, paired_log_ratio
 from iobench.tune.candidate import Candidate
 from iobench.tune.journal import Journal, TrialRecord, read_journal
 from iobench.tune.measurement import Measurement, Step
-from iobench.tune.rig import Rig
+from iobench.tune.rig import TrialRunner
 from iobench.tune.tuning import POOL_BYTES, Tuning
 from iobench.units import GIB, KIB, MIB, format_size, parse_size
 
@@ -75,7 +75,7 @@ def tuning(arguments: argparse.Namespace) -> Tuning:
 
 
 def rig(made: Tuning) -> Any:
-    return Rig.on(
+    return TrialRunner.on(
         made.target,
         workload=made.workload,
         rank=made.rank,

@@ -1,11 +1,23 @@
-"""Axes: what a run varies beside the contenders; Variant: a contender at one point of them.
+"""Axes: what a run varies besides the contenders. Variant: a contender at one point of them.
 
-How restores are made (`subsets`) is no part of a variant: one save is restored in each way.
+How restores are made (`subsets`) is not part of a variant: each save is restored in every way.
+
+To add an axis, change four files of the package:
+
+1. `results/setting.py`: a field of `AxisValues` with a default. Records, their reader, reports,
+   labels, CSV columns, ratios and verdicts follow from it.
+2. `bench/axes.py`: a field of `Axes` with its parser and of `Variant` with its value.
+3. `cli/run.py`: the option.
+4. The module that acts on the value, such as `workloads/reshape.py` for `granularity`. Where the
+   value chooses what a trial uses, as a target does, that is `bench/runner.py`.
+
+The tables of docs/cli.md and docs/results.md name the option and the field, and the test of a
+record's bytes (tests/unit/results/test_codec.py) has the new key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Self, TypeVar
@@ -13,7 +25,7 @@ from typing import Any, Self, TypeVar
 from iobench.bench import subset
 from iobench.bench.contender import Contender
 from iobench.errors import OptionError
-from iobench.results.labels import name_of
+from iobench.results.setting import AxisValues, Setting
 from iobench.workloads.reshape import Shape
 
 __all__ = ["Axes", "Variant"]
@@ -32,36 +44,30 @@ class Variant:
     shape: Shape = field(default_factory=Shape)
     numjobs: int = 1
 
-    @property
-    def writer(self) -> str:
-        """The contender's name."""
-        return self.contender.name
+    def setting(self, restored: float | None = None) -> Setting:
+        """What a record says of it; `restored` is the part of the bytes that a restore brings.
 
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """The contender's options."""
-        return self.contender.options
-
-    @property
-    def format(self) -> str | None:
-        """The serializer that was asked for; None for the workload's own formats, and of peers."""
-        return None if self.contender.is_peer else self.shape.serializer
-
-    @property
-    def granularity(self) -> str | None:
-        """As `--granularity` has it; None for the workload's own files."""
-        return None if self.shape.granularity is None else str(self.shape.granularity)
+        Peers have a format of their own, which is no serializer of ours.
+        """
+        granularity = self.shape.granularity
+        axes = AxisValues(
+            format=None if self.contender.is_peer else self.shape.serializer,
+            granularity=None if granularity is None else str(granularity),
+            restore_as=None if restored is None else subset.text_of(restored),
+            numjobs=self.numjobs,
+        )
+        return Setting(writer=self.contender.name, options=self.contender.options, axes=axes)
 
     @property
     def label(self) -> str:
         """The contender with its options, and the axes that were asked for."""
-        return " ".join([self.contender.label, *name_of(self).split()[1:]])
+        return " ".join([self.contender.label, *self.setting().axes.changed()])
 
     def is_meant_by(self, text: str) -> bool:
         """Whether `odirect`, `odirect,threads=4` or `odirect numjobs=4` can mean this one."""
         who, *axes = text.split() or [""]
-        mine = [*name_of(self).split()[1:], f"numjobs={self.numjobs}"]
-        return who in (self.contender.name, self.contender.label) and set(axes) <= set(mine)
+        mine = set(self.setting().axes.texts())
+        return who in (self.contender.name, self.contender.label) and set(axes) <= mine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +113,22 @@ class Axes:
     def most_jobs(self) -> int:
         """Of all variants, the most processes at once."""
         return max(self.numjobs)
+
+    @property
+    def alike(self) -> bool:
+        """Whether all samples of one operation move the bytes of one process, unchanged."""
+        return len(self.shapes) == len(self.subsets) == self.most_jobs == 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """The values of each axis, as the plan's record shows them."""
+        return {
+            "serializers": list(dict.fromkeys(shape.serializer for shape in self.shapes)),
+            "granularities": list(
+                dict.fromkeys(shape.granularity and str(shape.granularity) for shape in self.shapes)
+            ),
+            "restore_subsets": list(self.subsets),
+            "numjobs": list(self.numjobs),
+        }
 
     def variants(self, contenders: Sequence[Contender]) -> Iterator[Variant]:
         """Every contender at every point that means something for it.

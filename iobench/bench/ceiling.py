@@ -1,4 +1,4 @@
-"""Ceiling: the fio jobs of one run, each with its turn among the contenders."""
+"""CeilingJobs: the fio jobs of one run, each with its turn among the contenders."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from iobench.bench.target import Scratch
 from iobench.errors import CeilingError
 from iobench.results import CeilingSample, Operation, Run
 
-__all__ = ["Ceiling"]
+__all__ = ["CeilingJobs"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ceiling:
+class CeilingJobs:
     """The fio jobs of one run, with files of the size of its checkpoint.
 
     `able` are those that have not failed; a job that fails is recorded and leaves them.
@@ -30,7 +30,7 @@ class Ceiling:
     able: list[fio.FioJob] = field(default_factory=lambda: list(fio.JOBS))
 
     @classmethod
-    def of(cls, run: Run, plan: Plan, scratch: Scratch) -> Ceiling:
+    def of(cls, run: Run, plan: Plan, scratch: Scratch) -> CeilingJobs:
         """Of `run`, in the directory of `scratch`: for plans that measure one."""
         assert scratch.directory is not None
         return cls(

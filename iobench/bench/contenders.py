@@ -12,13 +12,10 @@ from iobench.bench.target import Location
 from iobench.errors import IobenchError, UnknownNameError, UsageError
 from iobench.writers import registry
 
-__all__ = ["PEER", "choose", "find_baseline"]
-
-PEER = "peer:"
-"""What the names of peers begin with."""
+__all__ = ["choose", "find_baseline"]
 
 _ALL = "all"
-_BASELINE = f"{PEER}torch-save"
+_BASELINE = f"{peers.PREFIX}torch-save"
 _HARNESS = "null"  # no contender: it stores nothing
 
 
@@ -31,7 +28,7 @@ def choose(text: str, target: Location) -> tuple[list[Contender], list[str]]:
     if text.strip() != _ALL:
         return _on_equal_terms(_distinct(text)), []
     chosen, left_out = [], []
-    names = [*registry.names(), *(f"{PEER}{name}" for name in peers.names())]
+    names = [*registry.names(), *(f"{peers.PREFIX}{name}" for name in peers.names())]
     for name in names:
         if name == _HARNESS:
             continue
@@ -80,6 +77,6 @@ def _distinct(text: str) -> list[Contender]:
 
 
 def _make(name: str, values: dict[str, str]) -> Contender:
-    if name.startswith(PEER):
-        return PeerContender(peers.make(name.removeprefix(PEER), **values))
+    if name.startswith(peers.PREFIX):
+        return PeerContender(peers.make(name.removeprefix(peers.PREFIX), **values))
     return WriterContender(registry.make(name, **values))

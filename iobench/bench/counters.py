@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, Self
 
-from iobench.bench.sampler import Reading, Sampler, Source
+from iobench.bench.sampler import CounterSource, Reading, Sampler
 from iobench.environment import DeviceCounters
 from iobench.environment.memory import memory_stall_s
 from iobench.results.records import DeviceCounts, Interference
@@ -56,7 +56,7 @@ class Growth:
     `readings` are since the start: seconds and bytes, the first after it, the last at the end.
     """
 
-    source: Source
+    source: CounterSource
     readings: tuple[Reading, ...]
 
 
@@ -86,7 +86,7 @@ class _Machine:
     process: dict[str, int]
     device: DeviceCounters | None
 
-    def reading(self, source: Source, at_s: float) -> Reading | None:
+    def reading(self, source: CounterSource, at_s: float) -> Reading | None:
         """What the sampler would have read."""
         if source == "device" and self.device is not None:
             read, write = self.device.read_bytes, self.device.write_bytes

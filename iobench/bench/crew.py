@@ -1,7 +1,7 @@
-"""Crew: jobs in processes of their own, which save and restore at once as the ranks of a node do.
+"""ProcessGroup: jobs in processes of their own, which save and restore at once like a node's ranks.
 
-They do everything at a word: `ask` sends it to all of them when each has answered the one before.
-So they wait at a barrier before the clock starts, and start together.
+`ask` broadcasts a command and collects the replies. Each process has replied to the command before,
+so `ask` is also a barrier: all processes start together when the clock does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from iobench.bench.interrupts import uninterrupted
 from iobench.bench.job import Job, JobSetup
 from iobench.errors import JobError
 
-__all__ = ["Alone", "Crew", "Failed", "Team"]
+__all__ = ["Executor", "Failed", "InProcess", "ProcessGroup"]
 
 _PROGRAM = Path(__file__).with_name("job_process.py")
 
@@ -37,7 +37,7 @@ class Failed:
     error: str
 
 
-class Team(AbstractContextManager["Team"], Protocol):
+class Executor(AbstractContextManager["Executor"], Protocol):
     """The jobs of a run, in this process or in others."""
 
     apart: bool
@@ -47,7 +47,7 @@ class Team(AbstractContextManager["Team"], Protocol):
         """Have the first `count` jobs do `what` at once; their answers in order."""
 
 
-class Alone(Team):
+class InProcess(Executor):
     """One job, in this very process."""
 
     apart = False
@@ -63,7 +63,7 @@ class Alone(Team):
         """Nothing is left."""
 
 
-class Crew(Team):
+class ProcessGroup(Executor):
     """Jobs in child processes; all are killed when the `with` block ends, or this process does.
 
     When one of them fails, `ask` kills them all and raises JobError; the next `ask` starts new

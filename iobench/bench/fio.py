@@ -22,16 +22,15 @@ import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from iobench.bench.interrupts import uninterrupted
 from iobench.environment.software import fio_version
 from iobench.errors import CeilingError
+from iobench.results.records import Operation
 from iobench.units import KIB, MIB, format_size, format_size_exact
 
 __all__ = ["FILE_NAME", "JOBS", "FioJob", "FioSample", "cleanup", "fio_version", "run_job"]
-
-Operation = Literal["save", "restore"]
 
 FILE_NAME = "iobench-ceiling.fio"
 _ALIGNMENT = 4 * KIB  # of sizes and offsets: enough for O_DIRECT on every block device

@@ -6,10 +6,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from iobench.bench.crew import Team
-from iobench.bench.job import Job, Sizes
+from iobench.bench.crew import Executor
+from iobench.bench.job import CheckpointSizes, Job
 from iobench.bench.plan import Plan
-from iobench.bench.subset import text_of
 from iobench.results import (
     Environment,
     Operation,
@@ -24,12 +23,12 @@ from iobench.results import (
 __all__ = ["header"]
 
 
-def header(plan: Plan, team: Team) -> Run:
-    """The header of a run that `team` is about to make; of new id, begun now."""
+def header(plan: Plan, executor: Executor) -> Run:
+    """The header of a run that `executor` is about to make; of new id, begun now."""
     machine, storage = plan.target.describe()
     asked = plan.to_dict()
     sizes = [
-        team.ask(plan.axes.most_jobs, partial(Job.sizes, shape=i, subsets=plan.axes.subsets))
+        executor.ask(plan.axes.most_jobs, partial(Job.sizes, shape=i, subsets=plan.axes.subsets))
         for i in range(len(plan.axes.shapes))
     ]
     scale, size_bytes = plan.workload.scale, sizes[0][0].saved
@@ -55,33 +54,26 @@ def header(plan: Plan, team: Team) -> Run:
     )
 
 
-def _facts(plan: Plan, sizes: Sequence[Sequence[Sizes]]) -> Iterator[VariantFacts]:
+def _facts(plan: Plan, sizes: Sequence[Sequence[CheckpointSizes]]) -> Iterator[VariantFacts]:
     """What the samples of each variant move; nothing where it is the same for all."""
     axes = plan.axes
-    if len(axes.shapes) == len(axes.subsets) == axes.most_jobs == 1:
+    if axes.alike:
         return
     told = set()
     for variant in plan.variants:
         shape = axes.shapes.index(variant.shape)
         jobs = sizes[shape][: variant.numjobs]
-        operations: list[tuple[Operation, str | None, int]] = [
-            ("save", None, sum(job.saved for job in jobs))
+        operations: list[tuple[Operation, float | None, int]] = [
+            ("save", None, sum(job.saved for job in jobs)),
+            *(
+                ("restore", subset, sum(job.restored[i] for job in jobs))
+                for i, subset in enumerate(axes.subsets)
+            ),
         ]
-        operations += [
-            (
-                "restore",
-                None if subset is None else text_of(subset),
-                sum(job.restored[i] for job in jobs),
-            )
-            for i, subset in enumerate(axes.subsets)
-        ]
-        for operation, restore_as, size in operations:
+        for operation, subset, size in operations:
             facts = VariantFacts(
                 operation=operation,
-                format=variant.format,
-                granularity=variant.granularity,
-                restore_as=restore_as,
-                numjobs=variant.numjobs,
+                axes=variant.setting(subset).axes,
                 bytes=size,
                 files=sum(len(files[shape]) for files in plan.files_of_jobs[: variant.numjobs]),
             )

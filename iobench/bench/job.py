@@ -1,6 +1,7 @@
 """Job: one process's part in a run: its own files, its own memory, and every contender.
 
-Where one process saves at a time it is the run's own; otherwise each is a child's (see `Crew`).
+A run of one process has its only job in that process; otherwise each job has a child process (see
+`ProcessGroup`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from iobench.results.records import Verified
 from iobench.workloads import FileSpec
 from iobench.writers.transfer import Transfer
 
-__all__ = ["Done", "Job", "JobSetup", "Place", "Sizes", "own_name"]
+__all__ = ["CheckpointRef", "CheckpointSizes", "Done", "Job", "JobSetup", "own_name"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class JobSetup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class CheckpointRef:
     """A checkpoint that a job moves: whose and in which shape, by position, and where it is."""
 
     contender: int
@@ -47,7 +48,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class CheckpointSizes:
     """Bytes of a job's checkpoint as our formats write it, and what each kind of restore brings."""
 
     saved: int
@@ -83,13 +84,13 @@ class Job:
             for files in setup.files
         ]
 
-    def sizes(self, shape: int, subsets: Sequence[float | None]) -> Sizes:
+    def sizes(self, shape: int, subsets: Sequence[float | None]) -> CheckpointSizes:
         """Found by writing to nowhere, and by choosing what each of `subsets` brings."""
         replay, restored = self.replays[shape], []
         for subset in subsets:
             replay.want(subset)
             restored.append(sum(replay.restored_bytes))
-        return Sizes(saved=replay.size_bytes(), restored=tuple(restored))
+        return CheckpointSizes(saved=replay.size_bytes(), restored=tuple(restored))
 
     def warm_up(self, directory: Location) -> None:
         """Have every contender do what it does once per process; what fails here fails again."""
@@ -102,25 +103,25 @@ class Job:
         self.replays[shape].want(None)
         self.replays[shape].prepare()
 
-    def save(self, place: Place) -> Done:
+    def save(self, ref: CheckpointRef) -> Done:
         """Save every file, each durable but for its directory's entry."""
-        one, replay = self.contenders[place.contender], self.replays[place.shape]
-        return self._done(one, replay, one.save(replay, self._own(place.directory)))
+        one, replay = self.contenders[ref.contender], self.replays[ref.shape]
+        return self._done(one, replay, one.save(replay, self._own(ref.directory)))
 
     def scrub(self, shape: int, subset: float | None) -> None:
         """Change all memory that the next restore will fill, which brings `subset`."""
         self.replays[shape].want(subset)
         self.replays[shape].scrub()
 
-    def restore(self, place: Place) -> Done:
+    def restore(self, ref: CheckpointRef) -> Done:
         """Restore what `scrub` said."""
-        one, replay = self.contenders[place.contender], self.replays[place.shape]
-        return self._done(one, replay, one.restore(replay, self._own(place.directory)))
+        one, replay = self.contenders[ref.contender], self.replays[ref.shape]
+        return self._done(one, replay, one.restore(replay, self._own(ref.directory)))
 
-    def verify(self, place: Place) -> Verified:
+    def verify(self, ref: CheckpointRef) -> Verified:
         """Compare what `restore` brought with what was saved, and let go of it."""
-        one, replay = self.contenders[place.contender], self.replays[place.shape]
-        verified = one.verify(replay, self._own(place.directory))
+        one, replay = self.contenders[ref.contender], self.replays[ref.shape]
+        verified = one.verify(replay, self._own(ref.directory))
         linux.trim_heap()  # memory that this one freed is no help to the next one
         return verified
 

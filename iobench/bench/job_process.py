@@ -1,4 +1,4 @@
-"""A job of a crew: does what comes through a socket, one thing after another, and answers.
+"""A job of a ProcessGroup: runs the commands that come through a socket, in order, and answers.
 
 Run by path as a program of its own; it ends with the process that started it, however that ends.
 

@@ -18,6 +18,7 @@ from iobench.bench.contender import Contender
 from iobench.bench.replay import Replay
 from iobench.bench.target import Location
 from iobench.formats import safetensors
+from iobench.peers import PREFIX
 from iobench.peers.base import Peer, State
 from iobench.results.records import Verified
 from iobench.units import KIB
@@ -40,7 +41,7 @@ class PeerContender(Contender):
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
-        self.name = f"peer:{peer.name}"
+        self.name = f"{PREFIX}{peer.name}"
         self.saves = peer.saves
         self._restored: list[State] = []
 

@@ -171,7 +171,6 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as the record and `--dry-run` show it."""
-        shapes = self.axes.shapes
         return {
             "workload": self.workload.name,
             "rank": self.rank,
@@ -186,12 +185,7 @@ class Plan:
                 {"name": one.name, "options": dict(one.options)} for one in self.contenders
             ],
             "left_out": list(self.left_out),
-            "serializers": list(dict.fromkeys(shape.serializer for shape in shapes)),
-            "granularities": list(
-                dict.fromkeys(shape.granularity and str(shape.granularity) for shape in shapes)
-            ),
-            "restore_subsets": list(self.axes.subsets),
-            "numjobs": list(self.axes.numjobs),
+            **self.axes.to_dict(),
             "ranks": list(self.ranks),
             "baseline": self.baseline and _described(self.baseline),
             "target": self.target.location,
@@ -210,10 +204,8 @@ class Plan:
 
 def _described(variant: Variant) -> Mapping[str, Any]:
     return {
-        "name": variant.writer,
-        "options": dict(variant.options),
-        "format": variant.format,
-        "granularity": variant.granularity,
-        "numjobs": variant.numjobs,
+        "name": variant.contender.name,
+        "options": dict(variant.contender.options),
+        **variant.setting().axes.of_saves(),
         "label": variant.label,
     }

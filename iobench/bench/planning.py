@@ -11,7 +11,8 @@ from iobench.bench.contenders import choose, find_baseline
 from iobench.bench.plan import DEFAULT_SECONDS, LEAST_POOL, Plan
 from iobench.bench.rates import measure_rates
 from iobench.bench.repeat import Repeat
-from iobench.bench.target import Location, Target, target_of
+from iobench.bench.target import Location, Target
+from iobench.bench.target_kinds import target_of
 from iobench.errors import TargetError, UsageError
 from iobench.units import format_rate, format_seconds, format_size, parse_size
 from iobench.workloads import Workload
@@ -35,10 +36,7 @@ def make_plan(
     crc: bool = True,
     seed: int | None = None,
     baseline: str | None = None,
-    serializer: str | None = None,
-    granularity: str | None = None,
-    restore_as: str = "same",
-    numjobs: str = "1",
+    axes: Axes | None = None,
 ) -> Plan:
     """A plan that was checked: names known, writers available, target writable and large enough.
 
@@ -49,9 +47,7 @@ def make_plan(
     if not full.files(rank):
         raise UsageError(f"workload {full.name!r}: rank {rank} writes no files; choose another")
     full_bytes = full.size_bytes(rank)
-    axes = Axes.parse(
-        serializer=serializer, granularity=granularity, restore_as=restore_as, numjobs=numjobs
-    )
+    axes = axes or Axes()
     chosen, left_out = choose(writers, target)
     pool_bytes = max(parse_size(pool), LEAST_POOL * axes.most_jobs)
     place = target_of(target, chosen)

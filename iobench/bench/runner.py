@@ -11,15 +11,14 @@ from typing import Protocol
 
 from iobench.bench import fio
 from iobench.bench.axes import Variant
-from iobench.bench.ceiling import Ceiling
-from iobench.bench.counters import Monitor
-from iobench.bench.crew import Alone, Crew, Team
+from iobench.bench.ceiling import CeilingJobs
+from iobench.bench.crew import Executor, InProcess, ProcessGroup
 from iobench.bench.header import header
 from iobench.bench.job import Job
 from iobench.bench.plan import Plan
 from iobench.bench.sampler import Sampler
 from iobench.bench.subset import text_of
-from iobench.bench.target import Scratch
+from iobench.bench.target import OpenTarget, Scratch
 from iobench.bench.trial import Trial
 from iobench.results import (
     CeilingSample,
@@ -30,13 +29,13 @@ from iobench.results import (
     contender_of,
 )
 
-__all__ = ["Progress", "Runner"]
+__all__ = ["RunProgress", "Runner"]
 
 _Record = Sample | CeilingSample | Failure
 _WARM_UP = "warm-up"  # a checkpoint that nobody measures
 
 
-class Progress(Protocol):
+class RunProgress(Protocol):
     """Is told what the runner does; `iobench.cli` shows it on stderr."""
 
     def begin(self, steps: int) -> None:
@@ -55,7 +54,7 @@ class Runner:
 
     plan: Plan
     results: ResultWriter
-    progress: Progress
+    progress: RunProgress
 
     def run(self) -> None:
         """Write the run's header, then a record per timed operation, as each one ends.
@@ -72,21 +71,21 @@ class Runner:
         monitor = plan.target.monitor()
         with (
             plan.target.scratch() as scratch,
-            self._team(scratch) as team,
+            self._executor(scratch) as executor,
             Sampler(monitor.files) as sampler,
         ):
             self.progress.step("preparing")
-            run = header(plan, team)
+            run = header(plan, executor)
             self.results.write(run)
-            ceiling = Ceiling.of(run, plan, scratch) if plan.measures_ceiling else None
+            ceiling = CeilingJobs.of(run, plan, scratch) if plan.measures_ceiling else None
             trials = _Trials(
                 plan=plan,
                 run_id=run.run_id,
                 ceiling=ceiling,
-                team=team,
-                scratch=scratch,
-                monitor=monitor,
-                sampler=sampler,
+                executor=executor,
+                target=OpenTarget(
+                    scratch=scratch, monitor=monitor, sampler=sampler, notes=plan.target.notes
+                ),
                 progress=self.progress,
             )
             trials.warm_up()
@@ -94,12 +93,12 @@ class Runner:
                 self.results.write(record)
                 self.progress.result(record)
 
-    def _team(self, scratch: Scratch) -> Team:
+    def _executor(self, scratch: Scratch) -> Executor:
         """The run's own process, or as many as ever save at once."""
         setups = self.plan.setups()
         if len(setups) == 1:
-            return Alone(setups[0])
-        return Crew(setups, partial(Job.warm_up, directory=scratch.locate(_WARM_UP)))
+            return InProcess(setups[0])
+        return ProcessGroup(setups, partial(Job.warm_up, directory=scratch.locate(_WARM_UP)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,21 +107,22 @@ class _Trials:
 
     plan: Plan
     run_id: str
-    ceiling: Ceiling | None
-    team: Team
-    scratch: Scratch
-    monitor: Monitor
-    sampler: Sampler
-    progress: Progress
+    ceiling: CeilingJobs | None
+    executor: Executor
+    target: OpenTarget
+    progress: RunProgress
 
     def warm_up(self) -> None:
         """Have every contender do what it does once per process, outside any clock.
 
-        One that fails here will fail in its trial, where that is recorded. A crew has done it.
+        One that fails here will fail in its trial, where that is recorded. The processes of a
+        ProcessGroup have done it when they started.
         """
-        if not self.team.apart:
-            self.team.ask(1, partial(Job.warm_up, directory=self.scratch.locate(_WARM_UP)))
-        self.scratch.remove(_WARM_UP)
+        if not self.executor.apart:
+            self.executor.ask(
+                1, partial(Job.warm_up, directory=self.target.scratch.locate(_WARM_UP))
+            )
+        self.target.scratch.remove(_WARM_UP)
 
     def records(self) -> Iterator[_Record]:
         order = random.Random(self.plan.seed)
@@ -171,11 +171,8 @@ class _Trials:
             contender=plan.contenders.index(variant.contender),
             shape=shape,
             files=[files[shape] for files in plan.files_of_jobs[: variant.numjobs]],
-            team=self.team,
-            scratch=self.scratch,
-            monitor=self.monitor,
-            sampler=self.sampler,
-            notes=self.plan.target.notes,
+            executor=self.executor,
+            target=self.target,
         )
         subsets = list(plan.axes.subsets)
         random_.shuffle(subsets)
@@ -203,7 +200,7 @@ class _Trials:
     def _settled(self, what: str, repetition: int) -> None:
         of = "" if self.plan.repeat.precision is not None else f"/{self.plan.repeat.times}"
         self.progress.step(f"{repetition + 1}{of} {what}")
-        self.scratch.settle(self.monitor)
+        self.target.settle()
 
 
 def _bound(

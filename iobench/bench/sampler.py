@@ -13,12 +13,12 @@ from typing import Literal, Self
 
 from iobench.environment.device import parse_stat
 
-__all__ = ["FileSampler", "Reading", "Sampler", "Source"]
+__all__ = ["CounterSource", "FileSampler", "Reading", "Sampler"]
 
 _PROGRAM = Path(__file__).with_name("sampling.py")
 _INTERVAL_MS = 100
 
-Source = Literal["device", "process"]
+CounterSource = Literal["device", "process"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class Sampler(FileSampler):
 
     def __init__(self, device_files: Sequence[Path]) -> None:
         """`device_files` are the devices' stat files; none where there is no device to ask."""
-        self.source: Source = "device" if device_files else "process"
+        self.source: CounterSource = "device" if device_files else "process"
         super().__init__([str(path) for path in device_files] or [f"/proc/{os.getpid()}/io"])
 
     def readings(self, since_s: float, until_s: float) -> list[Reading]:

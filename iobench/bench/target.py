@@ -5,33 +5,20 @@ What differs between them is behind these two interfaces; the runner and its tri
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from iobench.bench.counters import Monitor
+from iobench.bench.sampler import Sampler
+from iobench.checkpoint.store import Staged
 from iobench.results.records import Cold
-from iobench.writers.s3_target import is_s3
 
-if TYPE_CHECKING:
-    from iobench.bench.contender import Contender
-
-__all__ = ["Location", "Scratch", "Staged", "Target", "target_of"]
+__all__ = ["Location", "OpenTarget", "Scratch", "Target"]
 
 Location = str | Path
 """What a writer is given: a directory, or `s3://bucket/prefix`."""
-
-
-class Staged(Protocol):
-    """A checkpoint being written; not one before `publish`."""
-
-    @property
-    def directory(self) -> Location:
-        """Where its files go until it is published."""
-
-    def publish(self, manifest: Mapping[str, Any]) -> None:
-        """Make it a checkpoint: durable and visible on return."""
 
 
 class Scratch(Protocol):
@@ -88,16 +75,19 @@ class Target(Protocol):
         """A place of the run's own, removed whatever happens."""
 
 
-def target_of(location: Location, contenders: Sequence[Contender]) -> Target:
-    """The target that `location` names, as `contenders` will use it.
+@dataclass(frozen=True, kw_only=True)
+class OpenTarget:
+    """A target in use: the run's own place in it and the counters of its storage.
 
-    Raises UsageError when one of them does not store in targets of that kind.
+    Trials know their target by this alone, so that one run can use several targets.
     """
-    from iobench.bench.bucket import BucketTarget
-    from iobench.bench.directory import DirectoryTarget
 
-    for one in contenders:
-        one.check_scheme(location)
-    if is_s3(location):
-        return BucketTarget.of(str(location), contenders)
-    return DirectoryTarget(path=Path(location))
+    scratch: Scratch
+    monitor: Monitor
+    sampler: Sampler | None = None
+    notes: tuple[str, ...] = ()
+    """What a reader of a restore must know of the target."""
+
+    def settle(self) -> None:
+        """Wait until earlier work has left the storage alone."""
+        self.scratch.settle(self.monitor)

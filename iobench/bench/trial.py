@@ -8,13 +8,11 @@ from functools import partial
 from typing import TypeVar
 
 from iobench.bench.axes import Variant
-from iobench.bench.counters import Counted, Counters, Monitor, Usage
-from iobench.bench.crew import Team
-from iobench.bench.job import Done, Job, Place, own_name
-from iobench.bench.sampler import Sampler
+from iobench.bench.counters import Counted, Counters, Usage
+from iobench.bench.crew import Executor
+from iobench.bench.job import CheckpointRef, Done, Job, own_name
 from iobench.bench.series import make_series
-from iobench.bench.subset import text_of
-from iobench.bench.target import Location, Scratch
+from iobench.bench.target import Location, OpenTarget
 from iobench.results import Cold, Failure, Operation, Sample, Verified, utc_now
 from iobench.workloads import FileSpec
 from iobench.writers.transfer import Transfer
@@ -39,17 +37,13 @@ class Trial:
     order: int
     variant: Variant
     contender: int
-    """Which of the team's contenders it is."""
+    """Which of the executor's contenders it is."""
     shape: int
-    """Which of the team's shapes."""
+    """Which of the executor's shapes."""
     files: Sequence[Sequence[FileSpec]]
     """Of each job."""
-    team: Team
-    scratch: Scratch
-    monitor: Monitor
-    sampler: Sampler | None = None
-    notes: tuple[str, ...] = ()
-    """What a reader of a restore must know of the target."""
+    executor: Executor
+    target: OpenTarget
 
     def save(self) -> Sample | None:
         """Save a checkpoint of fresh bytes; it stays for `restore`.
@@ -60,10 +54,10 @@ class Trial:
         self._ask(partial(Job.prepare, shape=self.shape))
         started, counters = utc_now(), self._counters()
         if not contender.stores:
-            done = self._ask(partial(Job.save, place=self._place(self._checkpoint)))
+            done = self._ask(partial(Job.save, ref=self._ref(self._checkpoint)))
             return self._sample("save", done, counters.stop(self._usage(done)), started)
-        with self.scratch.staged(self._name) as staged:
-            done = self._ask(partial(Job.save, place=self._place(staged.directory)))
+        with self.target.scratch.staged(self._name) as staged:
+            done = self._ask(partial(Job.save, ref=self._ref(staged.directory)))
             written_s = counters.elapsed_s()
             staged.publish(self._manifest(done))
             commit_s = counters.elapsed_s() - written_s
@@ -79,13 +73,13 @@ class Trial:
         """
         if not self.variant.contender.stores:
             return None
-        place = self._place(self._checkpoint)
+        ref = self._ref(self._checkpoint)
         self._ask(partial(Job.scrub, shape=self.shape, subset=subset))
-        cold = self.scratch.make_cold(self._name)
+        cold = self.target.scratch.make_cold(self._name)
         started, counters = utc_now(), self._counters()
-        done = self._ask(partial(Job.restore, place=place))
+        done = self._ask(partial(Job.restore, ref=ref))
         counted = counters.stop(self._usage(done))
-        verified = _sum(self._ask(partial(Job.verify, place=place)))
+        verified = _sum(self._ask(partial(Job.verify, ref=ref)))
         return self._sample(
             "restore", done, counted, started, cold=cold, verified=verified, subset=subset
         )
@@ -98,12 +92,7 @@ class Trial:
             run_id=self.run_id,
             repetition=self.repetition,
             order=self.order,
-            writer=self.variant.writer,
-            options=self.variant.options,
-            format=self.variant.format,
-            granularity=self.variant.granularity,
-            restore_as=None if subset is None else text_of(subset),
-            numjobs=self.variant.numjobs,
+            setting=self.variant.setting(subset),
             operation=operation,
             error=" ".join(f"{type(error).__name__}: {error}".split()),
             started_at=utc_now(),
@@ -111,18 +100,18 @@ class Trial:
 
     def clear(self) -> None:
         """Remove the checkpoint, if there is one."""
-        self.scratch.remove(self._name)
+        self.target.scratch.remove(self._name)
 
     def _ask(self, what: Callable[[Job], T]) -> list[T]:
-        return self.team.ask(self.variant.numjobs, what)
+        return self.executor.ask(self.variant.numjobs, what)
 
     def _counters(self) -> Counters:
         """Without a device the sampler looks at this process, which may not be the one at work."""
-        blind = self.team.apart and not self.monitor.files
-        return Counters(self.monitor, None if blind else self.sampler)
+        blind = self.executor.apart and not self.target.monitor.files
+        return Counters(self.target.monitor, None if blind else self.target.sampler)
 
     def _usage(self, done: Sequence[Done]) -> list[Usage]:
-        return [one.usage for one in done] if self.team.apart else []
+        return [one.usage for one in done] if self.executor.apart else []
 
     @property
     def _name(self) -> str:
@@ -130,19 +119,20 @@ class Trial:
 
     @property
     def _checkpoint(self) -> Location:
-        return self.scratch.locate(self._name)
+        return self.target.scratch.locate(self._name)
 
-    def _place(self, directory: Location) -> Place:
-        return Place(contender=self.contender, shape=self.shape, directory=directory)
+    def _ref(self, directory: Location) -> CheckpointRef:
+        return CheckpointRef(contender=self.contender, shape=self.shape, directory=directory)
 
     def _manifest(self, done: Sequence[Done]) -> dict[str, object]:
+        contender = self.variant.contender
         return {
             "schema": "iobench.manifest/1",
             "step": self.repetition,
-            "writer": {"name": self.variant.writer, "options": dict(self.variant.options)},
+            "writer": {"name": contender.name, "options": dict(contender.options)},
             "files": [
                 {
-                    "path": f"{own_name(number)}/{spec.path}" if self.team.apart else spec.path,
+                    "path": f"{own_name(number)}/{spec.path}" if self.executor.apart else spec.path,
                     "format": spec.format,
                     "bytes": transfer.bytes,
                 }
@@ -173,12 +163,7 @@ class Trial:
             run_id=self.run_id,
             repetition=self.repetition,
             order=self.order,
-            writer=self.variant.writer,
-            options=self.variant.options,
-            format=self.variant.format,
-            granularity=self.variant.granularity,
-            restore_as=None if subset is None else text_of(subset),
-            numjobs=self.variant.numjobs,
+            setting=self.variant.setting(subset),
             operation=operation,
             bytes=total.bytes,
             elapsed_s=counted.elapsed_s,
@@ -192,13 +177,13 @@ class Trial:
             cpu_s=counted.cpu_s,
             system_cpu_s=counted.system_cpu_s,
             cold=cold,
-            device=counted.device if self.scratch.directory is not None else None,
+            device=counted.device if self.target.scratch.directory is not None else None,
             verified=verified,
             stores=contender.stores,
             interference=counted.interference,
             series=make_series(operation, counted, None if contender.is_peer else total.completed),
             notes=tuple(dict.fromkeys(note for one in done for note in one.notes))
-            + (self.notes if operation == "restore" else ()),
+            + (self.target.notes if operation == "restore" else ()),
             started_at=started,
         )
 

@@ -19,8 +19,8 @@ from iobench.results.records import Run, Sample, VariantFacts
 __all__ = [
     "Context",
     "Reason",
-    "Status",
     "Verdict",
+    "VerdictStatus",
     "combine",
     "judge",
     "volatile_of",
@@ -33,7 +33,7 @@ _VOLATILE = ("tmpfs", "ramfs")
 _MOST_MEASURED = 3
 
 
-class Status(StrEnum):
+class VerdictStatus(StrEnum):
     """From best to worst."""
 
     VALID = "VALID"
@@ -64,7 +64,7 @@ class Reason:
 class Verdict:
     """`status` with its reasons, those that invalidate first."""
 
-    status: Status
+    status: VerdictStatus
     reasons: tuple[Reason, ...] = ()
 
 
@@ -97,7 +97,7 @@ class Context:
     def expected_bytes(self, sample: Sample) -> int:
         """Bytes that the sample must have moved."""
         for one in self.variants:
-            if _axes(one) == _axes(sample):
+            if (one.operation, one.axes) == (sample.operation, sample.axes):
                 return one.bytes
         if sample.operation == "restore" and self.restored_bytes is not None:
             return self.restored_bytes
@@ -111,16 +111,12 @@ def volatile_of(storage: Mapping[str, Any]) -> str | None:
     return next((kind for kind in _VOLATILE if kind in found), None)
 
 
-def _axes(one: Sample | VariantFacts) -> tuple[object, ...]:
-    return one.operation, one.format, one.granularity, one.restore_as, one.numjobs
-
-
 def judge(sample: Sample, context: Context) -> Verdict:
     """The verdict on one sample; pass a save through `with_verification` first."""
     invalid = list(_invalid(sample, context))
-    status = Status.VALID if context.scale is None else Status.SCALED
+    status = VerdictStatus.VALID if context.scale is None else VerdictStatus.SCALED
     return Verdict(
-        status=Status.INVALID if invalid else status,
+        status=VerdictStatus.INVALID if invalid else status,
         reasons=(*invalid, *_noted(sample, context)),
     )
 
@@ -136,7 +132,7 @@ def combine(verdicts: Sequence[Verdict]) -> Verdict:
     for verdict in verdicts:
         for reason in {reason.text: reason for reason in verdict.reasons}.values():
             merged.setdefault(reason.text, []).append(reason)
-    worst = max((verdict.status for verdict in verdicts), key=list(Status).index)
+    worst = max((verdict.status for verdict in verdicts), key=list(VerdictStatus).index)
     return Verdict(
         status=worst,
         reasons=tuple(_merge(same, len(verdicts)) for same in merged.values()),
@@ -181,9 +177,9 @@ def _proved(save: Sample, restore: Sample | None) -> Sample:
     if restore is None or restore.verified is None:
         return save
     verified, notes = restore.verified, save.notes
-    if restore.restore_as is not None:
+    if restore.axes.restore_as is not None:
         notes += (
-            f"only the tensors of a restore of {restore.restore_as} were compared: "
+            f"only the tensors of a restore of {restore.axes.restore_as} were compared: "
             f"{verified.tensors} of them, {_percent(verified.bytes / save.bytes)} of the bytes",
         )
     return replace(save, verified=verified, notes=notes)
@@ -259,9 +255,11 @@ def _unreached(sample: Sample) -> tuple[Reason | None, list[Reason]]:
 def _noted(sample: Sample, context: Context) -> Iterator[Reason]:
     if context.scale is not None:
         yield Reason(text=f"scaled: {context.scale}")
-    if sample.restore_as is not None:
-        whole = context.expected_bytes(replace(sample, operation="save", restore_as=None))
-        brought = f"{_percent(sample.bytes / whole)} of the bytes, {sample.restore_as} was asked"
+    if sample.axes.restore_as is not None:
+        all_of_it = sample.setting.at(restore_as=None)
+        whole = context.expected_bytes(replace(sample, operation="save", setting=all_of_it))
+        part = _percent(sample.bytes / whole)
+        brought = f"{part} of the bytes, {sample.axes.restore_as} was asked"
         yield Reason(text="only some tensors were restored", measured=(brought,))
     if sample.stores:
         if context.volatile is not None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import mmap
 
 import numpy as np
 
@@ -14,10 +12,9 @@ from iobench.environment.memory import available_bytes
 from iobench.errors import StateError
 from iobench.units import format_size
 from iobench.writers.image import Bytes
+from iobench.writers.pages import fresh_pages
 
 __all__ = ["Slot", "SlotPool"]
-
-_HUGE_PAGE = 2 << 20
 
 
 class Slot:
@@ -104,16 +101,7 @@ def _whole_pages(size_bytes: int) -> int:
 
 def _map(size_bytes: int) -> Bytes:
     """Memory that begins at a huge page and has all its pages already."""
-    large = size_bytes >= _HUGE_PAGE
-    mapped = mmap.mmap(
-        -1, size_bytes + (_HUGE_PAGE if large else 0), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    )
-    room = np.frombuffer(mapped, dtype=np.uint8)
-    if large:
-        with contextlib.suppress(OSError):  # a kernel without huge pages
-            mapped.madvise(mmap.MADV_HUGEPAGE)
-        begin = -room.ctypes.data % _HUGE_PAGE
-        room = room[begin : begin + size_bytes]
+    room = fresh_pages(size_bytes, huge=True)
     try:
         linux.populate(room.ctypes.data, len(room))
     except OSError as error:

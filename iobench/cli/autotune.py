@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from iobench.cli.formats import Format, FormatOption
+from iobench.cli.formats import FormatOption, ListingFormat
 from iobench.cli.seeds import LARGEST_SEED
 from iobench.cli.servers import HERE, quiet_stdout, server
 from iobench.errors import UsageError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from iobench.tune.tuning import Tuning
 
 
-class Goal(enum.StrEnum):
+class GoalChoice(enum.StrEnum):
     """What is to be small."""
 
     SAVE = "save"
@@ -58,13 +58,13 @@ def autotune(
         Path, typer.Option("-o", "--output", help="The writer's file; an older one is replaced.")
     ] = Path("writer.toml"),
     objective: Annotated[
-        Goal,
+        GoalChoice,
         typer.Option(
             "--objective",
             help="What counts: seconds to save (durable), to restore (cold), both (balanced), the "
             "stall of asynchronous saves, or goodput: ETTR of a job of --nodes.",
         ),
-    ] = Goal.SAVE,
+    ] = GoalChoice.SAVE,
     writer: Annotated[
         str | None,
         typer.Option(
@@ -131,7 +131,7 @@ def autotune(
             "--resume", help="Go on with this journal; everything but -o is as it was begun."
         ),
     ] = None,
-    format_: FormatOption = Format.TABLE,
+    format_: FormatOption = ListingFormat.TABLE,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -219,7 +219,9 @@ def _given(ctx: typer.Context) -> Iterator[tuple[str, str]]:
             yield name, option.opts[0]
 
 
-def _tune(tuning: Tuning, journal: Journal, output: Path, format_: Format, began_s: float) -> None:
+def _tune(
+    tuning: Tuning, journal: Journal, output: Path, format_: ListingFormat, began_s: float
+) -> None:
     from iobench.cli.progress import TuneProgress
     from iobench.report.tuning import write_json, write_table
     from iobench.tune.emit import emit, write
@@ -228,7 +230,7 @@ def _tune(tuning: Tuning, journal: Journal, output: Path, format_: Format, began
     with quiet_stdout(), TuneProgress() as progress:
         outcome = run_tuning(tuning, journal, progress, began_s=began_s)
     write(output, emit(outcome, tuning, journal.header))
-    show = write_json if format_ is Format.JSON else write_table
+    show = write_json if format_ is ListingFormat.JSON else write_table
     show(outcome, tuning, journal.header, sys.stdout)
     print(f'wrote     {output}: iobench.load_writer("{output}")', file=sys.stderr)
 

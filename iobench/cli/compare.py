@@ -30,7 +30,6 @@ def compare(
     from iobench.report import compare as report
     from iobench.report.alike import unlike
     from iobench.results import read
-    from iobench.results.labels import name_of
     from iobench.units import parse_percent
 
     allowed = parse_percent(threshold)
@@ -47,7 +46,7 @@ def compare(
     if not comparison.rows and not comparison.failed:
         raise UsageError(f"{old} and {new} have no writer in common")
     write(comparison, format_, sys.stdout)
-    if worse := [f"{name_of(row)} {row.operation}" for row in comparison.regressions]:
+    if worse := [f"{row.setting.name} {row.operation}" for row in comparison.regressions]:
         raise RegressionError(f"slower by more than {threshold}: {', '.join(worse)}")
     if comparison.spoilt:
         raise IobenchError(

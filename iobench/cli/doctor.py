@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from iobench.cli.formats import Format, FormatOption
+from iobench.cli.formats import FormatOption, ListingFormat
 from iobench.text import printable
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def doctor(
     target: Annotated[
         Path, typer.Option("--target", help="The directory to look at.", show_default="here")
     ] = Path(),
-    format_: FormatOption = Format.TABLE,
+    format_: FormatOption = ListingFormat.TABLE,
 ) -> None:
     """Look at this machine and at a directory, and try what the I/O paths need there."""
     from iobench.environment import advise, describe_machine, describe_storage, probe_directory
@@ -41,7 +41,7 @@ def doctor(
     machine = describe_machine()
     probes = probe_directory(target)
     advice = advise(machine, storage, probes)
-    if format_ is Format.JSON:
+    if format_ is ListingFormat.JSON:
         document = {
             "schema": SCHEMA,
             "machine": machine,

@@ -1,4 +1,4 @@
-"""`--format` of the verbs that print a table or JSON."""
+"""What `--format` takes, besides the reports of runs (`iobench.report.render`)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,23 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Format", "FormatOption"]
+__all__ = ["DocumentFormat", "DocumentFormatOption", "FormatOption", "ListingFormat"]
 
 
-class Format(enum.StrEnum):
-    """What `--format` takes."""
+class ListingFormat(enum.StrEnum):
+    """Of the verbs that list something."""
 
     TABLE = "table"
     JSON = "json"
 
 
-FormatOption = Annotated[Format, typer.Option("--format", help="How to print it.")]
+class DocumentFormat(enum.StrEnum):
+    """Of the verbs whose result may become part of a document."""
+
+    TABLE = "table"
+    JSON = "json"
+    MD = "md"
+
+
+FormatOption = Annotated[ListingFormat, typer.Option("--format", help="How to print it.")]
+DocumentFormatOption = Annotated[DocumentFormat, typer.Option("--format", help="How to print it.")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import re
 import sys
 from pathlib import Path
@@ -10,22 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from iobench.cli.formats import DocumentFormat, DocumentFormatOption
 from iobench.cli.seeds import LARGEST_SEED
 from iobench.errors import OptionError, UnknownNameError, UsageError
 from iobench.units import parse_seconds, parse_size
 
 if TYPE_CHECKING:
-    from iobench.train.measured import Candidate
+    from iobench.train.measured import SavingMethod
 
 _MOST_SIZES = 64
-
-
-class Format(enum.StrEnum):
-    """How the plan is printed."""
-
-    TABLE = "table"
-    JSON = "json"
-    MD = "md"
 
 
 def plan(
@@ -116,7 +108,7 @@ def plan(
     seed: Annotated[
         int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of the simulation.")
     ] = 0,
-    format_: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.TABLE,
+    format_: DocumentFormatOption = DocumentFormat.TABLE,
 ) -> None:
     """Tell how often to save, and what each writer gives back, in a job whose nodes fail.
 
@@ -126,10 +118,10 @@ def plan(
     """
     from iobench.report.forecast import Outlook, write_json, write_markdown, write_table
     from iobench.train.forecast import Method, forecast
-    from iobench.train.job import Job
+    from iobench.train.job import TrainingJob
 
     jobs = [
-        Job(
+        TrainingJob(
             nodes=count,
             gpus_per_node=gpus_per_node,
             failures_per_1000_node_days=failures,
@@ -156,13 +148,17 @@ def plan(
         forecasts=tuple(one for job in jobs for one in forecast(candidates, base, job, method)),
         notes=tuple(notes),
     )
-    write = {Format.TABLE: write_table, Format.JSON: write_json, Format.MD: write_markdown}
+    write = {
+        DocumentFormat.TABLE: write_table,
+        DocumentFormat.JSON: write_json,
+        DocumentFormat.MD: write_markdown,
+    }
     write[format_](outlook, sys.stdout)
 
 
 def _by_hand(
     save: str | None, restore: str | None, blocking: str | None, persist: str | None, slots: int
-) -> list[Candidate]:
+) -> list[SavingMethod]:
     from iobench.train.measured import by_hand
 
     if restore is None or not (save or (blocking and persist)):
@@ -183,7 +179,7 @@ def _by_hand(
 
 def _measured(
     path: Path, size: str | None, blocking: str | None, slots: int, include_invalid: bool
-) -> tuple[str, list[Candidate], list[str]]:
+) -> tuple[str, list[SavingMethod], list[str]]:
     from iobench.results import read
     from iobench.train.measured import from_results
 
@@ -200,7 +196,7 @@ def _measured(
     return f"{result.run.workload.name} as measured in {path}", candidates, notes
 
 
-def _baseline(candidates: list[Candidate], name: str | None) -> Candidate:
+def _baseline(candidates: list[SavingMethod], name: str | None) -> SavingMethod:
     """The candidate that `name` means; without one that of `buffered`, else the slowest to save."""
     wanted = "buffered" if name is None else name
     found = [one for one in candidates if one.name == wanted or one.name.split()[0] == wanted]

@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from iobench.results import CeilingSample, Failure, Sample, TrainBlock
-from iobench.results.labels import name_of
 from iobench.text import printable
 from iobench.units import format_rate, format_seconds
 
@@ -84,9 +83,10 @@ class StderrProgress(_Steps):
     def result(self, record: Sample | CeilingSample | Failure) -> None:
         if self._bar:
             return
-        writer = (
-            f"fio {record.job['name']}" if isinstance(record, CeilingSample) else name_of(record)
-        )
+        if isinstance(record, CeilingSample):
+            writer = f"fio {record.job['name']}"
+        else:
+            writer = record.setting.name
         if isinstance(record, Failure) or (isinstance(record, CeilingSample) and record.error):
             figure = printable(record.error or "")
         else:

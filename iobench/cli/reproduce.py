@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import enum
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from iobench.cli.formats import DocumentFormat, DocumentFormatOption
 
 if TYPE_CHECKING:
     from iobench.results import ResultFile
@@ -18,14 +19,6 @@ if TYPE_CHECKING:
 _TRAINED = "1GiB"
 _INTERVALS, _STEPS = 3, 12  # of a block, the latter where the interval is measured first
 _SMALLEST = 100_000  # parameters: its own forward and backward must fit into the simulated step
-
-
-class Format(enum.StrEnum):
-    """How the findings are printed."""
-
-    TABLE = "table"
-    JSON = "json"
-    MD = "md"
 
 
 def reproduce(
@@ -50,7 +43,7 @@ def reproduce(
         list[Path] | None,
         typer.Option("--results", help="Measure nothing; judge this record. May be repeated."),
     ] = None,
-    format_: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.TABLE,
+    format_: DocumentFormatOption = DocumentFormat.TABLE,
 ) -> None:
     """Measure what a published claim says, and tell whether it holds here.
 
@@ -74,7 +67,11 @@ def reproduce(
         if record.incomplete:
             typer.echo(f"warning: {record.incomplete}", err=True)
     found = judge_records(about, records)
-    write = {Format.TABLE: write_table, Format.JSON: write_json, Format.MD: write_markdown}
+    write = {
+        DocumentFormat.TABLE: write_table,
+        DocumentFormat.JSON: write_json,
+        DocumentFormat.MD: write_markdown,
+    }
     write[format_](about, records, found, sys.stdout)
     for record in records:
         raise_failures(record)

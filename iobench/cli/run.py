@@ -11,7 +11,7 @@ import typer
 from iobench.cli.seeds import LARGEST_SEED
 from iobench.cli.servers import HERE, quiet_stdout, server
 from iobench.errors import ContenderError, DataMismatchError
-from iobench.report.render import Format
+from iobench.report.render import ReportFormat
 from iobench.writers.s3_target import is_s3
 
 if TYPE_CHECKING:
@@ -143,8 +143,8 @@ def run(
         typer.Option("-o", "--output", help="The result file.", show_default="results/<run>.jsonl"),
     ] = None,
     format_: Annotated[
-        Format, typer.Option("--format", help="How to print the report.")
-    ] = Format.TABLE,
+        ReportFormat, typer.Option("--format", help="How to print the report.")
+    ] = ReportFormat.TABLE,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -157,12 +157,16 @@ def run(
     Every save ends durable, every restore starts cold and is verified. The target is left as it
     was.
     """
+    from iobench.bench.axes import Axes
     from iobench.bench.planning import expected_line, make_plan, plan_lines
     from iobench.bench.repeat import Repeat
     from iobench.results import check_new
 
     if output is not None:
         check_new(output)
+    axes = Axes.parse(
+        serializer=serializer, granularity=granularity, restore_as=restore_as, numjobs=numjobs
+    )
     with server(s3_local, target) as place:
         with quiet_stdout():
             plan = make_plan(
@@ -178,10 +182,7 @@ def run(
                 crc=crc,
                 seed=seed,
                 baseline=baseline,
-                serializer=serializer,
-                granularity=granularity,
-                restore_as=restore_as,
-                numjobs=numjobs,
+                axes=axes,
             )
         for line in plan_lines(plan):
             print(line, file=sys.stderr)
@@ -191,7 +192,7 @@ def run(
             _run(plan, output, format_)
 
 
-def _run(plan: Plan, output: Path | None, format_: Format) -> None:
+def _run(plan: Plan, output: Path | None, format_: ReportFormat) -> None:
     from iobench.report.render import render
     from iobench.report.summary import summarise
 
@@ -215,10 +216,8 @@ def measure(plan: Plan, output: Path | None) -> ResultFile:
 
 def raise_failures(result: ResultFile) -> None:
     """Raise ContenderError for contenders that failed, DataMismatchError for data that differ."""
-    from iobench.results.labels import name_of
-
     if result.failures:
-        who = ", ".join(f"{name_of(one)} ({one.error})" for one in result.failures)
+        who = ", ".join(f"{one.setting.name} ({one.error})" for one in result.failures)
         raise ContenderError(f"failed and left out: {who}")
     wrong = sum(sample.verified.mismatches for sample in result.samples if sample.verified)
     if wrong:

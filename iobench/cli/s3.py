@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iobench.cli.formats import Format, FormatOption
+from iobench.cli.formats import FormatOption, ListingFormat
 from iobench.errors import TransferError, UnavailableError
 from iobench.text import printable
 from iobench.units import parse_seconds
@@ -38,11 +38,11 @@ def list_uploads(
     place: _Place,
     older_than: _Older = "0s",
     endpoint_url: _Endpoint = "",
-    format_: FormatOption = Format.TABLE,
+    format_: FormatOption = ListingFormat.TABLE,
 ) -> None:
     """List unfinished multipart uploads. Their parts are stored, and paid for, until aborted."""
     found = _older(_objects(place, endpoint_url), older_than)
-    if format_ is Format.JSON:
+    if format_ is ListingFormat.JSON:
         listed = [
             {
                 "target": str(upload.target),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iobench.errors import UsageError
-from iobench.report.render import Format, render
+from iobench.report.render import ReportFormat, render
 from iobench.text import printable
 
 if TYPE_CHECKING:
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 def show(
     path: Annotated[Path, typer.Argument(help="A result file: results/<run>.jsonl.")],
-    format: Annotated[Format, typer.Option(help="How to print the report.")] = Format.TABLE,  # noqa: A002 -- the option's name
+    format_: Annotated[
+        ReportFormat, typer.Option("--format", help="How to print the report.")
+    ] = ReportFormat.TABLE,
     series: Annotated[
         bool, typer.Option("--series", help="Draw the bytes over time of every sample instead.")
     ] = False,
@@ -31,25 +33,25 @@ def show(
     if result.incomplete:
         typer.echo(f"warning: {printable(result.incomplete)}", err=True)
     if result.training:
-        _show_training(result, format, series=series)
+        _show_training(result, format_, series=series)
         return
     if series:
-        if format is not Format.TABLE:
+        if format_ is not ReportFormat.TABLE:
             raise UsageError("--series draws for people; programs find the figures in the record")
         from iobench.report.series import write
 
         write(result, sys.stdout)
         return
-    render(summarise(result), format, sys.stdout)
+    render(summarise(result), format_, sys.stdout)
 
 
-def _show_training(result: ResultFile, format_: Format, *, series: bool) -> None:
+def _show_training(result: ResultFile, format_: ReportFormat, *, series: bool) -> None:
     from iobench.report import training
 
     write = {
-        Format.TABLE: training.write_table,
-        Format.JSON: training.write_json,
-        Format.MD: training.write_markdown,
+        ReportFormat.TABLE: training.write_table,
+        ReportFormat.JSON: training.write_json,
+        ReportFormat.MD: training.write_markdown,
     }.get(format_)
     if write is None or series:
         raise UsageError(

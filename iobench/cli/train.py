@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from iobench.cli.formats import DocumentFormat
 from iobench.cli.seeds import LARGEST_SEED
 from iobench.errors import DataMismatchError
 
@@ -17,15 +18,7 @@ if TYPE_CHECKING:
     from iobench.train.session import Session
 
 
-class Format(enum.StrEnum):
-    """How the report is printed."""
-
-    TABLE = "table"
-    JSON = "json"
-    MD = "md"
-
-
-class Device(enum.StrEnum):
+class DeviceKind(enum.StrEnum):
     """Where the model is trained."""
 
     CPU = "cpu"
@@ -85,7 +78,9 @@ def train(
             help="Let forward and backward last the workload's published step time, the CPU idle.",
         ),
     ] = False,
-    device: Annotated[Device, typer.Option("--device", help="Where to train.")] = Device.CPU,
+    device: Annotated[
+        DeviceKind, typer.Option("--device", help="Where to train.")
+    ] = DeviceKind.CPU,
     seed: Annotated[
         int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of model and data.")
     ] = 0,
@@ -94,8 +89,8 @@ def train(
         typer.Option("-o", "--output", help="The result file.", show_default="results/<run>.jsonl"),
     ] = None,
     format_: Annotated[
-        Format, typer.Option("--format", help="How to print the report.")
-    ] = Format.TABLE,
+        DocumentFormat, typer.Option("--format", help="How to print the report.")
+    ] = DocumentFormat.TABLE,
 ) -> None:
     """Train a small GPT with checkpoints of a workload's size, and tell what they cost.
 
@@ -126,9 +121,9 @@ def train(
     )
     result = measure_training(session, output)
     write = {
-        Format.TABLE: training.write_table,
-        Format.JSON: training.write_json,
-        Format.MD: training.write_markdown,
+        DocumentFormat.TABLE: training.write_table,
+        DocumentFormat.JSON: training.write_json,
+        DocumentFormat.MD: training.write_markdown,
     }
     write[format_](result, sys.stdout)
     print(f"record: {result.path}", file=sys.stderr)

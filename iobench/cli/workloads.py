@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from iobench.cli.formats import Format, FormatOption
+from iobench.cli.formats import FormatOption, ListingFormat
 from iobench.units import format_size
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ app = typer.Typer(help="List the workloads, or show what one consists of.", no_a
 
 
 @app.command("list")
-def list_(format_: FormatOption = Format.TABLE) -> None:
+def list_(format_: FormatOption = ListingFormat.TABLE) -> None:
     """List the named workloads."""
     from iobench import workloads
 
     found = [_facts(workloads.load(name)) for name in workloads.names()]
-    if format_ is Format.JSON:
+    if format_ is ListingFormat.JSON:
         _print_json({"schema": "iobench.workloads/1", "workloads": found})
         return
     table = _table("workload", "parameters", "ranks", "rank 0", "checkpoint", "B/param", "layout")
@@ -50,7 +50,7 @@ def show(
     rank: Annotated[int, typer.Option("--rank", min=0, help="Whose files.")] = 0,
     files: Annotated[bool, typer.Option("--files", help="List the files of the rank.")] = False,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor too.")] = False,
-    format_: FormatOption = Format.TABLE,
+    format_: FormatOption = ListingFormat.TABLE,
 ) -> None:
     """Show one workload: model, layout, sizes, step time; its files; its tensors."""
     from iobench import workloads
@@ -58,7 +58,7 @@ def show(
     loaded = workloads.load(workload)
     specs = loaded.files(rank)
     facts = _facts(loaded, rank)
-    if format_ is Format.JSON:
+    if format_ is ListingFormat.JSON:
         listed = [_file(spec, tensors=tensors) for spec in specs] if files or tensors else None
         _print_json({"schema": "iobench.workload/1", **facts, "files": listed})
         return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from iobench.cli.formats import Format, FormatOption
+from iobench.cli.formats import FormatOption, ListingFormat
 
 if TYPE_CHECKING:
     from iobench.peers.base import Peer
@@ -28,7 +28,7 @@ def writers(
             show_default="here",
         ),
     ] = ".",
-    format_: FormatOption = Format.TABLE,
+    format_: FormatOption = ListingFormat.TABLE,
 ) -> None:
     """List every writer and peer, its options, and whether it works here (found by trying)."""
     from iobench import peers
@@ -40,7 +40,7 @@ def writers(
         raise TargetError(f"--target {target}: no such directory; make it first")
     listed = [_writer(name, target) for name in registry.names()]
     beside = [_peer(name, target) for name in peers.names()]
-    if format_ is Format.JSON:
+    if format_ is ListingFormat.JSON:
         document = {"schema": "iobench.writers/1", "writers": listed, "peers": beside}
         json.dump(document, sys.stdout, indent=1)
         print()
@@ -66,10 +66,16 @@ def _writer(name: str, target: str) -> dict[str, Any]:
 
 def _peer(name: str, target: str) -> dict[str, Any]:
     from iobench import peers
+    from iobench.errors import IobenchError
+    from iobench.writers.availability import Availability
 
-    peer = peers.make(name)
-    options = type(peer.options).describe()
-    return _entry(f"peer:{name}", peer.summary, _available(peer, target), options)
+    shown = f"{peers.PREFIX}{name}"
+    try:
+        cls = peers.peer_class(name)
+        answer = _available(cls(), target)
+    except IobenchError as error:
+        return _entry(shown, "", Availability(ok=False, reason=str(error)), ())
+    return _entry(shown, cls.summary, answer, cls.Options.describe())
 
 
 def _available(one: Writer | Peer, target: str) -> Availability:

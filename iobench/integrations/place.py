@@ -1,4 +1,4 @@
-"""Place: where a stock function would put a file, if a writer can leave the same behind there.
+"""StockPath: where a stock function would put a file, if a writer can leave the same behind there.
 
 Stock functions write into the file that is there: its permissions, owner, hard links and attributes
 stay, and what is no regular file is written to as such. Writers make a new file and rename it.
@@ -20,7 +20,7 @@ from iobench.writers.s3_errors import status_of
 from iobench.writers.s3_target import is_s3
 
 __all__ = [
-    *("NotOurs", "NotPicklable", "Place"),
+    *("NotOurs", "NotPicklable", "StockPath"),
     *("check_stock_can_load", "check_stock_can_save", "path_of", "tell"),
 ]
 
@@ -91,7 +91,7 @@ def _object(file: object) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class StockPath:
     """The file `name` in `directory`. `replaces` bytes are there, and go when it is renamed."""
 
     directory: str
@@ -99,7 +99,7 @@ class Place:
     replaces: int = 0
 
     @classmethod
-    def of(cls, path: str, writer: Writer, *, stock_renames: bool) -> Place:
+    def of(cls, path: str, writer: Writer, *, stock_renames: bool) -> StockPath:
         """Where `writer` puts `path`, as the stock function would leave it.
 
         `stock_renames`: whether that makes a new file too, rather than write into the old one.
@@ -116,7 +116,7 @@ class Place:
         return cls(directory=directory, name=name, replaces=size)
 
     @classmethod
-    def of_stored(cls, path: str, writer: Writer) -> Place:
+    def of_stored(cls, path: str, writer: Writer) -> StockPath:
         """Where `writer` finds `path`. Raises NotOurs."""
         directory, name = _parts(path, writer)
         if not is_s3(path) and not os.path.isfile(path):

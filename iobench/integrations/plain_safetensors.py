@@ -22,7 +22,7 @@ from iobench.formats import safetensors as files
 from iobench.formats.safetensors_header import DTYPES
 from iobench.formats.tensors import dtype_name
 from iobench.integrations.bypass import bypass
-from iobench.integrations.place import NotOurs, Place, path_of
+from iobench.integrations.place import NotOurs, StockPath, path_of
 from iobench.writers.base import Writer
 from iobench.writers.transfer import Transfer
 
@@ -50,7 +50,7 @@ def prepare_save(
         stock = _stock_habits()
     if stock is None:
         raise NotOurs(f"safetensors {safetensors.__version__} makes other files")
-    place = Place.of(path, writer, stock_renames=stock.renames)
+    place = StockPath.of(path, writer, stock_renames=stock.renames)
     try:
         image = files.image(place.name, tensors, metadata)
     except ValueError as error:
@@ -79,7 +79,7 @@ def load(
     if backend not in ("mmap", "pread"):
         raise NotOurs("a backend of its own")
     path = path_of(filename)
-    place = Place.of_stored(path, writer)
+    place = StockPath.of_stored(path, writer)
     on = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if on.type not in ("cpu", "cuda"):
         raise NotOurs(f"device {on.type}")

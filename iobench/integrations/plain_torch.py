@@ -23,7 +23,7 @@ from torch.utils.serialization import config
 from iobench.errors import DataMismatchError, SaveError, TransferError
 from iobench.formats import torch_file, torch_image
 from iobench.formats.file_memory import FileMemory
-from iobench.integrations.place import NotOurs, NotPicklable, Place, path_of
+from iobench.integrations.place import NotOurs, NotPicklable, StockPath, path_of
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.transfer import Transfer
@@ -55,7 +55,7 @@ def prepare_save(
         raise NotOurs("torch.serialization.skip_data is on")
     if not _use_new_zipfile_serialization:
         raise NotOurs("the format before torch 1.6")
-    place = Place.of(path, writer, stock_renames=False)
+    place = StockPath.of(path, writer, stock_renames=False)
     image = torch_image.image(
         place.name,
         obj,
@@ -129,7 +129,7 @@ def load(
         raise NotOurs("mmap=True reads nothing yet")
     if torch.serialization._serialization_tls.skip_data or _no_data_wanted(map_location):
         raise NotOurs("no data is wanted")
-    place = Place.of_stored(path, writer)
+    place = StockPath.of_stored(path, writer)
     records, memory, storages = _room(place, writer)
     image = memory.image(place.name)
     parse_s = time.perf_counter() - began
@@ -170,7 +170,7 @@ def load(
 
 
 def _room(
-    place: Place, writer: Writer
+    place: StockPath, writer: Writer
 ) -> tuple[list[tuple[int, int]], FileMemory, list[torch.UntypedStorage]]:
     """Where the storages stand in the file, memory for all of it, and the storages on that."""
     storages: list[torch.UntypedStorage] = []

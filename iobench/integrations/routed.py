@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ import torch
 import iobench.safetensors
 import iobench.torch
 from iobench.integrations.bypass import bypassed
+from iobench.integrations.replacing import Replaced, put_back, replace
 from iobench.writers.base import Writer
 
 __all__ = ["routed"]
@@ -35,7 +35,7 @@ class _Route(threading.local):
 _route = _Route()
 _lock = threading.Lock()
 _inside = 0
-_replaced: list[tuple[dict[str, Any], str, Any]] = []
+_replaced: list[Replaced] = []
 
 
 @contextmanager
@@ -95,18 +95,7 @@ def _install() -> None:
                 _detour(stock.load_file, iobench.safetensors.load_file, 0, "filename"),
             ),
         ):
-            _replace(old, new)
-
-
-def _replace(old: Any, new: Any) -> None:
-    """In every module that has it, by whatever name."""
-    for module in list(sys.modules.values()):
-        names = getattr(module, "__dict__", None)
-        if not isinstance(names, dict) or names is globals():
-            continue
-        for name in [name for name, value in list(names.items()) if value is old]:
-            names[name] = new
-            _replaced.append((names, name, old))
+            _replaced.extend(replace(old, new))
 
 
 def _remove() -> None:
@@ -115,6 +104,5 @@ def _remove() -> None:
         _inside -= 1
         if _inside:
             return
-        for names, name, old in _replaced:
-            names[name] = old
+        put_back(_replaced)
         _replaced.clear()

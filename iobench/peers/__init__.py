@@ -1,50 +1,34 @@
 """Other projects' ways to save and restore a state dict, each configured as its authors advise.
 
-Names and classes stand here; a peer's own libraries are imported when it is first used.
+Peers are entry points of the group `iobench.peers`, ours and third parties' alike. A peer's own
+libraries are imported when it is first used.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+from iobench.peers.base import Peer
+from iobench.writers.registry import Registry
 
-from iobench.errors import UnknownNameError
+__all__ = ["GROUP", "PREFIX", "make", "names", "peer_class"]
 
-if TYPE_CHECKING:
-    from iobench.peers.base import Peer
+GROUP = "iobench.peers"
+PREFIX = "peer:"
+"""Comes before the name of a peer where writers are named too."""
 
-__all__ = ["make", "names", "peer_class"]
-
-_PEERS = {
-    "boto3-upload-file": "boto3_upload_file:Boto3UploadFile",
-    "dcp": "dcp:Dcp",
-    "deepspeed-aio": "deepspeed_aio:DeepspeedAio",
-    "fastsafetensors": "fastsafetensors:Fastsafetensors",
-    "obstore": "obstore:Obstore",
-    "runai-streamer": "runai_streamer:RunaiStreamer",
-    "s3torchconnector": "s3torchconnector:S3TorchConnector",
-    "safetensors": "safetensors:Safetensors",
-    "tensorstore": "tensorstore:Tensorstore",
-    "torch-save": "torch_save:TorchSave",
-    "torch-save-mmap": "torch_save_mmap:TorchSaveMmap",
-}
+_PEERS: Registry[Peer] = Registry(GROUP, Peer, noun="peer", prefix=PREFIX)
 
 
 def names() -> list[str]:
-    """Every peer, whether it works here or not."""
-    return sorted(_PEERS)
+    """Every registered peer, whether it works here or not."""
+    return _PEERS.names()
 
 
 def peer_class(name: str) -> type[Peer]:
-    """The class of the peer `name`. Raises UnknownNameError."""
-    if name not in _PEERS:
-        raise UnknownNameError("peer", name, _PEERS)
-    module, _, cls = _PEERS[name].partition(":")
-    found: type[Peer] = getattr(import_module(f"iobench.peers.{module}"), cls)
-    return found
+    """The class of the peer `name`; imported now. Raises UnknownNameError, UnavailableError."""
+    return _PEERS.find(name)
 
 
 def make(name: str, /, **values: str) -> Peer:
-    """A peer by name with some options set. Raises UnknownNameError, OptionError."""
+    """A peer by name with some options set. Raises what `peer_class` raises, and OptionError."""
     cls = peer_class(name)
     return cls(cls.Options.from_mapping(values))

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from iobench.environment.storage import leaf_devices
+from iobench.peers import PREFIX
 from iobench.results import Run
 from iobench.units import GIB, format_size, format_size_exact
 
 __all__ = ["unlike"]
-
-_PEER = "peer:"
 
 
 def unlike(old: Run, new: Run) -> list[str]:
@@ -54,7 +53,7 @@ def _rules(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "CRC32 of torch files", _yes(crc)
     yield "memory for data", format_size_exact(pool) if isinstance(pool, int) else _word(pool)
     names = [one.get("name") for one in writers or () if isinstance(one, Mapping)]
-    beside = any(str(name).startswith(_PEER) for name in names)
+    beside = any(str(name).startswith(PREFIX) for name in names)
     yield "restores into new memory, as beside peers", _yes(beside if names else None)
 
 

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TextIO
 
 from iobench.report.summary import Report, Summary
+from iobench.results.setting import AXIS_NAMES
+
+
+def _axis(name: str, _: Report, one: Summary) -> Any:
+    return getattr(one.axes, name)
+
 
 _COLUMNS: dict[str, Callable[[Report, Summary], Any]] = {
     "workload": lambda report, _: report.workload.name,
@@ -14,10 +21,7 @@ _COLUMNS: dict[str, Callable[[Report, Summary], Any]] = {
     "scaled": lambda report, _: report.workload.scaled,
     "writer": lambda _, one: one.writer,
     "options": lambda _, one: " ".join(f"{name}={value}" for name, value in one.options.items()),
-    "format": lambda _, one: one.format,
-    "granularity": lambda _, one: one.granularity,
-    "restore_as": lambda _, one: one.restore_as,
-    "numjobs": lambda _, one: one.numjobs,
+    **{name: partial(_axis, name) for name in AXIS_NAMES},
     "operation": lambda _, one: one.operation,
     "samples": lambda _, one: one.samples,
     "bytes": lambda _, one: one.bytes,

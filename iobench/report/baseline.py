@@ -19,16 +19,16 @@ def baseline_samples(
 ) -> Sequence[Sample]:
     """The baseline's samples of what `of` is a sample of; none where `of` is one of them.
 
-    `baseline` has the contender's `name` and `options`, and `format`, `granularity` and `numjobs`
-    where these were axes of the run; None where there is no baseline.
+    `baseline` has the contender's `name` and `options`, and the axes of saves that the run had;
+    None where there is no baseline.
     """
     if baseline is None or _is(of, baseline):
         return []
-    kind = of.operation, of.restore_as
+    kind = of.operation, of.axes.restore_as
     found = (
         samples
         for samples in groups.values()
-        if (samples[0].operation, samples[0].restore_as) == kind and _is(samples[0], baseline)
+        if (samples[0].operation, samples[0].axes.restore_as) == kind and _is(samples[0], baseline)
     )
     return next(found, [])
 
@@ -40,8 +40,7 @@ def paired_ratio(samples: Sequence[Sample], against: Sequence[Sample]) -> Ratio 
 
 
 def _is(sample: Sample, contender: Mapping[str, Any]) -> bool:
-    axes = ("format", "granularity", "numjobs")
     return (sample.writer, dict(sample.options)) == (
         contender["name"],
         contender["options"],
-    ) and all(getattr(sample, axis) == contender[axis] for axis in axes if axis in contender)
+    ) and all(contender.get(axis, value) == value for axis, value in sample.axes.of_saves().items())

@@ -9,22 +9,22 @@ from typing import Any
 
 from iobench.bench.comparison import LEAST_FLOOR, LEAST_SAMPLES, Finding, compare_runs, noise_floor
 from iobench.bench.stats import median, rate
-from iobench.bench.verdict import Context, Status, Verdict
+from iobench.bench.verdict import Context, Verdict, VerdictStatus
 from iobench.report.alike import unlike
 from iobench.report.summary import Figure, group, verdict_of
 from iobench.results import Operation, ResultFile, Sample, contender_of, to_plain
-from iobench.results.labels import name_of
+from iobench.results.setting import HasSetting, Setting
 
-__all__ = ["SCHEMA", "Comparison", "Row", "compare"]
+__all__ = ["SCHEMA", "Comparison", "ComparisonRow", "compare"]
 
 SCHEMA = "iobench.compare/1"
 
 _Key = Figure
-_SPOILT = (Status.INVALID, Status.FAILED)
+_SPOILT = (VerdictStatus.INVALID, VerdictStatus.FAILED)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ComparisonRow(HasSetting):
     """One contender's saves or restores in both runs.
 
     `ratio` is of the new rate to the old one, `ci95` its interval, `floor` the part that counts as
@@ -34,12 +34,7 @@ class Row:
     """
 
     workload: str
-    writer: str
-    options: Mapping[str, Any]
-    format: str | None = None
-    granularity: str | None = None
-    restore_as: str | None = None
-    numjobs: int = 1
+    setting: Setting
     operation: Operation
     old_samples: int
     new_samples: int
@@ -67,19 +62,19 @@ class Comparison:
     new: str
     threshold: float
     unlike: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
     missing: tuple[str, ...]
     added: tuple[str, ...]
     failed: Mapping[str, str]
 
     @property
-    def regressions(self) -> list[Row]:
+    def regressions(self) -> list[ComparisonRow]:
         return [row for row in self.rows if row.regression]
 
     @property
     def spoilt(self) -> list[str]:
         """Who was VALID before and is INVALID or FAILED now."""
-        rows = [f"{name_of(row)} {row.operation}" for row in self.rows if row.spoilt]
+        rows = [f"{row.setting.name} {row.operation}" for row in self.rows if row.spoilt]
         return [*rows, *self.failed]
 
     def document(self) -> dict[str, Any]:
@@ -159,7 +154,7 @@ def _names(groups: Mapping[_Key, Sequence[Sample]], matched: set[_Key]) -> tuple
 
 
 def _name(samples: Sequence[Sample]) -> str:
-    return f"{name_of(samples[0])} {samples[0].operation}"
+    return f"{samples[0].setting.name} {samples[0].operation}"
 
 
 def _row(
@@ -168,7 +163,7 @@ def _row(
     new: Sequence[Sample],
     verdicts: tuple[Verdict, Verdict],
     threshold: float,
-) -> Row:
+) -> ComparisonRow:
     floors = [floor for side in (old, new) if (floor := noise_floor(side)) is not None]
     difference = compare_runs(new, old, max(floors, default=LEAST_FLOOR))
     ratio = difference.ratio
@@ -178,14 +173,9 @@ def _row(
         if verdict.status in _SPOILT
     }
     finding = None if spoilt else difference.finding
-    return Row(
+    return ComparisonRow(
         workload=workload,
-        writer=new[0].writer,
-        options=new[0].options,
-        format=new[0].format,
-        granularity=new[0].granularity,
-        restore_as=new[0].restore_as,
-        numjobs=new[0].numjobs,
+        setting=new[0].setting,
         operation=new[0].operation,
         old_samples=len(old),
         new_samples=len(new),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from iobench.report.compare import Comparison, Row
+    from iobench.report.compare import Comparison, ComparisonRow
 
 __all__ = ["CompareFormat", "write"]
 
@@ -39,7 +39,7 @@ def write(comparison: Comparison, form: CompareFormat, stream: TextIO) -> None:
         _table(comparison, stream)
 
 
-def _cells(label: str, row: Row) -> list[str]:
+def _cells(label: str, row: ComparisonRow) -> list[str]:
     from iobench.units import GIB
 
     ci = row.ci95
@@ -55,14 +55,18 @@ def _cells(label: str, row: Row) -> list[str]:
     ]
 
 
-def _notes(comparison: Comparison) -> Iterator[str]:
+def _labelled(comparison: Comparison) -> Iterator[tuple[str, ComparisonRow]]:
     from iobench.results.labels import labels
 
+    return zip(labels(one.setting for one in comparison.rows), comparison.rows, strict=True)
+
+
+def _notes(comparison: Comparison) -> Iterator[str]:
     yield f"before: {comparison.old}"
     yield f"now: {comparison.new}"
     for what in comparison.unlike:
         yield f"unlike runs, compared by force: {what}"
-    for label, one in zip(labels(comparison.rows), comparison.rows, strict=True):
+    for label, one in _labelled(comparison):
         for note in one.notes:
             yield f"{note} [{label} {one.operation}]"
     for who, why in comparison.failed.items():
@@ -82,7 +86,6 @@ def _notes(comparison: Comparison) -> Iterator[str]:
 
 def _markdown(comparison: Comparison) -> Iterator[str]:
     from iobench.report.markdown import escape, row
-    from iobench.results.labels import labels
 
     count, spoilt = len(comparison.regressions), len(comparison.spoilt)
     title = f"{count} regression{'s' * (count != 1)}" if count else "no regression"
@@ -91,7 +94,7 @@ def _markdown(comparison: Comparison) -> Iterator[str]:
     yield ""
     yield row(_HEADERS)
     yield row("---:" if i in _FIGURES else "---" for i in range(len(_HEADERS)))
-    for label, one in zip(labels(comparison.rows), comparison.rows, strict=True):
+    for label, one in _labelled(comparison):
         yield row(_cells(label, one))
     yield ""
     for note in _notes(comparison):
@@ -103,8 +106,6 @@ def _table(comparison: Comparison, stream: TextIO) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from iobench.results.labels import labels
-
     width = None if stream.isatty() else _NO_TERMINAL_WIDTH
     console = Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
     table = Table(
@@ -112,7 +113,7 @@ def _table(comparison: Comparison, stream: TextIO) -> None:
     )
     for i, header in enumerate(_HEADERS):
         table.add_column(header, justify="right" if i in _FIGURES else "left", overflow="fold")
-    for label, one in zip(labels(comparison.rows), comparison.rows, strict=True):
+    for label, one in _labelled(comparison):
         cells = [Text(cell) for cell in _cells(label, one)]
         cells[-1].stylize(_STYLES.get(str(one.finding), ""))
         table.add_row(*cells)

@@ -9,7 +9,7 @@ from typing import TextIO
 
 from iobench.report.grid import Grid, write_grids_as_markdown, write_grids_as_table
 from iobench.results import ResultFile
-from iobench.train.claims import Finding, Measure, Study
+from iobench.train.claims import ClaimFinding, ClaimMeasure, Study
 
 __all__ = ["SCHEMA", "write_json", "write_markdown", "write_table"]
 
@@ -27,21 +27,21 @@ _COLUMNS = (
 
 
 def write_table(
-    study: Study, records: Sequence[ResultFile], findings: Sequence[Finding], stream: TextIO
+    study: Study, records: Sequence[ResultFile], findings: Sequence[ClaimFinding], stream: TextIO
 ) -> None:
     """Write heading, table and settings to `stream`."""
     write_grids_as_table([_heading(study)], [_grid(findings)], _notes(records, findings), stream)
 
 
 def write_markdown(
-    study: Study, records: Sequence[ResultFile], findings: Sequence[Finding], stream: TextIO
+    study: Study, records: Sequence[ResultFile], findings: Sequence[ClaimFinding], stream: TextIO
 ) -> None:
     """Write a heading, the table and a list of settings."""
     write_grids_as_markdown([_heading(study)], [_grid(findings)], _notes(records, findings), stream)
 
 
 def write_json(
-    study: Study, records: Sequence[ResultFile], findings: Sequence[Finding], stream: TextIO
+    study: Study, records: Sequence[ResultFile], findings: Sequence[ClaimFinding], stream: TextIO
 ) -> None:
     """Write one document and a newline; `ours` is a ratio, or a share of wall clock."""
     document = {
@@ -59,7 +59,7 @@ def _heading(study: Study) -> str:
     return f"{study.name}: {study.source}"
 
 
-def _grid(findings: Sequence[Finding]) -> Grid:
+def _grid(findings: Sequence[ClaimFinding]) -> Grid:
     rows = []
     for one in findings:
         low_high = [one.interval.low, one.interval.high] if one.interval else []
@@ -78,7 +78,7 @@ def _grid(findings: Sequence[Finding]) -> Grid:
     return Grid(columns=_COLUMNS, rows=rows)
 
 
-def _figure(value: float, measure: Measure) -> str:
+def _figure(value: float, measure: ClaimMeasure) -> str:
     match measure:
         case "wall clock":
             return f"{-100 * value:+.1f} %"
@@ -87,7 +87,7 @@ def _figure(value: float, measure: Measure) -> str:
     return f"{value:.2f}x"
 
 
-def _notes(records: Sequence[ResultFile], findings: Sequence[Finding]) -> Iterator[str]:
+def _notes(records: Sequence[ResultFile], findings: Sequence[ClaimFinding]) -> Iterator[str]:
     for one in findings:
         yield f"{one.claim.workload}, {one.claim.text}: {one.setting}"
     for record in records:

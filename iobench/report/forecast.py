@@ -11,8 +11,8 @@ from iobench.bench.stats import Interval
 from iobench.bench.verdict import Reason
 from iobench.report.grid import Grid, write_grids_as_markdown, write_grids_as_table
 from iobench.train.forecast import Forecast, Method, Proposal
-from iobench.train.job import Job
-from iobench.train.measured import Candidate
+from iobench.train.job import TrainingJob
+from iobench.train.measured import SavingMethod
 from iobench.units import format_seconds
 
 __all__ = ["SCHEMA", "Outlook", "write_json", "write_markdown", "write_table"]
@@ -33,7 +33,7 @@ class Outlook:
     notes: tuple[str, ...]
 
     @property
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[TrainingJob]:
         """The sizes planned for, in the order given."""
         return list(dict.fromkeys(one.job for one in self.forecasts))
 
@@ -220,7 +220,7 @@ def _method(outlook: Outlook) -> Iterator[str]:
         yield f"CheckFreq: overhead within {100 * method.budget:g} %{step}, whatever the failures"
 
 
-def _resampling(candidates: Iterable[Candidate]) -> Iterator[str]:
+def _resampling(candidates: Iterable[SavingMethod]) -> Iterator[str]:
     """How the 95 % intervals were made, and what few samples can bound at most."""
     counts = [min(one.save_samples, one.restore_samples) for one in candidates if one.resampled]
     if not counts:

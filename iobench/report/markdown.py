@@ -13,7 +13,7 @@ from iobench.report.wording import (
     environment_line,
     footnotes,
     heading,
-    labels,
+    labels_of,
 )
 
 
@@ -29,7 +29,7 @@ def write(report: Report, stream: TextIO) -> None:
         row("---:" if COLUMNS[i][1] else "---" for i in shown),
         *(
             row(cells(label, summary)[i] for i in shown)
-            for label, summary in zip(labels(report.summaries), report.summaries, strict=True)
+            for label, summary in zip(labels_of(report), report.summaries, strict=True)
         ),
         "",
         *(f"- {escape(note)}" for note in footnotes(report)),

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from iobench.report.summary import Report
 
-__all__ = ["Format", "render"]
+__all__ = ["ReportFormat", "render"]
 
 
-class Format(StrEnum):
+class ReportFormat(StrEnum):
     """What `--format` takes."""
 
     TABLE = "table"
@@ -22,14 +22,14 @@ class Format(StrEnum):
 
 
 _MODULES = {
-    Format.TABLE: "table",
-    Format.JSON: "as_json",
-    Format.CSV: "as_csv",
-    Format.MD: "markdown",
+    ReportFormat.TABLE: "table",
+    ReportFormat.JSON: "as_json",
+    ReportFormat.CSV: "as_csv",
+    ReportFormat.MD: "markdown",
 }
 
 
-def render(report: Report, format: Format | str, stream: TextIO) -> None:  # noqa: A002 -- the option's name
-    """Write `report` to `stream`. Raises ValueError for a format that Format does not name."""
-    module = import_module(f"iobench.report.{_MODULES[Format(format)]}")
+def render(report: Report, format: ReportFormat | str, stream: TextIO) -> None:  # noqa: A002 -- the option's name
+    """Write `report` to `stream`. Raises ValueError for a name that is not a ReportFormat."""
+    module = import_module(f"iobench.report.{_MODULES[ReportFormat(format)]}")
     module.write(report, stream)

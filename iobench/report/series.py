@@ -27,7 +27,7 @@ def write(result: ResultFile, stream: TextIO) -> None:
         stream.write("no series: recorded before iobench kept them\n")
         return
     first = {figure_of(sample): sample for sample in reversed(have)}
-    names = dict(zip(first, labels(first.values()), strict=True))
+    names = dict(zip(first, labels(one.setting for one in first.values()), strict=True))
     have.sort(key=lambda one: (one.operation == "restore", names[figure_of(one)]))
     for sample in have:
         stream.write(f"{names[figure_of(sample)]} {sample.operation} {sample.repetition}: ")

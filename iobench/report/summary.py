@@ -20,8 +20,8 @@ from iobench.bench.unusual import unusual
 from iobench.bench.verdict import (
     Context,
     Reason,
-    Status,
     Verdict,
+    VerdictStatus,
     combine,
     judge,
     with_verification,
@@ -40,6 +40,7 @@ from iobench.results import (
     figure_of,
     to_plain,
 )
+from iobench.results.setting import HasSetting, Setting
 from iobench.units import GIB, format_rate
 
 __all__ = [
@@ -58,28 +59,22 @@ SCHEMA = "iobench.report/1"
 Figure = tuple[str, Operation, str | None]
 """What `figure_of` gives."""
 
-_RANKED = (Status.VALID, Status.SCALED)
+_RANKED = (VerdictStatus.VALID, VerdictStatus.SCALED)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summary:
+class Summary(HasSetting):
     """All samples of one writer at one setting, saving or restoring.
 
     `median_bytes_per_s` is the median of the samples' rates, `ci95_bytes_per_s` its bootstrap
     interval (None for 1 sample), `of_ceiling` its ratio to the ceiling (None without one).
-    `format`, `granularity`, `restore_as` and `numjobs` are those of the samples.
     `cpu_s_per_gib` is total over total; `first_done_s`, `last_done_s` and `phases_s` are medians;
     `paths` and `decisions` count operations over all samples. `ratio` is how many times the
     baseline's rate this is, paired by repetition, and `ratio_ci95` its interval (see
     `stats.paired_log_ratio`); None without a baseline, for itself, and unless both are valid.
     """
 
-    writer: str
-    options: Mapping[str, Any]
-    format: str | None = None
-    granularity: str | None = None
-    restore_as: str | None = None
-    numjobs: int = 1
+    setting: Setting
     operation: Operation
     samples: int
     bytes: int
@@ -174,17 +169,17 @@ def summarise(result: ResultFile) -> Report:
 
 def _rank(one: Summary) -> tuple[bool, str, bool, float]:
     """Saves first, then restores of all; what failed comes last, whatever its rate was."""
-    kind = one.operation == "restore", one.restore_as or ""
-    return *kind, one.verdict == Status.FAILED, -one.median_bytes_per_s
+    kind = one.operation == "restore", one.axes.restore_as or ""
+    return *kind, one.verdict == VerdictStatus.FAILED, -one.median_bytes_per_s
 
 
 def _winners(pairs: Sequence[tuple[Summary, Sequence[Sample]]]) -> Iterator[Winner]:
-    kinds = dict.fromkeys((summary.operation, summary.restore_as) for summary, _ in pairs)
+    kinds = dict.fromkeys((summary.operation, summary.axes.restore_as) for summary, _ in pairs)
     for operation, restore_as in sorted(kinds, key=lambda kind: (kind[0] != "save", kind[1] or "")):
         ranked = [
             (position, samples)
             for position, (summary, samples) in enumerate(pairs)
-            if (summary.operation, summary.restore_as) == (operation, restore_as)
+            if (summary.operation, summary.axes.restore_as) == (operation, restore_as)
             and summary.verdict in _RANKED
         ]
         if not ranked:
@@ -227,12 +222,7 @@ def _summary(
     if verdict.status in _RANKED and against and verdict_of(against, context).status in _RANKED:
         ratio = paired_ratio(samples, against)
     return Summary(
-        writer=first.writer,
-        options=first.options,
-        format=first.format,
-        granularity=first.granularity,
-        restore_as=first.restore_as,
-        numjobs=first.numjobs,
+        setting=first.setting,
         operation=first.operation,
         samples=len(samples),
         bytes=round(stats.median([sample.bytes for sample in samples])),
@@ -260,9 +250,9 @@ def verdict_of(
     verdict = combine([judge(sample, context) for sample in samples])
     if failure is not None:
         reason = Reason(text=failure.why)
-        return Verdict(status=Status.FAILED, reasons=(reason, *verdict.reasons))
+        return Verdict(status=VerdictStatus.FAILED, reasons=(reason, *verdict.reasons))
     if any(sample.verified and sample.verified.mismatches for sample in samples):
-        return replace(verdict, status=Status.FAILED)
+        return replace(verdict, status=VerdictStatus.FAILED)
     return verdict
 
 

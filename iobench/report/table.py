@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from iobench.bench.verdict import Status
+from iobench.bench.verdict import VerdictStatus
 from iobench.report.summary import Report
 from iobench.report.wording import (
     COLUMNS,
@@ -18,15 +18,15 @@ from iobench.report.wording import (
     environment_line,
     footnotes,
     heading,
-    labels,
+    labels_of,
     phases,
 )
 
 _STYLES = {
-    Status.VALID: "green",
-    Status.SCALED: "yellow",
-    Status.INVALID: "bold red",
-    Status.FAILED: "bold red",
+    VerdictStatus.VALID: "green",
+    VerdictStatus.SCALED: "yellow",
+    VerdictStatus.INVALID: "bold red",
+    VerdictStatus.FAILED: "bold red",
 }
 _NO_TERMINAL_WIDTH = 1000  # wide enough to break no line: what reads it breaks lines by itself
 _PHASES = next(i for i, (name, _) in enumerate(COLUMNS) if name.startswith("phases"))
@@ -65,13 +65,13 @@ def _table(report: Report, narrow: bool) -> Table:
             no_wrap=figure or name == "operation",
             overflow="fold",
         )
-    for label, summary in zip(labels(report.summaries), report.summaries, strict=True):
+    for label, summary in zip(labels_of(report), report.summaries, strict=True):
         row = [Text(cell) for cell in cells(label, summary)]
-        row[-1].stylize(_STYLES[Status(summary.verdict)])
+        row[-1].stylize(_STYLES[VerdictStatus(summary.verdict)])
         table.add_row(*(row[i] for i in shown))
     return table
 
 
 def _phase_lines(report: Report, console: Console) -> None:
-    for label, summary in zip(labels(report.summaries), report.summaries, strict=True):
+    for label, summary in zip(labels_of(report), report.summaries, strict=True):
         console.print(f"{label} {summary.operation}: {phases(summary)} s")

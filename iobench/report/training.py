@@ -85,7 +85,7 @@ def training_costs(result: ResultFile) -> list[TrainingCost]:
     arms: dict[str, list[TrainBlock]] = {}
     for block in result.training:
         arms.setdefault(json.dumps(_arm(block), sort_keys=True), []).append(block)
-    names = labels(blocks[0] for blocks in arms.values())
+    names = labels(blocks[0].setting for blocks in arms.values())
     plain = next((blocks for blocks in arms.values() if blocks[0].mode == "none"), [])
     return [_cost(name, blocks, plain) for name, blocks in zip(names, arms.values(), strict=True)]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from iobench.report.summary import Report, Summary
-from iobench.results.labels import common_axes, labels, name_of
+from iobench.results.labels import common_axes, labels
 from iobench.units import GIB, format_rate, format_size
 
 __all__ = [
@@ -16,7 +16,7 @@ __all__ = [
     "environment_line",
     "footnotes",
     "heading",
-    "labels",
+    "labels_of",
     "phases",
 ]
 
@@ -50,7 +50,7 @@ def heading(report: Report) -> str:
     of = f" of {format_size(workload.full_bytes)}" if workload.scaled else ""
     files = "1 file" if workload.files == 1 else f"{workload.files} files"
     what = f"{workload.name}, rank {workload.rank}: {format_size(workload.bytes)}{of} in {files}"
-    return ", ".join([what, *common_axes(report.summaries)])
+    return ", ".join([what, *common_axes(one.setting for one in report.summaries)])
 
 
 def cells(label: str, summary: Summary) -> list[str]:
@@ -72,6 +72,11 @@ def cells(label: str, summary: Summary) -> list[str]:
     ]
 
 
+def labels_of(report: Report) -> list[str]:
+    """What to call each row."""
+    return labels(one.setting for one in report.summaries)
+
+
 def columns(report: Report) -> list[int]:
     """Which of COLUMNS the report fills.
 
@@ -80,7 +85,7 @@ def columns(report: Report) -> list[int]:
     empty = []
     if all(one.ratio is None for one in report.summaries):
         empty.append("times")
-    if all(one.numjobs == 1 for one in report.summaries):
+    if all(one.axes.numjobs == 1 for one in report.summaries):
         empty += ["first", "last"]
     return [i for i, (name, _) in enumerate(COLUMNS) if name.split()[0] not in empty]
 
@@ -125,14 +130,14 @@ def _decision_lines(report: Report) -> list[str]:
     return [
         f"{label} {one.operation} chose "
         + ", ".join(f"{decision} ({count})" for decision, count in one.decisions.items())
-        for label, one in zip(labels(report.summaries), report.summaries, strict=True)
+        for label, one in zip(labels_of(report), report.summaries, strict=True)
         if one.decisions
     ]
 
 
 def _winner_lines(report: Report) -> list[str]:
     """Who won, if a difference is shown; the noise floor where an A/A measured it."""
-    names = labels(report.summaries)
+    names = labels_of(report)
     lines = []
     for one in report.winners:
         kind = one.operation, one.restore_as
@@ -140,7 +145,7 @@ def _winner_lines(report: Report) -> list[str]:
         if one.equals:
             who = _some([names[position] for position in (one.fastest, *one.equals)])
             lines.append(f"fastest {what}: no difference shown between {who}")
-        elif sum((each.operation, each.restore_as) == kind for each in report.summaries) > 1:
+        elif sum((each.operation, each.axes.restore_as) == kind for each in report.summaries) > 1:
             lines.append(f"fastest {what}: {names[one.fastest]}")
         if one.measured:
             lines.append(f"noise floor of {what}: {100 * one.floor:.1f} % by A/A")
@@ -159,8 +164,8 @@ def _times(summary: Summary) -> str:
 
 def _failure_lines(report: Report) -> list[str]:
     return [
-        f"failed: {name_of(one)} {one.operation} in repetition {one.repetition}, and left out from "
-        f"then on: {one.error}"
+        f"failed: {one.setting.name} {one.operation} in repetition {one.repetition}, and left out "
+        f"from then on: {one.error}"
         for one in report.failures
     ]
 
@@ -203,7 +208,7 @@ def _interval_line(report: Report) -> list[str]:
 def _reason_lines(report: Report) -> list[str]:
     """Each reason once, with the rows that have it unless all do."""
     rows: dict[str, list[str]] = {}
-    for label, one in zip(labels(report.summaries), report.summaries, strict=True):
+    for label, one in zip(labels_of(report), report.summaries, strict=True):
         for reason in one.reasons:
             rows.setdefault(reason, []).append(f"{label} {one.operation}")
     return [

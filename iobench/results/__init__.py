@@ -34,10 +34,12 @@ from iobench.results.records import (
     Verified,
     WorkloadFacts,
 )
+from iobench.results.setting import AxisValues, Setting
 from iobench.results.writer import ResultWriter, check_new, default_path
 
 __all__ = [
     "SCHEMA",
+    "AxisValues",
     "CeilingSample",
     "Cold",
     "DeviceCounts",
@@ -54,6 +56,7 @@ __all__ = [
     "Run",
     "Sample",
     "Series",
+    "Setting",
     "TrainBlock",
     "TrainSave",
     "VariantFacts",

@@ -56,11 +56,18 @@ def from_record(values: Any) -> Record:
 
 
 def to_plain(value: Any) -> Any:
-    """`value` with dataclasses and mappings as dict, tuples as list, paths as str."""
+    """`value` with dataclasses and mappings as dict, tuples as list, paths as str.
+
+    The fields of a flattened dataclass, such as Setting, become keys of what it is part of.
+    """
     if value is None or isinstance(value, str | int | float):
         return value
     if dataclasses.is_dataclass(value):
-        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        plain: dict[str, Any] = {}
+        for field in dataclasses.fields(value):
+            part = getattr(value, field.name)
+            plain |= to_plain(part) if _flattened(part) else {field.name: to_plain(part)}
+        return plain
     if isinstance(value, Mapping):
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -80,11 +87,18 @@ def from_plain(kind: type[T], value: Any, where: str = "") -> T:
     given, types = {}, _types(kind)  # type: ignore[arg-type]
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         path = f"{where}.{field.name}" if where else field.name
-        if field.name in value:
+        if _flattened(types[field.name]):
+            given[field.name] = from_plain(types[field.name], value, where)
+        elif field.name in value:
             given[field.name] = _decode(types[field.name], value[field.name], path)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ValueError(f"{path} is missing")
     return kind(**given)
+
+
+def _flattened(kind: Any) -> bool:
+    """Whether the class, or the object, is written as keys of what it is part of."""
+    return bool(getattr(kind, "flattened", False))
 
 
 @cache

@@ -36,9 +36,8 @@ def contender_of(sample: Sample | Failure) -> str:
 
     Restores of all and of some tensors share it: they are of the same saved files.
     """
-    setting = [sample.writer, to_plain(sample.options), sample.format]
-    axes = [sample.granularity, sample.numjobs]
-    return json.dumps([*setting, *axes], sort_keys=True)
+    axes = sample.axes.of_saves().values()
+    return json.dumps([sample.writer, to_plain(sample.options), *axes], sort_keys=True)
 
 
 def figure_of(sample: Sample) -> tuple[str, Operation, str | None]:
@@ -46,4 +45,4 @@ def figure_of(sample: Sample) -> tuple[str, Operation, str | None]:
 
     The parts are `contender_of`, `operation` and `restore_as`.
     """
-    return contender_of(sample), sample.operation, sample.restore_as
+    return contender_of(sample), sample.operation, sample.axes.restore_as

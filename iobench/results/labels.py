@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import Any
 
+from iobench.results.setting import AXIS_NAMES, AxisValues, Setting
 from iobench.units import format_size_exact
 
-__all__ = ["AXES", "Setting", "common_axes", "labels", "name_of"]
-
-AXES = {
-    "format": "serializer",
-    "granularity": "granularity",
-    "numjobs": "numjobs",
-    "restore_as": "restore-as",
-}
-"""The fields of a sample that are axes of a run, and the options of `iobench run` that set them."""
-
-
-class Setting(Protocol):
-    """A writer with its options; it may have the fields of AXES too."""
-
-    @property
-    def writer(self) -> str: ...
-
-    @property
-    def options(self) -> Mapping[str, Any]: ...
+__all__ = ["common_axes", "labels"]
 
 
 def labels(settings: Iterable[Setting]) -> list[str]:
@@ -42,37 +25,21 @@ def labels(settings: Iterable[Setting]) -> list[str]:
             for name, value in one.options.items()
             if any(name not in other.options or other.options[name] != value for other in others)
         ]
-        differing = [field for field in AXES if len({_axis(o, field) for o in others}) > 1]
-        texts.append(" ".join([one.writer, *shown, *_axes(one, differing)]))
+        differing = [name for name in AXIS_NAMES if len(_values(others, name)) > 1]
+        texts.append(" ".join([one.writer, *shown, *one.axes.texts(differing)]))
     return texts
 
 
-def name_of(setting: Setting) -> str:
-    """Its writer and axes, where nothing is said of others: `odirect granularity=blob`."""
-    fields = [field for field in AXES if (field, _axis(setting, field)) != ("numjobs", 1)]
-    return " ".join([setting.writer, *_axes(setting, fields)])
-
-
 def common_axes(settings: Iterable[Setting]) -> list[str]:
-    """What `labels` leaves out as all settings that have it share it; a single process has none."""
+    """What `labels` leaves out because all settings that have it share it; no defaults."""
     given = list(settings)
-    shared = []
-    for field, option in AXES.items():
-        values = {_axis(one, field) for one in given} - {None}
-        if len(values) == 1 and (field, values) != ("numjobs", {1}):
-            shared.append(f"{option}={values.pop()}")
-    return shared
+    values = {name: _values(given, name) - {None} for name in AXIS_NAMES}
+    shared = {name: found.pop() for name, found in values.items() if len(found) == 1}
+    return AxisValues(**shared).changed()
 
 
-def _axes(setting: Setting, fields: Iterable[str]) -> Iterator[str]:
-    """`serializer=torch`, `numjobs=4`: those of `fields` that the setting has."""
-    for field in fields:
-        if (value := _axis(setting, field)) is not None:
-            yield f"{AXES[field]}={value}"
-
-
-def _axis(setting: Setting, field: str) -> Any:
-    return getattr(setting, field, None)
+def _values(settings: Iterable[Setting], name: str) -> set[Any]:
+    return {getattr(one.axes, name) for one in settings}
 
 
 def _option(name: str, value: Any) -> str:

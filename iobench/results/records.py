@@ -1,7 +1,8 @@
 """The records of a result file: Run (first line), Sample, CeilingSample, Failure, TrainBlock, End.
 
-Field names are the keys in the file. A field may be added to schema 1 only with a default, so that
-old files still load; anything else is schema 2. Sizes are bytes, times are seconds.
+Field names are the keys in the file; the fields of a `setting` are keys of the record itself. A
+field may be added to schema 1 only with a default, so that old files still load; anything else is
+schema 2. Sizes are bytes, times are seconds.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar, Literal, TypeAlias
 
+from iobench.results.setting import AxisValues, HasSetting, Setting
 from iobench.writers.transfer import Fallback, PathCount
 
 __all__ = [
@@ -68,14 +70,11 @@ class WorkloadFacts:
 class VariantFacts:
     """What samples of these axes move: `bytes` of `files` files, of all processes together.
 
-    The first four fields are those of the samples; saves have no `restore_as`.
+    `axes` are those of the samples; saves have no `restore_as`.
     """
 
     operation: Operation
-    format: str | None
-    granularity: str | None
-    restore_as: str | None
-    numjobs: int
+    axes: AxisValues
     bytes: int
     files: int
 
@@ -172,13 +171,11 @@ class Verified:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class Sample(HasSetting):
     """One timed save or restore of the whole workload by one writer.
 
-    `order` is the position within the repetition. `format` is the serialization of the files and
-    `granularity` how tensors were dealt to them, where a run asked for them; `restore_as` is what a
-    restore brings, None for all. `numjobs` processes did it at once, and `bytes`, `cpu_s`, `paths`
-    and counts are of them all. `elapsed_s` ends with the last byte durable (save) or in memory
+    `order` is the position within the repetition. `bytes`, `cpu_s`, `paths` and counts are of all
+    `numjobs` processes. `elapsed_s` ends with the last byte durable (save) or in memory
     (restore), `last_done_s` is the same; `first_done_s` is when the first process had its own
     files durable, or in memory, and equals it for one process. `cpu_s` is of these processes,
     `system_cpu_s` of the whole machine. `decisions` counts, for a writer that chooses, operations
@@ -191,12 +188,7 @@ class Sample:
     run_id: str
     repetition: int
     order: int
-    writer: str
-    options: Mapping[str, Any]
-    format: str | None = None
-    granularity: str | None = None
-    restore_as: str | None = None
-    numjobs: int = 1
+    setting: Setting
     operation: Operation
     bytes: int
     elapsed_s: float
@@ -220,8 +212,6 @@ class Sample:
 
     def __post_init__(self) -> None:
         _check_moved(self.bytes, self.elapsed_s)
-        if self.numjobs < 1:
-            raise ValueError(f"numjobs must be at least 1, and is {self.numjobs}")
         _check_time("started_at", self.started_at)
 
 
@@ -247,7 +237,7 @@ class CeilingSample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
+class Failure(HasSetting):
     """A save or restore that raised, and took its writer out of the run. `error` says what."""
 
     kind: ClassVar[str] = "failure"
@@ -255,12 +245,7 @@ class Failure:
     run_id: str
     repetition: int
     order: int
-    writer: str
-    options: Mapping[str, Any]
-    format: str | None = None
-    granularity: str | None = None
-    restore_as: str | None = None
-    numjobs: int = 1
+    setting: Setting
     operation: Operation
     error: str
     started_at: str
@@ -319,6 +304,11 @@ class TrainBlock:
     losses_equal: bool
     resumed_equal: bool | None = None
     started_at: str
+
+    @property
+    def setting(self) -> Setting:
+        """Its writer and options; training has none of the axes."""
+        return Setting(writer=self.writer, options=self.options)
 
     def __post_init__(self) -> None:
         _check_moved(self.bytes, self.wall_s)

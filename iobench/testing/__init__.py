@@ -10,8 +10,8 @@ With pytest, one test for each claim:
     def test_my_writer(check, tmp_path):
         check(MyWriter, tmp_path)
 
-A target that is no directory takes part by a `Place` of its own; for a bucket there is `Bucket`,
-and `local_s3` and `moto_s3` are servers that have one:
+For a target that is not a directory, implement `TestTarget`. `Bucket` is one for a bucket, and
+`local_s3` and `moto_s3` are servers that have a bucket:
 
     with iobench.testing.local_s3() as server, server.active():
         check(MyWriter, iobench.testing.Bucket(f"{server.target}/some/prefix"))
@@ -24,8 +24,8 @@ from iobench.testing.content import BrokenImage, content, content_at, cut, empty
 from iobench.testing.expect import expect, expect_raises, expect_same
 from iobench.testing.footprint import Footprint
 from iobench.testing.killed_saves import KilledSaves, killed_saves
-from iobench.testing.place import Directory, Place
-from iobench.testing.rig import MakeWriter, Rig
+from iobench.testing.place import Directory, TestTarget
+from iobench.testing.rig import MakeWriter, WriterHarness
 from iobench.testing.s3 import Bucket, LocalS3, local_s3, moto_s3
 from iobench.testing.s3fs import mounted_s3fs
 from iobench.testing.suite import check_writer, writer_checks
@@ -39,8 +39,8 @@ __all__ = [
     "KilledSaves",
     "LocalS3",
     "MakeWriter",
-    "Place",
-    "Rig",
+    "TestTarget",
+    "WriterHarness",
     "check",
     "check_writer",
     "content",

@@ -7,26 +7,26 @@ import numpy as np
 from iobench.testing.check import check
 from iobench.testing.content import content
 from iobench.testing.expect import expect, expect_same
-from iobench.testing.rig import Rig
+from iobench.testing.rig import WriterHarness
 
 _MOST = 24 << 20  # bytes of the largest file in the ordinary checks
 _OVER = (1 << 31) + 4097
 
 
-def _round_trips(rig: Rig, sizes: set[int]) -> None:
+def _round_trips(rig: WriterHarness, sizes: set[int]) -> None:
     for seed, size in enumerate(sorted(sizes)):
         data = content(size, seed)
         rig.expect_round_trip(rig.image("file", data), data)
 
 
 @check(needs_storage=False)
-def sizes_around_alignments(rig: Rig) -> None:
+def sizes_around_alignments(rig: WriterHarness) -> None:
     """Files of 0 and 1 bytes and around 512 and 4096 are stored exactly."""
     _round_trips(rig, {0, 1} | {size + d for size in (512, 4096, 8192) for d in (-1, 0, 1)})
 
 
 @check(needs_storage=False)
-def sizes_around_blocks(rig: Rig) -> None:
+def sizes_around_blocks(rig: WriterHarness) -> None:
     """Files around one block and around several are stored exactly."""
     block = getattr(rig.writer.options, "block_size", rig.block_size)
     sizes = {n * block + d for n in (1, 2, 5) for d in (-1, 0, 1)}
@@ -34,7 +34,7 @@ def sizes_around_blocks(rig: Rig) -> None:
 
 
 @check()
-def longer_file_replaced(rig: Rig) -> None:
+def longer_file_replaced(rig: WriterHarness) -> None:
     """Of a longer file that is overwritten nothing stays."""
     rig.put("file", content(3 * rig.block_size // 2 + 5, 1).tobytes())
     rig.expect_round_trip(rig.image("file", content(4099)), content(4099))
@@ -42,7 +42,7 @@ def longer_file_replaced(rig: Rig) -> None:
 
 
 @check()
-def shorter_file_replaced(rig: Rig) -> None:
+def shorter_file_replaced(rig: WriterHarness) -> None:
     """A shorter file that is overwritten grows to the new size."""
     data = content(rig.block_size + 513)
     rig.put("file", b"old")
@@ -50,21 +50,21 @@ def shorter_file_replaced(rig: Rig) -> None:
 
 
 @check()
-def nested_paths(rig: Rig) -> None:
+def nested_paths(rig: WriterHarness) -> None:
     """Directories in an image's path are made, and may be there already."""
     for name in ("a/b/c/file", "a/b/other", "a/b/c/third"):
         rig.expect_round_trip(rig.image(name, content(777)), content(777))
 
 
 @check()
-def odd_names(rig: Rig) -> None:
+def odd_names(rig: WriterHarness) -> None:
     """Names with spaces, dots and letters beyond ASCII are names as any other."""
     for name in ("with space.bin", ".hidden", "poids-été.pt", "x" * 120, "a..b/-rf"):
         rig.expect_round_trip(rig.image(name, content(4097)), content(4097))
 
 
 @check(needs_storage=False, large=True)
-def one_segment_over_2_gib(rig: Rig) -> None:
+def one_segment_over_2_gib(rig: WriterHarness) -> None:
     """One segment of more than 2 GiB is stored and read with no offset cut to 31 bits.
 
     The memory is zeros that were never touched but for marks at its ends and around 2 GiB.

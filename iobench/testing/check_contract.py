@@ -9,12 +9,12 @@ from iobench.errors import OptionError, TransferError, UnknownNameError
 from iobench.testing.check import check
 from iobench.testing.content import BrokenImage, content, empty_like
 from iobench.testing.expect import expect, expect_raises, expect_same
-from iobench.testing.rig import Rig
+from iobench.testing.rig import WriterHarness
 from iobench.writers.transfer import Transfer
 
 
 @check(needs_storage=False)
-def available_without_a_trace(rig: Rig) -> None:
+def available_without_a_trace(rig: WriterHarness) -> None:
     """`available` says yes where the other checks run, leaves nothing, and `require` agrees."""
     answer = rig.writer.available(rig.place.target)
     expect(answer.ok, f"not available: {answer.reason} {answer.remedy}")
@@ -23,7 +23,7 @@ def available_without_a_trace(rig: Rig) -> None:
 
 
 @check(needs_storage=False)
-def options_round_trip(rig: Rig) -> None:
+def options_round_trip(rig: WriterHarness) -> None:
     """Options come back equal from plain values and from text, and make an equal writer."""
     options = rig.writer.options
     kind = type(rig.writer)
@@ -36,7 +36,7 @@ def options_round_trip(rig: Rig) -> None:
 
 
 @check(needs_storage=False)
-def options_describe_themselves(rig: Rig) -> None:
+def options_describe_themselves(rig: WriterHarness) -> None:
     """Every option has help, a default within its range, and search values within it too."""
     for info in type(rig.writer).Options.describe():
         expect(info.help, f"option {info.name} has no help")
@@ -45,7 +45,7 @@ def options_describe_themselves(rig: Rig) -> None:
 
 
 @check(needs_storage=False)
-def wrong_options_refused(rig: Rig) -> None:
+def wrong_options_refused(rig: WriterHarness) -> None:
     """An option that there is not, or a value out of range, is refused with its name."""
     kind = type(rig.writer)
     error = expect_raises(UnknownNameError, kind, no_such_option=1)
@@ -59,7 +59,7 @@ def wrong_options_refused(rig: Rig) -> None:
             expect_raises(OptionError, kind, **{info.name: info.high + 1})
 
 
-def _expect_adds_up(moved: Transfer, rig: Rig, operation: str, size: int) -> None:
+def _expect_adds_up(moved: Transfer, rig: WriterHarness, operation: str, size: int) -> None:
     who = f"{rig.writer.name} {operation} of {size} bytes"
     expect(moved.writer == rig.writer.name, f"{who}: of writer {moved.writer!r}")
     expect(moved.operation == operation, f"{who}: operation is {moved.operation!r}")
@@ -76,7 +76,7 @@ def _expect_adds_up(moved: Transfer, rig: Rig, operation: str, size: int) -> Non
 
 
 @check(needs_storage=False)
-def transfers_add_up(rig: Rig) -> None:
+def transfers_add_up(rig: WriterHarness) -> None:
     """A Transfer tells all bytes, by the paths they took, and phases that are not negative."""
     for size in (0, 1, 4097, 3 * rig.block_size + 5):
         image = rig.image("file", content(size))
@@ -90,7 +90,7 @@ def transfers_add_up(rig: Rig) -> None:
 
 
 @check(needs_storage=False)
-def durable_is_labelled(rig: Rig) -> None:
+def durable_is_labelled(rig: WriterHarness) -> None:
     """A write is labelled durable exactly when the writer stores and nothing else was asked."""
     image = rig.image("file", content(5000))
     for durable in (True, False):
@@ -125,7 +125,7 @@ def _at_once(jobs: list[Callable[[], None]]) -> None:
 
 
 @check(needs_storage=False)
-def several_threads_at_once(rig: Rig) -> None:
+def several_threads_at_once(rig: WriterHarness) -> None:
     """One writer moves different files from several threads without mixing them."""
 
     def job(number: int) -> Callable[[], None]:
@@ -145,7 +145,7 @@ def several_threads_at_once(rig: Rig) -> None:
 
 
 @check()
-def another_writer_reads_it(rig: Rig) -> None:
+def another_writer_reads_it(rig: WriterHarness) -> None:
     """What one writer wrote another one made from the same options reads."""
     data = content(rig.block_size + 77)
     rig.write(rig.image("file", data))
@@ -155,7 +155,7 @@ def another_writer_reads_it(rig: Rig) -> None:
 
 
 @check(needs_storage=False)
-def many_files_together(rig: Rig) -> None:
+def many_files_together(rig: WriterHarness) -> None:
     """write_many stores every file, in new directories too, and tells of all of them at once."""
     sizes = [0, 1, 4097, rig.block_size + 3, *(100 * number for number in range(140))]
     datas = {f"many/{number}": content(size, number) for number, size in enumerate(sizes)}
@@ -170,7 +170,7 @@ def many_files_together(rig: Rig) -> None:
 
 
 @check()
-def one_of_many_fails(rig: Rig) -> None:
+def one_of_many_fails(rig: WriterHarness) -> None:
     """When one of many files fails, each name holds a whole file or what it held before."""
     rig.put("0", b"before")
     rig.put("2", b"before")

@@ -6,16 +6,16 @@ from iobench.errors import IobenchError, TransferError
 from iobench.testing.check import check
 from iobench.testing.content import BrokenImage, content
 from iobench.testing.expect import expect, expect_raises
-from iobench.testing.rig import Rig
+from iobench.testing.rig import WriterHarness
 
 
-def _broken(rig: Rig, block: int) -> BrokenImage:
+def _broken(rig: WriterHarness, block: int) -> BrokenImage:
     size = rig.block_size
     return BrokenImage.at("file", content(5 * size + 3), block * size + 1)
 
 
 @check(needs_storage=False)
-def failed_write_publishes_nothing(rig: Rig) -> None:
+def failed_write_publishes_nothing(rig: WriterHarness) -> None:
     """A write that fails at its first, a middle or its last block raises and leaves nothing."""
     for block in (0, 2, 5):
         error = expect_raises(TransferError, rig.write, _broken(rig, block))
@@ -25,7 +25,7 @@ def failed_write_publishes_nothing(rig: Rig) -> None:
 
 
 @check()
-def failed_write_keeps_the_old(rig: Rig) -> None:
+def failed_write_keeps_the_old(rig: WriterHarness) -> None:
     """A write that fails leaves what was under the name, unchanged."""
     rig.put("file", b"the last good one")
     expect_raises(TransferError, rig.write, _broken(rig, 2))
@@ -34,7 +34,7 @@ def failed_write_keeps_the_old(rig: Rig) -> None:
 
 
 @check(needs_storage=False)
-def used_again_after_an_error(rig: Rig) -> None:
+def used_again_after_an_error(rig: WriterHarness) -> None:
     """A writer that has failed works as before: writing, reading and streaming."""
     data = content(rig.block_size + 4097)
     for block in range(4):
@@ -46,7 +46,7 @@ def used_again_after_an_error(rig: Rig) -> None:
 
 
 @check()
-def failed_read_leaves_the_file(rig: Rig) -> None:
+def failed_read_leaves_the_file(rig: WriterHarness) -> None:
     """A read that fails in the middle raises, and the file can still be read."""
     whole = content(5 * rig.block_size + 3)
     rig.write(rig.image("file", whole))
@@ -56,7 +56,7 @@ def failed_read_leaves_the_file(rig: Rig) -> None:
 
 
 @check()
-def a_name_that_is_a_directory(rig: Rig) -> None:
+def a_name_that_is_a_directory(rig: WriterHarness) -> None:
     """Where a directory has the name already, writing raises and leaves the directory.
 
     In a flat place, a bucket, there are no directories, and nothing is in the way.

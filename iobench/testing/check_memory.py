@@ -10,13 +10,13 @@ import numpy as np
 from iobench.testing.check import check
 from iobench.testing.content import content, content_at, cut, empty_like
 from iobench.testing.expect import expect_raises, expect_same
-from iobench.testing.rig import Rig
+from iobench.testing.rig import WriterHarness
 
 _ODD = (0, 1, 64, 511, 512, 4095)
 
 
 @check(needs_storage=False)
-def many_tiny_segments(rig: Rig) -> None:
+def many_tiny_segments(rig: WriterHarness) -> None:
     """More segments than one system call takes (IOV_MAX is 1024) are stored in order."""
     lengths = list(islice(cycle((1, 2, 3, 5, 7, 64)), 5000))
     data = content(sum(lengths))
@@ -24,7 +24,7 @@ def many_tiny_segments(rig: Rig) -> None:
 
 
 @check(needs_storage=False)
-def empty_segments(rig: Rig) -> None:
+def empty_segments(rig: WriterHarness) -> None:
     """Segments of no bytes, at either end and in a row, change nothing."""
     data = content(2 * 4096 + 1)
     pieces = cut(data, (0, 0, 4096, 0, 4096, 0, 0, 1, 0))
@@ -33,7 +33,7 @@ def empty_segments(rig: Rig) -> None:
 
 
 @check(needs_storage=False)
-def odd_addresses(rig: Rig) -> None:
+def odd_addresses(rig: WriterHarness) -> None:
     """Memory at any address and of any length is stored and filled, aligned to nothing."""
     for seed, address in enumerate(_ODD):
         size = rig.block_size + 4096 + address
@@ -46,7 +46,7 @@ def odd_addresses(rig: Rig) -> None:
 
 
 @check(needs_storage=False)
-def aligned_memory(rig: Rig) -> None:
+def aligned_memory(rig: WriterHarness) -> None:
     """Memory that lies as the device wants it, which may skip a copy, is stored and filled."""
     for size in (4096, 2 * rig.block_size, rig.block_size + 512):
         data = content_at(0, size)
@@ -58,7 +58,7 @@ def aligned_memory(rig: Rig) -> None:
 
 
 @check()
-def cut_anew_for_reading(rig: Rig) -> None:
+def cut_anew_for_reading(rig: WriterHarness) -> None:
     """A file is read into another cut of segments than it was written from."""
     size = 3 * rig.block_size + 4097
     data = content(size)
@@ -69,7 +69,7 @@ def cut_anew_for_reading(rig: Rig) -> None:
 
 
 @check(needs_storage=False)
-def every_kind_of_buffer(rig: Rig) -> None:
+def every_kind_of_buffer(rig: WriterHarness) -> None:
     """bytes, bytearray, memoryview, numpy arrays of any dtype and mmap are all memory."""
     anonymous = mmap.mmap(-1, 4096)
     anonymous.write(content(4096).tobytes())
@@ -94,7 +94,7 @@ def every_kind_of_buffer(rig: Rig) -> None:
 
 
 @check(needs_storage=False)
-def read_only_memory_refused(rig: Rig) -> None:
+def read_only_memory_refused(rig: WriterHarness) -> None:
     """A restore into memory that may not be written is refused, and the memory stays."""
     kept = bytes(4096)
     rig.write(rig.image("file", content(4096)))

@@ -12,11 +12,11 @@ from iobench.errors import DataMismatchError, TransferError
 from iobench.testing.check import check
 from iobench.testing.content import content, content_at
 from iobench.testing.expect import expect, expect_raises, expect_same
-from iobench.testing.rig import Rig
+from iobench.testing.rig import WriterHarness
 
 
 @check(needs_storage=False)
-def partial_reads(rig: Rig) -> None:
+def partial_reads(rig: WriterHarness) -> None:
     """A read of [start, stop) fills exactly those bytes and touches no other."""
     block = rig.block_size
     size = 3 * block + 1000
@@ -37,7 +37,7 @@ def partial_reads(rig: Rig) -> None:
 
 
 @check()
-def partial_reads_into_segments(rig: Rig) -> None:
+def partial_reads_into_segments(rig: WriterHarness) -> None:
     """A partial read that starts and stops within segments leaves their other bytes alone."""
     data = content(40_000)
     rig.write(rig.image("file", data))
@@ -49,7 +49,7 @@ def partial_reads_into_segments(rig: Rig) -> None:
 
 
 @check(needs_storage=False)
-def ranges_outside_refused(rig: Rig) -> None:
+def ranges_outside_refused(rig: WriterHarness) -> None:
     """A range that is not within the image is refused before anything is read."""
     rig.write(rig.image("file", content(100)))
     for start, stop in ((-1, 10), (5, 4), (0, 101), (101, 101)):
@@ -57,7 +57,7 @@ def ranges_outside_refused(rig: Rig) -> None:
 
 
 @check()
-def another_size_is_a_mismatch(rig: Rig) -> None:
+def another_size_is_a_mismatch(rig: WriterHarness) -> None:
     """A file longer or shorter than the image raises DataMismatchError, an empty one too."""
     for stored, wanted in ((4096, 4097), (4097, 4096), (0, 1), (1, 0), (5000, 8192)):
         rig.write(rig.image("file", content(stored)))
@@ -70,7 +70,7 @@ def another_size_is_a_mismatch(rig: Rig) -> None:
 
 
 @check()
-def opened_to_look_into(rig: Rig) -> None:
+def opened_to_look_into(rig: WriterHarness) -> None:
     """`open_source` reads and seeks in a stored file, as formats do; ENOENT where there is none."""
     data = content(rig.block_size + 777)
     rig.write(rig.image("file", data))
@@ -92,7 +92,7 @@ def opened_to_look_into(rig: Rig) -> None:
 
 
 @check()
-def missing_file(rig: Rig) -> None:
+def missing_file(rig: WriterHarness) -> None:
     """A file that is not there raises TransferError with ENOENT and its name."""
     error = expect_raises(TransferError, rig.read, rig.image("no/such file", content(10)))
     expect(error.errno == errno.ENOENT, f"errno is {error.errno}, not ENOENT: {error}")

@@ -10,7 +10,7 @@ import warnings
 from iobench.testing.check import check
 from iobench.testing.content import content
 from iobench.testing.expect import expect, expect_raises
-from iobench.testing.rig import Rig
+from iobench.testing.rig import WriterHarness
 
 
 class _TroubleError(Exception):
@@ -29,7 +29,7 @@ def _pieces(size: int, largest: int, seed: int) -> list[tuple[int, int]]:
 
 
 @check(needs_storage=False)
-def stream_equals_write(rig: Rig) -> None:
+def stream_equals_write(rig: WriterHarness) -> None:
     """However a serializer cuts its writes, the file is what `write` of the same bytes gives."""
     block = rig.block_size
     for seed, size in enumerate((0, 1, 4095, block, block + 1, 3 * block - 1, 5 * block + 513)):
@@ -43,7 +43,7 @@ def stream_equals_write(rig: Rig) -> None:
 
 
 @check(needs_storage=False)
-def size_is_a_hint(rig: Rig) -> None:
+def size_is_a_hint(rig: WriterHarness) -> None:
     """`open(size=...)` only reserves: a file that comes out shorter or longer is exact."""
     for announced in (0, 1, 9_999, 10_000, 10_001, 3 * rig.block_size):
         with rig.open("file", size=announced) as stream:
@@ -52,7 +52,7 @@ def size_is_a_hint(rig: Rig) -> None:
 
 
 @check(needs_storage=False)
-def stream_is_a_binary_file(rig: Rig) -> None:
+def stream_is_a_binary_file(rig: WriterHarness) -> None:
     """A stream is an io object for writing: any buffer is taken whole, text is refused."""
     with rig.open("file") as stream:
         expect(isinstance(stream, io.IOBase), f"{type(stream).__name__} is no io.IOBase")
@@ -67,7 +67,7 @@ def stream_is_a_binary_file(rig: Rig) -> None:
 
 
 @check(needs_storage=False)
-def text_refused(rig: Rig) -> None:
+def text_refused(rig: WriterHarness) -> None:
     """Text written to a stream raises TypeError, and the half-made file is not published."""
     stream = rig.open("file")
     expect_raises(TypeError, stream.write, "text")
@@ -76,7 +76,7 @@ def text_refused(rig: Rig) -> None:
 
 
 @check()
-def nothing_before_close(rig: Rig) -> None:
+def nothing_before_close(rig: WriterHarness) -> None:
     """Until a stream is closed its name holds what it held before, after a flush too."""
     rig.put("old", b"before")
     for name, before in (("new", None), ("old", b"before")):
@@ -89,7 +89,7 @@ def nothing_before_close(rig: Rig) -> None:
 
 
 @check()
-def buffers_may_change_at_once(rig: Rig) -> None:
+def buffers_may_change_at_once(rig: WriterHarness) -> None:
     """What was given to `write` may be overwritten as soon as it returns."""
     block = rig.block_size
     data = content(6 * block + 100)
@@ -104,7 +104,7 @@ def buffers_may_change_at_once(rig: Rig) -> None:
 
 
 @check(needs_storage=False)
-def writes_after_flush(rig: Rig) -> None:
+def writes_after_flush(rig: WriterHarness) -> None:
     """Writing goes on after a flush, at any place within a block, and after several."""
     block = rig.block_size
     data = content(3 * block + 700)
@@ -119,7 +119,7 @@ def writes_after_flush(rig: Rig) -> None:
 
 
 @check()
-def exception_publishes_nothing(rig: Rig) -> None:
+def exception_publishes_nothing(rig: WriterHarness) -> None:
     """A with-block that is left by an exception leaves the name as it was."""
 
     def save() -> None:
@@ -136,7 +136,7 @@ def exception_publishes_nothing(rig: Rig) -> None:
 
 
 @check()
-def close_in_finally_publishes_nothing(rig: Rig) -> None:
+def close_in_finally_publishes_nothing(rig: WriterHarness) -> None:
     """close() in a `finally`, while an exception is on its way, publishes nothing and says so."""
 
     def save() -> None:
@@ -158,7 +158,7 @@ def close_in_finally_publishes_nothing(rig: Rig) -> None:
 
 
 @check()
-def saved_while_handling(rig: Rig) -> None:
+def saved_while_handling(rig: WriterHarness) -> None:
     """A checkpoint that is saved in an `except` block, as the last act of a job, is published."""
     try:
         raise _TroubleError
@@ -182,7 +182,7 @@ def saved_while_handling(rig: Rig) -> None:
 
 
 @check()
-def abort_removes(rig: Rig) -> None:
+def abort_removes(rig: WriterHarness) -> None:
     """abort() removes what was written, may be repeated, and closes the stream."""
     for written in (0, 10, 2 * rig.block_size + 9):
         stream = rig.open("file")
@@ -196,7 +196,7 @@ def abort_removes(rig: Rig) -> None:
 
 
 @check()
-def dropped_unflushed_warns(rig: Rig) -> None:
+def dropped_unflushed_warns(rig: WriterHarness) -> None:
     """A stream that is dropped with neither flush nor close publishes nothing and says so."""
     for written in (10, 3 * rig.block_size + 5):
         with warnings.catch_warnings(record=True) as caught:
@@ -211,7 +211,7 @@ def dropped_unflushed_warns(rig: Rig) -> None:
 
 
 @check()
-def two_streams_to_one_name(rig: Rig) -> None:
+def two_streams_to_one_name(rig: WriterHarness) -> None:
     """Two streams to one name do not mix: the one closed last has the name, whole."""
     block = rig.block_size
     first, second = rig.open("file"), rig.open("file")

@@ -13,7 +13,7 @@ from iobench.formats.tensors import tensor_bytes
 from iobench.testing.check import check
 from iobench.testing.content import content
 from iobench.testing.expect import expect, expect_raises, expect_same
-from iobench.testing.rig import Rig
+from iobench.testing.rig import WriterHarness
 
 _NAMES = (
     *("float64", "float32", "float16", "bfloat16", "complex32", "complex64", "complex128"),
@@ -45,7 +45,7 @@ def _tensors() -> list[torch.Tensor]:
 
 
 @check(needs_storage=False)
-def tensors_of_every_dtype(rig: Rig) -> None:
+def tensors_of_every_dtype(rig: WriterHarness) -> None:
     """Tensors of every dtype, of no dimension and of no elements too, come back bit for bit."""
     tensors = _tensors()
     wanted = b"".join(tensor_bytes(tensor).tobytes() for tensor in tensors)
@@ -77,7 +77,7 @@ def _not_contiguous() -> dict[str, torch.Tensor]:
 
 
 @check(needs_storage=False)
-def tensors_not_contiguous(rig: Rig) -> None:
+def tensors_not_contiguous(rig: WriterHarness) -> None:
     """Of a tensor that is not contiguous the values are stored, in the order of its indices."""
     views = _not_contiguous()
     values = {name: torch.tensor(view.tolist(), dtype=view.dtype) for name, view in views.items()}
@@ -104,7 +104,7 @@ def _state() -> dict[str, object]:
     }
 
 
-def _file(rig: Rig, size: int | None = None) -> Any:
+def _file(rig: WriterHarness, size: int | None = None) -> Any:
     """The stream to model.pt; torch's hints ask for an IO[bytes], which no RawIOBase is."""
     return rig.open("model.pt", size)
 
@@ -130,7 +130,7 @@ def _expect_state(found: dict[str, object], wanted: dict[str, object]) -> None:
 
 
 @check()
-def torch_save_in_one_line(rig: Rig) -> None:
+def torch_save_in_one_line(rig: WriterHarness) -> None:
     """`torch.save(obj, writer.open(path))` alone leaves the file that stock torch.load reads."""
     state = _state()
     torch.save(state, _file(rig))
@@ -141,7 +141,7 @@ def torch_save_in_one_line(rig: Rig) -> None:
 
 
 @check()
-def torch_save_as_stock(rig: Rig) -> None:
+def torch_save_as_stock(rig: WriterHarness) -> None:
     """torch.save through a stream gives the very bytes that it gives to a file of its own."""
     stock = io.BytesIO()
     torch.save(_state(), stock)
@@ -151,7 +151,7 @@ def torch_save_as_stock(rig: Rig) -> None:
 
 
 @check()
-def unpicklable_leaves_nothing(rig: Rig) -> None:
+def unpicklable_leaves_nothing(rig: WriterHarness) -> None:
     """When torch.save fails in the middle, nothing is under the name; what was there stays."""
     broken = {"weight": torch.zeros(100_000), "function": lambda: None}
     with warnings.catch_warnings():
@@ -168,7 +168,7 @@ def unpicklable_leaves_nothing(rig: Rig) -> None:
 
 
 @check(needs_storage=False)
-def torch_save_to_any_writer(rig: Rig) -> None:
+def torch_save_to_any_writer(rig: WriterHarness) -> None:
     """A stream that torch.save has written into tells how many bytes it took."""
     stock = io.BytesIO()
     torch.save(_state(), stock)

@@ -1,4 +1,4 @@
-"""PaperStorage: a storage whose settings have known rates, to test a tuning's decisions on.
+"""SimulatedStorage: a storage whose settings have known rates, to test a tuning's decisions on.
 
 No clock and no I/O: what a trial takes is computed, with noise, drift and failures as asked.
 """
@@ -11,19 +11,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from iobench.results import Sample
+from iobench.results import Sample, Setting
 from iobench.tune.budget import Budget
 from iobench.tune.candidate import Candidate
 from iobench.tune.measurement import Measurement, Step
 from iobench.tune.objective import Objective
-from iobench.tune.sizes import Sizes
+from iobench.tune.sizes import TuningSizes
 from iobench.tune.space import Dimension, Space
 from iobench.tune.tuner import Tuner
 from iobench.units import GIB, MIB
 from iobench.writers.registry import writer_class
 from iobench.writers.transfer import PathCount
 
-__all__ = ["NOISES", "PaperStorage", "best_rate", "heavy_tails", "space_of_writers", "true_rate"]
+__all__ = [
+    "NOISES",
+    "SimulatedStorage",
+    "best_rate",
+    "heavy_tails",
+    "space_of_writers",
+    "true_rate",
+]
 
 _OVERHEAD_S = 0.35
 """What a trial takes beside moving bytes."""
@@ -68,11 +75,11 @@ NOISES: Mapping[str, Mapping[str, Any]] = {
         "drift": lambda number: 0.4 * math.sin(number / 9),
     },
 }
-"""Kinds of noise, by name: keyword arguments of PaperStorage."""
+"""Kinds of noise, by name: keyword arguments of SimulatedStorage."""
 
 
 @dataclass
-class PaperStorage:
+class SimulatedStorage:
     """Measures as `iobench.tune.measurement.Measure` says.
 
     `noise` and `drift` are added to the logarithm of a trial's seconds: the first is drawn, the
@@ -115,7 +122,7 @@ class PaperStorage:
             "space": space,
             "objective": Objective(),
             "budget": Budget(),
-            "sizes": Sizes(confirm=GIB, fixed=False, fits=lambda size: size >= MIB),
+            "sizes": TuningSizes(confirm=GIB, fixed=False, fits=lambda size: size >= MIB),
             "measure": self,
             "written_bytes": self.written_bytes,
             "progress": self,
@@ -162,8 +169,7 @@ def _sample(candidate: Candidate, step: Step, elapsed_s: float) -> Sample:
         run_id="0" * 16,
         repetition=step.round,
         order=0,
-        writer=candidate.writer,
-        options=candidate.options.to_dict(),
+        setting=Setting(writer=candidate.writer, options=candidate.options.to_dict()),
         operation="save",
         bytes=step.size_bytes,
         elapsed_s=elapsed_s,

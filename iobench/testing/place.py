@@ -1,4 +1,4 @@
-"""Place: where one check's files lie, seen without the writer under test."""
+"""TestTarget: where the files of one check are, seen without the writer under test."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["Directory", "Place"]
+__all__ = ["Directory", "TestTarget"]
 
 _FUSE_RELEASES_WITHIN_S = 10.0
 
 
-class Place(Protocol):
+class TestTarget(Protocol):
     """An empty target of its own for each check. Implement it for targets that are no directory."""
 
     @property
@@ -29,7 +29,12 @@ class Place(Protocol):
         """Have exactly `data` under `name`."""
 
     def names(self) -> set[str]:
-        """Every name in the place, hidden and temporary ones too; names of directories not."""
+        """Every name in the target, hidden and temporary ones too, but not those of directories."""
+
+
+# pytest collects imported classes whose name begins with Test, and warns of this one. Set here, as
+# an attribute in the body would be a member of the protocol.
+TestTarget.__test__ = False  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ class Directory:
         (self.path / name).write_bytes(data)
 
     def names(self) -> set[str]:
-        """See `Place`. On FUSE, a replaced file that was open is gone a moment after its close.
+        """See `TestTarget`. On FUSE, a replaced file that was open stays until after its close.
 
         The kernel does not wait for the file system to answer its RELEASE; until then libfuse keeps
         the file as `.fuse_hidden...`. Those are waited for, and told if they stay.

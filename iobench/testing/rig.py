@@ -1,4 +1,4 @@
-"""Rig: one writer and one place, and the steps that checks are made of."""
+"""WriterHarness: one writer and one place, and the steps that checks are made of."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from iobench.testing.content import empty_like
 from iobench.testing.expect import expect, expect_same
-from iobench.testing.place import Place
+from iobench.testing.place import TestTarget
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Transfer
 
-__all__ = ["MakeWriter", "Rig"]
+__all__ = ["MakeWriter", "WriterHarness"]
 
 MakeWriter = Callable[[], Writer]
 """Makes the writer under test anew, always with the same options."""
@@ -21,10 +21,10 @@ MakeWriter = Callable[[], Writer]
 _LARGEST_BLOCK = 1 << 20
 
 
-class Rig:
+class WriterHarness:
     """What a check works with. Knows which names the check made, so that others are leftovers."""
 
-    def __init__(self, make_writer: MakeWriter, place: Place) -> None:
+    def __init__(self, make_writer: MakeWriter, place: TestTarget) -> None:
         self.make_writer, self.place = make_writer, place
         self.writer = make_writer()
         self.stores = self.writer.stores

@@ -1,4 +1,4 @@
-"""Object stores for tests: real servers as child processes, and a bucket as a Place."""
+"""Object stores for tests: real servers as child processes, and a bucket as a TestTarget."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def moto_s3() -> Iterator[LocalS3]:
 
 @dataclass(frozen=True)
 class Bucket:
-    """A prefix in a bucket of a server that is active, as a Place. Leaves no connection open."""
+    """A prefix in a bucket of an active server, as a TestTarget. Leaves no connection open."""
 
     target: str
     flat = True

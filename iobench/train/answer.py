@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 from iobench.bench.stats import Interval, Ratio
 from iobench.errors import ResultFileError
 from iobench.results import ResultFile
-from iobench.results.labels import Setting, labels
-from iobench.train.claims import Answer, Claim, Finding
+from iobench.results.labels import labels
+from iobench.results.setting import Setting
+from iobench.train.claims import Answer, Claim, ClaimFinding
 from iobench.units import format_size
 
 __all__ = ["check_one_setting", "finding", "shard"]
@@ -21,7 +22,7 @@ def finding(
     setting: str,
     *,
     incomparable: str = "",
-) -> Finding:
+) -> ClaimFinding:
     """The finding of a claim by the paired `ratio`, of which `figure` makes the claim's unit.
 
     `figure` may fall where the ratio rises. `incomparable` says why the figure is not the claim's.
@@ -33,7 +34,7 @@ def finding(
     if incomparable:
         answer, reason = Answer.NOT_COMPARABLE, incomparable
     pairs = "1 pair" if ratio.samples == 1 else f"{ratio.samples} pairs"
-    return Finding(
+    return ClaimFinding(
         claim=claim,
         ours=figure(ratio.ratio),
         interval=interval,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from iobench.errors import UsageError
+from iobench.peers import PREFIX
 from iobench.peers.torch_save import TorchSave
 from iobench.writers import registry
 from iobench.writers.base import Writer
@@ -16,7 +17,7 @@ __all__ = ["NONE", "Arm", "Mode", "arm_of", "choose_arms", "most_copies"]
 Mode = Literal["none", "sync", "async", "lazy"]
 
 _MODES = ("none", "sync", "async", "lazy")
-_PEER, _STOCK = "peer:", f"peer:{TorchSave.name}"
+_STOCK = f"{PREFIX}{TorchSave.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ class Arm:
         """The name of the writer or peer; empty for none."""
         if self.by is None:
             return ""
-        return f"{_PEER}{self.by.name}" if isinstance(self.by, TorchSave) else self.by.name
+        return f"{PREFIX}{self.by.name}" if isinstance(self.by, TorchSave) else self.by.name
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -96,7 +97,7 @@ def _savers(writers: str) -> Iterator[Writer | TorchSave]:
     for name, values in registry.split_specs(writers):
         if name == _STOCK:
             yield TorchSave(TorchSave.Options.from_mapping(values))
-        elif name.startswith(_PEER):
+        elif name.startswith(PREFIX):
             raise UsageError(f"{name} cannot save a training state; of peers only {_STOCK} can")
         else:
             yield registry.make(name, **values)

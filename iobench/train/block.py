@@ -16,7 +16,7 @@ from iobench.train.arm import Arm
 from iobench.train.saver import Saver, saver_for
 from iobench.train.trainer import Trainer
 
-__all__ = ["GAUGES", "Blocks", "Reference", "due", "timed_step", "warm_up"]
+__all__ = ["GAUGES", "Reference", "TrainingBlocks", "due", "timed_step", "warm_up"]
 
 GAUGES = ("/proc/meminfo", "/proc/{pid}/status")
 """What a sampler of blocks reads: dirty pages, resident memory of the process `pid`."""
@@ -31,7 +31,7 @@ class Reference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blocks:
+class TrainingBlocks:
     """Runs blocks, one at a time, all with one trainer.
 
     `simulated_s` is how long forward and backward take at least: the rest is slept, as a CPU whose

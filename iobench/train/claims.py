@@ -10,9 +10,9 @@ from typing import Literal
 from iobench.bench.stats import Interval
 from iobench.errors import UnknownNameError
 
-__all__ = ["CLAIMS", "Answer", "Claim", "Finding", "Measure", "Side", "Study", "study"]
+__all__ = ["CLAIMS", "Answer", "Claim", "ClaimFinding", "ClaimMeasure", "Side", "Study", "study"]
 
-Measure = Literal["save", "restore", "wall clock", "overhead", "stall"]
+ClaimMeasure = Literal["save", "restore", "wall clock", "overhead", "stall"]
 
 
 class Answer(StrEnum):
@@ -47,7 +47,7 @@ class Claim:
 
     text: str
     workload: str
-    measure: Measure
+    measure: ClaimMeasure
     value: float
     ours: Side
     theirs: Side
@@ -88,7 +88,7 @@ class Study:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class ClaimFinding:
     """What was measured of a claim: `ours` in the claim's unit, None where there is no such figure.
 
     `interval` holds 95 %. `setting` says what it is a figure of, `reason` why the answer is given.
@@ -106,12 +106,12 @@ class Finding:
 
 def _hybrid_io() -> Iterator[Claim]:
     ours, theirs = Side(writer="hybrid", mode="sync"), Side(writer="buffered", mode="sync")
-    figures: tuple[tuple[str, Measure, float], ...] = (
+    figures: tuple[tuple[str, ClaimMeasure, float], ...] = (
         ("writes 1.7x", "save", 1.7),
         ("restores 1.6x", "restore", 1.6),
     )
     for workload, wall in (("llama7b", 0.12), ("gpt5b-nemo", 0.17)):
-        shortened: tuple[str, Measure, float] = (f"wall clock -{wall:.0%}", "wall clock", wall)
+        shortened: tuple[str, ClaimMeasure, float] = (f"wall clock -{wall:.0%}", "wall clock", wall)
         for text, measure, value in (*figures, shortened):
             yield Claim(
                 text=text.replace("%", " %"),

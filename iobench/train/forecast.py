@@ -12,8 +12,8 @@ from iobench.bench.verdict import Reason
 from iobench.errors import OptionError
 from iobench.train import goodput, intervals
 from iobench.train.costs import Costs
-from iobench.train.job import MONTH_S, Job
-from iobench.train.measured import Candidate
+from iobench.train.job import MONTH_S, TrainingJob
+from iobench.train.measured import SavingMethod
 from iobench.train.simulation import Simulated, simulate
 from iobench.units import format_seconds
 
@@ -79,8 +79,8 @@ class Forecast:
     the baseline, and where no work gets done. `lost_work_s` is per failure of the running job.
     """
 
-    candidate: Candidate
-    job: Job
+    candidate: SavingMethod
+    job: TrainingJob
     baseline: bool
     best: Proposal
     interval_s_interval: Interval | None
@@ -92,7 +92,7 @@ class Forecast:
 
 
 def forecast(
-    candidates: Sequence[Candidate], baseline: Candidate, job: Job, method: Method
+    candidates: Sequence[SavingMethod], baseline: SavingMethod, job: TrainingJob, method: Method
 ) -> list[Forecast]:
     """The prospects of each candidate, in the order given. Equal arguments give equal results."""
     base = _ettrs(baseline, job)
@@ -100,7 +100,7 @@ def forecast(
 
 
 def _forecast(
-    candidate: Candidate, is_baseline: bool, base: list[float], job: Job, method: Method
+    candidate: SavingMethod, is_baseline: bool, base: list[float], job: TrainingJob, method: Method
 ) -> Forecast:
     costs = candidate.costs
     proposals = tuple(
@@ -122,7 +122,7 @@ def _forecast(
     )
 
 
-def _formulas(costs: Costs, job: Job, method: Method) -> Iterator[tuple[str, float]]:
+def _formulas(costs: Costs, job: TrainingJob, method: Method) -> Iterator[tuple[str, float]]:
     save_s, mtbf_s = costs.blocking_s, job.mtbf_s
     recovery_s = job.restart_s + costs.restore_s
     yield "best", intervals.optimal(save_s, mtbf_s)
@@ -132,7 +132,9 @@ def _formulas(costs: Costs, job: Job, method: Method) -> Iterator[tuple[str, flo
     yield "CheckFreq", intervals.by_budget(costs, method.budget, method.step_s)
 
 
-def _proposal(name: str, interval_s: float, costs: Costs, job: Job, method: Method) -> Proposal:
+def _proposal(
+    name: str, interval_s: float, costs: Costs, job: TrainingJob, method: Method
+) -> Proposal:
     least = intervals.shortest(costs)
     used = max(interval_s, least)
     return Proposal(
@@ -147,11 +149,11 @@ def _proposal(name: str, interval_s: float, costs: Costs, job: Job, method: Meth
     )
 
 
-def _best(costs: Costs, job: Job) -> float:
+def _best(costs: Costs, job: TrainingJob) -> float:
     return max(intervals.optimal(costs.blocking_s, job.mtbf_s), intervals.shortest(costs))
 
 
-def _ettrs(candidate: Candidate, job: Job) -> list[float]:
+def _ettrs(candidate: SavingMethod, job: TrainingJob) -> list[float]:
     """ETTR at the best interval: of the medians first, then of each resampled pair."""
     known: dict[Costs, float] = {}
     for costs in (candidate.costs, *candidate.resampled):
@@ -160,7 +162,7 @@ def _ettrs(candidate: Candidate, job: Job) -> list[float]:
     return [known[costs] for costs in (candidate.costs, *candidate.resampled)]
 
 
-def _saved(own: list[float], base: list[float], job: Job) -> Saved | None:
+def _saved(own: list[float], base: list[float], job: TrainingJob) -> Saved | None:
     """Paired draw by draw: the two were resampled apart, so the interval is rather too wide."""
     if not (min(own) > 0 and min(base) > 0):
         return None
@@ -183,7 +185,7 @@ def _range(values: Sequence[float]) -> Interval | None:
     return Interval(float(low), float(high))
 
 
-def _warnings(costs: Costs, job: Job, proposals: Sequence[Proposal]) -> Iterator[Reason]:
+def _warnings(costs: Costs, job: TrainingJob, proposals: Sequence[Proposal]) -> Iterator[Reason]:
     """Where an assumption of a formula does not hold here."""
     mtbf = job.mtbf_s
     recovery = job.restart_s + costs.restore_s

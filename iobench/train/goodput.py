@@ -11,12 +11,12 @@ import math
 
 from iobench.train import intervals
 from iobench.train.costs import Costs
-from iobench.train.job import Job
+from iobench.train.job import TrainingJob
 
 __all__ = ["ettr", "first_order_ettr", "lost_work_s"]
 
 
-def ettr(interval_s: float, costs: Costs, job: Job) -> float:
+def ettr(interval_s: float, costs: Costs, job: TrainingJob) -> float:
     """Exact for failures without memory: `t e^(-(P + R) / M) / (M (e^((t + b) / M) - 1))`.
 
     t is the interval, b the blocking time, P the persist time, R restart and restore. For P = 0 it
@@ -31,7 +31,7 @@ def ettr(interval_s: float, costs: Costs, job: Job) -> float:
     return useful * math.exp(-lost - period / mtbf)
 
 
-def first_order_ettr(interval_s: float, costs: Costs, job: Job) -> float:
+def first_order_ettr(interval_s: float, costs: Costs, job: TrainingJob) -> float:
     """`(1 - (R + P + t / 2) / M) / (1 + b / t)`, never below 0.
 
     arXiv 2410.21680 (Kokolis and others, Revisiting reliability in large-scale machine learning
@@ -44,7 +44,7 @@ def first_order_ettr(interval_s: float, costs: Costs, job: Job) -> float:
     return max(running, 0.0) * interval_s / (interval_s + costs.blocking_s)
 
 
-def lost_work_s(interval_s: float, costs: Costs, job: Job) -> float:
+def lost_work_s(interval_s: float, costs: Costs, job: TrainingJob) -> float:
     """Training time that a failure of the running job undoes, on average, exactly.
 
     The work done since the start less that of the last durable checkpoint. About

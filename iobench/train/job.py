@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from iobench.errors import OptionError
 
-__all__ = ["DAY_S", "MONTH_S", "Job"]
+__all__ = ["DAY_S", "MONTH_S", "TrainingJob"]
 
 DAY_S = 86_400.0
 MONTH_S = 30 * DAY_S
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TrainingJob:
     """A job on `nodes` nodes that stops as a whole when one of them fails.
 
     Node failures are independent and without memory, so those of the job are a Poisson process:

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from iobench.bench.stats import median
-from iobench.bench.verdict import Context, Status, judge, with_verification
+from iobench.bench.verdict import Context, VerdictStatus, judge, with_verification
 from iobench.errors import ResultFileError
-from iobench.results import Failure, ResultFile, Sample, contender_of, to_plain
-from iobench.results.labels import labels, name_of
+from iobench.results import Failure, ResultFile, Sample, Setting, contender_of
+from iobench.results.labels import labels
 from iobench.train.costs import Costs
 from iobench.units import format_size
 
-__all__ = ["Candidate", "by_hand", "from_results"]
+__all__ = ["SavingMethod", "by_hand", "from_results"]
 
 _RESAMPLES = 1000
 _SEED = 20260131
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class SavingMethod:
     """One way to save: its costs by medians, and again by `resampled` medians for intervals.
 
     `resampled` is empty where one sample, or none, says nothing about the spread.
@@ -42,12 +41,8 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Setting:
-    writer: str
-    options: Mapping[str, Any]
-    format: str | None
-    granularity: str | None
-    numjobs: int
+class _Measured:
+    setting: Setting  # of saves
     seconds: dict[str, list[float]] = field(default_factory=lambda: {"save": [], "restore": []})
     invalid: list[str] = field(default_factory=list)  # the first reason of each such sample
     partial: list[str] = field(default_factory=list)  # what each restore that is not of all brought
@@ -61,7 +56,7 @@ def by_hand(
     persist_s: float | None,
     restore_s: float,
     slots: int = 1,
-) -> list[Candidate]:
+) -> list[SavingMethod]:
     """A synchronous save of `save_s`, and an asynchronous one that blocks for `blocking_s`.
 
     The latter persists for `persist_s`, or else for `save_s`: what a save takes when training
@@ -69,13 +64,15 @@ def by_hand(
     """
     found = []
     if save_s is not None:
-        found.append(Candidate(name="given", costs=Costs(blocking_s=save_s, restore_s=restore_s)))
+        found.append(
+            SavingMethod(name="given", costs=Costs(blocking_s=save_s, restore_s=restore_s))
+        )
     background_s = persist_s if persist_s is not None else save_s
     if blocking_s is not None and background_s is not None:
         costs = Costs(
             blocking_s=blocking_s, persist_s=background_s, restore_s=restore_s, slots=slots
         )
-        found.append(Candidate(name="given", costs=costs))
+        found.append(SavingMethod(name="given", costs=costs))
     return found
 
 
@@ -86,7 +83,7 @@ def from_results(
     blocking_s: float | None = None,
     slots: int = 1,
     invalid_too: bool = False,
-) -> tuple[list[Candidate], list[str]]:
+) -> tuple[list[SavingMethod], list[str]]:
     """Each setting of the run, and what must be known of how its times were made.
 
     A time is that of a sample at `size_bytes` (by default the workload at full size) and the
@@ -99,19 +96,19 @@ def from_results(
     if not result.samples:
         raise _nothing(result, _no_samples(result))
     size = result.run.workload.full_bytes if size_bytes is None else size_bytes
-    settings = _settings(result, size, invalid_too)
-    names = labels(settings)
+    measured = _measured(result, size, invalid_too)
+    names = labels(one.setting for one in measured)
     notes = list(_size_notes(result, size))
-    found: list[Candidate] = []
-    for position, (setting, name) in enumerate(zip(settings, names, strict=True)):
-        if setting.failed:
-            notes.append(f"{name} is not planned for: {setting.failed[0]}")
+    found: list[SavingMethod] = []
+    for position, (one, name) in enumerate(zip(measured, names, strict=True)):
+        if one.failed:
+            notes.append(f"{name} is not planned for: {one.failed[0]}")
             continue
-        notes += _invalid(setting, name, invalid_too)
-        notes += _partial(setting, name)
-        save, restore = setting.seconds["save"], setting.seconds["restore"]
+        notes += _invalid(one, name, invalid_too)
+        notes += _partial(one, name)
+        save, restore = one.seconds["save"], one.seconds["restore"]
         if not save or not restore:
-            missing = " and ".join(what for what, times in setting.seconds.items() if not times)
+            missing = " and ".join(what for what, times in one.seconds.items() if not times)
             notes.append(f"{name} is not planned for: no {missing} of it counts")
             continue
         draws = list(zip(_medians(save, position, 0), _medians(restore, position, 1), strict=True))
@@ -119,7 +116,7 @@ def from_results(
         for blocking in (None, blocking_s) if blocking_s is not None else (None,):
             costs = [_costs(*pair, blocking, slots) for pair in pairs]
             found.append(
-                Candidate(
+                SavingMethod(
                     name=name,
                     costs=costs[0],
                     resampled=tuple(costs[1:]),
@@ -141,7 +138,7 @@ def _nothing(result: ResultFile, why: str) -> ResultFileError:
 def _no_samples(result: ResultFile) -> str:
     if result.training:
         return "it is of iobench train, and plans are made of the samples of iobench run"
-    failures = [f"{name_of(one)}: {one.why}" for one in result.failures]
+    failures = [f"{one.setting.name}: {one.why}" for one in result.failures]
     return "; ".join(["it has no samples", *failures])
 
 
@@ -151,56 +148,50 @@ def _costs(save_s: float, restore_s: float, blocking_s: float | None, slots: int
     return Costs(blocking_s=blocking_s, persist_s=save_s, restore_s=restore_s, slots=slots)
 
 
-def _by_save_time(one: Candidate) -> tuple[bool, float]:
+def _by_save_time(one: SavingMethod) -> tuple[bool, float]:
     return one.costs.asynchronous, one.costs.blocking_s + one.costs.persist_s
 
 
-def _settings(result: ResultFile, size: int, invalid_too: bool) -> list[_Setting]:
+def _measured(result: ResultFile, size: int, invalid_too: bool) -> list[_Measured]:
     context = Context.of(result.run)
-    groups: dict[str, _Setting] = {}
+    groups: dict[str, _Measured] = {}
     for sample in with_verification(result.samples):
-        setting = groups.setdefault(contender_of(sample), _setting(sample))
-        if sample.restore_as is not None:
-            setting.partial.append(sample.restore_as)
+        one = groups.setdefault(contender_of(sample), _nothing_yet(sample))
+        if (part := sample.axes.restore_as) is not None:
+            one.partial.append(part)
             continue
         verdict = judge(sample, context)
-        if verdict.status is Status.INVALID:
-            setting.invalid.append(verdict.reasons[0].text)
+        if verdict.status is VerdictStatus.INVALID:
+            one.invalid.append(verdict.reasons[0].text)
             if not invalid_too:
                 continue
         seconds = sample.elapsed_s * size / sample.bytes
-        setting.seconds[sample.operation].append(seconds)
+        one.seconds[sample.operation].append(seconds)
     for failure in result.failures:
-        groups.setdefault(contender_of(failure), _setting(failure)).failed.append(failure.why)
+        groups.setdefault(contender_of(failure), _nothing_yet(failure)).failed.append(failure.why)
     return list(groups.values())
 
 
-def _setting(record: Sample | Failure) -> _Setting:
-    return _Setting(
-        writer=record.writer,
-        options=to_plain(record.options),
-        format=record.format,
-        granularity=record.granularity,
-        numjobs=record.numjobs,
-    )
+def _nothing_yet(record: Sample | Failure) -> _Measured:
+    return _Measured(setting=record.setting.at(restore_as=None))
 
 
-def _invalid(setting: _Setting, name: str, counted: bool) -> Iterator[str]:
+def _invalid(one: _Measured, name: str, counted: bool) -> Iterator[str]:
     fate = "counted all the same" if counted else "left out"
-    for text in dict.fromkeys(setting.invalid):
-        count = setting.invalid.count(text)
+    for text in dict.fromkeys(one.invalid):
+        count = one.invalid.count(text)
         yield f"{name}: {count} invalid {'sample' if count == 1 else 'samples'} {fate}: {text}"
 
 
-def _partial(setting: _Setting, name: str) -> Iterator[str]:
-    for what in dict.fromkeys(setting.partial):
-        count = setting.partial.count(what)
+def _partial(one: _Measured, name: str) -> Iterator[str]:
+    for what in dict.fromkeys(one.partial):
+        count = one.partial.count(what)
         restores = "restore" if count == 1 else "restores"
         yield f"{name}: {count} {restores} of {what} left out: a job restores all tensors"
 
 
 def _size_notes(result: ResultFile, size: int) -> Iterator[str]:
-    variants = [one.bytes for one in result.run.variants if one.restore_as is None]
+    variants = [one.bytes for one in result.run.variants if one.axes.restore_as is None]
     moved = sorted(variants or [result.run.workload.bytes])
     if moved != [size] * len(moved):
         span = " to ".join(dict.fromkeys(map(format_size, (moved[0], moved[-1]))))

@@ -9,7 +9,7 @@ from typing import Self
 
 from iobench.checkpoint.schedule import shortest_interval
 from iobench.errors import OptionError
-from iobench.train.probe import Probe
+from iobench.train.probe import StepTimes
 
 __all__ = ["Pace", "whole_intervals"]
 
@@ -47,7 +47,7 @@ class Pace:
             return str(self.steps)
         return f"{self.persists:g}xpersist" if self.persists else f"{100 * (self.budget or 0):g}%"
 
-    def steps_for(self, probe: Probe) -> int:
+    def steps_for(self, probe: StepTimes) -> int:
         """The steps between two checkpoints where saves take what `probe` took; 1 or more."""
         if self.steps is not None:
             return self.steps

@@ -1,4 +1,4 @@
-"""Probe: what a step and a background save take, measured before any block is timed."""
+"""StepTimes: what a step and a background save take, measured before any block is timed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from iobench.train.block import timed_step, warm_up
 from iobench.train.saver import saver_for
 from iobench.train.trainer import Trainer
 
-__all__ = ["Probe", "probe"]
+__all__ = ["StepTimes", "probe"]
 
 _TAKEN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probe:
+class StepTimes:
     """Medians, in seconds. `step_s` is a step with nothing beside it, `persist_s` beside steps."""
 
     step_s: float
@@ -25,7 +25,7 @@ class Probe:
     persist_s: float
 
 
-def probe(trainer: Trainer, arm: Arm, directory: Path, simulated_s: float) -> Probe:
+def probe(trainer: Trainer, arm: Arm, directory: Path, simulated_s: float) -> StepTimes:
     """Train with 3 saves of `arm`, a background mode, each durable before the next begins.
 
     One more is taken before, so that memory is there. Leaves its last checkpoint in the new
@@ -42,7 +42,7 @@ def probe(trainer: Trainer, arm: Arm, directory: Path, simulated_s: float) -> Pr
                 timed_step(trainer, saver, simulated_s)
             saver.wait()
         saves = saver.saves()[1:]
-        return Probe(
+        return StepTimes(
             step_s=median(steps),
             stall_s=median([one.stall_s for one in saves]),
             persist_s=median([one.persist_s for one in saves if one.persist_s is not None]),

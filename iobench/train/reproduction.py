@@ -7,18 +7,18 @@ from collections.abc import Sequence
 
 from iobench import workloads
 from iobench.bench.stats import Interval, Ratio, median, paired_log_ratio
-from iobench.bench.verdict import Context, Status, judge, with_verification
+from iobench.bench.verdict import Context, VerdictStatus, judge, with_verification
 from iobench.errors import ResultFileError
 from iobench.results import ResultFile
 from iobench.train.answer import check_one_setting, finding, shard
-from iobench.train.claims import Answer, Claim, Finding, Study
+from iobench.train.claims import Answer, Claim, ClaimFinding, Study
 from iobench.train.trained import judge_training
 from iobench.units import format_seconds
 
 __all__ = ["judge_records"]
 
 
-def judge_records(about: Study, results: Sequence[ResultFile]) -> list[Finding]:
+def judge_records(about: Study, results: Sequence[ResultFile]) -> list[ClaimFinding]:
     """A finding for each claim that the records answer, by what is valid of them only.
 
     Pairs are samples, or blocks of training, of the two sides in one repetition. The wall clock is
@@ -59,7 +59,7 @@ def _record(results: Sequence[ResultFile], workload: str, *, trained: bool) -> R
     return found[0] if found else None
 
 
-def _judge_files(claim: Claim, result: ResultFile, operation: str) -> Finding:
+def _judge_files(claim: Claim, result: ResultFile, operation: str) -> ClaimFinding:
     ours, theirs = claim.ours.writer, claim.theirs.writer
     fast, slow = (_valid(result, writer, operation) for writer in (ours, theirs))
     both = sorted(set(fast) & set(slow))
@@ -83,15 +83,15 @@ def _valid(result: ResultFile, writer: str, operation: str) -> dict[int, float]:
         for sample in with_verification(result.samples)
         if (sample.writer, sample.operation) == (writer, operation)
     ]
-    check_one_setting(result, f"{operation}s of {writer}", samples)
+    check_one_setting(result, f"{operation}s of {writer}", [one.setting for one in samples])
     return {
         sample.repetition: sample.elapsed_s
         for sample in samples
-        if judge(sample, context).status is not Status.INVALID
+        if judge(sample, context).status is not VerdictStatus.INVALID
     }
 
 
-def _most(claim: Claim, result: ResultFile, ratio: Ratio, slow_s: Sequence[float]) -> Finding:
+def _most(claim: Claim, result: ResultFile, ratio: Ratio, slow_s: Sequence[float]) -> ClaimFinding:
     """The most that the wall clock can shrink: by a save after every single step.
 
     No training was run for it: the save times are measured, at full size by the measured rate, and
@@ -122,7 +122,7 @@ def _most(claim: Claim, result: ResultFile, ratio: Ratio, slow_s: Sequence[float
             f"computed, not trained; it would hold up to a save every {every}, and the claim's own "
             "interval is not known"
         )
-    return Finding(
+    return ClaimFinding(
         claim=claim,
         ours=_share(save_s, ratio.ratio, step.seconds),
         interval=interval,

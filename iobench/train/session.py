@@ -28,22 +28,22 @@ from iobench.results import (
     utc_now,
 )
 from iobench.train.arm import Arm, most_copies
-from iobench.train.block import GAUGES, Blocks
+from iobench.train.block import GAUGES, TrainingBlocks
 from iobench.train.memcpy import memcpy_bytes_per_s
 from iobench.train.pace import Pace, whole_intervals
-from iobench.train.probe import Probe, probe
+from iobench.train.probe import StepTimes, probe
 from iobench.train.trainer import Trainer
 from iobench.units import format_seconds, format_size, parse_size
 from iobench.workloads.workload import Workload
 
-__all__ = ["Progress", "Session", "make_session"]
+__all__ = ["Session", "TrainingProgress", "make_session"]
 
 _BYTES_PER_PARAM = 12  # fp32 weights, and AdamW's two moments
 _FEWEST = 2  # steps of a block
 _ON_STORAGE = 2  # checkpoints at a time: the last one, and the one being written
 
 
-class Progress(Protocol):
+class TrainingProgress(Protocol):
     """Is told what a session does."""
 
     def begin(self, steps: int) -> None:
@@ -63,7 +63,7 @@ class _Rhythm:
     steps: int
     every: int
     arm: str = ""
-    probe: Probe | None = None
+    probe: StepTimes | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ class Session:
         least = "" if self.pace.steps else "at least "
         return f"{least}{self.steps} steps"
 
-    def run(self, results: ResultWriter, progress: Progress) -> None:
+    def run(self, results: ResultWriter, progress: TrainingProgress) -> None:
         """Write the run's header and a record per block. Nothing stays in the target.
 
         The arms take turns in the order A B C, then C B A, so that what drifts hits them alike. A
@@ -125,7 +125,7 @@ class Session:
         monitor = self.target.monitor()
         files = [name.format(pid=os.getpid()) for name in GAUGES]
         with self.target.scratch() as scratch, FileSampler(files) as sampler:
-            blocks = Blocks(
+            blocks = TrainingBlocks(
                 trainer=trainer,
                 steps=rhythm.steps,
                 every=rhythm.every,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from iobench.errors import OptionError
 from iobench.train.costs import Costs
-from iobench.train.job import Job
+from iobench.train.job import TrainingJob
 
 __all__ = ["Simulated", "simulate"]
 
@@ -37,7 +37,9 @@ class Simulated:
     saves: int
 
 
-def simulate(interval_s: float, costs: Costs, job: Job, *, failures: int, seed: int) -> Simulated:
+def simulate(
+    interval_s: float, costs: Costs, job: TrainingJob, *, failures: int, seed: int
+) -> Simulated:
     """Play `failures` failures of `job` with a save after every `interval_s` of training.
 
     A failure drops snapshots in flight and whatever was trained after the last durable one; then

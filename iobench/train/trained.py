@@ -6,7 +6,7 @@ from iobench.bench.stats import median, paired_log_ratio
 from iobench.errors import ResultFileError
 from iobench.results import ResultFile, TrainBlock
 from iobench.train.answer import check_one_setting, finding, shard
-from iobench.train.claims import Claim, Finding, Side, Study
+from iobench.train.claims import Claim, ClaimFinding, Side, Study
 from iobench.units import format_seconds
 
 __all__ = ["judge_training"]
@@ -14,7 +14,7 @@ __all__ = ["judge_training"]
 _SLOWER = 1.25  # a step that takes so much longer than it simulates is another setting
 
 
-def judge_training(about: Study, claim: Claim, result: ResultFile) -> Finding:
+def judge_training(about: Study, claim: Claim, result: ResultFile) -> ClaimFinding:
     """The finding by pairs of blocks of one repetition whose losses are right.
 
     Raises ResultFileError when there is none, or one side was trained in several settings.
@@ -48,7 +48,7 @@ def judge_training(about: Study, claim: Claim, result: ResultFile) -> Finding:
 def _blocks(result: ResultFile, side: Side) -> dict[int, TrainBlock]:
     """By repetition. Raises ResultFileError for blocks of several settings."""
     blocks = [block for block in result.training if _side(block) == side]
-    check_one_setting(result, f"blocks of {side}", blocks)
+    check_one_setting(result, f"blocks of {side}", [one.setting for one in blocks])
     return {
         block.repetition: block
         for block in blocks

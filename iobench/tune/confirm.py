@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from iobench.bench.comparison import LEAST_FLOOR, LEAST_SAMPLES, Difference, Finding
 from iobench.bench.stats import Ratio, median, paired_log_ratio
 
-__all__ = ["Confirmation", "Verdict"]
+__all__ = ["Confirmation", "ConfirmedChoice"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class ConfirmedChoice:
     """Who is chosen, and why that may be said.
 
     `over_baseline` is how the chosen one compares with the baseline, None for the baseline itself.
@@ -66,7 +66,7 @@ class Confirmation:
         ratio: Ratio = paired_log_ratio([1 / mine[r] for r in both], [1 / others[r] for r in both])
         return Difference(ratio=ratio, floor=LEAST_FLOOR)
 
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> ConfirmedChoice | None:
         """What the samples bear out; None when there are not enough of them."""
         if not self.enough:
             return None
@@ -81,7 +81,7 @@ class Confirmation:
         if baseline and chosen != baseline and not self._better(chosen, baseline):
             chosen = baseline
         leader = self.contenders[0]
-        return Verdict(
+        return ConfirmedChoice(
             chosen=chosen,
             over_baseline=None
             if baseline in (None, chosen)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from iobench.bench.verdict import Status
+from iobench.bench.verdict import VerdictStatus
 from iobench.errors import UsageError
 from iobench.text import printable
 from iobench.tune.journal import TuningRecord
@@ -92,7 +92,7 @@ def _comment(outcome: Outcome, tuned: Tuned) -> Iterator[str]:
     yield f"{outcome.chosen.writer} for {outcome.objective.goal} of {tuned.workload}"
     yield f"on {tuned.storage}: {tuned.median}."
     yield f"{tuned.finding}."
-    if judged and judged.status is Status.INVALID:
+    if judged and judged.status is VerdictStatus.INVALID:
         yield f"The figures are INVALID: {judged.reasons[0]}."
     yield f"By iobench autotune, {tuned.date[:10]}. In the trainer:"
     yield '    writer = iobench.load_writer("writer.toml")'

@@ -11,7 +11,7 @@ from iobench.tune.budget import Budget
 from iobench.tune.candidate import Candidate
 from iobench.tune.measurement import Measurement, Step
 from iobench.tune.objective import Objective
-from iobench.tune.rig import Rig
+from iobench.tune.rig import TrialRunner
 from iobench.tune.tuning import POOL_BYTES, Tuning
 
 __all__ = ["expected"]
@@ -26,7 +26,7 @@ def expected(tuning: Tuning) -> Budget:
     tuning would: UsageError for a budget that is too small, IobenchError when everything fails.
     """
     probed: dict[str, Measurement] = {}
-    with Rig.on(
+    with TrialRunner.on(
         tuning.target,
         workload=tuning.workload,
         rank=tuning.rank,

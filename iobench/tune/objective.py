@@ -12,7 +12,7 @@ from iobench.errors import OptionError, UsageError
 from iobench.results.records import Sample
 from iobench.train import goodput, intervals
 from iobench.train.costs import Costs
-from iobench.train.job import Job
+from iobench.train.job import TrainingJob
 from iobench.tune.measurement import Measurement
 from iobench.tune.stall import SAVES as STALL_SAVES
 from iobench.units import GIB, format_rate, format_seconds, format_size
@@ -39,7 +39,7 @@ class Objective:
     """
 
     goal: str = "save"
-    job: Job | None = None
+    job: TrainingJob | None = None
     full_bytes: int = 0
     max_memory_bytes: int | None = None
     max_cpu_s_per_gib: float | None = None

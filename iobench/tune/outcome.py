@@ -8,16 +8,15 @@ from dataclasses import dataclass, replace
 
 from iobench.bench.comparison import Difference, Finding
 from iobench.bench.stats import Interval, bootstrap_median_interval, median
-from iobench.bench.verdict import Context, combine, judge, with_verification
-from iobench.bench.verdict import Verdict as SampleVerdict
+from iobench.bench.verdict import Context, Verdict, combine, judge, with_verification
 from iobench.results.records import Sample
 from iobench.tune.budget import Budget
 from iobench.tune.candidate import Candidate
-from iobench.tune.confirm import Confirmation, Verdict
+from iobench.tune.confirm import Confirmation, ConfirmedChoice
 from iobench.tune.history import History
 from iobench.tune.measurement import Measurement
 from iobench.tune.objective import Objective, cpu_s_per_gib
-from iobench.tune.race import Trial
+from iobench.tune.race import RaceEntry
 from iobench.tune.space import Space
 
 __all__ = ["Outcome", "Standing"]
@@ -40,7 +39,7 @@ class Standing:
     cpu_s_per_gib: float | None
     memory_bytes: int | None
     paths: tuple[str, ...]
-    verdict: SampleVerdict | None
+    verdict: Verdict | None
     save_s: float | None
     restore_s: float | None
 
@@ -53,10 +52,10 @@ class Outcome:
     objective: Objective
     budget: Budget
     size_bytes: int
-    trials: Mapping[str, Trial[Candidate]]
+    trials: Mapping[str, RaceEntry[Candidate]]
     history: History
     confirmation: Confirmation
-    verdict: Verdict
+    verdict: ConfirmedChoice
     context: Context
     """What its samples are judged against; its `workload_bytes` are not used."""
     notes: tuple[str, ...]
@@ -145,7 +144,7 @@ class Outcome:
             if one.operation in operations.get(goal, ("save", "restore"))
         ]
 
-    def _judge(self, sample: Sample) -> SampleVerdict:
+    def _judge(self, sample: Sample) -> Verdict:
         return judge(sample, replace(self.context, workload_bytes=sample.bytes))
 
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from iobench.bench.comparison import LEAST_FLOOR
 from iobench.bench.stats import median, sign_interval
 
-__all__ = ["Race", "Status", "Trial"]
+__all__ = ["Race", "RaceEntry", "RaceStatus"]
 
 _Z = 3.5  # the leader is the best of many, by luck too; measured in docs/autotune.md
 _UNKNOWN_NOISE = 0.10  # of a log, while too few rounds have been run to tell
@@ -38,7 +38,7 @@ _SWEEPS = 20
 T = TypeVar("T")
 
 
-class Status(StrEnum):
+class RaceStatus(StrEnum):
     """What became of a contender."""
 
     RUNNING = "running"
@@ -49,24 +49,24 @@ class Status(StrEnum):
 
 
 @dataclass(kw_only=True)
-class Trial(Generic[T]):
+class RaceEntry(Generic[T]):
     """One contender of a race: its loss in each round that it took part in, and its fate."""
 
     candidate: T
     losses: dict[int, float] = field(default_factory=dict)
-    status: Status = Status.RUNNING
+    status: RaceStatus = RaceStatus.RUNNING
     cause: str = ""
 
     @property
     def running(self) -> bool:
-        return self.status is Status.RUNNING
+        return self.status is RaceStatus.RUNNING
 
     @property
     def able(self) -> bool:
         """Whether it has done what it must so far, however slowly."""
-        return self.status not in (Status.FAILED, Status.OVER)
+        return self.status not in (RaceStatus.FAILED, RaceStatus.OVER)
 
-    def end(self, status: Status, cause: str) -> None:
+    def end(self, status: RaceStatus, cause: str) -> None:
         """It runs no more."""
         self.status, self.cause = status, cause
 
@@ -75,16 +75,16 @@ class Race(Generic[T]):
     """Contenders by name, in the order in which they joined."""
 
     def __init__(self) -> None:
-        self.trials: dict[str, Trial[T]] = {}
+        self.trials: dict[str, RaceEntry[T]] = {}
 
-    def join(self, name: str, candidate: T) -> Trial[T]:
+    def join(self, name: str, candidate: T) -> RaceEntry[T]:
         """`candidate` runs from the next round on. One name joins once."""
         assert name not in self.trials
-        self.trials[name] = Trial(candidate=candidate)
+        self.trials[name] = RaceEntry(candidate=candidate)
         return self.trials[name]
 
     @property
-    def running(self) -> dict[str, Trial[T]]:
+    def running(self) -> dict[str, RaceEntry[T]]:
         """Those that still run, by name."""
         return {name: one for name, one in self.trials.items() if one.running}
 
@@ -115,7 +115,8 @@ class Race(Generic[T]):
             if _shown_worse(logs, noise):
                 times = math.exp(median(logs))
                 self.trials[name].end(
-                    Status.DROPPED, f"{times:.2f} times the loss of {leader} in {len(logs)} rounds"
+                    RaceStatus.DROPPED,
+                    f"{times:.2f} times the loss of {leader} in {len(logs)} rounds",
                 )
                 dropped.append(name)
         return dropped
@@ -124,7 +125,7 @@ class Race(Generic[T]):
         """Leave all but the `keep` best behind, shown worse or not; their names."""
         behind = self.ranked()[keep:]
         for name in behind:
-            self.trials[name].end(Status.CUT, why)
+            self.trials[name].end(RaceStatus.CUT, why)
         return behind
 
     def _paired_logs(self, name: str, other: str) -> list[float]:

@@ -1,4 +1,4 @@
-"""Rig: makes trials on a real target: checkpoints of some sizes, counters, memory."""
+"""TrialRunner: makes trials on a real target: checkpoints of some sizes, counters, memory."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import numpy as np
 
 from iobench.bench.axes import Variant
 from iobench.bench.contender import WriterContender
-from iobench.bench.counters import Monitor
-from iobench.bench.crew import Alone
+from iobench.bench.crew import InProcess
 from iobench.bench.job import JobSetup
 from iobench.bench.replay import Replay
-from iobench.bench.target import Scratch, Target
+from iobench.bench.target import OpenTarget, Target
 from iobench.bench.trial import Trial
 from iobench.environment.memory import PeakMemory
 from iobench.errors import DataMismatchError, TargetError
@@ -31,25 +30,24 @@ from iobench.workloads import Workload
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
 
-__all__ = ["Rig", "warm_up_bytes"]
+__all__ = ["TrialRunner", "warm_up_bytes"]
 
 _KEPT_WRITERS = 12  # with their staging memory
 _WARM_UP_BYTES = 32 * MIB  # more than most settings have in flight
 
 
 @dataclass(kw_only=True)
-class Rig:
-    """Everything that trials on one target share. To be made by `Rig.on`."""
+class TrialRunner:
+    """Everything that trials on one target share. To be made by `TrialRunner.on`."""
 
     target: Target
-    scratch: Scratch
-    monitor: Monitor
+    opened: OpenTarget
     workload: Workload
     rank: int
     objective: Objective
     seed: int
     pool_bytes: int
-    _teams: dict[int, Alone] = field(default_factory=dict, init=False)
+    _executors: dict[int, InProcess] = field(default_factory=dict, init=False)
     _writers: OrderedDict[str, Writer] = field(default_factory=OrderedDict, init=False)
     _warm_up: Bytes = field(default_factory=lambda: np.zeros(_WARM_UP_BYTES, np.uint8), init=False)
     _mark_s: float = field(default=0.0, init=False)
@@ -67,7 +65,7 @@ class Rig:
         seed: int,
         pool_bytes: int,
         began_s: float,
-    ) -> Iterator[Rig]:
+    ) -> Iterator[TrialRunner]:
         """A rig with a place of its own in `target`, removed at the end of the block.
 
         `began_s` of time.perf_counter is when the time that the first trial is charged began.
@@ -76,8 +74,11 @@ class Rig:
         with ExitStack() as undo:
             rig = cls(
                 target=target,
-                scratch=undo.enter_context(target.scratch()),
-                monitor=target.monitor(),
+                opened=OpenTarget(
+                    scratch=undo.enter_context(target.scratch()),
+                    monitor=target.monitor(),
+                    notes=target.notes,
+                ),
                 workload=workload,
                 rank=rank,
                 objective=objective,
@@ -117,8 +118,8 @@ class Rig:
         self, writer: Writer, replay: Replay, step: Step, measured: Measurement
     ) -> Measurement:
         contender = WriterContender(writer)
-        team = self._team(step.size_bytes)
-        team.job.contenders = (contender,)
+        executor = self._executor(step.size_bytes)
+        executor.job.contenders = (contender,)
         trial = Trial(
             run_id="0" * 16,
             repetition=step.round,
@@ -127,21 +128,19 @@ class Rig:
             contender=0,
             shape=0,
             files=(replay.files,),
-            team=team,
-            scratch=self.scratch,
-            monitor=self.monitor,
-            notes=self.target.notes,
+            executor=executor,
+            target=self.opened,
         )
         try:
-            self.scratch.settle(self.monitor)
+            self.opened.settle()
             if self.objective.goal == "stall":
-                stall_s = measure_stall(replay, writer, self.scratch, f"stall-{self._count}")
+                stall_s = measure_stall(replay, writer, self.opened.scratch, f"stall-{self._count}")
                 measured = replace(measured, stall_s=stall_s)
                 if not step.verify:
                     return measured
             save, restore = trial.save(), None
             if self.objective.restores or step.verify:
-                self.scratch.settle(self.monitor)
+                self.opened.settle()
                 restore = trial.restore()
                 if restore and restore.verified and restore.verified.mismatches:
                     raise DataMismatchError(
@@ -153,22 +152,22 @@ class Rig:
         return replace(measured, save=_short(save), restore=_short(restore))
 
     def _replay(self, size_bytes: int) -> Replay:
-        return self._team(size_bytes).job.replays[0]
+        return self._executor(size_bytes).job.replays[0]
 
-    def _team(self, size_bytes: int) -> Alone:
+    def _executor(self, size_bytes: int) -> InProcess:
         """What holds the checkpoint of that size; the contender changes from trial to trial."""
-        if size_bytes not in self._teams:
+        if size_bytes not in self._executors:
             files = self.workload.scaled(size_bytes, self.rank).files(self.rank)
-            self._teams[size_bytes] = Alone(
+            self._executors[size_bytes] = InProcess(
                 JobSetup(
                     contenders=(),
                     files=(files,),
                     pool_bytes=self.pool_bytes,
-                    seed=self.seed + len(self._teams),
+                    seed=self.seed + len(self._executors),
                     crc=True,
                 )
             )
-        return self._teams[size_bytes]
+        return self._executors[size_bytes]
 
     def _writer(self, candidate: Candidate, warm_up_bytes: int) -> tuple[Writer, int]:
         """A writer that has its staging memory already, as a trainer's has from the second save on.
@@ -178,12 +177,12 @@ class Rig:
         writer, warmed = self._writers.pop(candidate.label, None), 0
         if writer is None:
             writer, warmed = candidate.make(), warm_up_bytes
-            where = self.scratch.locate("warm-up")
+            where = self.opened.scratch.locate("warm-up")
             image = FileImage.of("file", [self._warm_up[:warm_up_bytes]])
             try:
                 writer.write(image, where, durable=False)
             finally:
-                self.scratch.remove("warm-up")
+                self.opened.scratch.remove("warm-up")
         self._writers[candidate.label] = writer
         if len(self._writers) > _KEPT_WRITERS:
             self._writers.popitem(last=False)

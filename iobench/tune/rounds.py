@@ -14,15 +14,15 @@ from iobench.tune.confirm import Confirmation
 from iobench.tune.history import History
 from iobench.tune.measurement import Measure, Measurement, Phase, Step
 from iobench.tune.objective import Objective
-from iobench.tune.race import Race, Status
+from iobench.tune.race import Race, RaceStatus
 
-__all__ = ["ROUNDS", "Progress", "Rounds"]
+__all__ = ["ROUNDS", "Rounds", "TuningProgress"]
 
 ROUNDS = 2
 """Of a rung: the fewest in which one can be shown worse."""
 
 
-class Progress(Protocol):
+class TuningProgress(Protocol):
     """Is told what happens."""
 
     def phase(self, what: str) -> None:
@@ -45,7 +45,7 @@ class Rounds:
     budget: Budget
     measure: Measure
     written_bytes: Callable[[int, bool], int]
-    progress: Progress
+    progress: TuningProgress
     rng: random.Random
     history: History = field(default_factory=History, init=False)
     number: int = field(default=0, init=False)
@@ -82,12 +82,12 @@ class Rounds:
             measured = self._measure(name, Step(phase=phase, round=self.number, size_bytes=size))
             trial = self.race.trials[name]
             if measured.error:
-                trial.end(Status.FAILED, measured.error)
+                trial.end(RaceStatus.FAILED, measured.error)
                 continue
             if record:
                 trial.losses[self.number] = self.objective.loss(measured)
             if over := self.objective.over(self.history.of(name)):
-                trial.end(Status.OVER, over)
+                trial.end(RaceStatus.OVER, over)
         self._check_able()
 
     def confirm(

@@ -1,4 +1,4 @@
-"""Sizes: how large the checkpoints of a tuning are: small in the race, larger at the end."""
+"""TuningSizes: how large the checkpoints of a tuning are: small in the race, larger at the end."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from iobench.errors import UsageError
 from iobench.units import MIB
 
-__all__ = ["Sizes"]
+__all__ = ["TuningSizes"]
 
 _PROBE = 64 * MIB
 _LEAST = 16 * MIB
 
 
 @dataclass(kw_only=True)
-class Sizes:
+class TuningSizes:
     """Bytes asked for by part. `confirm` is chosen, of `candidates`, when the rates are known.
 
     `fits` says whether the workload can be scaled to a size. With `fixed` there is one candidate.

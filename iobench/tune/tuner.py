@@ -18,8 +18,8 @@ from iobench.tune.objective import Objective
 from iobench.tune.outcome import Outcome
 from iobench.tune.race import Race
 from iobench.tune.refine import MISSING, Refiner, optuna_missing
-from iobench.tune.rounds import ROUNDS, Progress, Rounds
-from iobench.tune.sizes import Sizes
+from iobench.tune.rounds import ROUNDS, Rounds, TuningProgress
+from iobench.tune.sizes import TuningSizes
 from iobench.tune.space import Space
 from iobench.units import format_seconds, format_size
 
@@ -48,10 +48,10 @@ class Tuner:
     space: Space
     objective: Objective
     budget: Budget
-    sizes: Sizes
+    sizes: TuningSizes
     measure: Measure
     written_bytes: Callable[[int, bool], int]
-    progress: Progress
+    progress: TuningProgress
     seed: int
     context: Context = field(default_factory=lambda: Context(workload_bytes=0))
     race: Race[Candidate] = field(default_factory=Race, init=False)

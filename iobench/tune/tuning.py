@@ -11,22 +11,23 @@ from typing import Any
 
 from iobench import __version__, workloads
 from iobench.bench.contender import WriterContender
-from iobench.bench.target import Target, target_of
+from iobench.bench.target import Target
+from iobench.bench.target_kinds import target_of
 from iobench.bench.verdict import Context, volatile_of
 from iobench.environment import fingerprint
 from iobench.environment.memory import available_bytes
 from iobench.errors import ResultFileError, TargetError, UsageError
 from iobench.results import utc_now
-from iobench.train.job import Job
+from iobench.train.job import TrainingJob
 from iobench.tune.budget import Budget
 from iobench.tune.candidate import Candidate
 from iobench.tune.journal import Journal, TrialRecord, TuningRecord
 from iobench.tune.measurement import Measure, Measurement, Step
 from iobench.tune.objective import Objective
 from iobench.tune.outcome import Outcome
-from iobench.tune.rig import Rig, warm_up_bytes
-from iobench.tune.rounds import Progress
-from iobench.tune.sizes import Sizes
+from iobench.tune.rig import TrialRunner, warm_up_bytes
+from iobench.tune.rounds import TuningProgress
+from iobench.tune.sizes import TuningSizes
 from iobench.tune.space import Space, space_of
 from iobench.tune.stall import SLOTS
 from iobench.tune.tuner import Tuner
@@ -92,7 +93,7 @@ class Tuning:
             raise UsageError(f"workload {full.name!r}: rank {rank} writes no files; choose another")
         goal = Objective(
             goal=objective,
-            job=None if job is None else Job(**job),
+            job=None if job is None else TrainingJob(**job),
             full_bytes=full.size_bytes(rank),
             max_memory_bytes=max_memory_bytes,
             max_cpu_s_per_gib=max_cpu_s_per_gib,
@@ -170,11 +171,11 @@ class Tuning:
             fingerprint=fingerprint(machine, storage),
         )
 
-    def sizes(self) -> Sizes:
+    def sizes(self) -> TuningSizes:
         """Sizes to begin with."""
-        return Sizes(confirm=self.largest_bytes, fixed=self.fixed, fits=self._fits)
+        return TuningSizes(confirm=self.largest_bytes, fixed=self.fixed, fits=self._fits)
 
-    def tuner(self, measure: Measure, progress: Progress) -> Tuner:
+    def tuner(self, measure: Measure, progress: TuningProgress) -> Tuner:
         """What decides, asking `measure` for every trial."""
         return Tuner(
             space=self.space,
@@ -231,14 +232,16 @@ def _largest(objective: Objective, target: Target, size_bytes: int | None, max_b
     return min(_LARGEST, room, max(share, 1))
 
 
-def run_tuning(tuning: Tuning, journal: Journal, progress: Progress, *, began_s: float) -> Outcome:
+def run_tuning(
+    tuning: Tuning, journal: Journal, progress: TuningProgress, *, began_s: float
+) -> Outcome:
     """Carry out `tuning`, or go on with it: what the journal holds is not measured again.
 
     `began_s` of time.perf_counter is when its time began to count. Nothing stays in the target,
     however it ends.
     """
     recorded = deque(journal.trials)
-    with Rig.on(
+    with TrialRunner.on(
         tuning.target,
         workload=tuning.workload,
         rank=tuning.rank,

@@ -7,19 +7,13 @@ import threading
 
 from iobench import linux
 from iobench.writers.direct_file import round_up
-from iobench.writers.dontcache import dontcache_refusal
+from iobench.writers.dontcache import DontCache, on_storage, read_uncached
 from iobench.writers.image import FileImage
 from iobench.writers.path_policy import Path
 from iobench.writers.posix import pread_all, pwrite_all
 from iobench.writers.transfer import Meter
 
 __all__ = ["CachedFile"]
-
-_ON_STORAGE = (
-    linux.SYNC_FILE_RANGE_WAIT_BEFORE
-    | linux.SYNC_FILE_RANGE_WRITE
-    | linux.SYNC_FILE_RANGE_WAIT_AFTER
-)
 
 
 class CachedFile:
@@ -33,8 +27,7 @@ class CachedFile:
         self._fd = fd
         self._lock = threading.Lock()
         self._written: list[tuple[int, int]] = []
-        self._dontcache: str | None = None
-        """None: not tried yet. Empty: taken. Otherwise why it is refused."""
+        self._dontcache = DontCache(fd)
         self._has_pages: bool | None = None
 
     def write(
@@ -57,14 +50,12 @@ class CachedFile:
 
     def read(self, path: Path, image: FileImage, start: int, stop: int, meter: Meter) -> None:
         """Fill bytes [start, stop) of `image`; with UNCACHED their pages are dropped again."""
-        uncached = path == Path.UNCACHED
-        flags = self._dontcache_flags(meter) if uncached else 0
+        flags = self._dontcache.flags(meter) if path == Path.UNCACHED else 0
         with image.incoming(start, stop, meter) as views, meter.phase("read"):
-            calls = pread_all(self._fd, views, start, flags)
-            if uncached and not flags:
-                os.posix_fadvise(self._fd, start, stop - start, os.POSIX_FADV_DONTNEED)
-        name = "buffered+dontneed" if uncached and not flags else path
-        meter.count(name, stop - start, calls)
+            if path == Path.UNCACHED:
+                read_uncached(self._fd, views, start, flags, meter)
+            else:
+                meter.count(path, stop - start, pread_all(self._fd, views, start))
 
     def leave(self, start: int, stop: int) -> None:
         """Have what was written of [start, stop) on storage and out of the page cache."""
@@ -72,7 +63,7 @@ class CachedFile:
             met = [r for r in self._written if r[0] < stop and start < r[1]]
             self._written = [r for r in self._written if r not in met]
         for begin, end in met:
-            linux.sync_file_range(self._fd, begin, end - begin, _ON_STORAGE)
+            on_storage(self._fd, begin, end - begin, drop=False)
             page = begin - begin % linux.PAGE
             length = round_up(end, linux.PAGE) - page
             os.posix_fadvise(self._fd, page, length, os.POSIX_FADV_DONTNEED)
@@ -96,20 +87,9 @@ class CachedFile:
     def _write_uncached(
         self, image: FileImage, start: int, stop: int, offset: int, meter: Meter
     ) -> None:
-        flags = self._dontcache_flags(meter)
+        flags = self._dontcache.flags(meter)
         length = stop - start
         with image.outgoing(start, stop, meter) as views, meter.phase("write"):
             calls = pwrite_all(self._fd, views, offset, flags)
-            linux.sync_file_range(self._fd, offset, length, _ON_STORAGE)
-            if not flags:
-                os.posix_fadvise(self._fd, offset, length, os.POSIX_FADV_DONTNEED)
+            on_storage(self._fd, offset, length, drop=not flags)
         meter.count(Path.UNCACHED if flags else "sync_file_range", length, calls)
-
-    def _dontcache_flags(self, meter: Meter) -> int:
-        """RWF_DONTCACHE where it is taken, else 0 and a recorded fallback."""
-        if self._dontcache is None:
-            self._dontcache = dontcache_refusal(self._fd) or ""
-        if self._dontcache:
-            meter.fell_back(Path.UNCACHED, "sync_file_range", self._dontcache)
-            return 0
-        return linux.RWF_DONTCACHE

@@ -5,38 +5,67 @@ from __future__ import annotations
 import dataclasses
 import functools
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from iobench.errors import UnavailableError, UnknownNameError, UsageError
 from iobench.writers.base import Writer
 
-__all__ = ["GROUP", "make", "names", "parse_specs", "split_specs", "writer_class"]
+__all__ = ["GROUP", "Registry", "make", "names", "parse_specs", "split_specs", "writer_class"]
 
 GROUP = "iobench.writers"
 
+T = TypeVar("T")
 
-@functools.cache
-def _entries() -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+class Registry(Generic[T]):
+    """The classes that entry points of one group name, those of this package included.
+
+    `base` is what all of them derive from. `noun` says what they are, `prefix` comes before a name
+    where a user reads it.
+    """
+
+    def __init__(self, group: str, base: type[Any], *, noun: str, prefix: str = "") -> None:
+        self.group, self._base, self._noun, self._prefix = group, base, noun, prefix
+
+    @functools.cached_property
+    def entries(self) -> dict[str, EntryPoint]:
+        """The entry points by name; read once, as each one is a file of an installed package."""
+        return {entry.name: entry for entry in entry_points(group=self.group)}
+
+    def names(self) -> list[str]:
+        """Every registered name, whether its class works here or not."""
+        return sorted(self.entries)
+
+    def find(self, name: str) -> type[T]:
+        """The class registered as `name`; imported now.
+
+        Raises UnknownNameError; UnavailableError where it cannot be imported or derives from
+        something else.
+        """
+        entry = self.entries.get(name)
+        if entry is None:
+            raise UnknownNameError(self._noun, name, self.names())
+        shown = f"{self._prefix}{name}"
+        try:
+            found = entry.load()
+        except (ImportError, AttributeError) as error:
+            raise UnavailableError(shown, f"it cannot be imported ({error}).") from error
+        if not (isinstance(found, type) and issubclass(found, self._base)):
+            raise UnavailableError(shown, f"{entry.value} is not a {self._base.__name__}.")
+        return found
+
+
+_WRITERS: Registry[Writer] = Registry(GROUP, Writer, noun="writer")
 
 
 def names() -> list[str]:
     """Every registered writer, whether it works here or not."""
-    return sorted(_entries())
+    return _WRITERS.names()
 
 
 def writer_class(name: str) -> type[Writer]:
     """The class registered as `name`; imported now. Raises UnknownNameError, UnavailableError."""
-    entry = _entries().get(name)
-    if entry is None:
-        raise UnknownNameError("writer", name, names())
-    try:
-        found = entry.load()
-    except (ImportError, AttributeError) as error:
-        raise UnavailableError(name, f"it cannot be imported ({error}).") from error
-    if not (isinstance(found, type) and issubclass(found, Writer)):
-        raise UnavailableError(name, f"{entry.value} is not a Writer.")
-    return found
+    return _WRITERS.find(name)
 
 
 def make(name: str, /, **values: Any) -> Writer:

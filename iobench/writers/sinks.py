@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from typing import Protocol
 
 from iobench import linux
+from iobench.writers.dontcache import on_storage
 from iobench.writers.image import Bytes
 from iobench.writers.posix import pwrite_all
 from iobench.writers.transfer import Meter
@@ -15,11 +15,6 @@ __all__ = ["PlainSink", "PushingSink", "Sink"]
 
 _PUSH_BEHIND = 4  # blocks under write-back before the oldest is awaited
 _START = linux.SYNC_FILE_RANGE_WRITE
-_AWAIT = (
-    linux.SYNC_FILE_RANGE_WAIT_BEFORE
-    | linux.SYNC_FILE_RANGE_WRITE
-    | linux.SYNC_FILE_RANGE_WAIT_AFTER
-)
 
 
 class Sink(Protocol):
@@ -74,5 +69,4 @@ class PushingSink:
 
     def _drop_oldest(self) -> None:
         offset, length = self._behind.popleft()
-        linux.sync_file_range(self._fd, offset, length, _AWAIT)
-        os.posix_fadvise(self._fd, offset, length, os.POSIX_FADV_DONTNEED)
+        on_storage(self._fd, offset, length, drop=True)

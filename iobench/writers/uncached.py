@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from iobench import linux
 from iobench.errors import UnavailableError
 from iobench.writers.base import Availability
 from iobench.writers.cached import CachedOptions, CachedWriter, Source
-from iobench.writers.dontcache import dontcache_refusal
+from iobench.writers.dontcache import DontCache, dontcache_refusal, read_uncached
 from iobench.writers.files import NewFile
 from iobench.writers.image import Bytes
 from iobench.writers.options import option
-from iobench.writers.posix import pread_all
 from iobench.writers.sinks import PlainSink, PushingSink, Sink
 from iobench.writers.transfer import Meter
 
@@ -68,31 +65,21 @@ class UncachedWriter(CachedWriter):
         )
 
     def _sink(self, file: NewFile, meter: Meter) -> Sink:
-        if self._takes_dontcache(file.fd, meter):
-            return PlainSink(file.fd, "uncached", linux.RWF_DONTCACHE)
-        return PushingSink(file.fd)
+        flags = self._dontcache_flags(file.fd, meter)
+        return PlainSink(file.fd, "uncached", flags) if flags else PushingSink(file.fd)
 
-    def _takes_dontcache(self, fd: int, meter: Meter) -> bool:
+    def _dontcache_flags(self, fd: int, meter: Meter) -> int:
         if self.options.method == "sync_file_range":
-            return False
-        refusal = dontcache_refusal(fd)
-        if refusal is not None:
-            if self.options.method == "dontcache":
-                raise UnavailableError(self.name, f"{refusal}.", _REMEDY)
-            meter.fell_back("uncached", "sync_file_range", refusal)
-        return refusal is None
+            return 0
+        file = DontCache(fd)
+        if self.options.method == "dontcache" and file.refusal is not None:
+            raise UnavailableError(self.name, f"{file.refusal}.", _REMEDY)
+        return file.flags(meter)
 
     def _source(self, fd: int, meter: Meter) -> Source:
-        takes_dontcache = self._takes_dontcache(fd, meter)
+        flags = self._dontcache_flags(fd, meter)
 
         def fill(views: list[Bytes], offset: int, own: Meter) -> None:
-            length = sum(map(len, views))
-            if takes_dontcache:
-                calls = pread_all(fd, views, offset, linux.RWF_DONTCACHE)
-                own.count("uncached", length, calls)
-                return
-            calls = pread_all(fd, views, offset)
-            os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
-            own.count("buffered+dontneed", length, calls)
+            read_uncached(fd, views, offset, flags, own)
 
         return fill

@@ -72,15 +72,11 @@ def summaries(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
 
 def check_samples(record: ResultFile) -> None:
     """Each is cold, verified, and moved what the header says of its axes."""
-    expected = {
-        (one.operation, one.format, one.granularity, one.restore_as, one.numjobs): one.bytes
-        for one in record.run.variants
-    }
+    expected = {(one.operation, one.axes): one.bytes for one in record.run.variants}
     for one in record.samples:
-        axes = (one.operation, one.format, one.granularity, one.restore_as, one.numjobs)
-        assert one.bytes == expected[axes]
+        assert one.bytes == expected[one.operation, one.axes]
         assert 0 < one.first_done_s <= one.last_done_s == one.elapsed_s
-        assert (one.first_done_s < one.last_done_s) == (one.numjobs > 1)
+        assert (one.first_done_s < one.last_done_s) == (one.axes.numjobs > 1)
         if one.operation == "restore":
             assert one.cold is not None
             assert one.cold.resident_fraction <= 0.01
@@ -111,7 +107,7 @@ def test_processes_side_by_side(
     record = read(tmp_path / "run.jsonl")
     check_samples(record)
     assert len(record.samples) == 2 * 2 * 3
-    by = {(s.writer, s.operation, s.restore_as, s.numjobs): s for s in record.samples}
+    by = {(s.writer, s.operation, s.axes.restore_as, s.axes.numjobs): s for s in record.samples}
     for (writer, operation, restore_as, numjobs), one in by.items():
         if numjobs == 2 and restore_as is None:
             single = by[writer, operation, None, 1]
@@ -145,7 +141,10 @@ def test_serializers_and_granularities_side_by_side(
         *(("peer:safetensors", None, g) for g in ("blob", "layer")),
     }
     assert {one["verdict"] for one in summaries(done)} == {"VALID"}
-    assert {(v.granularity, v.files) for v in record.run.variants} == {("blob", 1), ("layer", 3)}
+    assert {(v.axes.granularity, v.files) for v in record.run.variants} == {
+        ("blob", 1),
+        ("layer", 3),
+    }
     for one in summaries(done):
         is_baseline = (one["writer"], one["format"], one["granularity"]) == (
             "buffered",
@@ -154,7 +153,7 @@ def test_serializers_and_granularities_side_by_side(
         )
         assert (one["ratio"] is None) == is_baseline
     for one in record.samples:
-        assert (one.numjobs, one.first_done_s) == (1, one.last_done_s)
+        assert (one.axes.numjobs, one.first_done_s) == (1, one.last_done_s)
 
 
 def test_one_process_fails_or_brings_wrong_bytes(
@@ -172,7 +171,7 @@ def test_one_process_fails_or_brings_wrong_bytes(
     assert cause in done.stderr.splitlines()[-1]
     assert os.listdir(target) == []
     record = read(tmp_path / "run.jsonl")
-    assert [(one.writer, one.numjobs) for one in record.failures] == [("failing", 2)]
+    assert [(one.writer, one.axes.numjobs) for one in record.failures] == [("failing", 2)]
     met = [one for one in record.samples if one.writer == "meeting"]
     assert len(met) == 2
     wrong = [one.verified for one in record.samples if one.writer == "wrong" and one.verified]

@@ -21,10 +21,11 @@ from iobench.bench import counters
 from iobench.bench.axes import Variant
 from iobench.bench.contender import Contender
 from iobench.bench.contenders import choose
-from iobench.bench.crew import Alone
+from iobench.bench.crew import InProcess
 from iobench.bench.directory import DirectoryScratch
 from iobench.bench.job import Job, JobSetup
 from iobench.bench.sampler import Reading
+from iobench.bench.target import OpenTarget
 from iobench.bench.trial import Trial
 from iobench.results import Sample
 from iobench.units import KIB, MIB
@@ -95,10 +96,12 @@ class Stage:
             contender=0,
             shape=0,
             files=(files,),
-            team=Alone(setup),
-            scratch=DirectoryScratch(directory=target),
-            monitor=NoDevice(),
-            sampler=self.watch,  # type: ignore[arg-type]
+            executor=InProcess(setup),
+            target=OpenTarget(
+                scratch=DirectoryScratch(directory=target),
+                monitor=NoDevice(),
+                sampler=self.watch,  # type: ignore[arg-type]
+            ),
         )
         self.contender.warm_up(target / "warm-up")
         self.before, self.count = tasks(), threading.active_count()

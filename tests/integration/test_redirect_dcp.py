@@ -14,7 +14,7 @@ from torch.distributed.checkpoint import filesystem
 
 from iobench.integrations.default_writer import set_default_writer
 from iobench.integrations.redirect import patches
-from iobench.integrations.redirect.tally import Tally
+from iobench.integrations.redirect.tally import CallCounts
 
 STATE = {"w": torch.arange(4096.0)}
 
@@ -25,7 +25,7 @@ def _redirected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     for name in ("create_stream", "rename", "mkdir"):
         monkeypatch.setattr(filesystem.FileSystem, name, getattr(filesystem.FileSystem, name))
     set_default_writer("buffered")
-    patches.dcp(filesystem, Tally(tmp_path / "session"))
+    patches.dcp(filesystem, CallCounts(tmp_path / "session"))
     yield
     set_default_writer(None)
 

@@ -15,6 +15,7 @@ import pytest
 from iobench import results
 from iobench.environment import fio_version, probe_directory
 from iobench.results import read
+from iobench.results.setting import AXIS_NAMES
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -23,10 +24,7 @@ SUMMARY_KEYS = {
     *(
         "writer",
         "options",
-        "format",
-        "granularity",
-        "restore_as",
-        "numjobs",
+        *AXIS_NAMES,
         "operation",
         "samples",
         "bytes",

@@ -16,7 +16,7 @@ import pytest
 
 from iobench.bench.contender import WriterContender
 from iobench.bench.holder import Holder
-from iobench.bench.target import target_of
+from iobench.bench.target_kinds import target_of
 from iobench.errors import UnavailableError
 from iobench.results import read
 from iobench.testing import Bucket, LocalS3, local_s3

@@ -11,13 +11,13 @@ import pytest
 
 from iobench import workloads
 from iobench.bench import directory
-from iobench.bench.target import target_of
+from iobench.bench.target_kinds import target_of
 from iobench.checkpoint.checkpointer import Checkpointer
 from iobench.tune import rig as rig_module
 from iobench.tune.candidate import Candidate
 from iobench.tune.measurement import Step
 from iobench.tune.objective import Objective
-from iobench.tune.rig import Rig
+from iobench.tune.rig import TrialRunner
 from iobench.units import MIB
 from iobench.writers.buffered import BufferedWriter
 
@@ -41,10 +41,10 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture
-def rig(tiny_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+def rig(tiny_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrialRunner]:
     """A rig for stalls, not waiting for the device between trials."""
     monkeypatch.setattr(directory, "settle", lambda *_: None)
-    with Rig.on(
+    with TrialRunner.on(
         target_of(str(target), []),
         workload=workloads.load(str(tiny_path)),
         rank=0,
@@ -57,7 +57,7 @@ def rig(tiny_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 @pytest.mark.parametrize("verify", [False, True])
-def test_every_copy_of_a_stall_is_booked(rig: Rig, given: list[int], verify: bool) -> None:
+def test_every_copy_of_a_stall_is_booked(rig: TrialRunner, given: list[int], verify: bool) -> None:
     """Five checkpoints in the background, and one more where a trial is also verified."""
     candidate = Candidate.of("buffered", {}, "drawn")
     step = Step(phase="confirm", round=1, size_bytes=SIZE, verify=verify)
@@ -70,7 +70,7 @@ def test_every_copy_of_a_stall_is_booked(rig: Rig, given: list[int], verify: boo
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_trial_leaves_no_checkpoint(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, broken: bool
+    rig: TrialRunner, monkeypatch: pytest.MonkeyPatch, broken: bool
 ) -> None:
     """Nor one of a stall that failed half-way: the next trial has the room that this one had."""
     if broken:
@@ -86,11 +86,13 @@ def test_a_trial_leaves_no_checkpoint(
     step = Step(phase="confirm", round=1, size_bytes=SIZE, verify=True)
     measured = rig(Candidate.of("buffered", {}, "drawn"), step)
     assert (measured.error is not None) is broken
-    assert rig.scratch.directory is not None
-    assert os.listdir(rig.scratch.directory) == ["lock"]
+    assert rig.opened.scratch.directory is not None
+    assert os.listdir(rig.opened.scratch.directory) == ["lock"]
 
 
-def test_writers_used_last_keep_their_memory(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writers_used_last_keep_their_memory(
+    rig: TrialRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A new one is warmed up, which is booked; of more than are kept the oldest is let go."""
     monkeypatch.setattr(rig_module, "_KEPT_WRITERS", 2)
     a, b, c = (

@@ -11,9 +11,9 @@ from typing import Any
 
 from iobench.errors import UnavailableError
 from iobench.integrations.bypass import bypass, bypassed
-from iobench.integrations.place import NotOurs, Place, path_of
+from iobench.integrations.place import NotOurs, StockPath, path_of
 from iobench.integrations.redirect.detour import fallbacks_of
-from iobench.integrations.redirect.tally import Count, Tally
+from iobench.integrations.redirect.tally import CallCounts, Count
 from iobench.writers.base import Writer
 from iobench.writers.stream import Stream
 
@@ -29,7 +29,7 @@ def dcp_stream(
     path: str | os.PathLike[str],
     mode: str,
     writer: Callable[[], Writer],
-    tally: Tally,
+    tally: CallCounts,
 ) -> Iterator[Any]:
     """`stock(system, path, mode)`, a context manager, over the writer where a file is written."""
     if mode != "wb" or bypassed():
@@ -41,7 +41,7 @@ def dcp_stream(
     try:
         with bypass():
             chosen = writer()
-            place = Place.of(path_of(path), chosen, stock_renames=False)
+            place = StockPath.of(path_of(path), chosen, stock_renames=False)
             opened = chosen.open(place.path)
     except Exception as why:  # noqa: BLE001 -- it is told, and stock has the last word
         reason = str(why)

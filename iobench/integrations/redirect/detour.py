@@ -1,4 +1,4 @@
-"""Detour: one stock function's calls, over the writer where that is the same, else as before."""
+"""Redirect: one stock function's calls, over the writer where that is the same, else as before."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from iobench.integrations.place import (
     check_stock_can_load,
     check_stock_can_save,
 )
-from iobench.integrations.redirect.tally import Count, Tally
+from iobench.integrations.redirect.tally import CallCounts, Count
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Transfer
 
-__all__ = ["Detour", "fallbacks_of"]
+__all__ = ["Redirect", "fallbacks_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Detour:
+class Redirect:
     """Stands in for `stock`, which is called `name` and has its file as argument `file`.
 
     What goes to stock goes there with the very arguments, and before anything was written.
@@ -35,7 +35,7 @@ class Detour:
     stock: Callable[..., Any]
     file: tuple[int, str]
     """Its place and its name."""
-    tally: Tally
+    tally: CallCounts
     _told: set[str] = field(default_factory=set)
 
     def saving(self, prepare: Callable[..., Callable[[], Transfer]]) -> Callable[..., Any]:
@@ -111,7 +111,7 @@ class Detour:
 class _Call:
     """One call, and when it began."""
 
-    def __init__(self, detour: Detour, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, detour: Redirect, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._detour, self._args, self._kwargs = detour, args, kwargs
         self._began = time.perf_counter()
         self._given = file = detour.file_of(args, kwargs)

@@ -20,7 +20,7 @@ from iobench.writers.base import Writer
 from iobench.writers.config import dump_writer
 from iobench.writers.files import write_text
 
-__all__ = ["SCHEMA", "Outcome", "launch", "report", "write_report"]
+__all__ = ["SCHEMA", "ExecOutcome", "launch", "report", "write_report"]
 
 SCHEMA = "iobench.exec/1"
 _HOOK = Path(__file__).with_name("hook")
@@ -35,7 +35,7 @@ _OF_PYTHON = tuple(  # Python ignores them, the script shall not begin so
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class ExecOutcome:
     """How the command ended (a signal as a negative number, as in subprocess) and what was done."""
 
     returncode: int
@@ -46,7 +46,7 @@ class Outcome:
     """Python processes in which there was something to redirect."""
 
 
-def launch(command: Sequence[str], writer: Writer) -> Outcome:
+def launch(command: Sequence[str], writer: Writer) -> ExecOutcome:
     """Run `command` to its end, redirected to `writer`.
 
     Signals are passed on to it. Raises UsageError when it cannot be started.
@@ -59,7 +59,7 @@ def launch(command: Sequence[str], writer: Writer) -> Outcome:
         returncode = _run(command, _environment(directory))
         elapsed_s = time.perf_counter() - began
         functions, problems, processes = merged(directory)
-    return Outcome(
+    return ExecOutcome(
         returncode=returncode,
         elapsed_s=elapsed_s,
         functions=functions,
@@ -109,7 +109,7 @@ def _wait(child: int) -> int:
                 os.kill(child, info.si_signo)
 
 
-def report(outcome: Outcome, command: Sequence[str], writer: Writer) -> dict[str, Any]:
+def report(outcome: ExecOutcome, command: Sequence[str], writer: Writer) -> dict[str, Any]:
     """The outcome as a JSON document; bytes and seconds are those of all processes together."""
     return {
         "schema": SCHEMA,

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 from iobench.integrations.bypass import bypassed
 from iobench.integrations.default_writer import redirected_writer
-from iobench.integrations.redirect.detour import Detour
-from iobench.integrations.redirect.tally import Tally
+from iobench.integrations.redirect.detour import Redirect
+from iobench.integrations.redirect.tally import CallCounts
+from iobench.integrations.replacing import replace
 
 __all__ = ["dcp", "safetensors", "torch"]
 
 
-def torch(module: ModuleType, tally: Tally) -> None:
+def torch(module: ModuleType, tally: CallCounts) -> None:
     """torch.save and torch.load, in torch.serialization before torch takes them from there."""
 
     def prepare(*args: Any, **kwargs: Any) -> Any:
@@ -34,13 +34,13 @@ def torch(module: ModuleType, tally: Tally) -> None:
 
         return plain_torch.load(redirected_writer(), *args, **kwargs)
 
-    saving = Detour(name="torch.save", stock=module.save, file=(1, "f"), tally=tally)
-    loading = Detour(name="torch.load", stock=module.load, file=(0, "f"), tally=tally)
-    _replace(module.save, saving.saving(prepare), module)
-    _replace(module.load, loading.loading(load), module)
+    saving = Redirect(name="torch.save", stock=module.save, file=(1, "f"), tally=tally)
+    loading = Redirect(name="torch.load", stock=module.load, file=(0, "f"), tally=tally)
+    replace(module.save, saving.saving(prepare), module)
+    replace(module.load, loading.loading(load), module)
 
 
-def safetensors(module: ModuleType, tally: Tally) -> None:
+def safetensors(module: ModuleType, tally: CallCounts) -> None:
     """safetensors.torch.save_file and load_file."""
 
     def prepare(*args: Any, **kwargs: Any) -> Any:
@@ -54,17 +54,17 @@ def safetensors(module: ModuleType, tally: Tally) -> None:
         return plain_safetensors.load(redirected_writer(), *args, **kwargs)
 
     name = "safetensors.torch"
-    saving = Detour(
+    saving = Redirect(
         name=f"{name}.save_file", stock=module.save_file, file=(1, "filename"), tally=tally
     )
-    loading = Detour(
+    loading = Redirect(
         name=f"{name}.load_file", stock=module.load_file, file=(0, "filename"), tally=tally
     )
-    _replace(module.save_file, saving.saving(prepare), module)
-    _replace(module.load_file, loading.loading(load), module)
+    replace(module.save_file, saving.saving(prepare), module)
+    replace(module.load_file, loading.loading(load), module)
 
 
-def dcp(module: ModuleType, tally: Tally) -> None:
+def dcp(module: ModuleType, tally: CallCounts) -> None:
     """The files and directories that DCP's FileSystemWriter, and those derived from it, make."""
     stock = module.FileSystem.create_stream
     stock_mkdir = module.FileSystem.mkdir
@@ -98,13 +98,3 @@ def dcp(module: ModuleType, tally: Tally) -> None:
     module.FileSystem.create_stream = create_stream
     module.FileSystem.mkdir = mkdir
     module.FileSystem.rename = rename
-
-
-def _replace(stock: Callable[..., Any], ours: Callable[..., Any], home: ModuleType) -> None:
-    """Put `ours` in the place of `stock`, also where a module took it from `home` already."""
-    for module in [home, *sys.modules.values()]:
-        names = getattr(module, "__dict__", None)
-        if not isinstance(names, dict):
-            continue
-        for name in [name for name, value in list(names.items()) if value is stock]:
-            names[name] = ours

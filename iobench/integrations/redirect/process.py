@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from iobench.integrations.redirect.watch import Watch
 
 if TYPE_CHECKING:
-    from iobench.integrations.redirect.tally import Tally
+    from iobench.integrations.redirect.tally import CallCounts
 
 __all__ = ["begin"]
 
@@ -27,10 +27,10 @@ def begin(session: str, problem: Callable[[str], None]) -> None:
     """
 
     @functools.cache
-    def tally() -> Tally:
-        from iobench.integrations.redirect.tally import Tally
+    def tally() -> CallCounts:
+        from iobench.integrations.redirect.tally import CallCounts
 
-        return Tally(session)
+        return CallCounts(session)
 
     def redirecting(function: str) -> Callable[[ModuleType], None]:
         def action(module: ModuleType) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from iobench.integrations.redirect.launch import Outcome
+from iobench.integrations.redirect.launch import ExecOutcome
 from iobench.integrations.redirect.tally import Count
 from iobench.units import MIB, format_rate, format_size
 from iobench.writers.base import Writer
@@ -14,7 +14,7 @@ __all__ = ["summary"]
 _WORTH_A_RATE = 8 * MIB  # below it is latency that is seen
 
 
-def summary(outcome: Outcome, writer: Writer) -> Iterator[str]:
+def summary(outcome: ExecOutcome, writer: Writer) -> Iterator[str]:
     """Lines: what went over the writer, what did not and why, what failed."""
     options = ",".join(writer.options.changed())
     name = f"{writer.name},{options}" if options else writer.name
@@ -36,7 +36,7 @@ def summary(outcome: Outcome, writer: Writer) -> Iterator[str]:
     yield from outcome.problems
 
 
-def _why_nothing(outcome: Outcome) -> str:
+def _why_nothing(outcome: ExecOutcome) -> str:
     if outcome.processes:
         return "the script saved and loaded nothing"
     return "no Python process that it reached loaded torch or safetensors"

@@ -1,4 +1,4 @@
-"""Tally: what became of the redirected calls of one process, kept in a file as they happen."""
+"""CallCounts: what became of the redirected calls of one process, kept in a file as they happen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from iobench.text import printable
 
-__all__ = ["Count", "Tally", "merged"]
+__all__ = ["CallCounts", "Count", "merged"]
 
 _SUFFIX = ".json"
 _PROBLEM = ".problem"
@@ -48,7 +48,7 @@ class Function:
     fallbacks: dict[str, int] = field(default_factory=dict)
 
 
-class Tally:
+class CallCounts:
     """Counts, and after every call writes all counts to a file of the process in `directory`.
 
     So a process that is killed is counted too. A forked child has counts of its own.

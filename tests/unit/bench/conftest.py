@@ -9,10 +9,11 @@ import pytest
 from iobench import workloads
 from iobench.bench.axes import Variant
 from iobench.bench.contender import Contender
-from iobench.bench.crew import Alone
+from iobench.bench.crew import InProcess
 from iobench.bench.directory import DirectoryScratch
 from iobench.bench.job import JobSetup
 from iobench.bench.replay import Replay
+from iobench.bench.target import OpenTarget
 from iobench.bench.trial import Trial
 from iobench.environment import DeviceCounters
 from iobench.units import MIB
@@ -76,13 +77,12 @@ def make_trial(contender: Contender, tiny: Workload, directory: Path, idle: Idle
         contender=0,
         shape=0,
         files=(files,),
-        team=Alone(setup),
-        scratch=DirectoryScratch(directory=directory),
-        monitor=idle,
+        executor=InProcess(setup),
+        target=OpenTarget(scratch=DirectoryScratch(directory=directory), monitor=idle),
     )
 
 
 def replay_of(trial: Trial) -> Replay:
     """The replay that `make_trial`'s trial moves."""
-    assert isinstance(trial.team, Alone)
-    return trial.team.job.replays[0]
+    assert isinstance(trial.executor, InProcess)
+    return trial.executor.job.replays[0]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import iobench
 from iobench.bench.axes import Axes
 from iobench.bench.contenders import choose, find_baseline
 from iobench.bench.planning import make_plan, plan_lines
@@ -46,7 +48,11 @@ def test_every_combination_takes_part() -> None:
 
 def test_what_is_skipped_is_told(tmp_path: Path) -> None:
     plan = make_plan(
-        workload="llama7b", writers=BOTH, target=tmp_path, size="64MiB", serializer="raw,torch"
+        workload="llama7b",
+        writers=BOTH,
+        target=tmp_path,
+        size="64MiB",
+        axes=Axes.parse(serializer="raw,torch"),
     )
     assert (
         "\n".join(plan_lines(plan)).count("left out  peer:torch-save with --serializer torch") == 1
@@ -90,8 +96,16 @@ def test_a_baseline_is_found_by_as_much_as_is_said() -> None:
             find_baseline(text, variants)
 
 
-def plan_of(workload: str, target: Path, **asked: Any) -> Any:
-    return make_plan(workload=workload, writers="buffered", target=target, size="64MiB", **asked)
+def plan_of(workload: str, target: Path, rank: int = 0, pool: str = "1GiB", **axes: str) -> Any:
+    return make_plan(
+        workload=workload,
+        writers="buffered",
+        target=target,
+        size="64MiB",
+        rank=rank,
+        pool=pool,
+        axes=Axes.parse(**axes),
+    )
 
 
 def test_ranks_of_a_node_save_their_own_files(tmp_path: Path) -> None:
@@ -126,3 +140,31 @@ def test_more_processes_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("iobench.bench.plan.available_bytes", lambda: 600 * MIB)
     with pytest.raises(UsageError, match=r"--numjobs 4: each process takes .* choose fewer"):
         plan_of("llama7b", tmp_path, numjobs="4")
+
+
+def _spelling_out(name: str) -> set[str]:
+    """The files of the package whose code uses `name` as a variable, field, argument or key."""
+    package = Path(iobench.__file__).parent
+    found = set()
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Name(id=word) | ast.Attribute(attr=word) | ast.arg(arg=word):
+                    pass
+                case ast.keyword(arg=word) | ast.Constant(value=word):
+                    pass
+                case _:
+                    continue
+            if word == name:
+                found.add(path.relative_to(package).as_posix())
+    return found
+
+
+def test_an_axis_is_spelled_out_in_four_files_at_most() -> None:
+    """Where it is declared, parsed, offered and acted upon; see the docstring of bench/axes.py."""
+    assert _spelling_out("granularity") == {
+        "results/setting.py",
+        "bench/axes.py",
+        "cli/run.py",
+        "workloads/reshape.py",
+    }

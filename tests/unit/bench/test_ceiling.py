@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from iobench.bench import fio
-from iobench.bench.ceiling import Ceiling
+from iobench.bench.ceiling import CeilingJobs
 from iobench.bench.fio import JOBS, FioJob, FioSample
 from iobench.errors import CeilingError
 from iobench.results import CeilingSample, Operation
@@ -35,7 +35,7 @@ def turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[_Fails], 
             )
 
         monkeypatch.setattr(fio, "run_job", run_job)
-        ceiling = Ceiling(run_id="0" * 16, directory=tmp_path, size_bytes=4096, fallocate=True)
+        ceiling = CeilingJobs(run_id="0" * 16, directory=tmp_path, size_bytes=4096, fallocate=True)
         seen: list[object] = []
 
         def settled(*told: object) -> None:

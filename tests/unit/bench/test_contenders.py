@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,20 +10,22 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from iobench import peers
 from iobench.bench import contenders
 from iobench.bench.contender import Contender, WriterContender
 from iobench.bench.contenders import choose
 from iobench.bench.peer_contender import PeerContender
+from iobench.cli.main import app
 from iobench.errors import OptionError, UnavailableError, UnknownNameError, UsageError
 from iobench.peers.base import Peer, State
 from iobench.results import Failure
 from iobench.units import KIB, MIB
 from iobench.workloads import Workload
-from iobench.writers.registry import make
+from iobench.writers.registry import Registry, make
 
-from .conftest import make_trial, replay_of
+from .conftest import IdleMonitor, make_trial, replay_of
 
 
 class Memory(Peer):
@@ -212,3 +215,70 @@ def test_a_failure_is_recorded(tmp_path: Path, tiny: Workload, idle: Any) -> Non
     assert isinstance(failure, Failure)
     assert (failure.writer, failure.operation) == ("peer:memory", "restore")
     assert failure.error == "ValueError: no such thing"
+
+
+_THIRD_PARTY = """
+from dataclasses import dataclass
+import torch
+from iobench.peers.base import Peer
+from iobench.writers.options import WriterOptions, option
+
+@dataclass(frozen=True, kw_only=True)
+class MineOptions(WriterOptions):
+    depth: int = option(1, help="How deep.")
+
+class Mine(Peer):
+    name = "mine"
+    summary = "a peer of another package"
+    suffix = ".pt"
+    Options = MineOptions
+
+    def save(self, state, path):
+        torch.save(dict(state), path)
+
+    def restore(self, path, wanted):
+        return torch.load(path, weights_only=True)
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package of a third party: one peer that works and two that cannot be loaded."""
+    site = tmp_path / "site"
+    (site / "mine-1.dist-info").mkdir(parents=True)
+    (site / "mine-1.dist-info/METADATA").write_text("Name: mine\nVersion: 1\n")
+    (site / "mine-1.dist-info/entry_points.txt").write_text(
+        "[iobench.peers]\nmine = mine_peer:Mine\n"
+        "gone = no_such_package:Peer\nother = mine_peer:MineOptions\n"
+    )
+    (site / "mine_peer.py").write_text(_THIRD_PARTY)
+    monkeypatch.syspath_prepend(site)
+    fresh: Registry[Peer] = Registry(peers.GROUP, Peer, noun="peer", prefix=peers.PREFIX)
+    monkeypatch.setattr(peers, "_PEERS", fresh)  # the entry points are read once per process
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_peer_of_another_package(tmp_path: Path, tiny: Workload, idle: IdleMonitor) -> None:
+    """It is chosen, measured and listed like ours; one that cannot be loaded says why."""
+    (one,), _ = choose("peer:mine,depth=3", tmp_path)
+    assert (one.label, one.options) == ("peer:mine,depth=3", {"depth": 3})
+    trial = make_trial(one, tiny, tmp_path, idle)
+    assert trial.save() is not None
+    restored = trial.restore()
+    assert restored is not None
+    assert restored.verified is not None
+    assert restored.verified.tensors > restored.verified.mismatches == 0
+    listed = CliRunner().invoke(app, ["writers", "--target", str(tmp_path), "--format", "json"])
+    found = {entry["name"]: entry for entry in json.loads(listed.stdout)["peers"]}
+    assert {"peer:torch-save", "peer:mine", "peer:gone", "peer:other"} <= set(found)
+    assert found["peer:mine"]["available"]
+    assert not found["peer:gone"]["available"]
+    for name, why in (("gone", "No module named 'no_such_package'"), ("other", "is not a Peer")):
+        with pytest.raises(UnavailableError, match=rf"^peer:{name} is not available here: .*{why}"):
+            choose(f"peer:{name}", tmp_path)
+        assert why in found[f"peer:{name}"]["reason"]
+
+
+@pytest.mark.parametrize("name", peers.names())
+def test_peers_are_registered_under_their_own_names(name: str) -> None:
+    assert peers.peer_class(name).name == name

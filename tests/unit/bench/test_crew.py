@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from iobench.bench.contender import WriterContender
-from iobench.bench.crew import Crew
-from iobench.bench.job import Job, JobSetup, Place
+from iobench.bench.crew import ProcessGroup
+from iobench.bench.job import CheckpointRef, Job, JobSetup
 from iobench.errors import JobError
 from iobench.units import MIB
 from iobench.workloads import Workload
@@ -29,7 +29,7 @@ def workload(tmp_path_factory: pytest.TempPathFactory) -> Workload:
 
 
 @pytest.fixture(scope="module")
-def crew(workload: Workload, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+def crew(workload: Workload, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessGroup]:
     """Two processes, as they are after a warm-up."""
     first = JobSetup(
         contenders=(WriterContender(make("buffered", threads="2")),),
@@ -41,21 +41,21 @@ def crew(workload: Workload, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     )
     where = tmp_path_factory.mktemp("warm-up")
     setups = [first, replace(first, number=1, seed=2)]
-    with Crew(setups, partial(Job.warm_up, directory=where)) as made:
+    with ProcessGroup(setups, partial(Job.warm_up, directory=where)) as made:
         yield made
 
 
-def processes(crew: Crew) -> list[subprocess.Popen[bytes]]:
+def processes(crew: ProcessGroup) -> list[subprocess.Popen[bytes]]:
     return [member._process for member in crew._members]
 
 
 def test_each_saves_and_restores_files_of_its_own(
-    crew: Crew, workload: Workload, tmp_path: Path
+    crew: ProcessGroup, workload: Workload, tmp_path: Path
 ) -> None:
     """With the same options, in directories of their own, other bytes each, and their own usage."""
-    place = Place(contender=0, shape=0, directory=tmp_path)
+    ref = CheckpointRef(contender=0, shape=0, directory=tmp_path)
     crew.ask(2, partial(Job.prepare, shape=0))
-    saved = crew.ask(2, partial(Job.save, place=place))
+    saved = crew.ask(2, partial(Job.save, ref=ref))
     sizes = crew.ask(2, partial(Job.sizes, shape=0, subsets=(None, 0.3)))
     assert [sum(t.bytes for t in one.transfers) for one in saved] == [one.saved for one in sizes]
     assert all(one.usage.io.get("wchar", sizes[0].saved) >= sizes[0].saved for one in saved)
@@ -68,26 +68,26 @@ def test_each_saves_and_restores_files_of_its_own(
     assert (tmp_path / "job-0" / path).read_bytes() != (tmp_path / "job-1" / path).read_bytes()
     for subset in (None, 0.3):
         crew.ask(2, partial(Job.scrub, shape=0, subset=subset))
-        restored = crew.ask(2, partial(Job.restore, place=place))
+        restored = crew.ask(2, partial(Job.restore, ref=ref))
         moved = [sum(t.bytes for t in one.transfers) for one in restored]
         assert moved == [one.restored[subset is not None] for one in sizes]
-        assert [one.mismatches for one in crew.ask(2, partial(Job.verify, place=place))] == [0, 0]
+        assert [one.mismatches for one in crew.ask(2, partial(Job.verify, ref=ref))] == [0, 0]
     assert crew.ask(2, attrgetter("contenders"))[1][0].label == "buffered,threads=2"
 
 
-def test_a_wrong_byte_of_one_process_is_found(crew: Crew, tmp_path: Path) -> None:
-    place = Place(contender=0, shape=0, directory=tmp_path)
+def test_a_wrong_byte_of_one_process_is_found(crew: ProcessGroup, tmp_path: Path) -> None:
+    ref = CheckpointRef(contender=0, shape=0, directory=tmp_path)
     crew.ask(2, partial(Job.prepare, shape=0))
-    crew.ask(2, partial(Job.save, place=place))
+    crew.ask(2, partial(Job.save, ref=ref))
     (path,) = (tmp_path / "job-1").rglob("model.safetensors")  # ends with a tensor
     data = path.read_bytes()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     crew.ask(2, partial(Job.scrub, shape=0, subset=None))
-    crew.ask(2, partial(Job.restore, place=place))
-    assert [one.mismatches for one in crew.ask(2, partial(Job.verify, place=place))] == [0, 1]
+    crew.ask(2, partial(Job.restore, ref=ref))
+    assert [one.mismatches for one in crew.ask(2, partial(Job.verify, ref=ref))] == [0, 1]
 
 
-def test_the_error_of_one_process_ends_all(crew: Crew) -> None:
+def test_the_error_of_one_process_ends_all(crew: ProcessGroup) -> None:
     """It is told which, and why; the next time there are new ones."""
     crew.ask(2, partial(Job.prepare, shape=0))
     before = processes(crew)
@@ -99,14 +99,14 @@ def test_the_error_of_one_process_ends_all(crew: Crew) -> None:
     assert {one.pid for one in processes(crew)}.isdisjoint({one.pid for one in before})
 
 
-def test_a_process_that_is_killed(crew: Crew) -> None:
+def test_a_process_that_is_killed(crew: ProcessGroup) -> None:
     crew.ask(2, partial(Job.prepare, shape=0))
     processes(crew)[1].kill()
     with pytest.raises(JobError, match="process 2 of 2 was ended by SIGKILL"):
         crew.ask(2, partial(Job.prepare, shape=0))
 
 
-def test_none_is_left(crew: Crew) -> None:
+def test_none_is_left(crew: ProcessGroup) -> None:
     """At the end of the block all are gone; what is asked then starts anew."""
     crew.ask(1, partial(Job.prepare, shape=0))
     before = processes(crew)

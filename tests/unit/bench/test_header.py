@@ -11,7 +11,7 @@ import pytest
 from iobench.bench import directory
 from iobench.bench.axes import Axes
 from iobench.bench.contender import WriterContender
-from iobench.bench.crew import Team
+from iobench.bench.crew import Executor
 from iobench.bench.directory import DirectoryTarget
 from iobench.bench.header import header
 from iobench.bench.job import Job
@@ -25,7 +25,7 @@ from iobench.writers.registry import make
 T = TypeVar("T")
 
 
-class Members(Team):
+class Members(Executor):
     """Several jobs, in this process."""
 
     apart = False
@@ -91,7 +91,8 @@ def test_what_differs_is_told_once_each(header_of: Callable[..., Run], tiny: Wor
     """By shape, processes and part: two writers move the same, two ranks about twice as much."""
     run = header_of(tiny, numjobs="1,2", granularity="same,blob", restore_as="same,subset=0.5")
     told = {
-        (one.granularity, one.numjobs, one.operation, one.restore_as): one for one in run.variants
+        (one.axes.granularity, one.axes.numjobs, one.operation, one.axes.restore_as): one
+        for one in run.variants
     }
     assert len(run.variants) == len(told) == 2 * 2 * 3
     for shape in (None, "blob"):

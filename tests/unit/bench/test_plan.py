@@ -228,7 +228,12 @@ def test_the_default_size_takes_two_minutes(
 def test_an_aa_run_writes_and_takes_once_more(plan: Plan) -> None:
     """The first contender takes part twice; the record says so."""
     twice = replace(plan, aa=True)
-    assert [one.writer for one in twice.taking_part] == ["buffered", "null", "uncached", "buffered"]
+    assert [one.contender.name for one in twice.taking_part] == [
+        "buffered",
+        "null",
+        "uncached",
+        "buffered",
+    ]
     assert twice.written_bytes == plan.written_bytes + 3 * plan.size_bytes
     assert (plan.to_dict()["aa"], twice.to_dict()["aa"]) == (False, True)
 

@@ -18,7 +18,9 @@ AUTO = Repeat.parse("auto", "5%", "10min")
 
 def taking(*seconds: float, writer: str = "odirect") -> list[Sample]:
     return [
-        replace(SAVE, repetition=number, elapsed_s=elapsed, writer=writer)
+        replace(
+            SAVE, repetition=number, elapsed_s=elapsed, setting=replace(SAVE.setting, writer=writer)
+        )
         for number, elapsed in enumerate(seconds)
     ]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from iobench.bench.axes import Axes
 from iobench.bench.contender import Contender, WriterContender
 from iobench.bench.contenders import choose
 from iobench.bench.planning import make_plan
@@ -73,5 +74,9 @@ def test_what_cannot_be_meant(tmp_path: Path, text: str) -> None:
     """Only a part between none and all can be asked for."""
     with pytest.raises(OptionError, match="must be same, or subset"):
         make_plan(
-            workload="llama7b", writers="null", target=tmp_path, size="64MiB", restore_as=text
+            workload="llama7b",
+            writers="null",
+            target=tmp_path,
+            size="64MiB",
+            axes=Axes.parse(restore_as=text),
         )

@@ -10,7 +10,7 @@ import pytest
 from iobench.bench.bucket import BucketTarget
 from iobench.bench.contenders import choose
 from iobench.bench.directory import DirectoryTarget
-from iobench.bench.target import target_of
+from iobench.bench.target_kinds import target_of
 from iobench.errors import TargetError, UsageError
 
 

@@ -251,7 +251,7 @@ def test_nothing_of_ours_runs_inside_the_clock(
     one = make_trial(contender, tiny, tmp_path, idle)
     before = threading.active_count()
     with Sampler([]) as sampler:
-        one = replace(one, sampler=sampler)
+        one = replace(one, target=replace(one.target, sampler=sampler))
         saved, restored = one.save(), one.restore()
     assert events == [
         *("prepare", "__init__", "save", "stop"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from iobench.bench.verdict import Context, Status, Verdict, combine, judge, with_verification
+from iobench.bench.verdict import Context, Verdict, VerdictStatus, combine, judge, with_verification
 from iobench.results import (
     Cold,
     DeviceCounts,
@@ -52,12 +52,12 @@ def reasons(verdict: Verdict) -> list[str]:
 
 @pytest.mark.parametrize("sample", [SAVE, RESTORE])
 def test_a_proper_sample_is_valid_without_reasons(sample: Sample) -> None:
-    assert judge(sample, FULL) == Verdict(status=Status.VALID)
+    assert judge(sample, FULL) == Verdict(status=VerdictStatus.VALID)
 
 
 def test_a_smaller_workload_is_valid_scaled_and_says_how() -> None:
     verdict = judge(SAVE, Context(workload_bytes=SIZE, scale="2 of 32 layers"))
-    assert verdict.status is Status.SCALED
+    assert verdict.status is VerdictStatus.SCALED
     assert reasons(verdict) == ["scaled: 2 of 32 layers"]
 
 
@@ -96,7 +96,7 @@ def test_a_smaller_workload_is_valid_scaled_and_says_how() -> None:
 )
 def test_what_makes_a_figure_invalid(sample: Sample, reason: str) -> None:
     verdict = judge(sample, Context(workload_bytes=SIZE, scale="smaller"))
-    assert verdict.status is Status.INVALID
+    assert verdict.status is VerdictStatus.INVALID
     assert reasons(verdict)[0].startswith(reason)
 
 
@@ -110,7 +110,7 @@ def test_what_makes_a_figure_invalid(sample: Sample, reason: str) -> None:
     ],
 )
 def test_the_limits_themselves_are_allowed(sample: Sample) -> None:
-    assert judge(sample, FULL) == Verdict(status=Status.VALID)
+    assert judge(sample, FULL) == Verdict(status=VerdictStatus.VALID)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_the_limits_themselves_are_allowed(sample: Sample) -> None:
 )
 def test_what_is_only_told(sample: Sample, expected: list[str]) -> None:
     verdict = judge(sample, FULL)
-    assert verdict.status is Status.VALID
+    assert verdict.status is VerdictStatus.VALID
     assert reasons(verdict) == expected
 
 
@@ -185,7 +185,7 @@ def test_the_worst_verdict_stands_and_reasons_are_counted() -> None:
     context = Context(workload_bytes=SIZE, scale="smaller")
     warm = [replace(RESTORE, cold=cold(part)) for part in (0.5, 0.2, 0.2, 0.3, 0.4)]
     verdict = combine([judge(sample, context) for sample in (RESTORE, *warm)])
-    assert verdict.status is Status.INVALID
+    assert verdict.status is VerdictStatus.INVALID
     assert sorted(reasons(verdict)) == [
         "5 of 6 samples: not cold: more than 1 % was still in the page cache "
         "(50 %, 20 %, 30 %, ...)",
@@ -210,9 +210,9 @@ def test_a_save_is_verified_by_the_restore_of_its_repetition() -> None:
         save,
         replace(save, repetition=2),
         replace(save, repetition=3),
-        replace(save, writer="other"),
-        replace(RESTORE, writer=SAVE.writer, repetition=1, verified=GOOD),
-        replace(RESTORE, writer=SAVE.writer, repetition=2, verified=bad),
+        replace(save, setting=replace(save.setting, writer="other")),
+        replace(RESTORE, setting=SAVE.setting, repetition=1, verified=GOOD),
+        replace(RESTORE, setting=SAVE.setting, repetition=2, verified=bad),
     ]
     assert [sample.verified for sample in with_verification(given)] == [
         GOOD,
@@ -228,9 +228,8 @@ def some(part: int, *, repetition: int = 1, restore_as: str | None = "subset=0.1
     """A restore of one tensor in twenty, which has `part` % of the bytes."""
     return replace(
         RESTORE,
-        writer=SAVE.writer,
+        setting=SAVE.setting.at(restore_as=restore_as),
         repetition=repetition,
-        restore_as=restore_as,
         bytes=part * SIZE // 100,
         verified=Verified(tensors=1, bytes=part * SIZE // 100, mismatches=0),
     )
@@ -240,7 +239,7 @@ def test_a_save_of_which_some_tensors_were_compared_tells_so() -> None:
     """All else of it was never read; whose proof is a whole restore has nothing to tell."""
     save = replace(SAVE, verified=None, repetition=1)
     partly, _ = with_verification([save, some(52)])
-    assert judge(partly, FULL).status is Status.VALID
+    assert judge(partly, FULL).status is VerdictStatus.VALID
     assert reasons(judge(partly, FULL)) == [
         "only the tensors of a restore of subset=0.1 were compared: 1 of them, 52 % of the bytes"
     ]
@@ -258,10 +257,7 @@ def test_a_restore_of_some_tensors_tells_how_much_it_brought() -> None:
     told = [
         VariantFacts(
             operation=operation,
-            format=restore.format,
-            granularity=restore.granularity,
-            restore_as=restore_as,
-            numjobs=restore.numjobs,
+            axes=restore.setting.at(restore_as=restore_as).axes,
             bytes=size,
             files=1,
         )

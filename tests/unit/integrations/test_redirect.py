@@ -18,9 +18,9 @@ import pytest
 
 from iobench.errors import TransferError, UnavailableError, UsageError
 from iobench.integrations.place import NotOurs
-from iobench.integrations.redirect.detour import Detour
+from iobench.integrations.redirect.detour import Redirect
 from iobench.integrations.redirect.launch import write_report
-from iobench.integrations.redirect.tally import Count, Tally, merged
+from iobench.integrations.redirect.tally import CallCounts, Count, merged
 from iobench.integrations.redirect.watch import Watch
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.transfer import Transfer
@@ -83,7 +83,7 @@ def test_what_is_imported_already_is_changed_at_once(modules: Path) -> None:
 
 def test_tallies_add_up(tmp_path: Path) -> None:
     """Of several processes, of a forked one, and of problems; examples are the first."""
-    one, other = Tally(tmp_path), Tally(tmp_path)
+    one, other = CallCounts(tmp_path), CallCounts(tmp_path)
     one.redirected("f", Count(calls=1, bytes=10, seconds=0.5, example="a"), ["x -> y"])
     one.redirected("f", Count(calls=1, bytes=5, seconds=0.5, example="b"), ["x -> y"])
     other.stock("f", "because", Count(calls=1, seconds=1.0, example="c"))
@@ -106,7 +106,7 @@ def test_tallies_add_up(tmp_path: Path) -> None:
 
 def test_a_tally_that_nobody_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its directory is gone, as after `iobench exec` was killed: the script goes on."""
-    tally = Tally(tmp_path / "gone")
+    tally = CallCounts(tmp_path / "gone")
     tally.redirected("f", Count(calls=1))
     assert capsys.readouterr().err == ""
     assert not (tmp_path / "gone").exists()
@@ -114,7 +114,7 @@ def test_a_tally_that_nobody_reads(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_what_is_in_the_file(tmp_path: Path) -> None:
     """One JSON document for each process, whole at any time."""
-    tally = Tally(tmp_path)
+    tally = CallCounts(tmp_path)
     for _ in range(3):
         tally.redirected("f", Count(calls=1, bytes=2))
     (path,) = tmp_path.iterdir()
@@ -161,8 +161,8 @@ def test_an_object_that_cannot_be_loaded_is_not_called_missing(tmp_path: Path) -
     def load(f: object) -> tuple[None, Transfer]:
         raise TransferError.wrap(OSError(errno.ECONNREFUSED, "refused"), "reading", str(f))
 
-    tally = Tally(tmp_path)
-    loading = Detour(name="torch.load", stock=stock, file=(0, "f"), tally=tally).loading(load)
+    tally = CallCounts(tmp_path)
+    loading = Redirect(name="torch.load", stock=stock, file=(0, "f"), tally=tally).loading(load)
     with pytest.raises(TransferError, match="refused"):
         loading("s3://bucket/model.pt")
     (counted,) = tmp_path.iterdir()
@@ -225,8 +225,8 @@ def test_an_object_that_cannot_be_saved_is_not_stocks(
             return fail
         raise why
 
-    tally = Tally(tmp_path)
-    saving = Detour(name="torch.save", stock=stock, file=(1, "f"), tally=tally).saving(prepare)
+    tally = CallCounts(tmp_path)
+    saving = Redirect(name="torch.save", stock=stock, file=(1, "f"), tally=tally).saving(prepare)
     with pytest.raises(raised, match=text):
         saving({}, "s3://bucket/m.pt")
     (counted,) = tmp_path.iterdir()

@@ -18,7 +18,16 @@ from iobench.errors import IobenchError, OptionError, RegressionError, UsageErro
 from iobench.report.alike import unlike
 from iobench.report.compare import compare
 from iobench.report.compare_as import CompareFormat, write
-from iobench.results import Failure, Operation, ResultFile, ResultWriter, Sample, read
+from iobench.results import (
+    AxisValues,
+    Failure,
+    Operation,
+    ResultFile,
+    ResultWriter,
+    Sample,
+    Setting,
+    read,
+)
 
 REFERENCE = read(Path(__file__).parents[1] / "results" / "recorded.jsonl")
 
@@ -47,14 +56,17 @@ def failing(
         run_id=result.run.run_id,
         repetition=repetition,
         order=0,
-        writer=writer,
-        options=own[0].options,
+        setting=replace(own[0].setting, axes=AxisValues()),
         operation=operation,
         error="OSError: [Errno 28] No space left on device",
         started_at=own[0].started_at,
     )
     samples = tuple(s for s in result.samples if s not in own or s.repetition < repetition)
     return replace(result, samples=samples, failures=(*result.failures, failure))
+
+
+def _threads(setting: Setting, threads: int) -> Setting:
+    return replace(setting, options={**setting.options, "threads": threads})
 
 
 def findings(old: ResultFile, new: ResultFile) -> dict[tuple[str, str], Finding | None]:
@@ -172,7 +184,7 @@ def test_runs_under_other_rules_are_unlike(plan: dict[str, object], what: str | 
 
 def test_other_settings_of_a_writer_are_compared_and_said() -> None:
     def tuned(sample: Sample) -> Sample:
-        return replace(sample, options={**sample.options, "threads": 64})
+        return replace(sample, setting=_threads(sample.setting, 64))
 
     row = compare(REFERENCE, changed(tuned), 0.05).rows[-1]
     assert row.writer == "odirect"
@@ -222,7 +234,7 @@ def test_what_failed_before_is_not_judged_and_not_spoilt_now() -> None:
 def test_who_failed_before_its_first_sample_is_no_missing_one(tuned: bool) -> None:
     new = failing("odirect", "save", 0)
     if tuned:
-        failure = replace(new.failures[0], options={"threads": 64})
+        failure = replace(new.failures[0], setting=_threads(new.failures[0].setting, 64))
         new = replace(new, failures=(failure,))
     comparison = compare(REFERENCE, new, 0.05)
     assert (comparison.missing, comparison.added) == ((), ())
@@ -318,7 +330,10 @@ def test_a_run_in_which_all_failed_is_no_run_of_other_writers(tmp_path: Path) ->
 
 def test_nothing_in_common_is_refused(tmp_path: Path) -> None:
     old = save_as(REFERENCE, tmp_path / "old.jsonl")
-    new = save_as(changed(lambda s: replace(s, writer="other")), tmp_path / "new.jsonl")
+    new = save_as(
+        changed(lambda s: replace(s, setting=replace(s.setting, writer="other"))),
+        tmp_path / "new.jsonl",
+    )
     error, _ = run(old, new)
     assert isinstance(error, UsageError)
     assert "no writer in common" in str(error)

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from iobench.report.render import Format, render
+from iobench.report.render import ReportFormat, render
 from iobench.report.summary import Report, summarise
 from iobench.results import ResultFile, Sample
+from iobench.results.setting import AXIS_NAMES
 
 
 class Terminal(io.StringIO):
@@ -96,7 +97,10 @@ def test_colours_only_in_a_terminal(example: ResultFile, monkeypatch: pytest.Mon
 
 def test_settings_of_one_writer_are_told_apart_by_what_differs(example: ResultFile) -> None:
     saves = [s for s in example.samples if s.writer == "odirect" and s.operation == "save"]
-    other = [replace(s, options={"block_size": 2**20, "threads": 4}) for s in saves]
+    other = [
+        replace(s, setting=replace(s.setting, options={"block_size": 2**20, "threads": 4}))
+        for s in saves
+    ]
     shown = text(with_samples(example, [*saves, *other]))
     assert "odirect block_size=16MiB  save" in shown
     assert "odirect block_size=1MiB   save" in shown
@@ -112,7 +116,10 @@ def test_a_reason_of_some_rows_names_them(example: ResultFile) -> None:
 
 def test_first_and_last_done_are_columns_where_processes_differ(example: ResultFile) -> None:
     assert "done (s)" not in text(summarise(example))
-    samples = [replace(s, first_done_s=s.elapsed_s / 2, numjobs=2) for s in example.samples]
+    samples = [
+        replace(s, first_done_s=s.elapsed_s / 2, setting=s.setting.at(numjobs=2))
+        for s in example.samples
+    ]
     shown = text(with_samples(example, samples))
     assert "first done (s)  last done (s)" in shown
     assert re.search(r"odirect +save .* 0\.25 +0\.50 ", shown)
@@ -121,7 +128,7 @@ def test_first_and_last_done_are_columns_where_processes_differ(example: ResultF
 def test_axes_are_named_where_they_differ(example: ResultFile) -> None:
     """Only those in which rows of a writer differ; one value needs no name."""
     samples = [
-        replace(s, numjobs=1 + s.repetition % 2, granularity="blob")
+        replace(s, setting=s.setting.at(numjobs=1 + s.repetition % 2, granularity="blob"))
         for s in example.samples
         if s.writer == "odirect"
     ]
@@ -170,7 +177,7 @@ def test_csv_has_a_line_per_summary(example: ResultFile) -> None:
 def test_csv_of_an_empty_run_still_has_its_header(example: ResultFile) -> None:
     header = text(with_samples(example, []), "csv")
     assert header.startswith(
-        "workload,rank,scaled,writer,options,format,granularity,restore_as,numjobs,operation,"
+        f"workload,rank,scaled,writer,options,{','.join(AXIS_NAMES)},operation,samples,"
     )
     assert header.count("\n") == 1
 
@@ -186,15 +193,15 @@ def test_markdown_is_a_table_and_a_list(example: ResultFile) -> None:
     assert lines[0] == "**llama7b, rank 0: 1.00 GiB of 12.55 GiB in 5 files, serializer=torch**"
 
 
-@pytest.mark.parametrize("name", list(Format))
-def test_every_format_ends_with_one_newline(example: ResultFile, name: Format) -> None:
+@pytest.mark.parametrize("name", list(ReportFormat))
+def test_every_format_ends_with_one_newline(example: ResultFile, name: ReportFormat) -> None:
     shown = text(summarise(example), name)
     assert shown.endswith("\n")
     assert not shown.endswith("\n\n")
 
 
 def test_an_unknown_format_is_refused(example: ResultFile) -> None:
-    with pytest.raises(ValueError, match="'html' is not a valid Format"):
+    with pytest.raises(ValueError, match="'html' is not a valid ReportFormat"):
         text(summarise(example), "html")
 
 

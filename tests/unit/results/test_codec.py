@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from iobench.results import (
     SCHEMA,
+    AxisValues,
     CeilingSample,
     Cold,
     DeviceCounts,
@@ -24,12 +25,14 @@ from iobench.results import (
     ResultFile,
     Run,
     Sample,
+    Setting,
     Verified,
     WorkloadFacts,
     from_record,
     to_plain,
     to_record,
 )
+from iobench.results.setting import AXIS_NAMES
 
 texts = st.text(max_size=8)
 sizes = st.integers(0, 2**62)
@@ -63,7 +66,7 @@ runs = st.builds(
 samples = st.builds(
     Sample,
     run_id=texts,
-    options=objects,
+    setting=st.builds(Setting, writer=texts, options=objects),
     operation=operations,
     bytes=moved,
     elapsed_s=elapsed,
@@ -191,3 +194,55 @@ def test_what_json_cannot_hold_is_a_mistake_of_ours() -> None:
 
 def test_the_schema_is_the_first_one() -> None:
     assert SCHEMA == "iobench.result/1"
+
+
+# As iobench wrote them when records still spelled out the axes; no byte of a record changes.
+_RUN = (
+    '{"schema": "iobench.result/1", "kind": "run", "run_id": "r", '
+    '"started_at": "2026-01-01T00:00:00Z", "command": ["iobench"], "config_hash": "c", '
+    '"environment": {"machine": {}, "storage": {}}, "workload": {"name": "w", "rank": 0, '
+    '"bytes": 1, "full_bytes": 1, "files": 1, "scaled": false, "scale": null, '
+    '"restored_bytes": null}, "variants": [{"operation": "save", "format": "torch", '
+    '"granularity": "blob", "restore_as": null, "numjobs": 2, "bytes": 2, "files": 2}], '
+    '"plan": {}}'
+)
+_WHOSE = (
+    '"run_id": "r", "repetition": 1, "order": 0, "writer": "odirect", '
+    '"options": {"block_size": 4096}, "format": "torch", "granularity": "blob", '
+    '"restore_as": "subset=0.1", "numjobs": 2, "operation": "restore", '
+)
+_SAMPLE = (
+    f'{{"schema": "iobench.result/1", "kind": "sample", {_WHOSE}"bytes": 2, "elapsed_s": 0.5, '
+    '"first_done_s": 0.25, "last_done_s": 0.5, "phases_s": {}, "paths": {}, "retries": 0, '
+    '"fallbacks": [], "decisions": {}, "cpu_s": 0.0, "system_cpu_s": null, "cold": null, '
+    '"device": null, "verified": null, "stores": true, "interference": null, "series": null, '
+    '"notes": [], "started_at": "2026-01-01T00:00:00Z"}'
+)
+_FAILURE = (
+    f'{{"schema": "iobench.result/1", "kind": "failure", {_WHOSE}"error": "OSError: gone", '
+    '"started_at": "2026-01-01T00:00:00Z"}'
+)
+
+
+@pytest.mark.parametrize("line", [_RUN, _SAMPLE, _FAILURE])
+def test_a_setting_is_written_as_keys_of_its_record(line: str) -> None:
+    record = from_record(json.loads(line))
+    assert json.dumps(to_record(record)) == line
+    assert not isinstance(record, Sample) or record.setting == Setting(
+        writer="odirect",
+        options={"block_size": 4096},
+        axes=AxisValues(format="torch", granularity="blob", restore_as="subset=0.1", numjobs=2),
+    )
+
+
+def test_a_record_of_before_there_were_axes_still_loads(example: ResultFile) -> None:
+    values = to_record(example.samples[0])
+    for name in AXIS_NAMES:
+        del values[name]
+    sample = from_record(values)
+    assert isinstance(sample, Sample)
+    assert sample.axes == AxisValues()
+    with pytest.raises(ValueError, match=r"^writer is missing"):
+        from_record({key: value for key, value in values.items() if key != "writer"})
+    with pytest.raises(ValueError, match="numjobs must be at least 1, and is 0"):
+        from_record(values | {"numjobs": 0})

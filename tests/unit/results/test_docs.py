@@ -21,6 +21,9 @@ def fields(kind: Any) -> set[str]:
     for name, hint in get_type_hints(kind).items():
         if name not in {field.name for field in dataclasses.fields(kind)}:
             continue
+        if getattr(hint, "flattened", False):
+            names |= fields(hint)
+            continue
         inner = [hint, *get_args(hint)]
         nested = [one for one in inner if dataclasses.is_dataclass(one)]
         if nested and nested[0] not in (Fallback, PathCount):

@@ -13,7 +13,7 @@ from iobench.bench.sampler import FileSampler
 from iobench.results import TrainBlock
 from iobench.train import block as blocks_module
 from iobench.train.arm import choose_arms
-from iobench.train.block import Blocks
+from iobench.train.block import TrainingBlocks
 from iobench.train.saver import Saver
 from iobench.train.trainer import Trainer
 
@@ -52,7 +52,7 @@ def _run(
     monkeypatch.setattr(blocks_module, "saver_for", lambda *_: saver)
     arm = choose_arms("buffered", "sync")[0][1]
     with FileSampler(["/proc/meminfo", "/proc/self/status"]) as sampler:
-        blocks = Blocks(
+        blocks = TrainingBlocks(
             trainer=Trainer(100_000, ballast_bytes=100, threads=1),
             steps=3,
             every=every,

@@ -7,21 +7,21 @@ from iobench.results import ResultFile
 from iobench.train import goodput
 from iobench.train.costs import Costs
 from iobench.train.forecast import Forecast, Method, forecast
-from iobench.train.job import MONTH_S, Job
-from iobench.train.measured import Candidate, from_results
+from iobench.train.job import MONTH_S, TrainingJob
+from iobench.train.measured import SavingMethod, from_results
 
 QUICK = Method(failures=20_000)
-JOB = Job(nodes=2048)
-SLOW = Candidate(name="slow", costs=Costs(blocking_s=60, restore_s=60))
-FAST = Candidate(name="fast", costs=Costs(blocking_s=10, restore_s=30))
+JOB = TrainingJob(nodes=2048)
+SLOW = SavingMethod(name="slow", costs=Costs(blocking_s=60, restore_s=60))
+FAST = SavingMethod(name="fast", costs=Costs(blocking_s=10, restore_s=30))
 
 
 def texts(one: Forecast) -> str:
     return "; ".join(map(str, one.warnings))
 
 
-def one(costs: Costs, job: Job, method: Method = QUICK) -> Forecast:
-    candidate = Candidate(name="one", costs=costs)
+def one(costs: Costs, job: TrainingJob, method: Method = QUICK) -> Forecast:
+    candidate = SavingMethod(name="one", costs=costs)
     return forecast([candidate], candidate, job, method)[0]
 
 
@@ -85,12 +85,12 @@ def test_intervals_below_the_slot_limit_are_raised_to_it() -> None:
 
 def test_it_says_where_assumptions_break() -> None:
     """A save of half an hour where failures come every 13 minutes."""
-    found = one(Costs(blocking_s=1800, restore_s=900), Job(nodes=16_384))
+    found = one(Costs(blocking_s=1800, restore_s=900), TrainingJob(nodes=16_384))
     said = texts(found)
     assert "not far below the MTBF" in said
     assert "Daly's formula returns the MTBF" in said
     assert "recovery takes longer than the MTBF" in said
-    near = one(Costs(blocking_s=120, restore_s=120), Job(nodes=16_384))
+    near = one(Costs(blocking_s=120, restore_s=120), TrainingJob(nodes=16_384))
     assert "the first-order ETTR is too low (by 0." in texts(near)
     assert "believe neither" not in texts(near)
 
@@ -104,14 +104,14 @@ def test_a_formula_that_the_simulation_denies_is_not_believed(
 
 
 def test_too_few_saves_check_nothing() -> None:
-    found = one(Costs(blocking_s=1800, restore_s=900), Job(nodes=131_072))
+    found = one(Costs(blocking_s=1800, restore_s=900), TrainingJob(nodes=131_072))
     assert "too few simulated saves became durable to check the best interval" in texts(found)
 
 
 def test_a_job_that_gets_nowhere_has_nothing_to_save() -> None:
     costs = Costs(blocking_s=1e6, restore_s=1e6)
-    stuck = Candidate(name="stuck", costs=costs)
-    found = forecast([stuck, FAST], stuck, Job(nodes=131_072), QUICK)
+    stuck = SavingMethod(name="stuck", costs=costs)
+    found = forecast([stuck, FAST], stuck, TrainingJob(nodes=131_072), QUICK)
     assert [one.saved for one in found] == [None, None]
 
 

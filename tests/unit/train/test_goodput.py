@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from iobench.errors import OptionError
 from iobench.train import goodput, intervals
 from iobench.train.costs import Costs
-from iobench.train.job import DAY_S, Job
+from iobench.train.job import DAY_S, TrainingJob
 
 costs = st.builds(
     Costs,
@@ -18,24 +18,26 @@ costs = st.builds(
     restore_s=st.floats(0, 1e4),
     slots=st.integers(1, 4),
 )
-jobs = st.builds(Job, nodes=st.integers(1, 131_072), restart_s=st.floats(0, 3600))
+jobs = st.builds(TrainingJob, nodes=st.integers(1, 131_072), restart_s=st.floats(0, 3600))
 
 
-def job_with(mtbf_s: float, restart_s: float = 0) -> Job:
-    return Job(nodes=1, failures_per_1000_node_days=1000 * DAY_S / mtbf_s, restart_s=restart_s)
+def job_with(mtbf_s: float, restart_s: float = 0) -> TrainingJob:
+    return TrainingJob(
+        nodes=1, failures_per_1000_node_days=1000 * DAY_S / mtbf_s, restart_s=restart_s
+    )
 
 
 @pytest.mark.parametrize(("gpus", "hours"), [(16_384, 1.8), (131_072, 0.23)])
 def test_mtbf_of_the_reliability_paper(gpus: int, hours: float) -> None:
     """arXiv 2410.21680: 6.50 failures per 1000 node-days, 8 GPUs to a node."""
-    mtbf_h = Job(nodes=gpus // 8, failures_per_1000_node_days=6.5).mtbf_s / 3600
+    mtbf_h = TrainingJob(nodes=gpus // 8, failures_per_1000_node_days=6.5).mtbf_s / 3600
     assert float(f"{mtbf_h:.2g}") == hours
 
 
 def test_mtbf_of_llama_3() -> None:
     """arXiv 2407.21783: 419 interruptions in 54 days on 16,384 GPUs, one every 3.1 hours."""
     rate = 419 / (2048 * 54) * 1000
-    assert Job(nodes=2048, failures_per_1000_node_days=rate).mtbf_s == pytest.approx(
+    assert TrainingJob(nodes=2048, failures_per_1000_node_days=rate).mtbf_s == pytest.approx(
         54 * DAY_S / 419
     )
 
@@ -53,7 +55,7 @@ def test_mtbf_of_llama_3() -> None:
 )
 def test_a_job_out_of_range_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(OptionError, match=next(iter(wrong)).replace("_", "-").removesuffix("-s")):
-        Job(**({"nodes": 1} | wrong))  # type: ignore[arg-type]
+        TrainingJob(**({"nodes": 1} | wrong))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,9 @@ def test_training_for_no_time_between_saves_gets_nowhere() -> None:
 
 
 @given(costs, jobs, st.floats(1, 1e3))
-def test_ettr_is_a_share_and_more_cost_never_helps(costs: Costs, job: Job, factor: float) -> None:
+def test_ettr_is_a_share_and_more_cost_never_helps(
+    costs: Costs, job: TrainingJob, factor: float
+) -> None:
     """Within 0 and 1, at any interval, and lower for a dearer save, restore or persist."""
     interval = intervals.shortest(costs) * factor + 10
     found = goodput.ettr(interval, costs, job)
@@ -130,7 +134,7 @@ def test_ettr_is_a_share_and_more_cost_never_helps(costs: Costs, job: Job, facto
 
 
 @given(costs, jobs)
-def test_the_interval_under_the_slot_limit_has_no_formula(costs: Costs, job: Job) -> None:
+def test_the_interval_under_the_slot_limit_has_no_formula(costs: Costs, job: TrainingJob) -> None:
     """Saves that wait for slots are not what the formulas describe: refused."""
     least = intervals.shortest(costs)
     if least > 0:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from iobench.train import goodput, intervals
 from iobench.train.costs import Costs
-from iobench.train.job import DAY_S, Job
+from iobench.train.job import DAY_S, TrainingJob
 
 MINUTE, HOUR = 60.0, 3600.0
 times = st.floats(1e-3, 1e6)
@@ -65,7 +65,7 @@ def test_no_cost_means_saving_all_the_time() -> None:
 @given(save=times, mtbf=times)
 def test_the_optimum_is_the_optimum(save: float, mtbf: float) -> None:
     """Nothing near it, and nothing anywhere on a wide grid, has more ETTR."""
-    job = Job(nodes=1, failures_per_1000_node_days=1000 * DAY_S / mtbf, restart_s=0)
+    job = TrainingJob(nodes=1, failures_per_1000_node_days=1000 * DAY_S / mtbf, restart_s=0)
     costs = Costs(blocking_s=save, restore_s=0)
     best = intervals.optimal(save, mtbf)
     assert 0 < best <= mtbf

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from iobench.errors import OptionError, ResultFileError
-from iobench.results import Failure, ResultFile, Sample, VariantFacts, Verified, read
+from iobench.results import AxisValues, Failure, ResultFile, Sample, VariantFacts, Verified, read
 from iobench.train.measured import by_hand, from_results
 
 
@@ -113,11 +113,7 @@ def test_a_writer_that_failed_is_not_planned_for(example: ResultFile, samples_to
         run_id=example.run.run_id,
         repetition=4,
         order=0,
-        writer="odirect",
-        options=own[0].options,
-        format=own[0].format,
-        granularity=own[0].granularity,
-        numjobs=own[0].numjobs,
+        setting=own[0].setting,
         operation="restore",
         error="OSError: gone",
         started_at=own[0].started_at,
@@ -136,7 +132,7 @@ def test_a_writer_that_failed_is_not_planned_for(example: ResultFile, samples_to
 def _several(example: ResultFile, field: str, *values: Any) -> ResultFile:
     """The example once for each value of an axis; the n-th takes n times as long."""
     samples = tuple(
-        replace(one, **{field: value}, elapsed_s=number * one.elapsed_s)
+        replace(one, setting=one.setting.at(**{field: value}), elapsed_s=number * one.elapsed_s)
         for number, value in enumerate(values, start=1)
         for one in example.samples
     )
@@ -166,7 +162,9 @@ def test_different_measurements_are_not_pooled(
 
 
 def _of_some(one: Sample) -> Sample:
-    return replace(one, restore_as="subset=0.1", bytes=one.bytes // 10, elapsed_s=0.01)
+    return replace(
+        one, setting=one.setting.at(restore_as="subset=0.1"), bytes=one.bytes // 10, elapsed_s=0.01
+    )
 
 
 def test_a_restore_of_some_tensors_is_not_that_of_a_job(example: ResultFile) -> None:
@@ -189,13 +187,15 @@ def test_a_restore_of_some_tensors_is_not_that_of_a_job(example: ResultFile) -> 
 
 def test_the_note_on_size_tells_all_that_were_measured(example: ResultFile) -> None:
     """Four processes moved four times the bytes."""
-    facts: dict[str, Any] = {"format": None, "granularity": None, "restore_as": None, "files": 1}
     variants = tuple(
-        VariantFacts(operation="save", numjobs=n, bytes=n * 2**30, **facts) for n in (4, 1)
+        VariantFacts(operation="save", axes=AxisValues(numjobs=n), bytes=n * 2**30, files=1)
+        for n in (4, 1)
     )
     run = replace(example.run, variants=variants)
     samples = tuple(
-        replace(one, numjobs=n, bytes=n * one.bytes) for n in (1, 4) for one in example.samples
+        replace(one, setting=one.setting.at(numjobs=n), bytes=n * one.bytes)
+        for n in (1, 4)
+        for one in example.samples
     )
     _, notes = from_results(
         replace(example, run=run, samples=samples), size_bytes=2**30, invalid_too=True

@@ -10,7 +10,7 @@ from iobench.errors import OptionError
 from iobench.train import session
 from iobench.train.arm import Arm, choose_arms
 from iobench.train.pace import Pace
-from iobench.train.probe import Probe, probe
+from iobench.train.probe import StepTimes, probe
 from iobench.train.trainer import Trainer
 
 
@@ -27,7 +27,7 @@ from iobench.train.trainer import Trainer
 )
 def test_steps(text: str, steps: int) -> None:
     pace = Pace.parse(text)
-    assert pace.steps_for(Probe(step_s=0.5, stall_s=0.1, persist_s=1.2)) == steps
+    assert pace.steps_for(StepTimes(step_s=0.5, stall_s=0.1, persist_s=1.2)) == steps
     assert str(pace) == text
 
 
@@ -53,11 +53,11 @@ def test_a_step_is_measured_with_its_share_of_the_change(
     """A simulated step changes one of as many parts as an interval has steps, probed ones too."""
     parts: list[int] = []
 
-    def probed(trainer: Trainer, arm: Arm, directory: Path, simulated_s: float) -> Probe:
+    def probed(trainer: Trainer, arm: Arm, directory: Path, simulated_s: float) -> StepTimes:
         assert (arm.label, simulated_s > 0) == ("buffered lazy=1", simulated)
         directory.mkdir()
         parts.append(len(trainer._parts))
-        return Probe(step_s=1.0 if len(parts) == 1 else 0.5, stall_s=0.0, persist_s=2.0)
+        return StepTimes(step_s=1.0 if len(parts) == 1 else 0.5, stall_s=0.0, persist_s=2.0)
 
     monkeypatch.setattr(session, "probe", probed)
     asked = session.make_session(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from iobench.errors import ResultFileError, UnknownNameError
-from iobench.results import ResultFile, Verified
-from iobench.train.claims import CLAIMS, Answer, Claim, Finding, Measure, Side, study
+from iobench.results import AxisValues, ResultFile, Verified
+from iobench.train.claims import CLAIMS, Answer, Claim, ClaimFinding, ClaimMeasure, Side, study
 from iobench.train.reproduction import judge_records
 
 
@@ -16,19 +16,22 @@ from iobench.train.reproduction import judge_records
 def record(example: ResultFile) -> ResultFile:
     """The example's odirect as hybrid: it saves 2, 3.125 and 1.28 times as fast as buffered."""
     samples = [
-        replace(one, writer="hybrid") if one.writer == "odirect" else one for one in example.samples
+        replace(one, setting=replace(one.setting, writer="hybrid"))
+        if one.writer == "odirect"
+        else one
+        for one in example.samples
     ]
     return replace(example, samples=tuple(samples))
 
 
-def claim(measure: Measure, value: float) -> Claim:
+def claim(measure: ClaimMeasure, value: float) -> Claim:
     ours, theirs = Side(writer="hybrid", mode="sync"), Side(writer="buffered", mode="sync")
     return Claim(
         text="x", workload="llama7b", measure=measure, value=value, ours=ours, theirs=theirs
     )
 
 
-def judged(record: ResultFile, measure: Measure, value: float) -> Finding:
+def judged(record: ResultFile, measure: ClaimMeasure, value: float) -> ClaimFinding:
     about = replace(CLAIMS["hybrid-io"], claims=(claim(measure, value),))
     return judge_records(about, [record])[0]
 
@@ -117,17 +120,25 @@ def test_invalid_samples_make_no_pair(record: ResultFile) -> None:
 @pytest.mark.parametrize(
     ("operation", "changed", "named"),
     [
-        ("save", {"numjobs": 4}, "hybrid numjobs=1, hybrid numjobs=4"),
+        (
+            "save",
+            {"axes": AxisValues(format="torch", numjobs=4)},
+            "hybrid numjobs=1, hybrid numjobs=4",
+        ),
         ("save", {"options": {"iodepth": 9}}, "hybrid iodepth=9"),
-        ("restore", {"restore_as": "subset=0.1"}, "hybrid restore-as=subset=0.1"),
+        (
+            "restore",
+            {"axes": AxisValues(format="torch", restore_as="subset=0.1")},
+            "hybrid restore-as=subset=0.1",
+        ),
     ],
 )
 def test_a_record_of_several_settings_is_refused(
-    record: ResultFile, operation: Measure, changed: dict[str, Any], named: str
+    record: ResultFile, operation: ClaimMeasure, changed: dict[str, Any], named: str
 ) -> None:
     """None of them wins silently, valid or not; the error tells what to do."""
     more = tuple(
-        replace(one, **changed)
+        replace(one, setting=replace(one.setting, **changed))
         for one in record.samples
         if (one.writer, one.operation, one.repetition) == ("hybrid", operation, 1)
     )
@@ -148,7 +159,7 @@ def test_claims_without_a_record_are_left_out(record: ResultFile) -> None:
 
 
 @pytest.mark.parametrize("measure", ["save", "wall clock"])
-def test_two_records_of_one_workload_are_refused(record: ResultFile, measure: Measure) -> None:
+def test_two_records_of_one_workload_are_refused(record: ResultFile, measure: ClaimMeasure) -> None:
     """None of them wins silently; both are named."""
     about = replace(CLAIMS["hybrid-io"], claims=(claim(measure, 1.7),))
     records = [replace(record, path=Path(name)) for name in ("old.jsonl", "new.jsonl")]

@@ -5,7 +5,7 @@ import pytest
 from iobench.errors import OptionError
 from iobench.train import goodput, intervals, simulation
 from iobench.train.costs import Costs
-from iobench.train.job import Job
+from iobench.train.job import TrainingJob
 from iobench.train.simulation import Simulated, simulate
 
 SYNC = Costs(blocking_s=30, restore_s=60)
@@ -18,7 +18,7 @@ FOUR_SLOTS = Costs(blocking_s=2, persist_s=200, restore_s=60, slots=4)
 @pytest.mark.parametrize("stretch", [1, 3])
 def test_it_agrees_with_the_formulas(nodes: int, costs: Costs, stretch: float) -> None:
     """Within four standard errors, from an MTBF of 9 days down to one shorter than recovery."""
-    job = Job(nodes=nodes)
+    job = TrainingJob(nodes=nodes)
     best = max(intervals.optimal(costs.blocking_s, job.mtbf_s), intervals.shortest(costs))
     interval = best * stretch
     found = simulate(interval, costs, job, failures=200_000, seed=nodes)
@@ -33,17 +33,20 @@ def test_it_agrees_with_the_formulas(nodes: int, costs: Costs, stretch: float) -
 
 def test_the_standard_error_is_that_of_repeated_runs() -> None:
     """The spread over 200 seeds is what each run says of itself."""
-    runs = [simulate(600, SYNC, Job(nodes=2048), failures=2000, seed=seed) for seed in range(200)]
+    runs = [
+        simulate(600, SYNC, TrainingJob(nodes=2048), failures=2000, seed=seed)
+        for seed in range(200)
+    ]
     mean = sum(run.ettr for run in runs) / len(runs)
     spread = (sum((run.ettr - mean) ** 2 for run in runs) / (len(runs) - 1)) ** 0.5
     assert spread == pytest.approx(runs[0].ettr_error, rel=0.2)
-    exact = goodput.ettr(600, SYNC, Job(nodes=2048))
+    exact = goodput.ettr(600, SYNC, TrainingJob(nodes=2048))
     assert abs(mean - exact) < 4 * spread / len(runs) ** 0.5
 
 
 def test_equal_seeds_give_equal_results() -> None:
     def run(seed: int) -> Simulated:
-        return simulate(600, SYNC, Job(nodes=2048), failures=1000, seed=seed)
+        return simulate(600, SYNC, TrainingJob(nodes=2048), failures=1000, seed=seed)
 
     assert run(7) == run(7)
     assert run(7) != run(8)
@@ -57,7 +60,7 @@ def _played(monkeypatch: pytest.MonkeyPatch, gaps: list[float], costs: Costs) ->
             return simulation.np.array(gaps)
 
     monkeypatch.setattr(simulation.np.random, "default_rng", lambda _: Given())
-    return simulate(100, costs, Job(nodes=1, restart_s=10), failures=len(gaps), seed=0)
+    return simulate(100, costs, TrainingJob(nodes=1, restart_s=10), failures=len(gaps), seed=0)
 
 
 def test_single_failures_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,6 +105,8 @@ def test_a_job_that_never_runs_has_no_lost_work(monkeypatch: pytest.MonkeyPatch)
 
 def test_what_cannot_be_simulated_is_refused() -> None:
     with pytest.raises(OptionError, match="--simulate 0"):
-        simulate(0.001, Costs(blocking_s=1e-6, restore_s=0), Job(nodes=1), failures=9, seed=0)
+        simulate(
+            0.001, Costs(blocking_s=1e-6, restore_s=0), TrainingJob(nodes=1), failures=9, seed=0
+        )
     with pytest.raises(OptionError, match="2 failures or more"):
-        simulate(100, SYNC, Job(nodes=1), failures=1, seed=0)
+        simulate(100, SYNC, TrainingJob(nodes=1), failures=1, seed=0)

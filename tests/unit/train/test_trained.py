@@ -10,7 +10,7 @@ import pytest
 
 from iobench.errors import ResultFileError
 from iobench.results import ResultFile, TrainBlock, TrainSave
-from iobench.train.claims import Answer, Finding, Side, study
+from iobench.train.claims import Answer, ClaimFinding, Side, study
 from iobench.train.reproduction import judge_records
 
 _PLAN = {"verb": "train", "every": 10, "every_asked": "10", "simulated_s": 1.0, "steps": 30}
@@ -44,7 +44,7 @@ def block(
 
 def judged(
     example: ResultFile, name: str, *blocks: TrainBlock, plan: Mapping[str, Any] = _PLAN
-) -> list[Finding]:
+) -> list[ClaimFinding]:
     """Findings of the study on its first workload, from a record of 1 GiB of 12.55 GiB."""
     about = study(name)
     facts = replace(example.run.workload, name=about.workloads[0])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from iobench.errors import ResultFileError
-from iobench.testing.paper_storage import PaperStorage
+from iobench.testing.paper_storage import SimulatedStorage
 from iobench.tune.candidate import Candidate
 from iobench.tune.journal import Journal, TrialRecord, TuningRecord, read_journal
 from iobench.tune.measurement import Step
@@ -29,7 +29,7 @@ STEP = Step(phase="race", round=1, size_bytes=2**20)
 
 
 def record(step: Step = STEP) -> TrialRecord:
-    return TrialRecord.of(ONE, step, PaperStorage(seed=1)(ONE, step))
+    return TrialRecord.of(ONE, step, SimulatedStorage(seed=1)(ONE, step))
 
 
 def kinds(path: Path) -> list[str]:

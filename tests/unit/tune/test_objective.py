@@ -8,22 +8,22 @@ from dataclasses import replace
 import pytest
 
 from iobench.errors import UsageError
-from iobench.testing.paper_storage import PaperStorage
+from iobench.testing.paper_storage import SimulatedStorage
 from iobench.train import goodput, intervals
 from iobench.train.costs import Costs
-from iobench.train.job import Job
+from iobench.train.job import TrainingJob
 from iobench.tune.candidate import Candidate
 from iobench.tune.measurement import Measurement, Step
 from iobench.tune.objective import Objective
 from iobench.units import GIB, MIB
 
-JOB = Job(nodes=512)
+JOB = TrainingJob(nodes=512)
 
 
 def measured(save_s: float, restore_s: float, cpu_s: float = 0.5) -> Measurement:
     """1 GiB saved and restored in so many seconds."""
     step = Step(phase="race", round=1, size_bytes=GIB)
-    made = PaperStorage(seed=1, noise=lambda _: 0.0)(Candidate.of("odirect", {}, "drawn"), step)
+    made = SimulatedStorage(seed=1, noise=lambda _: 0.0)(Candidate.of("odirect", {}, "drawn"), step)
     assert made.save is not None
     save = replace(made.save, elapsed_s=save_s, cpu_s=cpu_s)
     return replace(made, save=save, restore=replace(save, operation="restore", elapsed_s=restore_s))

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from iobench.testing.paper_storage import heavy_tails
-from iobench.tune.race import Race, Status, Trial
+from iobench.tune.race import Race, RaceEntry, RaceStatus
 
 
 def race(*names: str) -> Race[str]:
@@ -37,7 +37,7 @@ def test_clearly_worse_in_two_rounds_is_dropped() -> None:
         run(one, number, {n: 1.0 + 0.01 * ((i * number) % 3) for i, n in enumerate(names)})
         run(one, number, {"slow": 2.0})
     assert one.judge() == ["slow"]
-    assert one.trials["slow"].status is Status.DROPPED
+    assert one.trials["slow"].status is RaceStatus.DROPPED
     assert "2.0" in one.trials["slow"].cause
 
 
@@ -122,7 +122,7 @@ def test_cut_leaves_the_best() -> None:
     one = race("a", "b", "c")
     run(one, 1, {"a": 3.0, "b": 1.0, "c": 2.0})
     assert one.cut(2, "no budget") == ["a"]
-    assert (one.trials["a"].status, one.trials["a"].cause) == (Status.CUT, "no budget")
+    assert (one.trials["a"].status, one.trials["a"].cause) == (RaceStatus.CUT, "no budget")
     assert list(one.running) == ["b", "c"]
 
 
@@ -135,14 +135,14 @@ def test_an_empty_race() -> None:
 @pytest.mark.parametrize(
     ("status", "running", "able"),
     [
-        (Status.RUNNING, True, True),
-        (Status.DROPPED, False, True),
-        (Status.CUT, False, True),
-        (Status.OVER, False, False),
-        (Status.FAILED, False, False),
+        (RaceStatus.RUNNING, True, True),
+        (RaceStatus.DROPPED, False, True),
+        (RaceStatus.CUT, False, True),
+        (RaceStatus.OVER, False, False),
+        (RaceStatus.FAILED, False, False),
     ],
 )
-def test_who_ran_no_more_may_be_able_still(status: Status, running: bool, able: bool) -> None:
+def test_who_ran_no_more_may_be_able_still(status: RaceStatus, running: bool, able: bool) -> None:
     """Slow is not broken: only who failed or went over a limit cannot be confirmed."""
-    trial = Trial(candidate="a", status=status)
+    trial = RaceEntry(candidate="a", status=status)
     assert (trial.running, trial.able) == (running, able)

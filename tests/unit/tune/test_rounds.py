@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from iobench.errors import IobenchError
-from iobench.testing.paper_storage import PaperStorage
+from iobench.testing.paper_storage import SimulatedStorage
 from iobench.tune.budget import Budget, Cost
 from iobench.tune.candidate import Candidate
 from iobench.tune.confirm import Confirmation
 from iobench.tune.measurement import Measurement, Step
 from iobench.tune.objective import Objective
-from iobench.tune.race import Race, Status
+from iobench.tune.race import Race, RaceStatus
 from iobench.tune.rounds import Rounds
 from iobench.units import GIB, MIB
 
@@ -41,7 +41,7 @@ class Played:
     """Rounds of three settings at `rates`, on a storage without noise."""
 
     rounds: Rounds
-    storage: PaperStorage
+    storage: SimulatedStorage
     told: Told
 
     @classmethod
@@ -53,7 +53,7 @@ class Played:
         max_bytes: int = 100 * _SIZE,
     ) -> Played:
         by_name = dict(zip(_NAMES, rates, strict=True))
-        storage = PaperStorage(
+        storage = SimulatedStorage(
             seed=1,
             noise=lambda rng: 0.0,  # noqa: ARG005
             rate=lambda one, number: by_name[one.writer] * MIB,  # noqa: ARG005
@@ -106,8 +106,8 @@ def test_who_fails_or_needs_too_much_runs_no_more() -> None:
     with pytest.raises(IobenchError, match=r"no setting is left: .*uring: OSError: no"):
         played.rounds.run("probe", _NAMES, _SIZE, record=False)
     statuses = {name: trial.status for name, trial in played.rounds.race.trials.items()}
-    assert statuses["uring"] is Status.FAILED
-    assert statuses["odirect"] is Status.OVER
+    assert statuses["uring"] is RaceStatus.FAILED
+    assert statuses["odirect"] is RaceStatus.OVER
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from iobench.tune.sizes import Sizes
+from iobench.tune.sizes import TuningSizes
 from iobench.units import MIB
 
 
@@ -21,5 +21,5 @@ from iobench.units import MIB
 )
 def test_ever_smaller_sizes(confirm: int, fixed: bool, least: int, candidates: list[float]) -> None:
     """Halves, as long as the workload fits and they are worth it; one where it is fixed. In MiB."""
-    sizes = Sizes(confirm=confirm * MIB, fixed=fixed, fits=lambda size: size >= least * MIB)
+    sizes = TuningSizes(confirm=confirm * MIB, fixed=fixed, fits=lambda size: size >= least * MIB)
     assert [size / MIB for size in sizes.candidates()] == candidates

@@ -10,7 +10,7 @@ from iobench.bench.comparison import Finding
 from iobench.errors import IobenchError, UsageError
 from iobench.testing.paper_storage import (
     NOISES,
-    PaperStorage,
+    SimulatedStorage,
     best_rate,
     space_of_writers,
     true_rate,
@@ -19,8 +19,8 @@ from iobench.tune import tuner as tuner_module
 from iobench.tune.budget import Budget
 from iobench.tune.candidate import Candidate
 from iobench.tune.objective import Objective
-from iobench.tune.race import Status
-from iobench.tune.sizes import Sizes
+from iobench.tune.race import RaceStatus
+from iobench.tune.sizes import TuningSizes
 from iobench.units import GIB, MIB
 
 
@@ -29,7 +29,7 @@ def test_it_finds_a_good_setting_under_noise(noise: str) -> None:
     """The chosen one is within 15 % of the best of the whole space whatever the noise, and stands
     clear of the baseline; docs/autotune.md has the distribution."""
     space = space_of_writers()
-    storage = PaperStorage(seed=7, **NOISES[noise])
+    storage = SimulatedStorage(seed=7, **NOISES[noise])
     outcome = storage.tuner(space).run()
     assert true_rate(outcome.chosen) > 0.85 * best_rate(space)
     assert outcome.verdict.over_baseline is not None
@@ -40,10 +40,10 @@ def test_equal_answers_lead_to_an_equal_outcome() -> None:
     """Seed and measurements decide everything: trials, their order, the chosen one."""
     runs = []
     for _ in range(2):
-        storage = PaperStorage(seed=3)
+        storage = SimulatedStorage(seed=3)
         runs.append((storage.tuner(space_of_writers()).run().verdict, storage.asked))
     assert runs[0] == runs[1]
-    other = PaperStorage(seed=4)
+    other = SimulatedStorage(seed=4)
     other.tuner(space_of_writers()).run()
     assert other.asked != runs[0][1]
 
@@ -51,10 +51,10 @@ def test_equal_answers_lead_to_an_equal_outcome() -> None:
 @pytest.mark.parametrize(("max_s", "max_gib"), [(180, 60), (60, 60), (180, 12), (600, 200)])
 def test_the_budget_is_kept(max_s: float, max_gib: int) -> None:
     """No more bytes than allowed, and no more time than one trial too long."""
-    storage = PaperStorage(seed=1)
+    storage = SimulatedStorage(seed=1)
     budget = Budget(max_s=max_s, max_bytes=max_gib * GIB)
     share = budget.max_bytes * 0.4 / 24
-    sizes = Sizes(confirm=min(GIB, int(share)), fixed=False, fits=lambda size: size >= MIB)
+    sizes = TuningSizes(confirm=min(GIB, int(share)), fixed=False, fits=lambda size: size >= MIB)
     outcome = storage.tuner(space_of_writers(), budget=budget, sizes=sizes).run()
     assert budget.written_bytes <= max_gib * GIB
     assert budget.spent_s <= max_s + 5
@@ -63,9 +63,9 @@ def test_the_budget_is_kept(max_s: float, max_gib: int) -> None:
 
 def test_verified_trials_that_write_more_have_their_room() -> None:
     """As of stalls, where the first round is saved once more: six rounds are confirmed still."""
-    storage = PaperStorage(seed=1, written_bytes=lambda size, verify: (5 + verify) * size)
+    storage = SimulatedStorage(seed=1, written_bytes=lambda size, verify: (5 + verify) * size)
     budget = Budget(max_s=36_000, max_bytes=5 * GIB)
-    sizes = Sizes(confirm=16 * MIB, fixed=True, fits=lambda size: size >= MIB)
+    sizes = TuningSizes(confirm=16 * MIB, fixed=True, fits=lambda size: size >= MIB)
     space = space_of_writers("buffered", "odirect", "uring")
     confirmation = storage.tuner(space, budget=budget, sizes=sizes).run().confirmation
     assert [len(confirmation.losses[name]) for name in confirmation.able] == [6] * 4
@@ -78,8 +78,8 @@ def test_verified_trials_that_write_more_have_their_room() -> None:
 )
 def test_a_budget_too_small_for_one_round(budget: Budget, word: str) -> None:
     """Is refused, with what would be enough."""
-    storage = PaperStorage(seed=1)
-    sizes = Sizes(confirm=GIB, fixed=True, fits=lambda size: size >= MIB)
+    storage = SimulatedStorage(seed=1)
+    sizes = TuningSizes(confirm=GIB, fixed=True, fits=lambda size: size >= MIB)
     with pytest.raises(UsageError, match=f"{word} is too small for one round.*at least"):
         storage.tuner(space_of_writers(), budget=budget, sizes=sizes).run()
     assert {step.phase for _, step in storage.asked} <= {"probe"}
@@ -87,7 +87,7 @@ def test_a_budget_too_small_for_one_round(budget: Budget, word: str) -> None:
 
 def test_known_settings_come_first_and_the_confirmation_last() -> None:
     """And the confirmation's samples are larger than any before."""
-    storage = PaperStorage(seed=5)
+    storage = SimulatedStorage(seed=5)
     space = space_of_writers()
     outcome = storage.tuner(space).run()
     labels = [one.label for one in space.known]
@@ -109,7 +109,7 @@ def test_known_settings_come_first_and_the_confirmation_last() -> None:
 
 def test_a_round_goes_there_and_back() -> None:
     """The second round of a rung has the order of the first one reversed."""
-    storage = PaperStorage(seed=5)
+    storage = SimulatedStorage(seed=5)
     storage.tuner(space_of_writers()).run()
     rounds: dict[int, list[str]] = {}
     for label, step in storage.asked:
@@ -121,12 +121,12 @@ def test_a_round_goes_there_and_back() -> None:
 
 def test_failures_are_kept_with_their_cause() -> None:
     """A writer that fails takes no further part; the others go on; the cause is told."""
-    storage = PaperStorage(
+    storage = SimulatedStorage(
         seed=2,
         error=lambda one, _: "TransferError: no ring" if one.writer == "uring" else None,
     )
     outcome = storage.tuner(space_of_writers()).run()
-    assert outcome.trials["uring"].status is Status.FAILED
+    assert outcome.trials["uring"].status is RaceStatus.FAILED
     assert outcome.failures() == {"uring": "TransferError: no ring"}
     assert outcome.chosen.writer == "odirect"
     assert sum(label.startswith("uring") for label, _ in storage.asked) == 1
@@ -135,7 +135,7 @@ def test_failures_are_kept_with_their_cause() -> None:
 def test_a_winner_whose_bytes_are_wrong_is_not_named() -> None:
     """The leader fails its verification: another is chosen, and that is said."""
     wrong = "DataMismatchError: 1 of 9 tensors came back other than they were saved"
-    storage = PaperStorage(
+    storage = SimulatedStorage(
         seed=2,
         error=lambda one, step: wrong if one.writer == "uring" and step.verify else None,
     )
@@ -148,7 +148,7 @@ def test_a_winner_whose_bytes_are_wrong_is_not_named() -> None:
 
 def test_everything_fails() -> None:
     """Then there is no winner, and every cause is told."""
-    storage = PaperStorage(seed=2, error=lambda one, _: f"OSError: {one.writer} is broken")
+    storage = SimulatedStorage(seed=2, error=lambda one, _: f"OSError: {one.writer} is broken")
     with pytest.raises(IobenchError, match=r"no setting is left.*buffered is broken"):
         storage.tuner(space_of_writers()).run()
 
@@ -159,13 +159,13 @@ def test_a_path_that_degrades_after_its_warm_up() -> None:
     def rate(one: Candidate, number: int) -> float:
         return true_rate(one) * (0.5 if one.writer == "uring" and number > 3 else 1.0)
 
-    outcome = PaperStorage(seed=11, rate=rate).tuner(space_of_writers()).run()
+    outcome = SimulatedStorage(seed=11, rate=rate).tuner(space_of_writers()).run()
     assert outcome.chosen.writer == "odirect"
 
 
 def test_nothing_better_than_the_baseline() -> None:
     """Where all are equal the baseline stays, and nothing is claimed."""
-    outcome = PaperStorage(seed=1, rate=lambda *_: 2.0 * GIB).tuner(space_of_writers()).run()
+    outcome = SimulatedStorage(seed=1, rate=lambda *_: 2.0 * GIB).tuner(space_of_writers()).run()
     assert outcome.chosen.label == "buffered"
     assert next(outcome.reasons()) == (
         "nothing was shown better than buffered, the baseline, so it stays"
@@ -174,15 +174,15 @@ def test_nothing_better_than_the_baseline() -> None:
 
 def test_limits() -> None:
     """Settings over --max-memory or --max-cpu take no part in the end."""
-    storage = PaperStorage(seed=1)
+    storage = SimulatedStorage(seed=1)
     limited = Objective(max_memory_bytes=4 * MIB)
     outcome = storage.tuner(space_of_writers(), objective=limited).run()
     assert outcome.chosen.options.to_dict()["block_size"] <= 4 * MIB
-    over = [trial for trial in outcome.trials.values() if trial.status is Status.OVER]
+    over = [trial for trial in outcome.trials.values() if trial.status is RaceStatus.OVER]
     assert over
     assert all("--max-memory is 4.00 MiB" in trial.cause for trial in over)
     with pytest.raises(IobenchError, match=r"--max-cpu is 0\.01"):
-        PaperStorage(seed=1).tuner(
+        SimulatedStorage(seed=1).tuner(
             space_of_writers(), objective=Objective(max_cpu_s_per_gib=0.01)
         ).run()
 
@@ -190,7 +190,7 @@ def test_limits() -> None:
 def test_without_optuna(monkeypatch: pytest.MonkeyPatch) -> None:
     """The refinement is left out, and it is said what was skipped and how to get it."""
     monkeypatch.setattr(tuner_module, "optuna_missing", lambda: True)
-    storage = PaperStorage(seed=1)
+    storage = SimulatedStorage(seed=1)
     outcome = storage.tuner(space_of_writers()).run()
     assert any("pip install 'iobench[tune]'" in note for note in outcome.notes)
     assert not any(step.phase == "refine" for _, step in storage.asked)
@@ -198,7 +198,7 @@ def test_without_optuna(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_hopeless_writers_are_not_searched_and_that_is_told() -> None:
     """The page cache is five times slower here at its known setting: its others are left alone."""
-    storage = PaperStorage(seed=1)
+    storage = SimulatedStorage(seed=1)
     outcome = storage.tuner(space_of_writers()).run()
     tried = {label for label, _ in storage.asked}
     assert [label for label in tried if label.startswith("buffered")] == ["buffered"]
@@ -207,7 +207,7 @@ def test_hopeless_writers_are_not_searched_and_that_is_told() -> None:
 
 def test_one_writer_only() -> None:
     """A space of one writer is tuned against that writer's defaults."""
-    storage = PaperStorage(seed=1)
+    storage = SimulatedStorage(seed=1)
     outcome = storage.tuner(space_of_writers("odirect")).run()
     assert outcome.chosen.writer == "odirect"
     assert outcome.baseline == "odirect"

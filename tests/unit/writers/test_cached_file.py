@@ -80,7 +80,7 @@ def test_an_uncached_write_is_on_the_device_on_return(
     fd: int, synced: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
     if refused:
-        monkeypatch.setattr("iobench.writers.cached_file.dontcache_refusal", lambda _: refused)
+        monkeypatch.setattr("iobench.writers.dontcache.dontcache_refusal", lambda _: refused)
     _write(CachedFile(fd), Path.UNCACHED, MIB, 2 * MIB)
     assert synced == [(MIB, MIB)]
     assert os.pread(fd, MIB, MIB) == _DATA[MIB : 2 * MIB].tobytes()

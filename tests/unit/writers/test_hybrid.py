@@ -16,7 +16,7 @@ from iobench import linux
 from iobench.errors import TransferError, UnavailableError
 from iobench.testing import content
 from iobench.units import KIB
-from iobench.writers import cached_file, direct_engine, flight, hybrid, hybrid_file
+from iobench.writers import direct_engine, flight, hybrid, hybrid_file
 from iobench.writers.cached_file import CachedFile
 from iobench.writers.direct_io import written_on
 from iobench.writers.hybrid import HybridWriter
@@ -270,7 +270,9 @@ def test_without_direct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_without_dontcache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where RWF_DONTCACHE is refused sync_file_range takes its place, and that is told."""
-    monkeypatch.setattr(cached_file, "dontcache_refusal", lambda _: "RWF_DONTCACHE is refused")
+    monkeypatch.setattr(
+        "iobench.writers.dontcache.dontcache_refusal", lambda _: "RWF_DONTCACHE is refused"
+    )
     data, writer = content(4 * _BLOCK), _writer(paths="uncached")
     moved = writer.write(FileImage.of("file", [data]), tmp_path)
     assert set(moved.paths) == {"sync_file_range"}

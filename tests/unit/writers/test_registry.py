@@ -16,8 +16,8 @@ from iobench.writers.odirect import ODirectWriter
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, EntryPoint]]:
     """What is registered, to be added to."""
-    entries = dict(registry._entries())
-    monkeypatch.setattr(registry, "_entries", lambda: entries)
+    entries = dict(registry._WRITERS.entries)
+    monkeypatch.setattr(registry._WRITERS, "entries", entries)
     return entries
 
 
