@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from iobench.bench.counters import Monitor
 from iobench.bench.sampler import Sampler
-from iobench.checkpoint.store import Staged
+from iobench.checkpoint.staged import Staged
 from iobench.results.records import Cold
 
 __all__ = ["Location", "OpenTarget", "Scratch", "Target"]

@@ -184,9 +184,9 @@ def test_an_object_that_cannot_be_pickled_is_not_stocks(tmp_path: Path) -> None:
             raise KeyError("broken")
 
     (tmp_path / "tally").mkdir()
-    file, tally = tmp_path / "m.pt", Tally(tmp_path / "tally")
+    file, tally = tmp_path / "m.pt", CallCounts(tmp_path / "tally")
     file.write_bytes(b"old")
-    saving = Detour(name="torch.save", stock=stock, file=(1, "f"), tally=tally).saving(prepare)
+    saving = Redirect(name="torch.save", stock=stock, file=(1, "f"), tally=tally).saving(prepare)
     with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
         saving({"a": lambda: 1}, file)
     with pytest.raises(KeyError, match="broken"):
