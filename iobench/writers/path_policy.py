@@ -77,7 +77,8 @@ class _Rate:
 
 
 class PathPolicy:
-    """Chooses among `paths` for the operations of one transfer. Thread-safe.
+    """Chooses among `paths` for the operations of one transfer. Thread-safe, and re-entrant: a
+    signal handler that saves may come in at any point.
 
     Small operations go through the page cache: a direct write of a few KiB waits for the device
     alone, while write-back takes it along with others. Large ones go past it. Which of the two ways
@@ -111,7 +112,7 @@ class PathPolicy:
         assert paths
         self._paths = list(paths)
         self._small_size, self._read_soon = small_size, read_soon
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._rates = {path: _Rate() for path in Path}
         self._large = self._large_paths()
         self._interval = self._wait = self.FIRST_TRIAL
@@ -144,11 +145,11 @@ class PathPolicy:
     def drop(self, path: Path) -> bool:
         """`path` cannot be had after all. False when it is the last and stays."""
         with self._lock:
-            if self._paths == [path]:
-                return False
-            self._paths = [one for one in self._paths if one != path]
-            self._large = self._large_paths()
-            return True
+            left = [one for one in self._paths if one != path]
+            if left:
+                self._paths = left
+                self._large = self._large_paths()
+            return bool(left)
 
     def _choose(self, operation: Operation, pressed: str) -> Decision:
         if operation.in_cache and Path.BUFFERED in self._paths:
@@ -165,12 +166,12 @@ class PathPolicy:
         return self._choose_large(operation, pressed)
 
     def _choose_large(self, operation: Operation, pressed: str) -> Decision:
-        own = self._large[0]
-        if len(self._large) > 1:
+        own, *other = self._large
+        if other:
             self._since += 1
             if self._due or self._since > self._wait:
                 self._since, self._due = 0, False
-                return Decision(path=self._large[1], reason="trial")
+                return Decision(path=other[0], reason="trial")
         reason = "large" if own == self._preferred() else "large, faster here"
         if own == Path.DIRECT and not operation.memory_aligned:
             reason += ", staged"
