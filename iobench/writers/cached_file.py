@@ -9,7 +9,7 @@ from iobench import linux
 from iobench.writers.direct_file import round_up
 from iobench.writers.dontcache import dontcache_refusal
 from iobench.writers.image import FileImage
-from iobench.writers.path_policy import Path
+from iobench.writers.path_policy import IoPath
 from iobench.writers.posix import pread_all, pwrite_all
 from iobench.writers.transfer import Meter
 
@@ -38,7 +38,7 @@ class CachedFile:
         self._has_pages: bool | None = None
 
     def write(
-        self, path: Path, image: FileImage, start: int, stop: int, offset: int, meter: Meter
+        self, path: IoPath, image: FileImage, start: int, stop: int, offset: int, meter: Meter
     ) -> None:
         """Write bytes [start, stop) of `image` at `offset`.
 
@@ -48,16 +48,16 @@ class CachedFile:
         length = stop - start
         with self._lock:
             self._written.append((offset, offset + length))
-        if path == Path.UNCACHED:
+        if path == IoPath.UNCACHED:
             self._write_uncached(image, start, stop, offset, meter)
             return
         with image.outgoing(start, stop, meter) as views, meter.phase("write"):
             calls = pwrite_all(self._fd, views, offset)
         meter.count(path, length, calls)
 
-    def read(self, path: Path, image: FileImage, start: int, stop: int, meter: Meter) -> None:
+    def read(self, path: IoPath, image: FileImage, start: int, stop: int, meter: Meter) -> None:
         """Fill bytes [start, stop) of `image`; with UNCACHED their pages are dropped again."""
-        uncached = path == Path.UNCACHED
+        uncached = path == IoPath.UNCACHED
         flags = self._dontcache_flags(meter) if uncached else 0
         with image.incoming(start, stop, meter) as views, meter.phase("read"):
             calls = pread_all(self._fd, views, start, flags)
@@ -103,13 +103,13 @@ class CachedFile:
             linux.sync_file_range(self._fd, offset, length, _ON_STORAGE)
             if not flags:
                 os.posix_fadvise(self._fd, offset, length, os.POSIX_FADV_DONTNEED)
-        meter.count(Path.UNCACHED if flags else "sync_file_range", length, calls)
+        meter.count(IoPath.UNCACHED if flags else "sync_file_range", length, calls)
 
     def _dontcache_flags(self, meter: Meter) -> int:
         """RWF_DONTCACHE where it is taken, else 0 and a recorded fallback."""
         if self._dontcache is None:
             self._dontcache = dontcache_refusal(self._fd) or ""
         if self._dontcache:
-            meter.fell_back(Path.UNCACHED, "sync_file_range", self._dontcache)
+            meter.fell_back(IoPath.UNCACHED, "sync_file_range", self._dontcache)
             return 0
         return linux.RWF_DONTCACHE

@@ -1,4 +1,4 @@
-"""Flight: operations are followed until they are whole, and none is ever left in flight."""
+"""InFlight: operations are followed until they are whole, and none is ever left in flight."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from iobench.errors import DataMismatchError
 from iobench.testing import content
 from iobench.writers import flight as module
-from iobench.writers.flight import Flight
+from iobench.writers.flight import InFlight
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Meter, PathCount
 
@@ -75,8 +75,10 @@ class FakeRing:
         self.closed = True
 
 
-def _flight(ring: FakeRing, *, writes: bool, meter: Meter | None = None) -> Flight:
-    return Flight(ring, 3, writes=writes, alignment=_ALIGNMENT, path="fake", meter=meter or Meter())
+def _flight(ring: FakeRing, *, writes: bool, meter: Meter | None = None) -> InFlight:
+    return InFlight(
+        ring, 3, writes=writes, alignment=_ALIGNMENT, path="fake", meter=meter or Meter()
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -107,10 +109,10 @@ def test_every_byte_is_written(outcomes: list[int], seed: int, depth: int, block
     with _flight(ring, writes=True, meter=meter) as flight:
         for start in range(0, len(data), _BLOCK):
             while len(flight) >= depth:
-                flight.land()
+                flight.wait_one()
             block = data[start : start + _BLOCK]
             flight.start(block, start, _BLOCK, lambda whole, at=start: landed.update({at: whole}))
-        flight.land_all()
+        flight.drain()
     assert bytes(ring.file) == data.tobytes()
     assert landed == Counter(dict.fromkeys(range(0, len(data), _BLOCK), 1))
     assert ring.most <= depth
@@ -131,7 +133,7 @@ def test_every_byte_is_read(outcomes: list[int], seed: int, tail: int) -> None:
             wanted = min(_BLOCK, len(data) - start)
             padded = -(-wanted // _ALIGNMENT) * _ALIGNMENT
             flight.start(room[start : start + padded], start, wanted, lambda _: None)
-        flight.land_all()
+        flight.drain()
     assert np.array_equal(room[: len(data)], data)
 
 
@@ -147,7 +149,7 @@ def test_an_error_in_a_completion(number: int, nth: int) -> None:
         with _flight(ring, writes=True) as flight:
             for start in range(0, 8 * _BLOCK, _BLOCK):
                 flight.start(data[start : start + _BLOCK], start, _BLOCK, landed.append)
-            flight.land_all()
+            flight.drain()
 
     with pytest.raises(OSError, match=r"\[Errno") as caught:
         save()
@@ -170,7 +172,7 @@ def _land_one(ring: FakeRing, *, writes: bool = True, data: Bytes | None = None)
     with _flight(ring, writes=writes) as flight:
         data = content(_BLOCK) if data is None else data
         flight.start(data, 0, len(data), lambda _: None)
-        flight.land()
+        flight.wait_one()
 
 
 def test_a_write_of_nothing() -> None:
@@ -215,7 +217,7 @@ def test_a_landing_that_fails() -> None:
         with _flight(ring, writes=True) as flight:
             for start in range(0, 4 * _BLOCK, _BLOCK):
                 flight.start(content(_BLOCK), start, _BLOCK, fails)
-            flight.land_all()
+            flight.drain()
 
     with pytest.raises(ValueError, match="scatter"):
         save()
@@ -238,13 +240,12 @@ def test_memory_that_cannot_be_awaited_is_kept(monkeypatch: pytest.MonkeyPatch) 
     def save() -> None:
         with _flight(ring, writes=True) as flight:
             flight.start(data, 0, _BLOCK, landed.append)
-            flight.land()
+            flight.wait_one()
 
     with pytest.raises(OSError, match="Bad file descriptor"):
         save()
     assert landed == []
-    (operations,) = lost
-    assert [operation.data is data for operation in operations.values()] == [True]
+    assert [memory is data for memory in lost] == [True]
 
 
 def test_what_is_counted() -> None:
@@ -252,6 +253,6 @@ def test_what_is_counted() -> None:
     ring, meter = FakeRing(bytearray(_BLOCK), [3, 3]), Meter()
     with _flight(ring, writes=True, meter=meter) as flight:
         flight.start(content(_BLOCK), 0, _BLOCK, lambda _: None)
-        flight.land_all()
+        flight.drain()
     assert meter.paths == {"fake": PathCount(operations=3, bytes=_BLOCK)}
     assert set(meter.seconds) == {"submit", "wait"}

@@ -17,8 +17,7 @@ from iobench.integrations.redirect.tally import Count, Tally, merged
 from iobench.writers import memory_pressure, path_policy, s3_client, workers
 from iobench.writers.image import Bytes
 from iobench.writers.memory_pressure import MemoryPressure, Pressure
-from iobench.writers.path_policy import Operation, PathPolicy
-from iobench.writers.path_policy import Path as Way
+from iobench.writers.path_policy import IoPath, Operation, PathPolicy
 from iobench.writers.s3_client import S3Client
 from iobench.writers.s3_options import S3Options
 from iobench.writers.workers import BlockPool
@@ -122,19 +121,19 @@ def test_path_policy(call: str, enters: str) -> None:
     large = Operation(size_bytes=100, memory_aligned=True)
 
     def check(enter: Callable[..., bool]) -> bool:
-        policy, chosen = PathPolicy(small_size=10), list[Way]()
+        policy, chosen = PathPolicy(small_size=10), list[IoPath]()
         policy._due = True
-        policy.learn(Way.DIRECT, 100, 1.0)
+        policy.learn(IoPath.DIRECT, 100, 1.0)
         do = {
             "choose": lambda: chosen.append(policy.choose(large).path),
-            "learn": lambda: policy.learn(Way.UNCACHED, 100, 0.1),
-            "drop": lambda: policy.drop(Way.DIRECT),
+            "learn": lambda: policy.learn(IoPath.UNCACHED, 100, 0.1),
+            "drop": lambda: policy.drop(IoPath.DIRECT),
         }
         there = enter(do[call], do[enters])
-        assert set(chosen) <= {Way.DIRECT, Way.UNCACHED}
-        assert policy.has(Way.DIRECT) == (call != "drop" and not (enters == "drop" and there))
-        if not policy.has(Way.DIRECT):
-            assert policy.choose(large).path == Way.UNCACHED
+        assert set(chosen) <= {IoPath.DIRECT, IoPath.UNCACHED}
+        assert policy.has(IoPath.DIRECT) == (call != "drop" and not (enters == "drop" and there))
+        if not policy.has(IoPath.DIRECT):
+            assert policy.choose(large).path == IoPath.UNCACHED
         return there
 
     _everywhere(path_policy, check)
