@@ -1,4 +1,9 @@
-"""The `hybrid` writer: each operation takes the path that suits it."""
+"""The `hybrid` writer: each operation takes the path that suits it.
+
+A write: `_send` writes a small file at once. It hands a large one to `_run`, which moves block
+after block by `HybridFile.write`, from one thread with a ring, or from several without. The way of
+one block from there to the kernel and back is drawn in hybrid_file.py.
+"""
 
 from __future__ import annotations
 
@@ -97,9 +102,9 @@ class HybridOptions(WriterOptions):
 class HybridWriter(PosixWriter):
     """Small records through the page cache, large blocks past it, by the way that is faster now.
 
-    `PathPolicy` decides for every operation, `HybridFile` carries it out, and a Transfer's
-    `decisions` tell what was decided how often and why. A path that the file system refuses is
-    given up with a recorded fallback, so this writer works everywhere.
+    `PathPolicy` decides for every operation, `HybridFile` carries it out. The `decisions` of a
+    Transfer count them by path and reason. A path that the file system refuses is given up with a
+    recorded fallback, so this writer works everywhere.
     """
 
     name = "hybrid"

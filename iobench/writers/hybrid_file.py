@@ -38,12 +38,12 @@ __all__ = ["HybridFile"]
 
 
 class _RefusedError(Exception):
-    """The file system refuses direct I/O; the message says why."""
+    """Direct I/O is refused; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Move:
-    """An operation at `offset`, how each path carries it out, and for whom."""
+    """An operation at `offset`, how each path carries it out, and the latch of its call."""
 
     operation: Operation
     offset: int

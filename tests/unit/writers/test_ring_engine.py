@@ -116,7 +116,7 @@ def test_every_byte_is_moved(
     rng, size = random.Random(seed), 3 * _PIECE
     total = (ranges - 1) * size + tail
     data, memory = content(total, seed), _memory(total, staged=staged)
-    image, landed = FileImage.of("image", [memory]), Counter[int]()
+    image, told = FileImage.of("image", [memory]), Counter[int]()
     if writes:
         memory[:] = data
     ring, pool = _Ring(bytearray() if writes else bytearray(data.tobytes())), _Pool()
@@ -125,23 +125,23 @@ def test_every_byte_is_moved(
             ring.ready = rng.choice([0, 1, iodepth])
             stop = min(start + size, total)
 
-            def landing(whole: bool, at: int = start) -> None:
-                landed.update({at: whole})
+            def ended(whole: bool, at: int = start) -> None:
+                told.update({at: whole})
 
             if writes:
-                engine.write(_FILE, image, start, stop, at=start, on_complete=landing)
+                engine.write(_FILE, image, start, stop, at=start, on_complete=ended)
             else:
-                engine.read(_FILE, image, start, start, stop, on_complete=landing)
+                engine.read(_FILE, image, start, start, stop, on_complete=ended)
         engine.drain()
         assert len(engine) == 0
     assert bytes(ring.file[:total] if writes else memory) == data.tobytes()
-    assert landed == Counter(dict.fromkeys(range(0, total, size), 1))
+    assert told == Counter(dict.fromkeys(range(0, total, size), 1))
     assert ring.most <= iodepth
     assert pool.most_out <= iodepth + max(1, iodepth // 4)
     assert pool.out == 0
 
 
-def test_what_lands_makes_room_before_it_is_copied() -> None:
+def test_what_ends_makes_room_before_it_is_copied() -> None:
     """Four reads end at once: their room is filled again before more than one has been copied."""
     data, in_flight = content(16 * _PIECE), []
 
@@ -214,7 +214,7 @@ def test_a_failure(writes: bool, staged: bool, nth: int, ready: int) -> None:
     assert pool.out == 0
 
 
-def test_left_without_settling() -> None:
+def test_left_without_draining() -> None:
     """What was begun is awaited; what waited for room or for a copy is told that it is not."""
     image, pool = FileImage.of("image", [_memory(5 * _PIECE, staged=True)]), _Pool()
     told: list[bool] = []
@@ -240,10 +240,10 @@ def test_a_copy_that_fails() -> None:
     with _engine(_Ring(bytearray(3 * _PIECE)), 4, pool, writes=False) as engine:
         for start in range(0, 3 * _PIECE, _PIECE):
 
-            def landing(whole: bool, at: int = start) -> None:
+            def ended(whole: bool, at: int = start) -> None:
                 told[at] = whole
 
-            engine.read(_FILE, image, start, start, start + _PIECE, on_complete=landing)
+            engine.read(_FILE, image, start, start, start + _PIECE, on_complete=ended)
         with pytest.raises(OSError, match="Bad address"):
             engine.drain()
     assert told == {0: True, _PIECE: False, 2 * _PIECE: True}
