@@ -165,11 +165,10 @@ def test_a_ring_that_fails_itself(
         patch.setattr(flight, "_lost", memory)
         for module in (uring, hybrid):
             patch.setattr(module, "open_ring", Breaking)
+        image = FileImage.of("model", [_DATA]) if operation == "write" else back
+        move = writer.write if operation == "write" else writer.read
         with pytest.raises(TransferError) as caught:
-            if operation == "write":
-                writer.write(FileImage.of("model", [_DATA]), tmp_path)
-            else:
-                writer.read(back, tmp_path)
+            move(image, tmp_path)
     assert caught.value.errno == errno.EBADF
     assert bool(memory) == (call != "write")
     assert names(tmp_path) == {"old"}
