@@ -147,9 +147,13 @@ class InFlight:
         try:
             return ring()
         except BaseException:
-            _lost.extend(operation.data for operation in self._operations.values())
-            self._operations.clear()
+            self._lose()
             raise
+
+    def _lose(self) -> None:
+        """Keep the memory of what is in flight for ever: it cannot be awaited."""
+        _lost.extend(operation.data for operation in self._operations.values())
+        self._operations.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -169,6 +173,7 @@ class InFlight:
                 tag, _ = self._ask(self._ring.wait)
                 self._end(tag, ok=False)
         except BaseException as broken:
+            self._lose()
             if error is None:
                 raise
             error.add_note(f"the ring then failed to end: {broken!r}")

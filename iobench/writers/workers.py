@@ -73,7 +73,7 @@ def run_workers(
             while helper.is_alive():  # the descriptor and the memory are theirs until they end
                 try:
                     helper.join()
-                except KeyboardInterrupt as error:
+                except BaseException as error:  # noqa: BLE001 -- Ctrl-C, or SystemExit of a handler
                     failures.append(error)
     if failures:
         failures.sort(key=lambda error: isinstance(error, Exception))  # an interrupt comes first

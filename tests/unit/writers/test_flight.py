@@ -274,6 +274,27 @@ def test_a_ring_that_fails_when_it_is_closed(monkeypatch: pytest.MonkeyPatch, fa
     assert (ring.closed, len(flight), ended, len(lost)) == (True, 0, [], 2)
 
 
+def test_a_callback_that_fails_while_the_ring_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was not awaited for it is kept, not given to others while the kernel uses it."""
+    lost: list[Bytes] = []
+    monkeypatch.setattr(module, "_lost", lost)
+    ring, data = FakeRing(bytearray(3 * _BLOCK)), content(_BLOCK)
+    monkeypatch.setattr(ring, "close", lambda: setattr(ring, "closed", True))
+
+    def fails(_: bool) -> None:
+        raise ValueError("a callback's")
+
+    def save() -> None:
+        with _flight(ring, writes=True) as flight:
+            for start in range(0, 3 * _BLOCK, _BLOCK):
+                flight.start(data, start, _BLOCK, fails)
+
+    with pytest.raises(ValueError, match="a callback's"):
+        save()
+    assert ring.closed
+    assert len(lost) == len(ring.queued) == 2
+
+
 def test_memory_that_runs_out_when_an_operation_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody knows whether the kernel has it, so it is not given back; the rest is awaited."""
     lost: list[Bytes] = []
