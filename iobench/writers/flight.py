@@ -54,7 +54,7 @@ class InFlight:
     ) -> None:
         self._ring, self._fd, self._writes = ring, fd, writes
         self._alignment, self._path, self._meter = alignment, path, meter
-        self._operations: dict[int, _Operation] = {}
+        self._operations: dict[int, _Operation] = {}  # io_uring ends them in any order, by tag
         self._tag = 0
 
     def __len__(self) -> int:
@@ -133,6 +133,7 @@ class InFlight:
         return operation.done >= operation.wanted
 
     def _turned_down(self, operation: _Operation, number: int) -> None:
+        """The kernel did not make it: short of memory, or its own worker was interrupted."""
         operation.tries += 1
         if number not in _TRANSIENT or operation.tries > _TRIES:
             raise OSError(number, os.strerror(number))

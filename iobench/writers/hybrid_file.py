@@ -53,10 +53,6 @@ class _Move:
     engine: DirectEngine
     latch: CompletionLatch
 
-    @property
-    def stop(self) -> int:
-        return self.offset + self.operation.size_bytes
-
 
 class HybridFile:
     """Moves ranges of a file, each by the path that the policy gives it. Thread-safe.
@@ -163,6 +159,7 @@ class HybridFile:
         position = Position.MIDDLE if at else Position.FIRST
         if last:
             position = Position.TAIL if at else Position.WHOLE
+        # O_DIRECT takes whole sectors: the rest would have to be padded, and cut off again.
         rest = (stop - start) % max(linux.PAGE, self._alignment.offset)
         if not rest or stop - start < self._small_size:
             yield start, stop, position
@@ -239,7 +236,8 @@ class HybridFile:
         if self._writing:
             if not self._is_aligned(move.offset, size_bytes):  # known since the file was opened
                 raise _RefusedError(f"direct I/O wants multiples of {file.alignment.offset} bytes")
-            self._cached.leave(move.offset, move.stop)
+            # The kernel drops cached pages below a direct write only where it can (open(2), NOTES).
+            self._cached.leave(move.offset, move.offset + size_bytes)
         # Little's law: what shares the device with others takes its share of the time.
         share = size_bytes / (size_bytes + move.engine.bytes_in_flight)
         began, awaited, outcome = time.perf_counter(), not self._proved, list[bool]()
