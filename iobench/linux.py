@@ -180,7 +180,7 @@ def give_up_pages(address: int, length: int) -> None:
         _libc.madvise(start, length, mmap.MADV_DONTNEED)
 
 
-class Ring:
+class RepeatedMapping:
     """A memory file of `size_bytes` mapped again and again, one after the other, to `total_bytes`.
 
     `numpy.asarray(ring)` is one array over all of it; the mapping goes when the last array does.

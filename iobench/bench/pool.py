@@ -40,7 +40,7 @@ class RandomPool:
         self.size_bytes = -(-size_bytes // page) * page
         longest = longest_bytes if longest_bytes > self.size_bytes - page else 0
         total = self.size_bytes + -(-longest // page) * page
-        self._ring = linux.Ring(self.size_bytes, total)
+        self._ring = linux.RepeatedMapping(self.size_bytes, total)
         self.memory: Bytes = np.asarray(self._ring)
         self._seeds = np.random.SeedSequence(seed)
         self._keys = np.random.default_rng(self._seeds.spawn(1)[0])

@@ -9,7 +9,7 @@ from iobench import linux
 from iobench.writers.direct_file import round_up
 from iobench.writers.dontcache import DontCache, on_storage, read_uncached
 from iobench.writers.image import FileImage
-from iobench.writers.path_policy import Path
+from iobench.writers.path_policy import IoPath
 from iobench.writers.posix import pread_all, pwrite_all
 from iobench.writers.transfer import Meter
 
@@ -31,7 +31,7 @@ class CachedFile:
         self._has_pages: bool | None = None
 
     def write(
-        self, path: Path, image: FileImage, start: int, stop: int, offset: int, meter: Meter
+        self, path: IoPath, image: FileImage, start: int, stop: int, offset: int, meter: Meter
     ) -> None:
         """Write bytes [start, stop) of `image` at `offset`.
 
@@ -41,18 +41,18 @@ class CachedFile:
         length = stop - start
         with self._lock:
             self._written.append((offset, offset + length))
-        if path == Path.UNCACHED:
+        if path == IoPath.UNCACHED:
             self._write_uncached(image, start, stop, offset, meter)
             return
         with image.outgoing(start, stop, meter) as views, meter.phase("write"):
             calls = pwrite_all(self._fd, views, offset)
         meter.count(path, length, calls)
 
-    def read(self, path: Path, image: FileImage, start: int, stop: int, meter: Meter) -> None:
+    def read(self, path: IoPath, image: FileImage, start: int, stop: int, meter: Meter) -> None:
         """Fill bytes [start, stop) of `image`; with UNCACHED their pages are dropped again."""
-        flags = self._dontcache.flags(meter) if path == Path.UNCACHED else 0
+        flags = self._dontcache.flags(meter) if path == IoPath.UNCACHED else 0
         with image.incoming(start, stop, meter) as views, meter.phase("read"):
-            if path == Path.UNCACHED:
+            if path == IoPath.UNCACHED:
                 read_uncached(self._fd, views, start, flags, meter)
             else:
                 meter.count(path, stop - start, pread_all(self._fd, views, start))
@@ -92,4 +92,4 @@ class CachedFile:
         with image.outgoing(start, stop, meter) as views, meter.phase("write"):
             calls = pwrite_all(self._fd, views, offset, flags)
             on_storage(self._fd, offset, length, drop=not flags)
-        meter.count(Path.UNCACHED if flags else "sync_file_range", length, calls)
+        meter.count(IoPath.UNCACHED if flags else "sync_file_range", length, calls)

@@ -77,7 +77,7 @@ class DirectWriter(PosixWriter):
             with self._engine(own, writes=True) as engine:
                 for start, stop in blocks:
                     engine.write(direct, image, start, stop, at=start)
-                engine.settle()
+                engine.drain()
 
         self._run(0, image.size_bytes, work, meter)
 
@@ -88,7 +88,7 @@ class DirectWriter(PosixWriter):
             with self._engine(own, writes=False) as engine:
                 for begin, end in blocks:
                     engine.read(direct, image, begin, max(begin, start), end)
-                engine.settle()
+                engine.drain()
 
         apart = self._flags & os.O_DIRECT  # the page cache would want the same free memory
         with faulted_ahead(image, start, stop) if apart else contextlib.nullcontext():

@@ -7,52 +7,61 @@ from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
-from iobench.writers.direct_file import DirectFile, as_it_lies, round_up
+from iobench.writers.direct_file import DirectFile, aligned_view, round_up
 from iobench.writers.direct_io import pread_direct, pwrite_direct
-from iobench.writers.flight import Landed
+from iobench.writers.flight import OnComplete
 from iobench.writers.image import FileImage
 from iobench.writers.transfer import Meter
 from iobench.writers.workers import BlockPool
 
-__all__ = ["BlockingEngine", "DirectEngine", "Landing", "nothing"]
+__all__ = ["BlockingEngine", "CompletionLatch", "DirectEngine", "ignore"]
 
 
-def nothing(_whole: bool) -> None:
-    """For who need not know when a range has landed."""
+def ignore(_ok: bool) -> None:
+    """No-op completion callback."""
 
 
-class Landing:
-    """Calls `landed` once all of `parts` have ended: True when every one of them is whole."""
+class CompletionLatch:
+    """Calls `on_complete` once everything has ended: the `with` block, and each part added in it.
 
-    __slots__ = ("_landed", "_left", "_whole")
+    True when all of them went well. A part that never ends keeps it from being called.
+    """
 
-    def __init__(self, parts: int, landed: Landed) -> None:
-        self._left, self._whole, self._landed = parts, True, landed
+    __slots__ = ("_left", "_ok", "_on_complete")
 
-    def end(self, whole: bool) -> None:
+    def __init__(self, on_complete: OnComplete) -> None:
+        self._left, self._ok, self._on_complete = 1, True, on_complete
+
+    def add(self) -> None:
+        """Wait for one more part."""
+        self._left += 1
+
+    def end(self, ok: bool) -> None:
         """One part has ended."""
-        self._end(1, whole)
-
-    def give_up(self, parts: int) -> None:
-        """So many parts will never begin."""
-        self._end(parts, whole=not parts)
-
-    def _end(self, parts: int, whole: bool) -> None:
-        if not parts:
-            return
-        self._left -= parts
-        self._whole &= whole
+        self._left -= 1
+        self._ok &= ok
         if not self._left:
-            self._landed(self._whole)
+            self._on_complete(self._ok)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end(kind is None)
 
 
 class DirectEngine(ABC):
     """Moves ranges between an image and one file, always the same. Used by one thread.
 
-    Ranges begin at multiples of the file's alignment. `landed` is called once for each of them,
-    when the kernel has let go of its memory, also when `write` or `read` raises: True when all of
-    it has been moved. What is still in flight at the end of a `with` is awaited, so that nobody
-    frees what the kernel uses.
+    Ranges begin at multiples of the file's alignment. `on_complete` is called once for each of
+    them, when the kernel is done with its memory, also when `write` or `read` raises; never when a
+    ring failed, see OnComplete. What is still in flight at the end of a `with` is awaited, so that
+    nothing frees what the kernel uses.
     """
 
     @abstractmethod
@@ -64,7 +73,7 @@ class DirectEngine(ABC):
         stop: int,
         *,
         at: int,
-        landed: Landed = nothing,
+        on_complete: OnComplete = ignore,
     ) -> None:
         """Write bytes [start, stop) of `image` at `at`; what is padded lies beyond. Raises OSError,
         perhaps that of an earlier range."""
@@ -78,7 +87,7 @@ class DirectEngine(ABC):
         wanted: int,
         stop: int,
         *,
-        landed: Landed = nothing,
+        on_complete: OnComplete = ignore,
     ) -> None:
         """Fill bytes [wanted, stop) of `image`; aligned `begin` is not above. Raises OSError,
         DataMismatchError, perhaps those of an earlier range."""
@@ -93,15 +102,16 @@ class DirectEngine(ABC):
         """How many bytes they move."""
 
     @abstractmethod
-    def land(self) -> None:
-        """Wait until one operation has ended. Raises what it failed with."""
+    def wait_one(self) -> None:
+        """Wait until one operation has ended. Raises what it failed with: one fewer is in flight
+        then too, and none after a failure of the ring itself."""
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Wait until nothing is in flight, then raise the first failure."""
         failure: Exception | None = None
         while len(self):
             try:
-                self.land()
+                self.wait_one()
             except Exception as error:  # noqa: BLE001 -- raised below
                 failure = failure or error
         if failure:
@@ -137,12 +147,12 @@ class BlockingEngine(DirectEngine):
         stop: int,
         *,
         at: int,
-        landed: Landed = nothing,
+        on_complete: OnComplete = ignore,
     ) -> None:
-        whole, unit = False, file.alignment.offset
-        try:
+        unit = file.alignment.offset
+        with CompletionLatch(on_complete):
             with contextlib.ExitStack() as held:
-                data = as_it_lies(image, start, stop, file.alignment)
+                data = aligned_view(image, start, stop, file.alignment)
                 if data is None:
                     block = held.enter_context(self._pool.block())
                     with self._meter.phase("gather"):
@@ -151,9 +161,6 @@ class BlockingEngine(DirectEngine):
                 with self._meter.phase("write"):
                     calls = pwrite_direct(file.fd, data, at, unit)
             self._meter.count(self._path, len(data), calls)
-            whole = True
-        finally:
-            landed(whole)
 
     def read(
         self,
@@ -163,11 +170,11 @@ class BlockingEngine(DirectEngine):
         wanted: int,
         stop: int,
         *,
-        landed: Landed = nothing,
+        on_complete: OnComplete = ignore,
     ) -> None:
-        whole, unit = False, file.alignment.offset
-        try:
-            data = as_it_lies(image, wanted, stop, file.alignment) if wanted == begin else None
+        unit = file.alignment.offset
+        with CompletionLatch(on_complete):
+            data = aligned_view(image, wanted, stop, file.alignment) if wanted == begin else None
             if data is not None:
                 with self._meter.phase("read"):
                     calls = pread_direct(file.fd, data, begin, stop - begin, unit)
@@ -179,9 +186,6 @@ class BlockingEngine(DirectEngine):
                     with self._meter.phase("scatter"):
                         image.scatter(wanted, stop, block[wanted - begin :])
             self._meter.count(self._path, stop - begin, calls)
-            whole = True
-        finally:
-            landed(whole)
 
     def __len__(self) -> int:
         return 0
@@ -190,7 +194,7 @@ class BlockingEngine(DirectEngine):
     def bytes_in_flight(self) -> int:
         return 0
 
-    def land(self) -> None:
+    def wait_one(self) -> None:
         raise AssertionError("nothing is ever in flight")
 
     def close(self, failure: BaseException | None = None) -> None:

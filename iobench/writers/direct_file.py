@@ -13,7 +13,7 @@ __all__ = [
     "NO_DIRECT_REMEDY",
     "REFUSED",
     "DirectFile",
-    "as_it_lies",
+    "aligned_view",
     "direct_alignment",
     "round_up",
 ]
@@ -55,7 +55,7 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def as_it_lies(
+def aligned_view(
     image: FileImage, start: int, stop: int, alignment: linux.DioAlignment
 ) -> Bytes | None:
     """The bytes [start, stop) as one view that can be moved without a copy, or None."""

@@ -1,4 +1,9 @@
-"""The `hybrid` writer: each operation takes the path that suits it."""
+"""The `hybrid` writer: each operation takes the path that suits it.
+
+A write: `_send` writes a small file at once. It hands a large one to `_run`, which moves block
+after block by `HybridFile.write`, from one thread with a ring, or from several without. The way of
+one block from there to the kernel and back is drawn in hybrid_file.py.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path as FilePath
+from pathlib import Path
 
 import numpy as np
 
@@ -21,10 +26,9 @@ from iobench.writers.files import NewFile, ProbeFile, try_directory
 from iobench.writers.hybrid_file import HybridFile
 from iobench.writers.hybrid_stream import HybridStream
 from iobench.writers.image import FileImage
-from iobench.writers.iodepth import Iodepth, MeasuredIodepth
 from iobench.writers.memory_pressure import MemoryPressure
 from iobench.writers.options import WriterOptions, option
-from iobench.writers.path_policy import Operation, Path, PathPolicy, Position
+from iobench.writers.path_policy import IoPath, Operation, PathPolicy, Position
 from iobench.writers.posix import TOGETHER, PosixWriter, pwrite_all
 from iobench.writers.ring import open_ring
 from iobench.writers.ring_engine import RingEngine
@@ -36,9 +40,9 @@ from iobench.writers.workers import BlockPool, Blocks, run_workers
 __all__ = ["HybridOptions", "HybridWriter"]
 
 _PATHS = {
-    "all": tuple(Path),
-    "direct": (Path.DIRECT, Path.BUFFERED),
-    "uncached": (Path.UNCACHED, Path.BUFFERED),
+    "all": tuple(IoPath),
+    "direct": (IoPath.DIRECT, IoPath.BUFFERED),
+    "uncached": (IoPath.UNCACHED, IoPath.BUFFERED),
 }
 
 _Move = Callable[[int, int, Meter, DirectEngine], None]
@@ -98,9 +102,9 @@ class HybridOptions(WriterOptions):
 class HybridWriter(PosixWriter):
     """Small records through the page cache, large blocks past it, by the way that is faster now.
 
-    `PathPolicy` decides for every operation, `HybridFile` carries it out, and a Transfer's
-    `decisions` tell what was decided how often and why. A path that the file system refuses is
-    given up with a recorded fallback, so this writer works everywhere.
+    `PathPolicy` decides for every operation, `HybridFile` carries it out. The `decisions` of a
+    Transfer count them by path and reason. A path that the file system refuses is given up with a
+    recorded fallback, so this writer works everywhere.
     """
 
     name = "hybrid"
@@ -117,7 +121,7 @@ class HybridWriter(PosixWriter):
         self._small_size = min(self.options.small_size, self.options.block_size)
         self._small_files = self._policy()  # what is small teaches it nothing
 
-    def available(self, target: str | FilePath = ".") -> Availability:
+    def available(self, target: str | Path = ".") -> Availability:
         """Yes wherever files can be made; the reason tells which paths cannot be had there."""
         answer = try_directory(target)
         if not answer.ok:
@@ -126,7 +130,7 @@ class HybridWriter(PosixWriter):
         try:
             with self._create(os.path.join(target, "probe"), meter, ProbeFile) as file:
                 for path in _PATHS[self.options.paths]:
-                    policy = PathPolicy((path, Path.BUFFERED), small_size=1)
+                    policy = PathPolicy((path, IoPath.BUFFERED), small_size=1)
                     with self._file(file.fd, file.path, policy, writing=True) as hybrid:
                         image = FileImage.of("probe", [page])
                         engine = self._blocking(meter)
@@ -176,7 +180,7 @@ class HybridWriter(PosixWriter):
         """
         operation = Operation(size_bytes=image.size_bytes, position=Position.WHOLE)
         decision = self._small_files.choose(operation, self._pressure.now())
-        if decision.path != Path.BUFFERED:
+        if decision.path != IoPath.BUFFERED:
             return False
         with image.outgoing(0, image.size_bytes, meter) as views, meter.phase("write"):
             calls = pwrite_all(file.fd, views, 0)
@@ -244,7 +248,7 @@ class HybridWriter(PosixWriter):
                     position = end
                     if not hybrid.may_go_direct():
                         break
-                engine.settle()
+                engine.drain()
 
         blocks = Blocks(start, stop, self.options.block_size)
         run_workers(1, blocks, work, meter, apart=True)
@@ -266,18 +270,21 @@ class HybridWriter(PosixWriter):
         )
 
     def _blocking(self, meter: Meter) -> DirectEngine:
-        return BlockingEngine(self._pool, meter, path=Path.DIRECT)
+        return BlockingEngine(self._pool, meter, path=IoPath.DIRECT)
 
     def _engine(self, meter: Meter, *, writes: bool) -> DirectEngine:
         """A ring for the calling thread, or what goes without if it cannot be had after all."""
-        iodepth = (Iodepth if writes else MeasuredIodepth)(self._ring_depth)
+        # A restore has a quarter in flight: few blocks stay in the processor's cache between the
+        # device and the copy, many hide a longer latency. Measuring which is better just now was
+        # no faster than this number (docs/decisions/0036).
+        iodepth = self._ring_depth if writes else max(1, self._ring_depth // 4)
         try:
-            ring = open_ring(iodepth.most)
+            ring = open_ring(iodepth)
         except UnavailableError as error:
             meter.fell_back("io_uring", "one write or read at a time", error.reason)
             return self._blocking(meter)
         return RingEngine(
-            ring, iodepth, self._pieces, meter, writes=writes, path=f"io_uring {Path.DIRECT}"
+            ring, iodepth, self._pieces, meter, writes=writes, path=f"io_uring {IoPath.DIRECT}"
         )
 
     def _sync_ring(self, meter: Meter) -> SyncRing | None:
@@ -295,7 +302,7 @@ class HybridWriter(PosixWriter):
 
     def _admits_ring(self, meter: Meter) -> bool:
         """Whether rings can be had; wanted and refused is recorded as a fallback."""
-        if not self.options.uring or Path.DIRECT not in _PATHS[self.options.paths]:
+        if not self.options.uring or IoPath.DIRECT not in _PATHS[self.options.paths]:
             return False
         if self._ring_refusal:
             meter.fell_back("io_uring", "threads", self._ring_refusal)

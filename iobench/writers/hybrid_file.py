@@ -1,37 +1,57 @@
-"""HybridFile: one open file with a way through the page cache and a way past it."""
+"""HybridFile: one open file with a way through the page cache and a way past it.
+
+A write, whole pages first and then the rest of the last page, goes
+
+    PathPolicy.choose ─┬─ buffered, uncached ─> CachedFile ──────────────────────> kernel
+                       └─ direct ─> DirectEngine ─ in pieces ─> InFlight ─> Ring ─> kernel
+
+and a direct piece comes back, when its thread writes the next range or waits:
+
+    Ring ─> InFlight ─> RingEngine: gives the block back ─> latch of the range, when it was the
+    last piece ─> HybridFile: learns the rate ─> latch of the write ─> `on_complete`
+
+A refused direct write goes through the page cache, and so does all that follows it.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from iobench import linux
 from iobench.errors import IobenchError, TransferError, UnavailableError
 from iobench.writers.cached_file import CachedFile
-from iobench.writers.direct_engine import DirectEngine, Landing
-from iobench.writers.direct_file import REFUSED, DirectFile, as_it_lies, direct_alignment
-from iobench.writers.flight import Landed
+from iobench.writers.direct_engine import CompletionLatch, DirectEngine, ignore
+from iobench.writers.direct_file import REFUSED, DirectFile, aligned_view, direct_alignment
+from iobench.writers.flight import OnComplete
 from iobench.writers.image import FileImage
 from iobench.writers.memory_pressure import MemoryPressure
-from iobench.writers.path_policy import Operation, Path, PathPolicy, Position
+from iobench.writers.path_policy import IoPath, Operation, PathPolicy, Position
 from iobench.writers.transfer import Meter
 
 __all__ = ["HybridFile"]
 
-_Written = Callable[[], None]
-
-
-def _nothing() -> None:
-    pass
-
 
 class _RefusedError(Exception):
-    """The file system will not have a path; the message says why."""
+    """Direct I/O is refused; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Move:
+    """An operation at `offset`, how each path carries it out, and the latch of its call."""
+
+    operation: Operation
+    offset: int
+    direct: Callable[[DirectFile, OnComplete], None]
+    cached: Callable[[IoPath], None]
+    meter: Meter
+    engine: DirectEngine
+    latch: CompletionLatch
 
 
 class HybridFile:
@@ -44,7 +64,7 @@ class HybridFile:
 
     `fd` is the way through the page cache and stays the caller's; it is opened once more for the
     way past it, when the first operation wants that. What goes past it is carried by the engine of
-    the calling thread, at once or later. A path that is refused is given up for the whole
+    the calling thread, at once or later. Where direct I/O is refused it is given up for the whole
     file and recorded as a fallback; until one direct operation has succeeded each is awaited, so
     that a refusal is known before anything follows it.
     """
@@ -62,21 +82,18 @@ class HybridFile:
     ) -> None:
         self._cached, self._name = CachedFile(fd), name
         self._again = f"/proc/self/fd/{fd}"  # the same file, whatever happens to its name
-        self._direct_flags = os.O_WRONLY if writing else os.O_RDONLY
+        self._writing = writing
         self._policy, self._pressure = policy, pressure
         self._block_size, self._small_size = block_size, small_size
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._direct: DirectFile | None = None
         self._alignment = linux.DioAlignment(memory=linux.PAGE, offset=linux.PAGE)
         self._proved = False
         """Whether a direct operation has succeeded."""
-        self._looked = False
 
     def may_go_direct(self) -> bool:
         """Whether the way past the page cache by O_DIRECT has not been given up."""
-        return self._policy.has(Path.DIRECT)
-
-    # Writing.
+        return self._policy.has(IoPath.DIRECT)
 
     def write(
         self,
@@ -88,17 +105,16 @@ class HybridFile:
         *,
         at: int,
         last: bool,
-        written: _Written = _nothing,
+        on_complete: OnComplete = ignore,
     ) -> None:
         """Write bytes [start, stop) of `image` at offset `at` of the file, a multiple of pages.
 
-        `last` says that the file ends there for now. `written` is called once all is written: on
-        return, or when `engine` lands or settles; never when that fails.
+        `last` says that the file ends there for now. `on_complete` is called once, when all is
+        written or has failed: on return, when this raises, or when `engine` waits. See OnComplete.
         """
-        cuts = list(self._cut(start, stop, at, last=last))
-        landing = Landing(len(cuts), lambda _whole: written())
-        for begin, end, position in cuts:
-            self._write(image, begin, end, position, meter, engine, at + begin - start, landing)
+        with CompletionLatch(on_complete) as latch:
+            for begin, end, position in self._cut(start, stop, at, last=last):
+                self._write(image, begin, end, position, meter, engine, at + begin - start, latch)
 
     def _write(
         self,
@@ -109,28 +125,32 @@ class HybridFile:
         meter: Meter,
         engine: DirectEngine,
         offset: int,
-        landing: Landing,
-    ) -> Path:
+        latch: CompletionLatch,
+    ) -> None:
         operation = Operation(
             size_bytes=stop - start,
             position=position,
             aligned=self._is_aligned(offset, stop - start),
-            memory_aligned=as_it_lies(image, start, stop, self._alignment) is not None,
+            memory_aligned=aligned_view(image, start, stop, self._alignment) is not None,
         )
 
-        def direct(file: DirectFile, landed: Landed) -> None:
-            if not self._is_aligned(offset, stop - start):  # known since the file was opened
-                raise _RefusedError(f"direct I/O wants multiples of {file.alignment.offset} bytes")
-            self._cached.leave(offset, offset + stop - start)
-            engine.write(file, image, start, stop, at=offset, landed=landed)
+        def direct(file: DirectFile, on_complete: OnComplete) -> None:
+            engine.write(file, image, start, stop, at=offset, on_complete=on_complete)
 
-        def cached(path: Path) -> None:
+        def cached(path: IoPath) -> None:
             self._cached.write(path, image, start, stop, offset, meter)
 
-        path = self._carry_out(operation, meter, engine, direct, cached, landing)
-        if path == Path.DIRECT and not self._looked:
-            self._look(offset, stop - start, meter)
-        return path
+        self._move(
+            _Move(
+                operation=operation,
+                offset=offset,
+                direct=direct,
+                cached=cached,
+                meter=meter,
+                engine=engine,
+                latch=latch,
+            )
+        )
 
     def _cut(
         self, start: int, stop: int, at: int, *, last: bool
@@ -139,21 +159,13 @@ class HybridFile:
         position = Position.MIDDLE if at else Position.FIRST
         if last:
             position = Position.TAIL if at else Position.WHOLE
+        # O_DIRECT takes whole sectors: the rest would have to be padded, and cut off again.
         rest = (stop - start) % max(linux.PAGE, self._alignment.offset)
         if not rest or stop - start < self._small_size:
             yield start, stop, position
         else:
             yield start, stop - rest, Position.MIDDLE if at else Position.FIRST
             yield stop - rest, stop, Position.TAIL
-
-    def _look(self, offset: int, length: int, meter: Meter) -> None:
-        """Give O_DIRECT up where it is accepted and goes through the page cache all the same."""
-        self._looked = True
-        if self._cached.resident_bytes(offset, length) and self._policy.drop(Path.DIRECT):
-            why = "O_DIRECT is accepted, yet goes through the page cache"
-            meter.fell_back(Path.DIRECT, "page cache", why)
-
-    # Reading.
 
     def read(
         self,
@@ -166,9 +178,9 @@ class HybridFile:
     ) -> None:
         """Fill bytes [wanted, stop) of `image`; `begin`, a multiple of pages, is not above.
 
-        All is there on return, or when `engine` has settled.
+        All is there on return, or when `engine` has been drained.
         """
-        data = as_it_lies(image, wanted, stop, self._alignment) if wanted == begin else None
+        data = aligned_view(image, wanted, stop, self._alignment) if wanted == begin else None
         whole = begin == 0 and stop == image.size_bytes
         operation = Operation(
             size_bytes=stop - wanted,
@@ -178,96 +190,83 @@ class HybridFile:
             in_cache=self._cached.holds(wanted, stop),
         )
 
-        def direct(file: DirectFile, landed: Landed) -> None:
-            engine.read(file, image, begin, wanted, stop, landed=landed)
+        def direct(file: DirectFile, on_complete: OnComplete) -> None:
+            engine.read(file, image, begin, wanted, stop, on_complete=on_complete)
 
-        def cached(path: Path) -> None:
+        def cached(path: IoPath) -> None:
             self._cached.read(path, image, wanted, stop, meter)
 
-        self._carry_out(operation, meter, engine, direct, cached)
+        with CompletionLatch(ignore) as latch:
+            self._move(
+                _Move(
+                    operation=operation,
+                    offset=begin,
+                    direct=direct,
+                    cached=cached,
+                    meter=meter,
+                    engine=engine,
+                    latch=latch,
+                )
+            )
 
-    # Both.
-
-    def _carry_out(
-        self,
-        operation: Operation,
-        meter: Meter,
-        engine: DirectEngine,
-        direct: Callable[[DirectFile, Landed], None],
-        cached: Callable[[Path], None],
-        landing: Landing | None = None,
-    ) -> Path:
-        """Move by the path that the policy chooses; after a refusal, recorded, by the next one.
-
-        Returns the path that was taken. `landing` is told when all has been moved.
-        """
-        refused: list[tuple[Path, str]] = []
-
-        def moved(path: Path, seconds: float) -> None:
-            self._policy.learn(path, operation.size_bytes, seconds)
-            if landing:
-                landing.end(True)
-
-        while True:
-            decision = self._policy.choose(operation, self._pressure.now())
+    def _move(self, move: _Move) -> None:
+        """Move by the path that the policy chooses; where direct I/O is refused, by another."""
+        decision = self._policy.choose(move.operation, self._pressure.now())
+        if decision.path == IoPath.DIRECT:
             try:
-                if decision.path == Path.DIRECT:
-                    self._go_direct(operation.size_bytes, engine, direct, moved)
-                else:
-                    self._go_cached(decision.path, engine, cached, moved)
+                self._go_direct(move)
             except _RefusedError as error:
-                refused.append((decision.path, str(error)))
-                if not self._policy.drop(decision.path):
-                    raise TransferError(
-                        f"{self._name}: {error}, and no other path is left"
-                    ) from error
-                continue
-            break
-        meter.decided(decision.path, decision.reason)
-        for path, why in refused:
-            meter.fell_back(path, decision.path, why)
-        return decision.path
+                if not self._policy.drop(IoPath.DIRECT):
+                    raise TransferError(f"{self._name}: {error}, no other path is left") from error
+                decision = self._policy.choose(move.operation, self._pressure.now())
+                move.meter.fell_back(IoPath.DIRECT, decision.path, str(error))
+        if decision.path != IoPath.DIRECT:
+            self._go_cached(decision.path, move)
+        move.meter.decided(decision.path, decision.reason)
 
-    def _go_cached(
-        self,
-        path: Path,
-        engine: DirectEngine,
-        cached: Callable[[Path], None],
-        moved: Callable[[Path, float], None],
-    ) -> None:
-        if path == Path.UNCACHED:
-            engine.settle()  # what is in flight must not count as this path's time
+    def _go_cached(self, path: IoPath, move: _Move) -> None:
+        if path == IoPath.UNCACHED:
+            move.engine.drain()  # what is in flight must not count as this path's time
         began = time.perf_counter()
-        cached(path)
-        moved(path, time.perf_counter() - began)
+        move.cached(path)
+        self._policy.learn(path, move.operation.size_bytes, time.perf_counter() - began)
 
-    def _go_direct(
-        self,
-        size_bytes: int,
-        engine: DirectEngine,
-        direct: Callable[[DirectFile, Landed], None],
-        moved: Callable[[Path, float], None],
-    ) -> None:
-        file = self._open_direct()
+    def _go_direct(self, move: _Move) -> None:
+        file, size_bytes = self._open_direct(), move.operation.size_bytes
+        if self._writing:
+            if not self._is_aligned(move.offset, size_bytes):  # known since the file was opened
+                raise _RefusedError(f"direct I/O wants multiples of {file.alignment.offset} bytes")
+            # The kernel drops cached pages below a direct write only where it can (open(2), NOTES).
+            self._cached.leave(move.offset, move.offset + size_bytes)
         # Little's law: what shares the device with others takes its share of the time.
-        share = size_bytes / (size_bytes + engine.bytes_in_flight)
-        began = time.perf_counter()
+        share = size_bytes / (size_bytes + move.engine.bytes_in_flight)
+        began, awaited, outcome = time.perf_counter(), not self._proved, list[bool]()
 
-        def landed(whole: bool) -> None:
-            if whole:
-                moved(Path.DIRECT, (time.perf_counter() - began) * share)
+        def completed(ok: bool) -> None:
+            outcome.append(ok)
+            if ok:
+                seconds = (time.perf_counter() - began) * share
+                self._policy.learn(IoPath.DIRECT, size_bytes, seconds)
+            move.latch.end(ok or awaited)  # what is awaited raises, or is done again
 
-        if self._proved:
-            direct(file, landed)
+        move.latch.add()
+        if not awaited:
+            move.direct(file, completed)
             return
-        outcome: list[bool] = []
-        with _refusals("direct I/O"):
+        try:
             try:
-                direct(file, outcome.append)
+                move.direct(file, completed)
             finally:
-                engine.settle()
+                move.engine.drain()
+        except OSError as error:
+            if outcome:  # else the ring failed, and the kernel may still use the memory
+                _raise_refusal("direct I/O", error)
+            raise
         self._proved = True
-        landed(all(outcome))
+        if self._writing and self._cached.resident_bytes(move.offset, size_bytes):
+            why = "O_DIRECT is accepted, yet goes through the page cache"
+            if self._policy.drop(IoPath.DIRECT):
+                move.meter.fell_back(IoPath.DIRECT, "page cache", why)
 
     def _is_aligned(self, offset: int, length: int) -> bool:
         return not (offset | length) % self._alignment.offset
@@ -280,8 +279,12 @@ class HybridFile:
             return self._direct
 
     def _opened_direct(self) -> DirectFile:
-        with _refusals("opening with O_DIRECT"):
-            fd = os.open(self._again, self._direct_flags | os.O_DIRECT | os.O_CLOEXEC)
+        flags = os.O_WRONLY if self._writing else os.O_RDONLY
+        try:
+            fd = os.open(self._again, flags | os.O_DIRECT | os.O_CLOEXEC)
+        except OSError as error:
+            _raise_refusal("opening with O_DIRECT", error)
+            raise
         try:
             return DirectFile(fd=fd, alignment=direct_alignment("direct", fd, self._block_size))
         except UnavailableError as error:
@@ -310,12 +313,7 @@ class HybridFile:
             os.close(file.fd)
 
 
-@contextlib.contextmanager
-def _refusals(doing: str) -> Iterator[None]:
-    """What the kernel says to a path that it will not have, as _RefusedError."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in REFUSED or isinstance(error, IobenchError):
-            raise
+def _raise_refusal(doing: str, error: OSError) -> None:
+    """Raise _RefusedError if the kernel says by `error` that it has no direct I/O."""
+    if error.errno in REFUSED and not isinstance(error, IobenchError):
         raise _RefusedError(f"{doing} is refused ({error.strerror})") from error

@@ -11,7 +11,7 @@ from iobench.writers.crew import Crew, ThreadCrew
 from iobench.writers.direct_engine import DirectEngine
 from iobench.writers.direct_stream import DirectStream
 from iobench.writers.files import NewFile
-from iobench.writers.flight import Landed
+from iobench.writers.flight import OnComplete
 from iobench.writers.hybrid_file import HybridFile
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.ring_crew import RingCrew
@@ -48,7 +48,7 @@ class _HybridFlight:
     def __len__(self) -> int:
         return len(self._engine)
 
-    def start(self, data: Bytes, offset: int, wanted: int, landed: Landed) -> None:
+    def start(self, data: Bytes, offset: int, wanted: int, on_complete: OnComplete) -> None:
         block = FileImage.of("block", [data])
         self._hybrid.write(
             block,
@@ -58,14 +58,14 @@ class _HybridFlight:
             self._engine,
             at=offset,
             last=False,
-            written=lambda: landed(True),
+            on_complete=on_complete,
         )
 
-    def land(self) -> None:
-        self._engine.land()
+    def wait_one(self) -> None:
+        self._engine.wait_one()
 
-    def land_all(self) -> None:
-        self._engine.settle()
+    def drain(self) -> None:
+        self._engine.drain()
 
     def __enter__(self) -> Self:
         return self

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,7 +40,10 @@ class Pressure:
 
 
 class MemoryPressure:
-    """Reads /proc/meminfo and the dirty limits, at most every `interval_s`; thread-safe.
+    """Reads /proc/meminfo and the dirty limits, about every `interval_s`; thread-safe.
+
+    There is no lock, as a signal handler that saves may come in at any point. Two threads may
+    read at the same time.
 
     Writers are slowed down from half-way between the background limit and the dirty limit on
     (dirty_freerun_ceiling in the kernel's mm/page-writeback.c). Ratios are of available memory.
@@ -55,17 +57,17 @@ class MemoryPressure:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._proc, self._interval_s, self._clock = proc, interval_s, clock
-        self._lock = threading.Lock()
-        self._read_at_s = float("-inf")
-        self._last = Pressure()
+        self._last = float("-inf"), Pressure()
+        """When it was read, and what was read."""
 
     def now(self) -> Pressure:
         """The reading, made anew when the last one is older than the interval."""
-        with self._lock:
-            now = self._clock()
-            if now - self._read_at_s >= self._interval_s:
-                self._last, self._read_at_s = self._read(), now
-            return self._last
+        read_at_s, pressure = self._last
+        now = self._clock()
+        if now - read_at_s >= self._interval_s:
+            pressure = self._read()
+            self._last = now, pressure
+        return pressure
 
     def _read(self) -> Pressure:
         facts = parse_meminfo(read_text(self._proc / "meminfo") or "")

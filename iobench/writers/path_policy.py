@@ -9,10 +9,10 @@ from enum import Enum, StrEnum
 
 from iobench.writers.memory_pressure import Pressure
 
-__all__ = ["Decision", "Operation", "Path", "PathPolicy", "Position"]
+__all__ = ["Decision", "IoPath", "Operation", "PathPolicy", "Position"]
 
 
-class Path(StrEnum):
+class IoPath(StrEnum):
     """The ways between memory and storage."""
 
     DIRECT = "direct"
@@ -48,7 +48,7 @@ class Operation:
 class Decision:
     """The path, and the reason in a few words; equal situations have equal words."""
 
-    path: Path
+    path: IoPath
     reason: str
 
 
@@ -77,7 +77,8 @@ class _Rate:
 
 
 class PathPolicy:
-    """Chooses among `paths` for the operations of one transfer. Thread-safe.
+    """Chooses among `paths` for the operations of one transfer. Thread-safe, and re-entrant: a
+    signal handler that saves may come in at any point.
 
     Small operations go through the page cache: a direct write of a few KiB waits for the device
     alone, while write-back takes it along with others. Large ones go past it. Which of the two ways
@@ -104,15 +105,15 @@ class PathPolicy:
     """Operations before a path's rate is believed that far, and between trials that win."""
 
     def __init__(
-        self, paths: Sequence[Path] = tuple(Path), *, small_size: int, read_soon: bool = False
+        self, paths: Sequence[IoPath] = tuple(IoPath), *, small_size: int, read_soon: bool = False
     ) -> None:
         """Operations below `small_size` bytes are small. `paths`, not empty, are in the order in
         which large operations prefer them."""
         assert paths
         self._paths = list(paths)
         self._small_size, self._read_soon = small_size, read_soon
-        self._lock = threading.Lock()
-        self._rates = {path: _Rate() for path in Path}
+        self._lock = threading.RLock()
+        self._rates = {path: _Rate() for path in IoPath}
         self._large = self._large_paths()
         self._interval = self._wait = self.FIRST_TRIAL
         self._since, self._wins = 0, 0
@@ -123,7 +124,7 @@ class PathPolicy:
         with self._lock:
             return self._choose(operation, pressure.reason)
 
-    def learn(self, path: Path, size_bytes: int, seconds: float) -> None:
+    def learn(self, path: IoPath, size_bytes: int, seconds: float) -> None:
         """An operation of `size_bytes` that took `path` was done in `seconds`."""
         if size_bytes < self._small_size or seconds <= 0 or path not in self._large:
             return
@@ -137,42 +138,42 @@ class PathPolicy:
             else:
                 self._judge(size_bytes / seconds)
 
-    def has(self, path: Path) -> bool:
+    def has(self, path: IoPath) -> bool:
         """Whether `path` may still be chosen."""
         return path in self._paths
 
-    def drop(self, path: Path) -> bool:
+    def drop(self, path: IoPath) -> bool:
         """`path` cannot be had after all. False when it is the last and stays."""
         with self._lock:
-            if self._paths == [path]:
-                return False
-            self._paths = [one for one in self._paths if one != path]
-            self._large = self._large_paths()
-            return True
+            left = [one for one in self._paths if one != path]
+            if left:
+                self._paths = left
+                self._large = self._large_paths()
+            return bool(left)
 
     def _choose(self, operation: Operation, pressed: str) -> Decision:
-        if operation.in_cache and Path.BUFFERED in self._paths:
-            return Decision(path=Path.BUFFERED, reason="in the page cache")
+        if operation.in_cache and IoPath.BUFFERED in self._paths:
+            return Decision(path=IoPath.BUFFERED, reason="in the page cache")
         if operation.size_bytes < self._small_size:
             small = operation.position.value
             if pressed:
-                return self._first(f"{small}, {pressed}", Path.UNCACHED, Path.BUFFERED)
-            return self._first(small, Path.BUFFERED, Path.UNCACHED)
-        if self._read_soon and not pressed and Path.BUFFERED in self._paths:
-            return Decision(path=Path.BUFFERED, reason="read soon")
+                return self._first(f"{small}, {pressed}", IoPath.UNCACHED, IoPath.BUFFERED)
+            return self._first(small, IoPath.BUFFERED, IoPath.UNCACHED)
+        if self._read_soon and not pressed and IoPath.BUFFERED in self._paths:
+            return Decision(path=IoPath.BUFFERED, reason="read soon")
         if not operation.aligned:
-            return self._first("unaligned", Path.UNCACHED, Path.BUFFERED)
+            return self._first("unaligned", IoPath.UNCACHED, IoPath.BUFFERED)
         return self._choose_large(operation, pressed)
 
     def _choose_large(self, operation: Operation, pressed: str) -> Decision:
-        own = self._large[0]
-        if len(self._large) > 1:
+        own, *other = self._large
+        if other:
             self._since += 1
             if self._due or self._since > self._wait:
                 self._since, self._due = 0, False
-                return Decision(path=self._large[1], reason="trial")
+                return Decision(path=other[0], reason="trial")
         reason = "large" if own == self._preferred() else "large, faster here"
-        if own == Path.DIRECT and not operation.memory_aligned:
+        if own == IoPath.DIRECT and not operation.memory_aligned:
             reason += ", staged"
         if self._read_soon and pressed:
             reason += f", {pressed}"
@@ -191,14 +192,14 @@ class PathPolicy:
             self._interval = self._wait = self.FIRST_TRIAL_BACK
             self._since, self._wins, self._due = 0, 0, False
 
-    def _first(self, reason: str, *wanted: Path) -> Decision:
+    def _first(self, reason: str, *wanted: IoPath) -> Decision:
         path = next((path for path in wanted if path in self._paths), self._paths[0])
         return Decision(path=path, reason=reason)
 
-    def _preferred(self) -> Path:
+    def _preferred(self) -> IoPath:
         return self._large_paths()[0]
 
-    def _large_paths(self) -> list[Path]:
+    def _large_paths(self) -> list[IoPath]:
         """The ways past the page cache that may be taken, the one in use first; never empty."""
-        past: list[Path] = [path for path in self._paths if path != Path.BUFFERED]
-        return past or [Path.BUFFERED]
+        past: list[IoPath] = [path for path in self._paths if path != IoPath.BUFFERED]
+        return past or [IoPath.BUFFERED]

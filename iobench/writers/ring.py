@@ -3,7 +3,10 @@
 pyuring 0.3.0, as read in its C source and tried:
 - Every call leaves the GIL. `write_async_ptr` and `read_async_ptr` queue *and* submit.
 - When they raise, the operation stays queued in memory that the kernel looks at with the next
-  submission; it has not gone away.
+  submission: it would then read into a block, or write from one, that has been given back. There
+  is no way to take it out of the queue. So a ring that failed in earnest submits nothing more.
+- They raise EAGAIN also when the queue is full, and queue nothing then. It never is, as a ring has
+  room for all operations that its user has in flight.
 - A wait never submits, and ends with EINTR when a signal arrives.
 - The errno of a ring that cannot be set up is lost, so the kernel is asked once more, by us.
 - Registered buffers and files can only be used one operation at a time, waiting for each; so they
@@ -15,6 +18,7 @@ from __future__ import annotations
 import errno
 import functools
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from iobench.environment.uring import describe_io_uring
@@ -36,13 +40,16 @@ _WISHES = (
 
 
 class Ring(Protocol):
-    """A queue of operations that the kernel works on. Belongs to the thread that opened it."""
+    """A queue of operations that the kernel works on. Belongs to the thread that opened it.
+
+    An error of `wait` or `peek` is the ring's own: what becomes of its operations is not known.
+    """
 
     def write(self, fd: int, address: int, length: int, offset: int, tag: int) -> None:
-        """Have `length` bytes at `address` written. An error means it never will be."""
+        """Have `length` bytes at `address` written. After an OSError they never will be."""
 
     def read(self, fd: int, address: int, length: int, offset: int, tag: int) -> None:
-        """Have `length` bytes read to `address`. An error means that they never will be."""
+        """Have `length` bytes read to `address`. After an OSError they never will be."""
 
     def wait(self) -> tuple[int, int]:
         """The tag of an operation that has ended, and its count of bytes or negative errno."""
@@ -60,6 +67,7 @@ class PyuringRing:
     def __init__(self, depth: int) -> None:
         self._ring = _set_up(depth, setup_flags())
         self._stuck = False  # whether something may be queued that the kernel has not taken
+        self._broken: BaseException | None = None
 
     def write(self, fd: int, address: int, length: int, offset: int, tag: int) -> None:
         self._queue(self._ring.write_async_ptr, fd, address, length, offset, tag)
@@ -75,7 +83,8 @@ class PyuringRing:
             if found is not None:
                 return found
             time.sleep(_PAUSE_S)
-        raise OSError(errno.EAGAIN, "the kernel takes no io_uring operation")
+        self._broken = OSError(errno.EAGAIN, "the kernel takes no io_uring operation")
+        raise self._broken
 
     def peek(self) -> tuple[int, int] | None:
         self._push()
@@ -84,34 +93,41 @@ class PyuringRing:
     def close(self) -> None:
         self._ring.close()
 
-    def _queue(self, call: Any, *arguments: int) -> None:
-        try:
-            call(*arguments)
-        except OSError as error:
-            if error.errno not in _TRANSIENT:
-                raise
+    def _queue(self, call: Callable[..., object], *arguments: int) -> None:
+        self._expect_whole()
+        if self._try(call, *arguments) is None:
             self._stuck = True
 
     def _push(self) -> None:
         """Have the kernel take what is queued, if it now does."""
         while self._stuck:
-            try:
-                self._stuck = self._ring.submit() > 0
-            except OSError as error:
-                if error.errno not in _TRANSIENT:
-                    raise
+            self._expect_whole()
+            taken = self._try(self._ring.submit)
+            if taken is None:
                 return
+            self._stuck = taken > 0
 
     def _next(self, *, wait: bool) -> tuple[int, int] | None:
         """The next that has ended; None when there is none, or it cannot be waited for just now."""
-        try:
-            found: tuple[int, int] | None
-            found = self._ring.wait_completion() if wait else self._ring.peek_completion()
-        except OSError as error:
-            if error.errno not in _TRANSIENT:
-                raise
-            return None
+        found: tuple[int, int] | None
+        found = self._try(self._ring.wait_completion if wait else self._ring.peek_completion)
         return found
+
+    def _try(self, call: Callable[..., Any], *arguments: int) -> Any:
+        """What pyuring returns; None when the kernel turns the call down for the moment."""
+        try:
+            return call(*arguments)
+        except BaseException as error:
+            if isinstance(error, OSError) and error.errno in _TRANSIENT:
+                return None
+            self._broken = error
+            raise
+
+    def _expect_whole(self) -> None:
+        """Raise OSError if anything has failed in earnest: to submit again would be wrong."""
+        if self._broken is not None:
+            number = getattr(self._broken, "errno", None) or errno.EIO
+            raise OSError(number, f"the io_uring has failed: {self._broken}") from self._broken
 
 
 def open_ring(depth: int) -> Ring:

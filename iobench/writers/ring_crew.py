@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from iobench.writers.crew import Crew
-from iobench.writers.flight import Landed
+from iobench.writers.flight import OnComplete
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Meter
 from iobench.writers.workers import BlockPool
@@ -17,15 +17,15 @@ __all__ = ["BlocksInFlight", "RingCrew"]
 
 
 class BlocksInFlight(Protocol):
-    """What a crew asks of a Flight, or of what stands for one."""
+    """What a crew asks of an InFlight, or of what stands for one."""
 
     def __len__(self) -> int: ...
 
-    def start(self, data: Bytes, offset: int, wanted: int, landed: Landed) -> None: ...
+    def start(self, data: Bytes, offset: int, wanted: int, on_complete: OnComplete) -> None: ...
 
-    def land(self) -> None: ...
+    def wait_one(self) -> None: ...
 
-    def land_all(self) -> None: ...
+    def drain(self) -> None: ...
 
     def __enter__(self) -> Self: ...
 
@@ -71,7 +71,7 @@ class RingCrew(Crew):
                         self._let_go(item[0])
                     else:
                         self._launch(flight, *item)
-                flight.land_all()
+                flight.drain()
                 return
         except BaseException as error:  # noqa: BLE001 -- raised by submit and settle
             self._failure = error
@@ -91,7 +91,7 @@ class RingCrew(Crew):
             try:
                 return self._queue.get_nowait()
             except Empty:
-                flight.land()
+                flight.wait_one()
         return self._queue.get()
 
     def _launch(self, flight: BlocksInFlight, block: Bytes, offset: int) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from iobench.writers.direct_engine import DirectEngine, Landing, nothing
-from iobench.writers.direct_file import DirectFile, as_it_lies, round_up
-from iobench.writers.flight import Flight, Landed
+from iobench.writers.direct_engine import CompletionLatch, DirectEngine, ignore
+from iobench.writers.direct_file import DirectFile, aligned_view, round_up
+from iobench.writers.flight import InFlight, OnComplete
 from iobench.writers.image import Bytes, FileImage
-from iobench.writers.iodepth import Iodepth
 from iobench.writers.ring import Ring
 from iobench.writers.transfer import Meter
 from iobench.writers.workers import BlockPool
@@ -20,41 +20,35 @@ __all__ = ["RingEngine"]
 
 @dataclass(slots=True)
 class _Piece:
-    """One operation: memory that the kernel moves to or from `offset`, and who is told of it."""
+    """One operation of a range: memory that the kernel moves to or from `offset`."""
 
+    latch: CompletionLatch
+    """The range's."""
     data: Bytes
     offset: int
     wanted: int
-    ended: Landed
-
-
-@dataclass(slots=True)
-class _Arrival:
-    """A block that has been read, and is still to be copied to where its bytes belong."""
-
-    image: FileImage
-    start: int
-    stop: int
-    data: Bytes
-    ended: Landed
+    block: Bytes | None = None
+    """The block of the pool that `data` is in; None for memory of the image."""
+    copy_out: Callable[[], object] | None = None
+    """Of a read into a block: copies it to where its bytes belong."""
 
 
 class RingEngine(DirectEngine):
-    """Ranges go in pieces, of the blocks of `pool`; as many as `iodepth` says are in flight.
+    """Ranges go in pieces, of the blocks of `pool`; at most `iodepth` of them are in flight.
 
     The device does not wait for copies: a piece is copied into its block before there is room for
-    it, and what has landed makes room for the next one before it is copied out. A quarter more
+    it, and what has ended makes room for the next one before it is copied out. A quarter more
     pieces than are in flight suffice for that, as memory is faster than the device
     (docs/decisions/0036).
 
     `write` and `read` return when there is room for a further piece. The ring belongs to the
-    calling thread; KeyboardInterrupt must not get in here, see Flight.
+    calling thread; KeyboardInterrupt must not get in here, see InFlight.
     """
 
     def __init__(
         self,
         ring: Ring,
-        iodepth: Iodepth,
+        iodepth: int,
         pool: BlockPool,
         meter: Meter,
         *,
@@ -63,9 +57,9 @@ class RingEngine(DirectEngine):
     ) -> None:
         self._ring, self._iodepth, self._pool, self._meter = ring, iodepth, pool, meter
         self._writes, self._path = writes, path
-        self._flight: Flight | None = None
+        self._in_flight: InFlight | None = None
         self._due: deque[_Piece] = deque()
-        self._arrived: deque[_Arrival] = deque()
+        self._to_copy: deque[_Piece] = deque()
 
     def write(
         self,
@@ -75,24 +69,24 @@ class RingEngine(DirectEngine):
         stop: int,
         *,
         at: int,
-        landed: Landed = nothing,
+        on_complete: OnComplete = ignore,
     ) -> None:
-        def put(begin: int, end: int, ended: Landed) -> _Piece:
+        def put(latch: CompletionLatch, begin: int, end: int) -> _Piece:
             offset = at + begin - start
-            data = as_it_lies(image, begin, end, file.alignment)
+            data = aligned_view(image, begin, end, file.alignment)
             if data is not None:
-                return _Piece(data, offset, len(data), ended)
-            block, give_back = self._take(ended)
+                return _Piece(latch, data, offset, len(data))
+            block = self._pool.take()
             try:
                 with self._meter.phase("gather"):
                     image.gather(begin, end, block)
             except BaseException:
-                give_back(False)
+                self._pool.give(block)
                 raise
             data = block[: round_up(end - begin, file.alignment.offset)]
-            return _Piece(data, offset, len(data), give_back)
+            return _Piece(latch, data, offset, len(data), block)
 
-        self._in_pieces(file, start, stop, put, landed)
+        self._in_pieces(file, start, stop, put, on_complete)
 
     def read(
         self,
@@ -102,88 +96,73 @@ class RingEngine(DirectEngine):
         wanted: int,
         stop: int,
         *,
-        landed: Landed = nothing,
+        on_complete: OnComplete = ignore,
     ) -> None:
-        def get(first: int, end: int, ended: Landed) -> _Piece:
+        def get(latch: CompletionLatch, first: int, end: int) -> _Piece:
             least = max(first, wanted)
-            data = as_it_lies(image, least, end, file.alignment) if least == first else None
+            data = aligned_view(image, least, end, file.alignment) if least == first else None
             if data is not None:
-                return _Piece(data, first, end - first, ended)
-            block, give_back = self._take(ended)
-
-            def arrived(whole: bool) -> None:
-                if whole:
-                    data = block[least - first :]
-                    self._arrived.append(_Arrival(image, least, end, data, give_back))
-                else:
-                    give_back(False)
-
+                return _Piece(latch, data, first, end - first)
+            block = self._pool.take()
             room = block[: round_up(end - first, file.alignment.offset)]
-            return _Piece(room, first, end - first, arrived)
+            copy_out = functools.partial(image.scatter, least, end, block[least - first :])
+            return _Piece(latch, room, first, end - first, block, copy_out)
 
-        self._in_pieces(file, begin, stop, get, landed)
+        self._in_pieces(file, begin, stop, get, on_complete)
 
     def _in_pieces(
         self,
         file: DirectFile,
         start: int,
         stop: int,
-        make: Callable[[int, int, Landed], _Piece],
-        landed: Landed,
+        make: Callable[[CompletionLatch, int, int], _Piece],
+        on_complete: OnComplete,
     ) -> None:
-        size, flight = self._pool.block_size, self._flight_on(file)
-        pieces = range(start, stop, size)
-        landing, begun = Landing(len(pieces), landed), 0
-        try:
-            for begin in pieces:
-                self._submit(flight)
-                while len(self) >= self._most_pieces:
-                    self.land()
-                begun += 1
-                self._due.append(make(begin, min(begin + size, stop), landing.end))
-                self._submit(flight)
-        finally:
-            landing.give_up(len(pieces) - begun)
+        """Have each piece of the range made, and moved once there is room for it."""
+        in_flight, size = self._in_flight_on(file), self._pool.block_size
+        most = self._iodepth + max(1, self._iodepth // 4)
+        with CompletionLatch(on_complete) as latch:
+            for begin in range(start, stop, size):
+                self._submit(in_flight)
+                while len(self) >= most:
+                    self.wait_one()
+                self._due.append(make(latch, begin, min(begin + size, stop)))
+                latch.add()
+                self._submit(in_flight)
 
-    @property
-    def _most_pieces(self) -> int:
-        return self._iodepth.now + max(1, self._iodepth.now // 4)
-
-    def _submit(self, flight: Flight) -> None:
+    def _submit(self, in_flight: InFlight) -> None:
         """Have as much in flight as may be."""
-        before = len(flight)
-        flight.land_ready()
-        self._landed(before - len(flight))
-        while self._due and len(flight) < self._iodepth.now:
+        in_flight.reap()
+        while self._due and len(in_flight) < self._iodepth:
             piece = self._due.popleft()
-            flight.start(piece.data, piece.offset, piece.wanted, piece.ended)
+            on_complete = functools.partial(self._moved, piece)
+            in_flight.start(piece.data, piece.offset, piece.wanted, on_complete)
 
-    def _landed(self, pieces: int) -> None:
-        if pieces:
-            self._iodepth.landed(pieces * self._pool.block_size)
+    def _moved(self, piece: _Piece, ok: bool) -> None:
+        """The kernel is done with the piece."""
+        if ok and piece.copy_out is not None:
+            self._to_copy.append(piece)
+        else:
+            self._end(piece, ok=ok)
 
-    def _copy_out(self, arrival: _Arrival) -> None:
-        copied = False
+    def _copy_out(self) -> None:
+        piece, ok = self._to_copy.popleft(), False
+        assert piece.copy_out is not None
         try:
             with self._meter.phase("scatter"):
-                arrival.image.scatter(arrival.start, arrival.stop, arrival.data)
-            copied = True
+                piece.copy_out()
+            ok = True
         finally:
-            arrival.ended(copied)
+            self._end(piece, ok=ok)
 
-    def _take(self, ended: Landed) -> tuple[Bytes, Landed]:
-        """A block of the pool, and what gives it back when the kernel has let go of it."""
-        block = self._pool.take()
+    def _end(self, piece: _Piece, *, ok: bool) -> None:
+        if piece.block is not None:
+            self._pool.give(piece.block)
+        piece.latch.end(ok)
 
-        def give_back(whole: bool) -> None:
-            self._pool.give(block)
-            ended(whole)
-
-        return block, give_back
-
-    def _flight_on(self, file: DirectFile) -> Flight:
-        if self._flight is None:
-            self._flight = Flight(
+    def _in_flight_on(self, file: DirectFile) -> InFlight:
+        if self._in_flight is None:
+            self._in_flight = InFlight(
                 self._ring,
                 file.fd,
                 writes=self._writes,
@@ -191,39 +170,33 @@ class RingEngine(DirectEngine):
                 path=self._path,
                 meter=self._meter,
             )
-        return self._flight
+        return self._in_flight
 
     def __len__(self) -> int:
-        flying = len(self._flight) if self._flight else 0
-        return flying + len(self._due) + len(self._arrived)
+        in_flight = len(self._in_flight) if self._in_flight else 0
+        return in_flight + len(self._due) + len(self._to_copy)
 
     @property
     def bytes_in_flight(self) -> int:
         return len(self) * self._pool.block_size
 
-    def land(self) -> None:
-        assert self._flight is not None
+    def wait_one(self) -> None:
+        assert self._in_flight is not None
         before = len(self)
-        self._submit(self._flight)
-        if len(self) == before and not self._arrived:
-            self._flight.land()
-            self._landed(1)
-            self._submit(self._flight)
-        if self._arrived:
-            self._copy_out(self._arrived.popleft())
-
-    def settle(self) -> None:
-        super().settle()
-        self._iodepth.disturbed()
+        self._submit(self._in_flight)
+        if len(self) == before and not self._to_copy:
+            self._in_flight.wait_one()
+            self._submit(self._in_flight)
+        if self._to_copy:
+            self._copy_out()
 
     def close(self, failure: BaseException | None = None) -> None:
         try:
-            while self._due:
-                self._due.popleft().ended(False)
-            while self._arrived:
-                self._arrived.popleft().ended(False)
+            for waiting in (self._due, self._to_copy):
+                while waiting:
+                    self._end(waiting.popleft(), ok=False)
         finally:
-            if self._flight is None:
+            if self._in_flight is None:
                 self._ring.close()
             else:
-                self._flight.end(failure)
+                self._in_flight.close(failure)

@@ -40,16 +40,19 @@ class S3Client:
 
     def __init__(self, options: S3Options) -> None:
         self._options = options
-        self._lock = threading.Lock()
-        self._made: Any = None
+        self._lock = threading.RLock()
+        self._made: list[Any] = []
 
     @property
     def boto3(self) -> Any:
         """The boto3 client. Raises UnavailableError without boto3 or with broken configuration."""
         with self._lock:
-            if self._made is None:
-                self._made = self._make()
-            return self._made
+            if not self._made:
+                made = self._make()
+                self._made.append(made)
+                if made is not self._made[0]:  # a signal handler that saves came in meanwhile
+                    made.close()
+            return self._made[0]
 
     @property
     def patience_s(self) -> float:
@@ -90,8 +93,8 @@ class S3Client:
 
     def close(self) -> None:
         """Close the connections; the next request opens new ones."""
-        if getattr(self, "_made", None) is not None:
-            self._made.close()
+        for made in getattr(self, "_made", ()):
+            made.close()
 
     def __del__(self) -> None:
         self.close()  # boto3 alone would leave its connections to chance

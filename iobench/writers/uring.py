@@ -10,8 +10,7 @@ from iobench.writers.direct import DirectWriter
 from iobench.writers.direct_engine import DirectEngine
 from iobench.writers.direct_stream import DirectStream
 from iobench.writers.files import NewFile
-from iobench.writers.flight import Flight
-from iobench.writers.iodepth import Iodepth
+from iobench.writers.flight import InFlight
 from iobench.writers.options import WriterOptions, option
 from iobench.writers.ring import open_ring
 from iobench.writers.ring_crew import RingCrew
@@ -74,16 +73,16 @@ class UringWriter(DirectWriter):
         return "io_uring direct" if self.options.direct else "io_uring buffered"
 
     def _engine(self, meter: Meter, *, writes: bool) -> DirectEngine:
-        iodepth = Iodepth(self.options.iodepth)
-        ring = open_ring(iodepth.most)
+        iodepth = self.options.iodepth
+        ring = open_ring(iodepth)
         return RingEngine(ring, iodepth, self._pool, meter, writes=writes, path=self._path)
 
     def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:
         alignment = self._alignment(file.fd).offset
 
-        def make_flight(own: Meter) -> Flight:
+        def make_flight(own: Meter) -> InFlight:
             ring = open_ring(self.options.iodepth)
-            return Flight(
+            return InFlight(
                 ring, file.fd, writes=True, alignment=alignment, path=self._path, meter=own
             )
 

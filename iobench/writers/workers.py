@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -18,22 +17,17 @@ class Blocks:
     """The blocks [start, stop) of a range, handed out one by one to whoever asks; thread-safe."""
 
     def __init__(self, start: int, stop: int, block_size: int) -> None:
-        self._next, self._stop, self._block_size = start, stop, block_size
-        self._lock = threading.Lock()
+        self._starts = iter(range(start, stop, block_size))
+        self._stop, self._block_size = stop, block_size
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        while True:
-            with self._lock:
-                begin = self._next
-                if begin >= self._stop:
-                    return
-                self._next = end = min(begin + self._block_size, self._stop)
-            yield begin, end
+        # One step of a range iterator is atomic under the GIL: it needs no lock.
+        while (begin := next(self._starts, None)) is not None:
+            yield begin, min(begin + self._block_size, self._stop)
 
     def cancel(self) -> None:
         """Hand out no more."""
-        with self._lock:
-            self._next = self._stop
+        self._starts = iter(range(0))
 
 
 def run_workers(
@@ -79,7 +73,7 @@ def run_workers(
             while helper.is_alive():  # the descriptor and the memory are theirs until they end
                 try:
                     helper.join()
-                except KeyboardInterrupt as error:
+                except BaseException as error:  # noqa: BLE001 -- Ctrl-C, or SystemExit of a handler
                     failures.append(error)
     if failures:
         failures.sort(key=lambda error: isinstance(error, Exception))  # an interrupt comes first
@@ -95,19 +89,23 @@ class BlockPool:
     Blocks are cut from huge pages where the kernel gives them. A device takes a limited number of
     memory segments per request (254 on virtio): of scattered 4 KiB pages that is less than 1 MiB,
     of huge ones the device's full request size. Measured in docs/decisions/0004 and 0010.
+
+    There is no lock: the collector may run the finalizer of a stream, which gives its blocks back,
+    inside `take`. `list.pop` and `list.append` are atomic under the GIL.
     """
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self._free: list[Bytes] = []
-        self._lock = threading.Lock()
 
     def take(self) -> Bytes:
         """A block; its content is undefined."""
-        with self._lock:
-            if not self._free:
-                self._free += self._make()
+        try:
             return self._free.pop()
+        except IndexError:
+            *spare, block = self._make()
+            self._free.extend(spare)
+            return block
 
     def _make(self) -> list[Bytes]:
         """As many blocks as one huge page holds, or one block of several huge pages."""
@@ -119,8 +117,7 @@ class BlockPool:
 
     def give(self, block: Bytes) -> None:
         """Give a block back."""
-        with self._lock:
-            self._free.append(block)
+        self._free.append(block)
 
     @contextmanager
     def block(self) -> Iterator[Bytes]:

@@ -12,7 +12,7 @@ import pytest
 
 from iobench.errors import TransferError
 from iobench.testing import content
-from iobench.writers import hybrid, uring
+from iobench.writers import flight, hybrid, uring
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
 from iobench.writers.registry import make
@@ -127,6 +127,52 @@ def test_a_failed_read(writer: Writer, meddle, tmp_path: Path, nth: int) -> None
     with pytest.raises(TransferError) as caught:
         writer.read(back, tmp_path)
     assert caught.value.errno == errno.EIO
+    writer.read(back, tmp_path)
+    assert back.views(0, len(_DATA))[0].tobytes() == _DATA.tobytes()
+
+
+@pytest.mark.parametrize("operation", ["write", "read"])
+@pytest.mark.parametrize("call", ["wait", "peek", "write"])
+def test_a_ring_that_fails_itself(
+    writer: Writer,
+    names,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    call: str,
+    operation: str,
+) -> None:
+    """The transfer ends with its error, nothing is published, and the next one works."""
+    writer.write(FileImage.of("old", [_DATA]), tmp_path)
+    back = FileImage.of("old", [bytearray(len(_DATA))])
+
+    class Breaking(PyuringRing):
+        """Breaks at its third call of a method, for good."""
+
+        left = 2
+
+    def breaking(ring: Breaking, *arguments: int) -> object:
+        ring.left -= 1
+        if ring.left < 0:
+            ring._broken = OSError(errno.EBADF, "Bad file descriptor")
+            raise ring._broken
+        return real(ring, *arguments)
+
+    method = "read" if (call, operation) == ("write", "read") else call
+    real = getattr(PyuringRing, method)
+    setattr(Breaking, method, breaking)
+    memory: list[object] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(flight, "_lost", memory)
+        for module in (uring, hybrid):
+            patch.setattr(module, "open_ring", Breaking)
+        image = FileImage.of("model", [_DATA]) if operation == "write" else back
+        move = writer.write if operation == "write" else writer.read
+        with pytest.raises(TransferError) as caught:
+            move(image, tmp_path)
+    assert caught.value.errno == errno.EBADF
+    assert bool(memory) == (call != "write")
+    assert names(tmp_path) == {"old"}
+    writer.write(FileImage.of("model", [_DATA]), tmp_path)
     writer.read(back, tmp_path)
     assert back.views(0, len(_DATA))[0].tobytes() == _DATA.tobytes()
 

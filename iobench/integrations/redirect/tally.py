@@ -7,7 +7,8 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,40 +52,41 @@ class Function:
 class CallCounts:
     """Counts, and after every call writes all counts to a file of the process in `directory`.
 
-    So a process that is killed is counted too. A forked child has counts of its own.
+    So a process that is killed is counted too. A forked child has counts of its own. A signal
+    handler that saves may come in at any point: what it adds is written by the call that it came in
+    on, at the latest.
     """
 
     def __init__(self, directory: str | Path) -> None:
         self._directory = Path(directory)
-        self._lock = threading.Lock()
         self.forget()
-        os.register_at_fork(after_in_child=self._forked)
+        os.register_at_fork(after_in_child=self.forget)
 
     def forget(self) -> None:
         """Begin anew."""
+        self._lock = threading.Lock()
         self._functions: dict[str, Function] = {}
         self._name = ""
-
-    def _forked(self) -> None:
-        self._lock = threading.Lock()
-        self.forget()
+        self._pending: deque[Callable[[], None]] = deque()
 
     def redirected(self, function: str, count: Count, fallbacks: Iterable[str] = ()) -> None:
         """A call that went over the writer."""
-        with self._change(function) as entry:
+
+        def add() -> None:
+            entry = self._entry(function)
             entry.redirected.add(count)
             for text in fallbacks:
                 entry.fallbacks[text] = entry.fallbacks.get(text, 0) + 1
 
+        self._flush(add)
+
     def failed(self, function: str, count: Count) -> None:
         """A call that raised while it was writing."""
-        with self._change(function) as entry:
-            entry.failed.add(count)
+        self._flush(lambda: self._entry(function).failed.add(count))
 
     def stock(self, function: str, reason: str, count: Count) -> None:
         """A call that the stock function did."""
-        with self._change(function) as entry:
-            entry.stock.setdefault(reason, Count()).add(count)
+        self._flush(lambda: self._entry(function).stock.setdefault(reason, Count()).add(count))
 
     def say(self, text: str) -> None:
         """Tell who runs the script, at once."""
@@ -92,11 +94,24 @@ class CallCounts:
 
     def seen(self) -> None:
         """A module that can save is loaded in this process."""
-        with self._lock:
-            self._write()
+        self._flush(lambda: None)
 
-    def _change(self, function: str) -> _Change:
-        return _Change(self._lock, self._functions.setdefault(function, Function()), self._write)
+    def _entry(self, function: str) -> Function:
+        return self._functions.setdefault(function, Function())
+
+    def _flush(self, *changes: Callable[[], None]) -> None:
+        """Make the changes and write; those that come in meanwhile are left to who is at it."""
+        self._pending.extend(changes)
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            while self._pending:
+                self._pending.popleft()()
+            self._write()
+        finally:
+            self._lock.release()
+            if self._pending:  # from another thread, or a signal handler, which may have raised
+                self._flush()
 
     def _write(self) -> None:
         if not self._directory.is_dir():
@@ -115,23 +130,6 @@ class CallCounts:
             part.replace(self._directory / f"{self._name}{_SUFFIX}")
         except OSError as error:
             self.say(f"not counted: {error}")
-
-
-class _Change:
-    """Holds the lock; writes on the way out."""
-
-    def __init__(self, lock: threading.Lock, entry: Function, write: Any) -> None:
-        self._lock, self._entry, self._write = lock, entry, write
-
-    def __enter__(self) -> Function:
-        self._lock.acquire()
-        return self._entry
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._write()
-        finally:
-            self._lock.release()
 
 
 def merged(directory: str | Path) -> tuple[dict[str, Function], list[str], int]:

@@ -12,7 +12,7 @@ from iobench import linux
 from iobench.units import MIB
 from iobench.writers.cached_file import CachedFile
 from iobench.writers.image import FileImage
-from iobench.writers.path_policy import Path
+from iobench.writers.path_policy import IoPath
 from iobench.writers.transfer import Meter
 
 from ...conftest import MakeFilesystem
@@ -51,7 +51,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return ranges
 
 
-def _write(file: CachedFile, path: Path, start: int, stop: int) -> None:
+def _write(file: CachedFile, path: IoPath, start: int, stop: int) -> None:
     file.write(path, _IMAGE, start, stop, start, Meter())
 
 
@@ -60,7 +60,7 @@ def test_a_buffered_write_stays_until_its_range_is_left(
 ) -> None:
     file = CachedFile(fd)
     for start in (0, MIB, 2 * MIB):
-        _write(file, Path.BUFFERED, start, start + MIB)
+        _write(file, IoPath.BUFFERED, start, start + MIB)
     assert synced == []
     assert file.resident_bytes(0, 3 * MIB) == 3 * MIB
     file.leave(MIB + 4096, MIB + 8192)
@@ -81,7 +81,7 @@ def test_an_uncached_write_is_on_the_device_on_return(
 ) -> None:
     if refused:
         monkeypatch.setattr("iobench.writers.dontcache.dontcache_refusal", lambda _: refused)
-    _write(CachedFile(fd), Path.UNCACHED, MIB, 2 * MIB)
+    _write(CachedFile(fd), IoPath.UNCACHED, MIB, 2 * MIB)
     assert synced == [(MIB, MIB)]
     assert os.pread(fd, MIB, MIB) == _DATA[MIB : 2 * MIB].tobytes()
 
@@ -90,7 +90,7 @@ def test_holds_only_what_lies_in_the_page_cache_whole(fd: int) -> None:
     os.fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     assert not CachedFile(fd).holds(0, MIB)
-    _write(CachedFile(fd), Path.BUFFERED, 0, MIB)
+    _write(CachedFile(fd), IoPath.BUFFERED, 0, MIB)
     file = CachedFile(fd)
     assert file.holds(0, MIB)
     assert file.holds(4096, 8192)
@@ -103,14 +103,14 @@ def test_where_the_page_cache_cannot_be_asked(fd: int, monkeypatch: pytest.Monke
         raise OSError
 
     monkeypatch.setattr(linux, "cachestat_resident_bytes", refuse)
-    _write(CachedFile(fd), Path.BUFFERED, 0, MIB)
+    _write(CachedFile(fd), IoPath.BUFFERED, 0, MIB)
     assert not CachedFile(fd).holds(0, MIB)
 
 
 def test_reads_leave_as_much_in_the_page_cache_as_their_path_does(fd: int) -> None:
     os.pwrite(fd, _DATA.tobytes(), 0)
     os.fsync(fd)
-    for path, left in ((Path.BUFFERED, True), (Path.UNCACHED, False)):
+    for path, left in ((IoPath.BUFFERED, True), (IoPath.UNCACHED, False)):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         memory = np.zeros(len(_DATA), dtype=np.uint8)
         file, image = CachedFile(fd), FileImage.of("file", [memory])

@@ -1,4 +1,4 @@
-"""Flight: operations are followed until they are whole, and none is ever left in flight."""
+"""InFlight: operations are followed until they are whole, and none is ever left in flight."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from iobench.errors import DataMismatchError
 from iobench.testing import content
 from iobench.writers import flight as module
-from iobench.writers.flight import Flight
+from iobench.writers.flight import InFlight
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Meter, PathCount
 
@@ -75,8 +75,10 @@ class FakeRing:
         self.closed = True
 
 
-def _flight(ring: FakeRing, *, writes: bool, meter: Meter | None = None) -> Flight:
-    return Flight(ring, 3, writes=writes, alignment=_ALIGNMENT, path="fake", meter=meter or Meter())
+def _flight(ring: FakeRing, *, writes: bool, meter: Meter | None = None) -> InFlight:
+    return InFlight(
+        ring, 3, writes=writes, alignment=_ALIGNMENT, path="fake", meter=meter or Meter()
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -102,17 +104,17 @@ _OUTCOMES = st.lists(
 def test_every_byte_is_written(outcomes: list[int], seed: int, depth: int, blocks: int) -> None:
     """Short counts and passing refusals, in any order of completions, lose and mix nothing."""
     data = content(blocks * _BLOCK, seed)
-    ring, meter, landed = FakeRing(bytearray(), outcomes, seed), Meter(), Counter[int]()
+    ring, meter, ended = FakeRing(bytearray(), outcomes, seed), Meter(), Counter[int]()
     ring.file.extend(bytes(len(data)))
     with _flight(ring, writes=True, meter=meter) as flight:
         for start in range(0, len(data), _BLOCK):
             while len(flight) >= depth:
-                flight.land()
+                flight.wait_one()
             block = data[start : start + _BLOCK]
-            flight.start(block, start, _BLOCK, lambda whole, at=start: landed.update({at: whole}))
-        flight.land_all()
+            flight.start(block, start, _BLOCK, lambda whole, at=start: ended.update({at: whole}))
+        flight.drain()
     assert bytes(ring.file) == data.tobytes()
-    assert landed == Counter(dict.fromkeys(range(0, len(data), _BLOCK), 1))
+    assert ended == Counter(dict.fromkeys(range(0, len(data), _BLOCK), 1))
     assert ring.most <= depth
     assert ring.closed
     assert meter.paths["fake"].bytes == len(data)
@@ -131,7 +133,7 @@ def test_every_byte_is_read(outcomes: list[int], seed: int, tail: int) -> None:
             wanted = min(_BLOCK, len(data) - start)
             padded = -(-wanted // _ALIGNMENT) * _ALIGNMENT
             flight.start(room[start : start + padded], start, wanted, lambda _: None)
-        flight.land_all()
+        flight.drain()
     assert np.array_equal(room[: len(data)], data)
 
 
@@ -140,71 +142,71 @@ def test_every_byte_is_read(outcomes: list[int], seed: int, tail: int) -> None:
 def test_an_error_in_a_completion(number: int, nth: int) -> None:
     """It is raised with its errno, once everything else in flight has been awaited."""
     ring = FakeRing(bytearray(8 * _BLOCK), [8] * nth + [-number])
-    landed: list[bool] = []
+    ended: list[bool] = []
     data = content(8 * _BLOCK)
 
     def save() -> None:
         with _flight(ring, writes=True) as flight:
             for start in range(0, 8 * _BLOCK, _BLOCK):
-                flight.start(data[start : start + _BLOCK], start, _BLOCK, landed.append)
-            flight.land_all()
+                flight.start(data[start : start + _BLOCK], start, _BLOCK, ended.append)
+            flight.drain()
 
     with pytest.raises(OSError, match=r"\[Errno") as caught:
         save()
     assert caught.value.errno == number
     assert ring.closed
     assert not ring.queued
-    assert len(landed) == 8  # each once: whole before the failure, let go after it
-    assert sum(landed) == nth
+    assert len(ended) == 8  # each once: whole before the failure, let go after it
+    assert sum(ended) == nth
 
 
 def test_refused_too_often() -> None:
     """What the kernel always turns down fails in the end, with the errno."""
     ring = FakeRing(bytearray(_BLOCK), [-errno.EAGAIN] * 1000)
     with pytest.raises(OSError, match="Resource temporarily") as caught:
-        _land_one(ring)
+        _move_one(ring)
     assert caught.value.errno == errno.EAGAIN
 
 
-def _land_one(ring: FakeRing, *, writes: bool = True, data: Bytes | None = None) -> None:
+def _move_one(ring: FakeRing, *, writes: bool = True, data: Bytes | None = None) -> None:
     with _flight(ring, writes=writes) as flight:
         data = content(_BLOCK) if data is None else data
         flight.start(data, 0, len(data), lambda _: None)
-        flight.land()
+        flight.wait_one()
 
 
 def test_a_write_of_nothing() -> None:
     """A write that takes no byte is EIO, not an endless loop."""
     with pytest.raises(OSError, match="took 0 bytes") as caught:
-        _land_one(FakeRing(bytearray(_BLOCK), [0]))
+        _move_one(FakeRing(bytearray(_BLOCK), [0]))
     assert caught.value.errno == errno.EIO
 
 
 def test_a_file_that_ends() -> None:
     """A read beyond the end of the file is a mismatch."""
     with pytest.raises(DataMismatchError, match="ended at 4000"):
-        _land_one(FakeRing(bytearray(4000)), writes=False)
+        _move_one(FakeRing(bytearray(4000)), writes=False)
 
 
 def test_an_operation_that_cannot_be_queued() -> None:
     """The failure arrives, its memory is let go, and what was in flight is awaited."""
-    ring, landed = FakeRing(bytearray(2 * _BLOCK)), []
+    ring, ended = FakeRing(bytearray(2 * _BLOCK)), []
     data = content(_BLOCK)
 
     def save() -> None:
         with _flight(ring, writes=True) as flight:
-            flight.start(data, 0, _BLOCK, landed.append)
+            flight.start(data, 0, _BLOCK, ended.append)
             ring.refuses = OSError(errno.EBADF, "Bad file descriptor")
-            flight.start(data, _BLOCK, _BLOCK, landed.append)
+            flight.start(data, _BLOCK, _BLOCK, ended.append)
 
     with pytest.raises(OSError, match="Bad file descriptor"):
         save()
-    assert landed == [False, False]
+    assert ended == [False, False]
     assert ring.closed
 
 
-def test_a_landing_that_fails() -> None:
-    """What `landed` raises arrives; the rest is awaited all the same."""
+def test_a_callback_that_fails() -> None:
+    """What `on_complete` raises arrives; the rest is awaited all the same."""
     ring = FakeRing(bytearray(4 * _BLOCK))
 
     def fails(whole: bool) -> None:
@@ -215,7 +217,7 @@ def test_a_landing_that_fails() -> None:
         with _flight(ring, writes=True) as flight:
             for start in range(0, 4 * _BLOCK, _BLOCK):
                 flight.start(content(_BLOCK), start, _BLOCK, fails)
-            flight.land_all()
+            flight.drain()
 
     with pytest.raises(ValueError, match="scatter"):
         save()
@@ -226,7 +228,7 @@ def test_memory_that_cannot_be_awaited_is_kept(monkeypatch: pytest.MonkeyPatch) 
     """When the ring itself breaks, the kernel may still use the memory: it is never freed."""
     lost: list[object] = []
     monkeypatch.setattr(module, "_lost", lost)
-    ring, landed = FakeRing(bytearray(_BLOCK)), []
+    ring, ended = FakeRing(bytearray(_BLOCK)), []
     data = content(_BLOCK)
 
     def broken() -> tuple[int, int]:
@@ -237,14 +239,78 @@ def test_memory_that_cannot_be_awaited_is_kept(monkeypatch: pytest.MonkeyPatch) 
 
     def save() -> None:
         with _flight(ring, writes=True) as flight:
-            flight.start(data, 0, _BLOCK, landed.append)
-            flight.land()
+            flight.start(data, 0, _BLOCK, ended.append)
+            flight.wait_one()
 
     with pytest.raises(OSError, match="Bad file descriptor"):
         save()
-    assert landed == []
-    (operations,) = lost
-    assert [operation.data is data for operation in operations.values()] == [True]
+    assert ended == []
+    assert [memory is data for memory in lost] == [True]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_ring_that_fails_when_it_is_closed(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """That is raised, or a note of what was raised before; nothing is in flight after it."""
+    lost: list[Bytes] = []
+    monkeypatch.setattr(module, "_lost", lost)
+    ring, ended = FakeRing(bytearray(2 * _BLOCK)), []
+    data, flight = content(2 * _BLOCK), _flight(ring, writes=True)
+
+    def broken() -> tuple[int, int]:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    def save() -> None:
+        with flight:
+            for start in (0, _BLOCK):
+                flight.start(data[start : start + _BLOCK], start, _BLOCK, ended.append)
+            monkeypatch.setattr(ring, "wait", broken)
+            if fails:
+                raise ValueError("the caller's")
+
+    monkeypatch.setattr(ring, "close", lambda: setattr(ring, "closed", True))
+    with pytest.raises(ValueError if fails else OSError) as caught:
+        save()
+    assert any("Bad file" in note for note in getattr(caught.value, "__notes__", [])) == fails
+    assert (ring.closed, len(flight), ended, len(lost)) == (True, 0, [], 2)
+
+
+def test_a_callback_that_fails_while_the_ring_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was not awaited for it is kept, not given to others while the kernel uses it."""
+    lost: list[Bytes] = []
+    monkeypatch.setattr(module, "_lost", lost)
+    ring, data = FakeRing(bytearray(3 * _BLOCK)), content(_BLOCK)
+    monkeypatch.setattr(ring, "close", lambda: setattr(ring, "closed", True))
+
+    def fails(_: bool) -> None:
+        raise ValueError("a callback's")
+
+    def save() -> None:
+        with _flight(ring, writes=True) as flight:
+            for start in range(0, 3 * _BLOCK, _BLOCK):
+                flight.start(data, start, _BLOCK, fails)
+
+    with pytest.raises(ValueError, match="a callback's"):
+        save()
+    assert ring.closed
+    assert len(lost) == len(ring.queued) == 2
+
+
+def test_memory_that_runs_out_when_an_operation_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows whether the kernel has it, so it is not given back; the rest is awaited."""
+    lost: list[Bytes] = []
+    monkeypatch.setattr(module, "_lost", lost)
+    ring, ended, data = FakeRing(bytearray(2 * _BLOCK)), [], content(2 * _BLOCK)
+
+    def save() -> None:
+        with _flight(ring, writes=True) as flight:
+            flight.start(data[:_BLOCK], 0, _BLOCK, ended.append)
+            ring.refuses = MemoryError()
+            flight.start(data[_BLOCK:], _BLOCK, _BLOCK, ended.append)
+
+    with pytest.raises(MemoryError):
+        save()
+    assert (ring.closed, ended) == (True, [False])
+    assert [memory.ctypes.data for memory in lost] == [data[_BLOCK:].ctypes.data]
 
 
 def test_what_is_counted() -> None:
@@ -252,6 +318,6 @@ def test_what_is_counted() -> None:
     ring, meter = FakeRing(bytearray(_BLOCK), [3, 3]), Meter()
     with _flight(ring, writes=True, meter=meter) as flight:
         flight.start(content(_BLOCK), 0, _BLOCK, lambda _: None)
-        flight.land_all()
+        flight.drain()
     assert meter.paths == {"fake": PathCount(operations=3, bytes=_BLOCK)}
     assert set(meter.seconds) == {"submit", "wait"}

@@ -16,17 +16,17 @@ from iobench import linux
 from iobench.errors import TransferError, UnavailableError
 from iobench.testing import content
 from iobench.units import KIB
-from iobench.writers import direct_engine, flight, hybrid, hybrid_file
+from iobench.writers import direct_engine, flight, hybrid
 from iobench.writers.cached_file import CachedFile
+from iobench.writers.direct_engine import BlockingEngine
 from iobench.writers.direct_io import written_on
 from iobench.writers.hybrid import HybridWriter
 from iobench.writers.hybrid_file import HybridFile
 from iobench.writers.image import FileImage
-from iobench.writers.iodepth import MeasuredIodepth
 from iobench.writers.memory_pressure import MemoryPressure, Pressure
-from iobench.writers.path_policy import Decision, Operation, PathPolicy
-from iobench.writers.path_policy import Path as Way
+from iobench.writers.path_policy import Decision, IoPath, Operation, PathPolicy
 from iobench.writers.ring import Ring, open_ring
+from iobench.writers.ring_engine import RingEngine
 from iobench.writers.transfer import PathCount, Transfer
 
 _BLOCK = 64 * KIB
@@ -64,14 +64,15 @@ class _Paths:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[tuple[str, int, int]] = []
         self.left: list[tuple[int, int]] = []
-        write, leave = HybridFile._write, CachedFile.leave
-        send_small = HybridWriter._send_small
+        leave, send_small = CachedFile.leave, HybridWriter._send_small
+        cached = CachedFile.write
 
-        def recorded(file, image, start, stop, *arguments):
-            path = write(file, image, start, stop, *arguments)
-            offset = arguments[3]
+        def through(file, path, image, start, stop, offset, meter):
+            cached(file, path, image, start, stop, offset, meter)
             self.seen.append((str(path), offset, offset + stop - start))
-            return path
+
+        for engine in (BlockingEngine, RingEngine):
+            monkeypatch.setattr(engine, "write", self._past(engine.write))
 
         def left(file, start, stop):
             leave(file, start, stop)
@@ -84,8 +85,15 @@ class _Paths:
             return written
 
         monkeypatch.setattr(HybridWriter, "_send_small", small)
-        monkeypatch.setattr(HybridFile, "_write", recorded)
+        monkeypatch.setattr(CachedFile, "write", through)
         monkeypatch.setattr(CachedFile, "leave", left)
+
+    def _past(self, write):
+        def past(engine, file, image, start, stop, *, at, on_complete):
+            write(engine, file, image, start, stop, at=at, on_complete=on_complete)
+            self.seen.append(("direct", at, at + stop - start))
+
+        return past
 
     def pages(self) -> Counter[tuple[str, int]]:
         touched: set[tuple[str, int]] = set()
@@ -109,9 +117,9 @@ def _any_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def choose(policy: PathPolicy, operation: Operation, *pressure: object) -> Decision:
         chosen = real(policy, operation, *pressure)
-        if chosen.path != Way.DIRECT:
+        if chosen.path != IoPath.DIRECT:
             return chosen
-        return Decision(path=tuple(Way)[next(turn) % 3], reason="in turn")
+        return Decision(path=tuple(IoPath)[next(turn) % 3], reason="in turn")
 
     monkeypatch.setattr(PathPolicy, "choose", choose)
 
@@ -329,13 +337,9 @@ def test_reads_without_a_ring(tmp_path: Path) -> None:
 
 def test_with_no_path_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the last path is refused too, that is an error and nothing is published."""
-
-    def refuse(*_: object, **__: object) -> None:
-        raise hybrid_file._RefusedError("it is refused")
-
-    monkeypatch.setattr(HybridFile, "_go_cached", refuse)
-    monkeypatch.setattr(HybridFile, "_go_direct", refuse)
-    with pytest.raises(TransferError, match="no other path is left"):
+    monkeypatch.setattr(os, "open", _refused("open", os.open, errno.EINVAL))
+    monkeypatch.setattr(hybrid, "_PATHS", {"all": (IoPath.DIRECT,)})
+    with pytest.raises(TransferError, match=r"O_DIRECT is refused .* no other path is left"):
         _writer().write(FileImage.of("file", [content(_SMALL)]), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -365,26 +369,26 @@ def _written(
     return stream.transfer
 
 
-def test_the_depth_of_restores_alone_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("iodepth", "reads"), [(8, 2), (2, 1)])
+def test_restores_have_a_quarter_in_flight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, iodepth: int, reads: int
 ) -> None:
-    """It hears of every byte that a restore reads, of none that a save writes."""
+    """Of what saves have, one operation at least."""
     _require_ring(tmp_path)
-    heard: list[int] = []
-
-    class Heard(MeasuredIodepth):
-        def landed(self, size_bytes: int) -> None:
-            heard.append(size_bytes)
-            super().landed(size_bytes)
-
-    monkeypatch.setattr(hybrid, "MeasuredIodepth", Heard)
     data, back = content(6 * _BLOCK), np.zeros(6 * _BLOCK, np.uint8)
-    writer = _writer()
+    writer = _writer(iodepth=iodepth)
+    assert writer.available(tmp_path).ok  # which opens a ring too
+    depths: list[int] = []
+
+    def opened(depth: int) -> Ring:
+        depths.append(depth)
+        return open_ring(depth)
+
+    monkeypatch.setattr(hybrid, "open_ring", opened)
     writer.write(FileImage.of("model", [data]), tmp_path)
-    assert not heard
     writer.read(FileImage.of("model", [back]), tmp_path)
     assert np.array_equal(back, data)
-    assert sum(heard) == len(data)
+    assert depths == [iodepth, reads]
 
 
 @pytest.mark.parametrize("streamed", [False, True])

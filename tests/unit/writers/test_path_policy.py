@@ -6,7 +6,7 @@ import pytest
 
 from iobench.units import GIB, KIB, MIB
 from iobench.writers.memory_pressure import Pressure
-from iobench.writers.path_policy import Decision, Operation, Path, PathPolicy, Position
+from iobench.writers.path_policy import Decision, IoPath, Operation, PathPolicy, Position
 
 _SMALL = 256 * KIB
 _BLOCK = 8 * MIB
@@ -15,7 +15,7 @@ _SHORT = Pressure(total_bytes=64 * GIB, available_bytes=GIB)
 _DIRTY = Pressure(
     total_bytes=64 * GIB, available_bytes=32 * GIB, dirty_bytes=6 * GIB, throttle_bytes=5 * GIB
 )
-_ALL = tuple(Path)
+_ALL = tuple(IoPath)
 _LARGE = Operation(size_bytes=_BLOCK)
 
 
@@ -49,7 +49,7 @@ def _op(size: int, position: Position = Position.MIDDLE, **more: bool) -> Operat
 def test_situations(operation: Operation, pressure: Pressure, path: str, reason: str) -> None:
     """With every path at hand, each situation has its path and its words."""
     chosen = PathPolicy(small_size=_SMALL).choose(operation, pressure)
-    assert chosen == Decision(path=Path(path), reason=reason)
+    assert chosen == Decision(path=IoPath(path), reason=reason)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_read_soon(pressure: Pressure, path: str, reason: str) -> None:
     """What is read soon stays in memory, unless memory is short or too much is dirty already."""
     policy = PathPolicy(small_size=_SMALL, read_soon=True)
     chosen = policy.choose(_op(_BLOCK, memory_aligned=True), pressure)
-    assert chosen == Decision(path=Path(path), reason=reason)
+    assert chosen == Decision(path=IoPath(path), reason=reason)
 
 
 @pytest.mark.parametrize(
@@ -83,19 +83,19 @@ def test_fewer_paths(
     paths: tuple[str, ...], operation: Operation, pressure: Pressure, path: str
 ) -> None:
     """Where a path is missing the next best is taken, and never one that is not allowed."""
-    policy = PathPolicy([Path(one) for one in paths], small_size=_SMALL)
+    policy = PathPolicy([IoPath(one) for one in paths], small_size=_SMALL)
     assert policy.choose(operation, pressure).path == path
 
 
 def test_dropped_paths() -> None:
     """A path that is dropped is not chosen again, and the last one cannot be dropped."""
     policy = PathPolicy(small_size=_SMALL)
-    assert policy.drop(Path.DIRECT)
-    assert policy.choose(_LARGE) == Decision(path=Path.UNCACHED, reason="large")
-    assert policy.drop(Path.UNCACHED)
-    assert policy.choose(_LARGE).path == Path.BUFFERED
-    assert not policy.drop(Path.BUFFERED)
-    assert policy.choose(_LARGE).path == Path.BUFFERED
+    assert policy.drop(IoPath.DIRECT)
+    assert policy.choose(_LARGE) == Decision(path=IoPath.UNCACHED, reason="large")
+    assert policy.drop(IoPath.UNCACHED)
+    assert policy.choose(_LARGE).path == IoPath.BUFFERED
+    assert not policy.drop(IoPath.BUFFERED)
+    assert policy.choose(_LARGE).path == IoPath.BUFFERED
 
 
 class _Storage:
@@ -131,8 +131,8 @@ def test_moves_to_the_faster_path() -> None:
     storage = _Storage(PathPolicy(small_size=_SMALL), direct=1e9, uncached=2e9)
     decisions = storage.run(560)
     assert _trials(decisions) == [512, 529, 546]
-    assert {one.path for one in decisions[:512]} == {Path.DIRECT}
-    assert {one.path for one in decisions[547:]} == {Path.UNCACHED}
+    assert {one.path for one in decisions[:512]} == {IoPath.DIRECT}
+    assert {one.path for one in decisions[547:]} == {IoPath.UNCACHED}
     assert decisions[547].reason == "large, faster here"
 
 
@@ -144,7 +144,7 @@ def test_one_lucky_trial_moves_nothing() -> None:
     storage.rates["uncached"] = 0.5e9
     decisions = storage.run(100)
     assert _trials(decisions) == [16]
-    assert decisions[17].path == Path.DIRECT
+    assert decisions[17].path == IoPath.DIRECT
 
 
 def test_storage_that_hangs_for_a_moment_moves_nothing() -> None:
@@ -155,7 +155,7 @@ def test_storage_that_hangs_for_a_moment_moves_nothing() -> None:
     assert _trials(storage.run(4)) == [3]
     storage.rates["direct"] = 2e9
     decisions = storage.run(200)
-    assert {one.path for one in decisions if one.reason != "trial"} == {Path.DIRECT}
+    assert {one.path for one in decisions if one.reason != "trial"} == {IoPath.DIRECT}
     assert len(_trials(decisions)) <= 2
 
 
@@ -163,15 +163,15 @@ def test_moves_off_a_path_that_turns_slow_and_back() -> None:
     """A path that falls has another tried at each halving and is left for it; it is tried again
     later, and taken again when it has recovered."""
     storage = _Storage(PathPolicy(small_size=_SMALL), direct=2e9, uncached=1e9)
-    assert {one.path for one in storage.run(20)} == {Path.DIRECT}
+    assert {one.path for one in storage.run(20)} == {IoPath.DIRECT}
     storage.rates["direct"] = 0.1e9
     fallen = storage.run(60)
-    assert fallen[-1].path == Path.UNCACHED
+    assert fallen[-1].path == IoPath.UNCACHED
     assert _trials(fallen) == [3, 7, 12, 25, 58]  # three wins, and one trial back
-    assert {one.path for one in fallen[26:58]} == {Path.UNCACHED}
+    assert {one.path for one in fallen[26:58]} == {IoPath.UNCACHED}
     storage.rates["direct"] = 2e9
     recovered = storage.run(300)
-    assert recovered[-1].path == Path.DIRECT
+    assert recovered[-1].path == IoPath.DIRECT
     assert recovered[-1].reason == "large, staged"
 
 
@@ -181,23 +181,23 @@ def test_a_slow_path_stays_where_nothing_is_faster() -> None:
     storage.run(20)
     storage.rates.update(direct=0.1e9, uncached=0.1e9)
     assert _trials(storage.run(100)) == [3, 7, 12, 25]
-    assert storage.run(1)[0].path == Path.DIRECT
+    assert storage.run(1)[0].path == IoPath.DIRECT
 
 
 def test_small_operations_teach_nothing() -> None:
     """The rate of a few KiB says nothing of large blocks, nor does one that took no time."""
     policy = PathPolicy(small_size=_SMALL)
     for _ in range(200):
-        policy.learn(Path.DIRECT, 4096, 10.0)
-        policy.learn(Path.DIRECT, _BLOCK, 0.0)
-        policy.learn(Path.BUFFERED, _BLOCK, 1e-6)
-    assert policy.choose(_LARGE).path == Path.DIRECT
+        policy.learn(IoPath.DIRECT, 4096, 10.0)
+        policy.learn(IoPath.DIRECT, _BLOCK, 0.0)
+        policy.learn(IoPath.BUFFERED, _BLOCK, 1e-6)
+    assert policy.choose(_LARGE).path == IoPath.DIRECT
     assert policy.choose(_LARGE).reason == "large, staged"
 
 
 def test_a_single_path_is_never_tried_against() -> None:
     """With one way past the page cache there are no trials, however slow it gets."""
-    policy = PathPolicy((Path.DIRECT, Path.BUFFERED), small_size=_SMALL)
+    policy = PathPolicy((IoPath.DIRECT, IoPath.BUFFERED), small_size=_SMALL)
     storage = _Storage(policy, direct=2e9)
     storage.run(50)
     storage.rates["direct"] = 0.01e9

@@ -25,9 +25,10 @@ class _Ctx:
         self.flags = setup_flags
         self.closed = False
 
-    def write_async_ptr(self, *arguments: int) -> None:
+    def write_async_ptr(self, *arguments: int) -> int:
         self.queued.append(arguments[-1])
         self.submit()
+        return arguments[-1]
 
     read_async_ptr = write_async_ptr
 
@@ -89,15 +90,39 @@ def test_a_kernel_that_takes_nothing(make) -> None:
 
 def test_other_errors_go_through(make) -> None:
     """What is no passing failure is raised, when queueing and when waiting."""
-    ring, ctx = make(errno.EBADF)
-    with pytest.raises(OSError, match="Bad file"):
-        ring.write(3, 4096, 4096, 0, 1)
     ring, ctx = make(errno.EAGAIN, errno.EBADF)
     ring.write(3, 4096, 4096, 0, 1)
     with pytest.raises(OSError, match="Bad file"):
         ring.wait()
     ring.close()
     assert ctx.closed
+
+
+@pytest.mark.parametrize("number", [errno.EBADF, errno.EEXIST, errno.ENXIO])
+def test_nothing_is_submitted_after_a_failure(make, number: int) -> None:
+    """What has been refused stays queued and must never be taken; what was taken still ends."""
+    ring, ctx = make(0, number)
+    ring.write(3, 4096, 4096, 0, 1)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        ring.write(3, 8192, 4096, 4096, 2)
+    with pytest.raises(OSError, match="io_uring has failed") as caught:
+        ring.write(3, 8192, 4096, 4096, 3)
+    assert caught.value.errno == number
+    assert ring.wait() == (1, 4096)
+    assert ring.peek() is None
+    assert ctx.queued == [2]
+
+
+def test_what_was_put_off_cannot_be_awaited_after_a_failure(make) -> None:
+    """It never will be submitted, so waiting for it raises instead of going on for ever."""
+    ring, ctx = make(errno.EAGAIN, errno.EBADF)
+    ring.write(3, 4096, 4096, 0, 1)
+    with pytest.raises(OSError, match="Bad file"):
+        ring.write(3, 8192, 4096, 4096, 2)
+    for call in (ring.wait, ring.peek, ring.wait):
+        with pytest.raises(OSError, match="io_uring has failed"):
+            call()
+    assert (ctx.queued, ctx.taken) == ([1, 2], [])
 
 
 @pytest.mark.parametrize("refused", [0, 1, 2, 3])
@@ -166,6 +191,35 @@ def test_a_real_ring(fd: int) -> None:
             ring.close()
     assert np.array_equal(back, data)
     assert _ring_mappings() == maps
+
+
+def test_a_read_that_was_refused_is_never_made(fd: int) -> None:
+    """A real kernel refuses a foreign thread's submission, and its operation stays queued."""
+    _require_io_uring()
+    if not setup_flags():
+        pytest.skip("the kernel has no rings of one thread")
+    os.pwrite(fd, content(8192), 0)
+    given_back, back = np.zeros(4096, dtype=np.uint8), np.zeros(4096, dtype=np.uint8)
+    refused: list[int | None] = []
+    ring = PyuringRing(8)
+    ring._ring._owner_thread_id = None  # else pyuring itself refuses
+
+    def read() -> None:
+        try:
+            ring.read(fd, given_back.ctypes.data, 4096, 0, 1)
+        except OSError as error:
+            refused.append(error.errno)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+    try:
+        with pytest.raises(OSError, match="io_uring has failed"):
+            ring.read(fd, back.ctypes.data, 4096, 4096, 2)
+    finally:
+        ring.close()
+    assert refused == [errno.EEXIST]
+    assert not given_back.any()
 
 
 def _ring_mappings() -> int:

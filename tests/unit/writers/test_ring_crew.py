@@ -12,7 +12,7 @@ import pytest
 
 from iobench.testing import Footprint, content
 from iobench.writers import flight as flights
-from iobench.writers.flight import Flight
+from iobench.writers.flight import InFlight
 from iobench.writers.ring_crew import RingCrew
 from iobench.writers.transfer import Meter, PathCount
 from iobench.writers.workers import BlockPool
@@ -58,8 +58,8 @@ def pool() -> BlockPool:
 
 
 def _crew(fd: int, pool: BlockPool, ring: _Ring) -> RingCrew:
-    def make_flight(meter: Meter) -> Flight:
-        return Flight(ring, fd, writes=True, alignment=512, path="fake", meter=meter)
+    def make_flight(meter: Meter) -> InFlight:
+        return InFlight(ring, fd, writes=True, alignment=512, path="fake", meter=meter)
 
     return RingCrew(fd, pool=pool, iodepth=4, make_flight=make_flight)
 
@@ -107,7 +107,7 @@ def _submit_and_settle(crew: RingCrew, pool: BlockPool) -> None:
 def test_no_ring(fd: int, pool: BlockPool) -> None:
     """A ring that cannot be had is a failure as any other."""
 
-    def make_flight(meter: Meter) -> Flight:
+    def make_flight(meter: Meter) -> InFlight:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     crew = RingCrew(fd, pool=pool, iodepth=2, make_flight=make_flight)

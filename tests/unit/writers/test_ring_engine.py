@@ -16,7 +16,6 @@ from iobench.linux import DioAlignment
 from iobench.testing import content
 from iobench.writers.direct_file import DirectFile
 from iobench.writers.image import Bytes, FileImage
-from iobench.writers.iodepth import Iodepth
 from iobench.writers.pages import fresh_pages
 from iobench.writers.ring_engine import RingEngine
 from iobench.writers.transfer import Meter
@@ -99,7 +98,7 @@ def _memory(size: int, *, staged: bool) -> Bytes:
 
 
 def _engine(ring: _Ring, iodepth: int, pool: BlockPool, *, writes: bool) -> RingEngine:
-    return RingEngine(ring, Iodepth(iodepth), pool, Meter(), writes=writes, path="fake")
+    return RingEngine(ring, iodepth, pool, Meter(), writes=writes, path="fake")
 
 
 @given(
@@ -117,7 +116,7 @@ def test_every_byte_is_moved(
     rng, size = random.Random(seed), 3 * _PIECE
     total = (ranges - 1) * size + tail
     data, memory = content(total, seed), _memory(total, staged=staged)
-    image, landed = FileImage.of("image", [memory]), Counter[int]()
+    image, told = FileImage.of("image", [memory]), Counter[int]()
     if writes:
         memory[:] = data
     ring, pool = _Ring(bytearray() if writes else bytearray(data.tobytes())), _Pool()
@@ -126,23 +125,23 @@ def test_every_byte_is_moved(
             ring.ready = rng.choice([0, 1, iodepth])
             stop = min(start + size, total)
 
-            def landing(whole: bool, at: int = start) -> None:
-                landed.update({at: whole})
+            def ended(whole: bool, at: int = start) -> None:
+                told.update({at: whole})
 
             if writes:
-                engine.write(_FILE, image, start, stop, at=start, landed=landing)
+                engine.write(_FILE, image, start, stop, at=start, on_complete=ended)
             else:
-                engine.read(_FILE, image, start, start, stop, landed=landing)
-        engine.settle()
+                engine.read(_FILE, image, start, start, stop, on_complete=ended)
+        engine.drain()
         assert len(engine) == 0
     assert bytes(ring.file[:total] if writes else memory) == data.tobytes()
-    assert landed == Counter(dict.fromkeys(range(0, total, size), 1))
+    assert told == Counter(dict.fromkeys(range(0, total, size), 1))
     assert ring.most <= iodepth
     assert pool.most_out <= iodepth + max(1, iodepth // 4)
     assert pool.out == 0
 
 
-def test_what_lands_makes_room_before_it_is_copied() -> None:
+def test_what_ends_makes_room_before_it_is_copied() -> None:
     """Four reads end at once: their room is filled again before more than one has been copied."""
     data, in_flight = content(16 * _PIECE), []
 
@@ -159,7 +158,7 @@ def test_what_lands_makes_room_before_it_is_copied() -> None:
         ring.ready = 4
         engine.read(_FILE, image, 10 * _PIECE, 10 * _PIECE, 16 * _PIECE)
         assert in_flight[:3] == [6, 7, 8]  # four have gone, the two that waited are under way
-        engine.settle()
+        engine.drain()
 
 
 def test_blocks_are_filled_before_there_is_room() -> None:
@@ -177,9 +176,9 @@ def test_blocks_are_filled_before_there_is_room() -> None:
     with _engine(ring, 4, BlockPool(_PIECE), writes=True) as engine:
         engine.write(_FILE, image, 0, 5 * _PIECE, at=0)
         assert (ring.begun, copied) == (4, [0, 1, 2, 3, 4])
-        engine.land()
+        engine.wait_one()
         assert (ring.begun, copied) == (5, [0, 1, 2, 3, 4])
-        engine.settle()
+        engine.drain()
     assert bytes(ring.file) == memory[: 5 * _PIECE].tobytes()
 
 
@@ -200,10 +199,12 @@ def test_a_failure(writes: bool, staged: bool, nth: int, ready: int) -> None:
             for start in range(0, count * size, size):
                 ring.ready = ready
                 if writes:
-                    engine.write(_FILE, image, start, start + size, at=start, landed=told.append)
+                    engine.write(
+                        _FILE, image, start, start + size, at=start, on_complete=told.append
+                    )
                 else:
-                    engine.read(_FILE, image, start, start, start + size, landed=told.append)
-            engine.settle()
+                    engine.read(_FILE, image, start, start, start + size, on_complete=told.append)
+            engine.drain()
 
     with pytest.raises(OSError, match="Input/output") as caught:
         move()
@@ -213,13 +214,13 @@ def test_a_failure(writes: bool, staged: bool, nth: int, ready: int) -> None:
     assert pool.out == 0
 
 
-def test_left_without_settling() -> None:
+def test_left_without_draining() -> None:
     """What was begun is awaited; what waited for room or for a copy is told that it is not."""
     image, pool = FileImage.of("image", [_memory(5 * _PIECE, staged=True)]), _Pool()
     told: list[bool] = []
     with _engine(_Ring(bytearray(5 * _PIECE)), 4, pool, writes=False) as engine:
         for start in range(0, 5 * _PIECE, _PIECE):
-            engine.read(_FILE, image, start, start, start + _PIECE, landed=told.append)
+            engine.read(_FILE, image, start, start, start + _PIECE, on_complete=told.append)
     assert told == [False] * 5
     assert pool.out == 0
     assert not np.any(image.views(0, 5 * _PIECE)[0])
@@ -239,31 +240,11 @@ def test_a_copy_that_fails() -> None:
     with _engine(_Ring(bytearray(3 * _PIECE)), 4, pool, writes=False) as engine:
         for start in range(0, 3 * _PIECE, _PIECE):
 
-            def landing(whole: bool, at: int = start) -> None:
+            def ended(whole: bool, at: int = start) -> None:
                 told[at] = whole
 
-            engine.read(_FILE, image, start, start, start + _PIECE, landed=landing)
+            engine.read(_FILE, image, start, start, start + _PIECE, on_complete=ended)
         with pytest.raises(OSError, match="Bad address"):
-            engine.settle()
+            engine.drain()
     assert told == {0: True, _PIECE: False, 2 * _PIECE: True}
     assert pool.out == 0
-
-
-def test_what_the_depth_hears() -> None:
-    """All that has landed, and that a wait for everything lies between."""
-    heard: list[object] = []
-
-    class Heard(Iodepth):
-        def landed(self, size_bytes: int) -> None:
-            heard.append(size_bytes)
-
-        def disturbed(self) -> None:
-            heard.append("disturbed")
-
-    image = FileImage.of("image", [_memory(3 * _PIECE, staged=True)])
-    ring = _Ring(bytearray(3 * _PIECE))
-    with RingEngine(ring, Heard(4), _Pool(), Meter(), writes=False, path="fake") as engine:
-        engine.read(_FILE, image, 0, 0, 3 * _PIECE)
-        assert not heard
-        engine.settle()
-    assert heard == [_PIECE, _PIECE, _PIECE, "disturbed"]

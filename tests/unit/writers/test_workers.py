@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench.writers.transfer import Meter
+from iobench.writers.waiting import Worker
 from iobench.writers.workers import BlockPool, Blocks, run_workers
 
 _Impatience = Callable[[threading.Event], AbstractContextManager[None]]
@@ -214,3 +215,28 @@ def test_an_interrupt_of_workers_apart() -> None:
     with pytest.raises(KeyboardInterrupt):
         run_workers(2, Blocks(0, 1 << 40, 1), work, Meter(), apart=True)
     assert len(ended) == 2
+
+
+def test_a_handler_that_ends_the_process_does_not_cut_the_wait_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SIGTERM's may raise SystemExit in each wait for a worker, which still uses the memory."""
+    release, ended, exits = threading.Event(), [], iter(range(3))
+    join = Worker.join
+
+    def interrupted(worker: Worker, timeout: float | None = None) -> None:
+        number = next(exits, None)
+        if number is None:
+            return join(worker, timeout)
+        if number == 2:
+            release.set()
+        raise SystemExit(number)
+
+    def work(blocks: Blocks, own: Meter) -> None:
+        assert release.wait(10)
+        ended.append(True)
+
+    monkeypatch.setattr(Worker, "join", interrupted)
+    with pytest.raises(SystemExit):
+        run_workers(1, Blocks(0, 1, 1), work, Meter(), apart=True)
+    assert ended == [True]

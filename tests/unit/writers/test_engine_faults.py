@@ -1,0 +1,327 @@
+"""Whatever fails, and whenever: no hang, each range told of once, each block back once or lost."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from iobench import linux
+from iobench.errors import DataMismatchError
+from iobench.testing import content
+from iobench.writers import flight
+from iobench.writers.direct_engine import BlockingEngine, DirectEngine
+from iobench.writers.direct_file import DirectFile
+from iobench.writers.hybrid_file import HybridFile
+from iobench.writers.image import Bytes, FileImage
+from iobench.writers.memory_pressure import MemoryPressure
+from iobench.writers.pages import fresh_pages
+from iobench.writers.path_policy import IoPath, PathPolicy
+from iobench.writers.ring_engine import RingEngine
+from iobench.writers.transfer import Meter
+from iobench.writers.workers import BlockPool
+
+_PAGE = linux.PAGE
+_PIECE = 4 * _PAGE
+_RANGE = 2 * _PIECE
+_RANGES = 4
+_DATA = content(_RANGES * _RANGE)
+_DEADLOCK_S = 20
+
+
+@dataclass(frozen=True)
+class _Fault:
+    """What happens at one completion (`result`), wait, peek or submission (`error`)."""
+
+    where: str
+    result: int = 0
+    error: type[BaseException] | None = None
+    number: int = 0
+
+
+_COMPLETIONS = {
+    "EIO": _Fault("completion", -errno.EIO, number=errno.EIO),
+    "ENOSPC": _Fault("completion", -errno.ENOSPC, number=errno.ENOSPC),
+    "EINVAL": _Fault("completion", -errno.EINVAL, number=errno.EINVAL),
+    "nothing": _Fault("completion", 0, number=errno.EIO),
+    "too short to go on": _Fault("completion", 100, number=errno.EIO),
+    "short": _Fault("completion", _PAGE),
+    "EAGAIN": _Fault("completion", -errno.EAGAIN),
+    "ECANCELED": _Fault("completion", -errno.ECANCELED),
+}
+_OF_THE_RING = {
+    "wait": _Fault("wait", error=OSError, number=errno.EBADF),
+    "peek": _Fault("peek", error=OSError, number=errno.EBADF),
+    "submission": _Fault("submission", error=OSError, number=errno.EEXIST),
+    "no memory": _Fault("submission", error=MemoryError),
+}
+
+
+class _Pool(BlockPool):
+    """Knows what is out, and refuses what is given back twice or while the kernel has it."""
+
+    def __init__(self, block_size: int) -> None:
+        super().__init__(block_size)
+        self.out: set[int] = set()
+        self.in_kernel: Callable[[], set[int]] = set
+
+    def take(self) -> Bytes:
+        block = super().take()
+        self.out.add(block.ctypes.data)
+        return block
+
+    def give(self, block: Bytes) -> None:
+        assert block.ctypes.data not in self.in_kernel(), "given back while the kernel uses it"
+        self.out.remove(block.ctypes.data)
+        super().give(block)
+
+
+class _Ring:
+    """Moves bytes of the file when an operation ends; fails as `fault` says at its `nth` time."""
+
+    def __init__(self, fault: _Fault, nth: int, ready: int) -> None:
+        self._fault, self._nth, self._ready = fault, nth, ready
+        self._seen: Counter[str] = Counter()
+        self._queued: list[tuple[bool, int, int, int, int, int]] = []
+        self._refuses = self._dead = self.closed = False
+
+    def lost(self) -> set[int]:
+        """Addresses of what the kernel has."""
+        return {address for _, _, address, *_ in self._queued}
+
+    def lost_ranges(self) -> set[int]:
+        """Numbers of the ranges that it belongs to."""
+        return {offset // _RANGE for *_, offset, _ in self._queued}
+
+    def write(self, fd: int, address: int, length: int, offset: int, tag: int) -> None:
+        self._queue(True, fd, address, length, offset, tag)
+
+    def read(self, fd: int, address: int, length: int, offset: int, tag: int) -> None:
+        self._queue(False, fd, address, length, offset, tag)
+
+    def _queue(self, *operation: int) -> None:
+        if self._refuses:
+            raise OSError(self._fault.number, "the ring has failed")
+        if self._due("submission"):
+            self._refuses = True
+            if self._fault.error is MemoryError:
+                self._queued.append(operation)
+                raise MemoryError
+            raise OSError(self._fault.number, os.strerror(self._fault.number))
+        self._queued.append(operation)
+
+    def wait(self) -> tuple[int, int]:
+        self._expect("wait")
+        assert self._queued, "waits for ever"
+        return self._end()
+
+    def peek(self) -> tuple[int, int] | None:
+        self._expect("peek")
+        self._seen["peeks"] += 1
+        return self._end() if self._queued and self._seen["peeks"] % 3 < self._ready else None
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _expect(self, where: str) -> None:
+        if self._dead or self._due(where):
+            self._dead = self._refuses = True
+            raise OSError(self._fault.number, os.strerror(self._fault.number))
+
+    def _due(self, where: str) -> bool:
+        self._seen[where] += 1
+        return where == self._fault.where and self._seen[where] == self._nth + 1
+
+    def _end(self) -> tuple[int, int]:
+        writes, fd, address, length, offset, tag = self._queued.pop(0)
+        if self._due("completion"):
+            length = self._fault.result
+        if length > 0 and length % _PAGE == 0:
+            memory = memoryview((ctypes.c_char * length).from_address(address)).cast("B")
+            length = (os.pwrite if writes else _pread)(fd, memory, offset)
+        return tag, length
+
+
+def _pread(fd: int, memory: memoryview, offset: int) -> int:
+    return os.preadv(fd, [memory], offset)
+
+
+class _Run:
+    """One transfer of `_RANGES` ranges by an engine, by itself or below a HybridFile."""
+
+    def __init__(self, path: Path, *, writes: bool, staged: bool, hybrid: bool) -> None:
+        self.writes, self.hybrid = writes, hybrid
+        path.write_bytes(bytes(len(_DATA)) if writes else _DATA.tobytes())
+        self.fd = os.open(path, os.O_RDWR)
+        if hybrid and not writes:  # which would read from the page cache
+            os.fsync(self.fd)
+            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        room = fresh_pages(len(_DATA) + _PAGE, huge=False)
+        self.memory = room[1 : len(_DATA) + 1] if staged else room[: len(_DATA)]
+        if writes:
+            self.memory[:] = _DATA
+        self.told: dict[int, list[bool]] = {}
+        self.meter = Meter()
+
+    def move(self, engine: DirectEngine) -> None:
+        """Raises what the transfer does."""
+        image, paths = FileImage.of("image", [self.memory]), (IoPath.DIRECT, IoPath.BUFFERED)
+        plain = DirectFile(fd=self.fd, alignment=linux.DioAlignment(memory=_PAGE, offset=_PAGE))
+        file = HybridFile(
+            self.fd,
+            "image",
+            writing=self.writes,
+            policy=PathPolicy(paths, small_size=_PAGE),
+            pressure=MemoryPressure(),
+            block_size=_RANGE,
+            small_size=_PAGE,
+        )
+        with file, engine:
+            for number, start in enumerate(range(0, len(_DATA), _RANGE)):
+                told, stop = self.told.setdefault(number, []).append, start + _RANGE
+                if not self.hybrid and self.writes:
+                    engine.write(plain, image, start, stop, at=start, on_complete=told)
+                elif not self.hybrid:
+                    engine.read(plain, image, start, start, stop, on_complete=told)
+                elif self.writes:
+                    own = {"at": start, "last": False, "on_complete": told}
+                    file.write(image, start, stop, self.meter, engine, **own)
+                else:
+                    file.read(image, start, start, stop, self.meter, engine)
+                    told(True)
+            engine.drain()
+
+    def close(self) -> bytes:
+        """What has arrived."""
+        try:
+            return os.pread(self.fd, len(_DATA), 0) if self.writes else self.memory.tobytes()
+        finally:
+            os.close(self.fd)
+
+
+def _within_seconds(call: Callable[[], None]) -> BaseException | None:
+    """What `call()` raises; a hang is a failure."""
+    raised: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 -- returned
+            raised.append(error)
+        else:
+            raised.append(None)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(_DEADLOCK_S)
+    assert raised, "it hangs"
+    return raised[0]
+
+
+@pytest.fixture(autouse=True)
+def lost(monkeypatch: pytest.MonkeyPatch) -> list[Bytes]:
+    """Memory that was given up in this test; pauses take no time."""
+    memory: list[Bytes] = []
+    monkeypatch.setattr(flight, "_lost", memory)
+    monkeypatch.setattr(flight.time, "sleep", lambda _: None)
+    return memory
+
+
+def _require_direct(path: Path) -> None:
+    path.touch()
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_DIRECT))
+    except OSError as error:
+        pytest.skip(f"no O_DIRECT here ({error.strerror})")
+
+
+def _cases() -> Iterator[tuple[int, bool, int]]:
+    for nth in range(_RANGES * _RANGE // _PIECE):
+        for staged, ready in ((False, 2), (True, 0), (True, 2)):
+            yield nth, staged, ready
+
+
+@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize("fault", [*_COMPLETIONS, *_OF_THE_RING])
+def test_a_ring(tmp_path: Path, lost: list[Bytes], fault: str, hybrid: bool, writes: bool) -> None:
+    """The nth completion, wait, peek or submission of a transfer fails, for every n."""
+    _require_direct(tmp_path / "file")
+    how = {**_COMPLETIONS, **_OF_THE_RING}[fault]
+    happened = False
+    for nth, staged, ready in _cases():
+        lost.clear()
+        run = _Run(tmp_path / "file", writes=writes, staged=staged, hybrid=hybrid)
+        pool, ring = _Pool(_PIECE), _Ring(how, nth, ready)
+        pool.in_kernel = ring.lost
+        engine = RingEngine(ring, 3, pool, run.meter, writes=writes, path="fake")
+        error = _within_seconds(lambda run=run, engine=engine: run.move(engine))
+        arrived = run.close()
+        assert ring.closed
+        assert len(engine) == 0
+        assert {memory.ctypes.data for memory in lost} == ring.lost()
+        assert pool.out == (ring.lost() if staged else set())
+        if error is None:
+            assert arrived == _DATA.tobytes()
+            assert run.told == {number: [True] for number in range(_RANGES)}
+            continue
+        happened = True
+        if how.error is MemoryError:
+            assert isinstance(error, MemoryError)
+        else:
+            told_as = OSError if writes or how.result < 0 or how.error else DataMismatchError
+            assert isinstance(error, told_as)
+            assert getattr(error, "errno", None) in (None, how.number)
+        if writes or not hybrid:
+            for number, told in run.told.items():
+                assert len(told) == (number not in ring.lost_ranges())
+    expected = bool(how.number) or how.error is not None
+    assert happened == expected
+
+
+@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize("fault", _COMPLETIONS)
+def test_system_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, hybrid: bool, writes: bool
+) -> None:
+    """The same for a BlockingEngine, of which the nth pwrite or preadv fails."""
+    _require_direct(tmp_path / "file")
+    how, name = _COMPLETIONS[fault], "pwrite" if writes else "preadv"
+    real = getattr(os, name)
+    happened = False
+    for nth, staged, _ in _cases():
+        run = _Run(tmp_path / "file", writes=writes, staged=staged, hybrid=hybrid)
+        pool, calls = _Pool(_RANGE), iter(range(1000))
+
+        def limited(fd: int, data: object, offset: int, nth: int = nth, calls=calls) -> int:
+            if next(calls) != nth:
+                return real(fd, data, offset)
+            if how.result < 0:
+                raise OSError(-how.result, os.strerror(-how.result))
+            part = data[: how.result] if writes else [data[0][: how.result]]
+            return real(fd, part, offset) if how.result % _PAGE == 0 else how.result
+
+        monkeypatch.setattr(os, name, limited)
+        engine = BlockingEngine(pool, run.meter, path="fake")
+        error = _within_seconds(lambda run=run, engine=engine: run.move(engine))
+        monkeypatch.setattr(os, name, real)
+        arrived = run.close()
+        assert pool.out == set()
+        if error is None:
+            assert np.array_equal(np.frombuffer(arrived, np.uint8), _DATA)
+            assert run.told == {number: [True] for number in range(_RANGES)}
+        else:
+            happened = True
+            assert isinstance(error, OSError if writes or how.result < 0 else DataMismatchError)
+            assert getattr(error, "errno", None) in (None, how.number, -how.result)
+            assert writes is False or [*map(len, run.told.values())] == [1] * len(run.told)
+    assert happened == (fault != "short")

@@ -1,0 +1,214 @@
+"""A signal handler that saves, or a finalizer, enters what its own thread is in the middle of."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from iobench.integrations.redirect import tally as tallies
+from iobench.integrations.redirect.tally import Count, Tally, merged
+from iobench.writers import memory_pressure, path_policy, s3_client, workers
+from iobench.writers.image import Bytes
+from iobench.writers.memory_pressure import MemoryPressure, Pressure
+from iobench.writers.path_policy import IoPath, Operation, PathPolicy
+from iobench.writers.s3_client import S3Client
+from iobench.writers.s3_options import S3Options
+from iobench.writers.workers import BlockPool
+
+_DEADLOCK_S = 10
+
+
+def _entered(module: Any, call: Callable[[], object], entry: Callable[[], object], at: int) -> bool:
+    """Make `call()`, and `entry()` before its bytecode number `at` in `module`; whether that came.
+
+    In a thread of its own, so that a deadlock is a failure.
+    """
+    count, failures = 0, list[BaseException]()
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        if frame.f_code.co_filename != module.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            count += 1
+            if count == at:
+                entry()
+        return trace
+
+    def run() -> None:
+        sys.settrace(trace)
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 -- raised below
+            failures.append(error)
+        finally:
+            sys.settrace(None)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(_DEADLOCK_S)
+    assert not thread.is_alive(), f"a deadlock, entered before bytecode {at}"
+    if failures:
+        raise failures[0]
+    return count >= at
+
+
+def _everywhere(module: Any, check: Callable[[Callable[..., bool]], bool]) -> None:
+    """Have `check` make its call with an entry at each bytecode, one after another."""
+    at = 1
+    while check(lambda call, entry, at=at: _entered(module, call, entry, at)):
+        at += 1
+    assert at > 5, "the module was never traced"
+
+
+@pytest.mark.parametrize("entry", ["give", "take", "take and give"])
+@pytest.mark.parametrize("kept", [0, 1])
+def test_block_pool(entry: str, kept: int) -> None:
+    """No block is handed out twice or lost, wherever a finalizer gives one back."""
+
+    def check(enter: Callable[..., bool]) -> bool:
+        pool, got = BlockPool(1 << 20), list[Bytes]()
+        spare = pool.take()
+        pool._free.clear()
+        for block in [pool._make()[0] for _ in range(kept)]:
+            pool.give(block)
+
+        def enters() -> None:
+            if entry == "give":
+                pool.give(spare)
+                return
+            got.append(pool.take())
+            if entry == "take and give":
+                pool.give(got.pop())
+
+        there = enter(lambda: got.append(pool.take()), enters)
+        free = [block.ctypes.data for block in pool._free]
+        out = [block.ctypes.data for block in got]
+        assert len(set(free + out)) == len(free + out)
+        assert len(out) == (2 if entry == "take" and there else 1)
+        if entry == "give" and there:
+            assert spare.ctypes.data in free + out
+        return there
+
+    _everywhere(workers, check)
+
+
+def test_memory_pressure(tmp_path: Path) -> None:
+    """Both get a reading."""
+    (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 900 kB\n")
+
+    def check(enter: Callable[..., bool]) -> bool:
+        pressure, got = MemoryPressure(proc=tmp_path), list[Pressure]()
+        there = enter(lambda: got.append(pressure.now()), lambda: got.append(pressure.now()))
+        assert {one.available_bytes for one in got} == {900 * 1024}
+        return there
+
+    _everywhere(memory_pressure, check)
+
+
+@pytest.mark.parametrize("enters", ["choose", "learn", "drop"])
+@pytest.mark.parametrize("call", ["choose", "learn", "drop"])
+def test_path_policy(call: str, enters: str) -> None:
+    """A choice is always one of the paths that are left, and none fails."""
+    large = Operation(size_bytes=100, memory_aligned=True)
+
+    def check(enter: Callable[..., bool]) -> bool:
+        policy, chosen = PathPolicy(small_size=10), list[IoPath]()
+        policy._due = True
+        policy.learn(IoPath.DIRECT, 100, 1.0)
+        do = {
+            "choose": lambda: chosen.append(policy.choose(large).path),
+            "learn": lambda: policy.learn(IoPath.UNCACHED, 100, 0.1),
+            "drop": lambda: policy.drop(IoPath.DIRECT),
+        }
+        there = enter(do[call], do[enters])
+        assert set(chosen) <= {IoPath.DIRECT, IoPath.UNCACHED}
+        assert policy.has(IoPath.DIRECT) == (call != "drop" and not (enters == "drop" and there))
+        if not policy.has(IoPath.DIRECT):
+            assert policy.choose(large).path == IoPath.UNCACHED
+        return there
+
+    _everywhere(path_policy, check)
+
+
+def test_tally(tmp_path: Path) -> None:
+    """Each call is counted once, and the file is whole."""
+
+    def check(enter: Callable[..., bool]) -> bool:
+        for path in tmp_path.iterdir():
+            path.unlink()
+        tally = Tally(tmp_path)
+        tally.stock("f", "before", Count(calls=1, bytes=1))
+        there = enter(
+            lambda: tally.stock("f", "new", Count(calls=1, bytes=10)),
+            lambda: tally.stock("g", "in a handler", Count(calls=1, bytes=100)),
+        )
+        functions, problems, processes = merged(tmp_path)
+        (path,) = tmp_path.iterdir()
+        assert json.loads(path.read_text())["functions"].keys() == functions.keys()
+        assert (problems, processes) == ([], 1)
+        assert functions["f"].stock["before"] == Count(calls=1, bytes=1)
+        if there:
+            assert functions["g"].stock == {"in a handler": Count(calls=1, bytes=100)}
+        assert functions["f"].stock["new"] == Count(calls=1, bytes=10)
+        return there
+
+    _everywhere(tallies, check)
+
+
+def test_a_handler_that_ends_the_process_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It saves and raises SystemExit while the counts are being written."""
+    tally, replace = Tally(tmp_path), Path.replace
+
+    def preempted(path: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "replace", replace)
+        tally.redirected("in a handler", Count(calls=1))
+        raise SystemExit
+
+    monkeypatch.setattr(Path, "replace", preempted)
+    with pytest.raises(SystemExit):
+        tally.redirected("f", Count(calls=1))
+    functions, _, _ = merged(tmp_path)
+    assert {name: entry.redirected.calls for name, entry in functions.items()} == {
+        "f": 1,
+        "in a handler": 1,
+    }
+
+
+def test_s3_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both get the same client, and one that was made for nothing is closed."""
+
+    class Made:
+        def __init__(self) -> None:
+            made.append(self)
+            self.closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    def _make(_: S3Client) -> Made:
+        return Made()
+
+    made: list[Made] = []
+    monkeypatch.setattr(S3Client, "_make", _make)
+
+    def check(enter: Callable[..., bool]) -> bool:
+        made.clear()
+        client, got = S3Client(S3Options()), list[Any]()
+        there = enter(lambda: got.append(client.boto3), lambda: got.append(client.boto3))
+        assert {one.closed for one in got} == {False}
+        assert all(one is got[0] for one in got)
+        assert [one.closed for one in made].count(False) == 1
+        return there
+
+    _everywhere(s3_client, check)
