@@ -89,7 +89,7 @@ class BackgroundWriter:
         """`ring`: what `begin` makes may only be used in a thread that no signal handler enters."""
         self._pool, self._begin, self._ring = pool, begin, ring
         self._meters: list[Meter] = []
-        self._channel = Channel(
+        self._channel: Channel[_Block] = Channel(
             self._work,
             name="iobench-background",
             workers=threads,

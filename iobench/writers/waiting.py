@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
-from queue import SimpleQueue
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Worker", "end_workers", "uninterrupted"]
+__all__ = ["Worker", "uninterrupted"]
 
 
 class Worker(threading.Thread):
@@ -41,22 +40,6 @@ class Worker(threading.Thread):
         if self.ident is not None:
             self.over.wait(timeout)
         super().join(timeout)
-
-
-def end_workers(workers: Sequence[Worker], queue: SimpleQueue[Any]) -> None:
-    """Have each find a None in the `queue` that it works off, and wait until all have ended.
-
-    KeyboardInterrupt is raised when they have.
-    """
-
-    def end() -> None:
-        for _ in workers:
-            queue.put(None)
-        for worker in workers:
-            if worker.is_alive():  # one that could not be started is not
-                worker.join()
-
-    uninterrupted(end)
 
 
 def uninterrupted(wait: Callable[[], None]) -> None:
