@@ -20,6 +20,7 @@ import pytest
 from hypothesis import settings
 
 from iobench.units import MIB
+from iobench.writers.blocks.channel import Channel
 
 _MKFS = {"ext4": ("-m", "0"), "xfs": (), "btrfs": ()}  # no room kept for root, who is us
 _NEEDS = {"fuse": "bindfs", **{kind: f"mkfs.{kind}" for kind in _MKFS}}
@@ -176,8 +177,8 @@ def new_filesystem(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeFil
 def impatience() -> Callable[[threading.Event], AbstractContextManager[None]]:
     """`with impatience(event):` Ctrl-C meets the first two waits for a thread, then it is set.
 
-    The signals are real, each sent when this thread is inside a join. What the block raises is
-    KeyboardInterrupt.
+    The signals are real, each sent when this thread is inside a join, or a wait of a Channel. What
+    the block raises is KeyboardInterrupt.
     """
     return _impatient
 
@@ -194,8 +195,10 @@ def _impatient(event: threading.Event) -> Iterator[None]:
     def joining() -> FrameType | None:
         frame = sys._current_frames().get(main)
         while frame is not None:
-            own = frame.f_locals.get("self")
-            if frame.f_code.co_name == "join" and isinstance(own, threading.Thread):
+            own, name = frame.f_locals.get("self"), frame.f_code.co_name
+            if name == "join" and isinstance(own, threading.Thread):
+                break
+            if name == "_pause" and isinstance(own, Channel):
                 break
             frame = frame.f_back
         return frame

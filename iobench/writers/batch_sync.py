@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from queue import SimpleQueue
 
 from iobench.errors import TransferError
+from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.files import NewFile
 from iobench.writers.sync_ring import SyncRing
 from iobench.writers.transfer import Meter
-from iobench.writers.waiting import Worker
 from iobench.writers.workers import Blocks, run_workers
 
 __all__ = ["BatchSync"]
@@ -28,47 +27,27 @@ class BatchSync:
 
     def __init__(self, ring: SyncRing | None = None) -> None:
         self._ring = ring
-        self._begun: SimpleQueue[Sequence[NewFile] | None] = SimpleQueue()
-        self._done: SimpleQueue[BaseException | None] = SimpleQueue()
-        self._thread = Worker(target=self._run, name="iobench-sync")
+        self._channel: Channel[Sequence[NewFile]] = Channel(
+            lambda: self._channel.serve(self._sync), name="iobench-sync", daemon=False
+        )
 
     def begin(self, files: Sequence[NewFile]) -> None:
         """Begin to sync `files`. Those before have been waited for."""
-        self._begun.put(files)
-        if not self._thread.is_alive():
-            self._thread.start()
+        self._channel.submit(Lease(files))
 
     def wait(self) -> None:
         """Wait until the files last begun are durable. Raises the first failure, TransferError."""
-        failure = self._done.get()
-        if failure is not None:
-            raise failure
+        self._channel.drain()
 
     def end(self) -> None:
-        """Wait until no thread uses the files; KeyboardInterrupt is raised then."""
-        self._begun.put(None)
-        interrupt: KeyboardInterrupt | None = None
-        while self._thread.is_alive():
-            try:
-                self._thread.join()
-            except KeyboardInterrupt as error:
-                interrupt = error
-        if interrupt is not None:
-            raise interrupt
+        """Wait until no thread uses the files; interrupts are raised then."""
+        self._channel.close()
 
-    def _run(self) -> None:
-        while (files := self._begun.get()) is not None:
-            failure: BaseException | None = None
-            try:
-                if self._ring is None:
-                    _sync_by_threads(files)
-                else:
-                    _sync_by(self._ring, files)
-            except BaseException as error:  # noqa: BLE001 -- raised by wait
-                failure = error
-            del files
-            self._done.put(failure)
-            del failure
+    def _sync(self, files: Sequence[NewFile]) -> None:
+        if self._ring is None:
+            _sync_by_threads(files)
+        else:
+            _sync_by(self._ring, files)
 
 
 def _sync_by(ring: SyncRing, files: Sequence[NewFile]) -> None:

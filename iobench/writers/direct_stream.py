@@ -1,15 +1,16 @@
-"""DirectStream: what is written fills aligned blocks, which a crew writes in the background."""
+"""DirectStream: what is written fills aligned blocks, which are written in the background."""
 
 from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 
 import numpy as np
 
 from iobench.errors import TransferError
 from iobench.units import GIB
-from iobench.writers.crew import Crew
+from iobench.writers.background import BackgroundWriter
 from iobench.writers.files import NewFile
 from iobench.writers.image import Bytes
 from iobench.writers.stream import Stream
@@ -23,7 +24,7 @@ _RESERVE_ROOM = 4 * _RESERVE_STEP  # with less free, space is not reserved ahead
 
 
 class DirectStream(Stream):
-    """Memory is bounded by what the crew holds in flight and one block."""
+    """Memory is bounded by the blocks in flight and one more."""
 
     def __init__(
         self,
@@ -31,7 +32,7 @@ class DirectStream(Stream):
         writer: str,
         meter: Meter,
         *,
-        crew: Crew,
+        background: BackgroundWriter,
         pool: BlockPool,
         alignment: int,
         reserve_ahead: bool,
@@ -39,7 +40,7 @@ class DirectStream(Stream):
         super().__init__(file, writer, meter)
         self._new_file, self._pool, self._alignment = file, pool, alignment
         self._reserve_ahead, self._reserved_to = reserve_ahead, 0
-        self._crew = crew
+        self._background = background
         self._block: Bytes = pool.take()
         self._filled = 0
         self._offset = 0
@@ -62,12 +63,12 @@ class DirectStream(Stream):
                 self._hand_over()
 
     def _hand_over(self) -> None:
-        """Let the crew have the full block and go on with another."""
+        """Hand the full block over and go on with another."""
         self._reserve()
         # Ours no more, whatever interrupts: a block given back twice would serve two at once.
         block, self._block = self._block, self._block[:0]
         with self._meter.phase("wait"):
-            self._crew.submit(block, self._offset)
+            self._background.submit(block, self._offset)
         self._offset += self._filled
         self._filled = 0
         self._block = self._pool.take()
@@ -93,16 +94,19 @@ class DirectStream(Stream):
 
     def _drain(self) -> int:
         with self._meter.phase("wait"):
-            self._crew.settle()
+            self._background.drain()
         if self._filled:
             padded = -(-self._filled // self._alignment) * self._alignment
             with self._meter.phase("write"):
-                self._crew.put(self._block[:padded], self._offset, self._meter)
+                self._background.put(self._block[:padded], self._offset, self._meter)
         return self._position
 
     def _release(self) -> None:
         try:
-            self._crew.dismiss(self._meter, drop=self._failure is not None)
+            self._background.shutdown(self._meter, drop=self._failure is not None)
         finally:
             if len(self._block):
                 self._pool.give(self._block)
+
+    def _afterwards(self, call: Callable[[], None]) -> None:
+        self._background.afterwards(call)

@@ -7,14 +7,13 @@ from types import TracebackType
 from typing import Self
 
 from iobench import linux
-from iobench.writers.crew import Crew, ThreadCrew
+from iobench.writers.background import BackgroundWriter
 from iobench.writers.direct_engine import DirectEngine
 from iobench.writers.direct_stream import DirectStream
 from iobench.writers.files import NewFile
 from iobench.writers.flight import OnComplete
 from iobench.writers.hybrid_file import HybridFile
 from iobench.writers.image import Bytes, FileImage
-from iobench.writers.ring_crew import RingCrew
 from iobench.writers.transfer import Meter
 from iobench.writers.workers import BlockPool
 
@@ -23,24 +22,8 @@ __all__ = ["HybridStream"]
 _MakeEngine = Callable[[Meter], DirectEngine]
 
 
-class _HybridCrew(ThreadCrew):
-    """Each block takes the path that the policy gives it."""
-
-    def __init__(
-        self, fd: int, *, hybrid: HybridFile, pool: BlockPool, threads: int, engine: _MakeEngine
-    ) -> None:
-        super().__init__(fd, pool=pool, threads=threads, alignment=linux.PAGE)
-        self._hybrid, self._engine = hybrid, engine
-
-    def put(self, data: Bytes, offset: int, meter: Meter) -> None:
-        block, own = FileImage.of("block", [data]), Meter()
-        self._hybrid.write(block, 0, len(data), own, self._engine(own), at=offset, last=False)
-        own.seconds.clear()  # the crew has a clock of its own
-        meter.absorb([own])
-
-
-class _HybridFlight:
-    """Blocks that take the path that the policy gives them, by one ring and its thread."""
+class _HybridBlocks:
+    """Blocks in flight of one thread; each takes the path that the policy gives it."""
 
     def __init__(self, hybrid: HybridFile, engine: DirectEngine, meter: Meter) -> None:
         self._hybrid, self._engine, self._meter = hybrid, engine, meter
@@ -64,9 +47,6 @@ class _HybridFlight:
     def wait_one(self) -> None:
         self._engine.wait_one()
 
-    def drain(self) -> None:
-        self._engine.drain()
-
     def __enter__(self) -> Self:
         return self
 
@@ -80,9 +60,9 @@ class _HybridFlight:
 
 
 class HybridStream(DirectStream):
-    """Full blocks go to a crew, what is left at a flush or at the end goes as the policy says.
+    """Full blocks are written in the background, the rest at a flush or at the end by the caller.
 
-    `ring` makes the engine of the crew's one thread; without it there are `iodepth` threads.
+    `ring` makes the engine of the one background thread; without it there are `iodepth` threads.
     """
 
     def __init__(
@@ -100,21 +80,19 @@ class HybridStream(DirectStream):
     ) -> None:
         self._hybrid = hybrid
         self._engine = blocking(meter)
-        crew: Crew
-        if ring is None:
-            crew = _HybridCrew(file.fd, hybrid=hybrid, pool=pool, threads=iodepth, engine=blocking)
-        else:
-            crew = RingCrew(
-                file.fd,
-                pool=pool,
-                iodepth=iodepth,
-                make_flight=lambda own: _HybridFlight(hybrid, ring(own), own),
-            )
+        engine = ring or blocking
+        background = BackgroundWriter(
+            pool=pool,
+            threads=1 if ring else iodepth,
+            in_flight=iodepth if ring else iodepth + 1,
+            begin=lambda own: _HybridBlocks(hybrid, engine(own), own),
+            ring=ring is not None,
+        )
         super().__init__(
             file,
             writer,
             meter,
-            crew=crew,
+            background=background,
             pool=pool,
             alignment=linux.PAGE,
             reserve_ahead=reserve_ahead,
@@ -122,7 +100,7 @@ class HybridStream(DirectStream):
 
     def _drain(self) -> int:
         with self._meter.phase("wait"):
-            self._crew.settle()
+            self._background.drain()
         if self._filled:
             rest = FileImage.of("rest", [self._block[: self._filled]])
             self._hybrid.write(
@@ -134,4 +112,4 @@ class HybridStream(DirectStream):
         try:
             super()._release()
         finally:
-            self._hybrid.close()
+            self._afterwards(self._hybrid.close)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from iobench.units import GIB, KIB, MIB
-from iobench.writers.crew import ThreadCrew
+from iobench.writers.background import BackgroundWriter, OneAtATime
 from iobench.writers.direct import DirectWriter
 from iobench.writers.direct_engine import BlockingEngine, DirectEngine
 from iobench.writers.direct_stream import DirectStream
@@ -62,14 +62,18 @@ class ODirectWriter(DirectWriter):
 
     def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:
         alignment = self._alignment(file.fd).offset
-        crew = ThreadCrew(
-            file.fd, pool=self._pool, threads=self.options.threads, alignment=alignment
+        background = BackgroundWriter(
+            pool=self._pool,
+            threads=self.options.threads,
+            in_flight=self.options.threads + 1,
+            begin=lambda own: OneAtATime(file.fd, alignment, own),
+            ring=False,
         )
         return DirectStream(
             file,
             self.name,
             meter,
-            crew=crew,
+            background=background,
             pool=self._pool,
             alignment=alignment,
             reserve_ahead=self.options.fallocate and not size,

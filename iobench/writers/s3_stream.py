@@ -1,20 +1,20 @@
-"""S3Stream: what is written fills parts, which a crew uploads; closing completes the upload."""
+"""S3Stream: what is written fills parts, uploaded in the background; closing completes it."""
 
 from __future__ import annotations
 
-import queue
-import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
 from iobench.errors import TransferError
+from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.image import Bytes
 from iobench.writers.s3_parts import MOST_PARTS, StreamParts
 from iobench.writers.s3_upload import S3Upload
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter
-from iobench.writers.waiting import Worker, end_workers
 
 __all__ = ["S3Stream"]
 
@@ -41,7 +41,7 @@ class S3Stream(Stream):
         self._object = _NewObject(upload, path, meter)
         super().__init__(self._object, writer, meter)
         self._upload, self._parts = upload, parts
-        self._crew = _Crew(upload, threads)
+        self._uploads = _BackgroundUploads(upload, threads)
         self._number = 1
         self._block: Bytes = np.empty(0, dtype=np.uint8)
         self._filled = self._sent = self._settled = 0
@@ -81,14 +81,14 @@ class S3Stream(Stream):
         """Have at least `wanted` bytes of block; small objects never pay for a whole part."""
         if len(self._block) >= wanted:
             return
-        block = self._crew.spare(size) if wanted > size // 2 else None
+        block = self._uploads.spare(size) if wanted > size // 2 else None
         if block is None:
             block = np.empty(min(size, max(2 * wanted, 1 << 16)), dtype=np.uint8)
         block[: self._filled] = self._block[: self._filled]
         self._block = block
 
     def _hand_over(self) -> None:
-        """Let the crew have the full part and go on with the next."""
+        """Hand the full part over and go on with the next."""
         if self._number == MOST_PARTS:
             raise TransferError(
                 f"{self._object.path}: more than {MOST_PARTS:,} parts of "
@@ -97,7 +97,7 @@ class S3Stream(Stream):
         self._begin()
         block, self._block = self._block, self._block[:0]
         with self._meter.phase("wait"):
-            self._crew.submit(self._number, block, self._filled)
+            self._uploads.submit(self._number, block, self._filled)
         self._sent += self._filled
         self._filled = self._settled = 0
         self._number += 1
@@ -108,7 +108,7 @@ class S3Stream(Stream):
 
     def _drain(self) -> int:
         with self._meter.phase("wait"):
-            self._crew.settle()
+            self._uploads.drain()
         view = self._block[: self._filled]
         if self._closing and not self._upload.begun:
             self._object.small = [view]  # to be published by one request
@@ -125,7 +125,10 @@ class S3Stream(Stream):
             self._upload.stop.set()
         self._block = self._block[:0]
         self._object.small = None
-        self._crew.dismiss(self._meter)
+        self._uploads.shutdown(self._meter)
+
+    def _afterwards(self, call: Callable[[], None]) -> None:
+        self._uploads.afterwards(call)
 
 
 class _NewObject:
@@ -152,73 +155,73 @@ class _NewObject:
         self._upload.abort()
 
 
-class _Crew:
-    """Threads that upload parts; at most as many parts are with them as there are threads.
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    number: int
+    block: Bytes
+    size_bytes: int
 
-    The threads know the upload, not the stream: an abandoned stream is collected although its crew
-    still waits for work.
-    """
+
+class _BackgroundUploads:
+    """Threads that upload parts; at most as many parts are submitted and not sent as threads."""
 
     def __init__(self, upload: S3Upload, threads: int) -> None:
-        self._upload, self._limit = upload, threads
-        self._meters = [Meter() for _ in range(threads)]
-        self._threads: list[Worker] = []
-        self._queue: queue.SimpleQueue[tuple[int, Bytes, int] | None] = queue.SimpleQueue()
-        self._permits = threading.Semaphore(threads)
+        self._upload = upload
+        self._meters: list[Meter] = []
         self._spare: list[Bytes] = []
-        self._failure: BaseException | None = None
+        self._channel: Channel[_Part] = Channel(
+            self._work,
+            name="iobench-s3",
+            workers=threads,
+            limit=threads,
+            release=lambda part: self._spare.append(part.block),
+        )
 
-    def submit(self, number: int, block: Bytes, size: int) -> None:
-        """Take `block` over and upload its first `size` bytes. Raises what an earlier part did."""
-        if len(self._threads) < self._limit:
-            meter = self._meters[len(self._threads)]
-            thread = Worker(target=self._work, args=(meter,), name="iobench-s3", daemon=True)
-            self._threads.append(thread)  # first: an interrupt may come when it has started
-            thread.start()
-        self._permits.acquire()
-        if self._failure is not None:
-            self._permits.release()
-            raise self._failure
-        self._queue.put((number, block, size))
+    def submit(self, number: int, block: Bytes, size_bytes: int) -> None:
+        """Take `block` over and upload its first bytes. Raises what an earlier part raised."""
+        self._channel.submit(Lease(_Part(number=number, block=block, size_bytes=size_bytes)))
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Wait until no part is on its way. Raises what a part raised."""
-        for _ in range(self._limit):
-            self._permits.acquire()
-        self._permits.release(self._limit)
-        if self._failure is not None:
-            raise self._failure
+        self._channel.drain()
 
-    def spare(self, size: int) -> Bytes | None:
-        """A block of `size` bytes that a part is done with, if there is one."""
+    def spare(self, size_bytes: int) -> Bytes | None:
+        """A block of `size_bytes` that a part is done with, if there is one."""
         try:
             block = self._spare.pop()
         except IndexError:
             return None
-        return block if len(block) == size else None
+        return block if len(block) == size_bytes else None
 
-    def dismiss(self, meter: Meter) -> None:
+    def shutdown(self, meter: Meter) -> None:
         """End the threads, once they have finished what was submitted; count it in `meter`.
 
-        KeyboardInterrupt is raised when all have ended: an aborted upload that still gets parts
-        keeps them.
+        Interrupts are raised when all have ended: an aborted upload that still gets parts keeps
+        them.
         """
         try:
-            end_workers(self._threads, self._queue)
+            self._channel.close()
         finally:
             self._spare.clear()
-        if self._threads:
-            meter.absorb(self._meters[: len(self._threads)])
+        if self._meters:
+            meter.absorb(self._meters)
 
-    def _work(self, meter: Meter) -> None:
-        while (item := self._queue.get()) is not None:
-            number, block, size = item
+    def afterwards(self, call: Callable[[], None]) -> None:
+        """`call` once no thread uploads any more: now, or in the last thread."""
+        self._channel.afterwards(call)
+
+    def _work(self) -> None:
+        meter = Meter()
+        self._meters.append(meter)
+
+        def send(part: _Part) -> None:
+            if self._upload.stop.is_set():
+                return
             try:
-                if self._failure is None and not self._upload.stop.is_set():
-                    self._upload.send(number, [block[:size]], meter)
-            except BaseException as error:  # noqa: BLE001 -- raised by submit and settle
-                self._failure = error
+                self._upload.send(part.number, [part.block[: part.size_bytes]], meter)
+            except BaseException as error:
+                self._channel.fail(error)  # first: stopped, others fail of that
                 self._upload.stop.set()
-            finally:
-                self._spare.append(block)
-                self._permits.release()
+                raise
+
+        self._channel.serve(send)

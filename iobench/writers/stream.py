@@ -7,7 +7,7 @@ import sys
 import threading
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -77,6 +77,10 @@ class Stream(io.RawIOBase):
     @abstractmethod
     def _release(self) -> None:
         """Give back threads and memory, whatever state they are in. Called once."""
+
+    def _afterwards(self, call: Callable[[], None]) -> None:
+        """`call` once no thread uses the file any more; by default that is now."""
+        call()
 
     @property
     @abstractmethod
@@ -171,7 +175,7 @@ class Stream(io.RawIOBase):
             self._release()
         finally:
             try:
-                self._file.abandon()
+                self._afterwards(self._file.abandon)
             finally:
                 super().close()
 

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from iobench.units import GIB, KIB, MIB
+from iobench.writers.background import BackgroundWriter
 from iobench.writers.direct import DirectWriter
 from iobench.writers.direct_engine import DirectEngine
 from iobench.writers.direct_stream import DirectStream
@@ -13,7 +14,6 @@ from iobench.writers.files import NewFile
 from iobench.writers.flight import InFlight
 from iobench.writers.options import WriterOptions, option
 from iobench.writers.ring import open_ring
-from iobench.writers.ring_crew import RingCrew
 from iobench.writers.ring_engine import RingEngine
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter
@@ -80,20 +80,20 @@ class UringWriter(DirectWriter):
     def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:
         alignment = self._alignment(file.fd).offset
 
-        def make_flight(own: Meter) -> InFlight:
+        def begin(own: Meter) -> InFlight:
             ring = open_ring(self.options.iodepth)
             return InFlight(
                 ring, file.fd, writes=True, alignment=alignment, path=self._path, meter=own
             )
 
-        crew = RingCrew(
-            file.fd, pool=self._pool, iodepth=self.options.iodepth, make_flight=make_flight
+        background = BackgroundWriter(
+            pool=self._pool, threads=1, in_flight=self.options.iodepth, begin=begin, ring=True
         )
         return DirectStream(
             file,
             self.name,
             meter,
-            crew=crew,
+            background=background,
             pool=self._pool,
             alignment=alignment,
             reserve_ahead=self.options.fallocate and not size,

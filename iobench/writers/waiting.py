@@ -1,7 +1,8 @@
-"""Waits that Ctrl-C does not cut short: what is waited for still uses memory or a descriptor."""
+"""Waits that no interrupt cuts short: what is waited for still uses memory or a descriptor."""
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -15,27 +16,38 @@ class Worker(threading.Thread):
     """A thread that is alive until it has ended, however often Ctrl-C meets `join`.
 
     CPython 3.11 and 3.12 take any other for ended once a join was interrupted: what is done about
-    bpo-45274 releases the lock that the thread still holds.
+    bpo-45274 releases the lock that the thread still holds. A forked child has none of its
+    parent's threads: none is alive there, and `join` does not wait.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.over = threading.Event()
+        self._pid = os.getpid()
 
     def run(self) -> None:
         try:
             super().run()
         finally:
-            self._over.set()
+            self.over.set()
 
     def start(self) -> None:
-        """Raises RuntimeError where no thread is to be had, as at the interpreter's end."""
+        """Raises RuntimeError where no thread can be started, as at the interpreter's end."""
         if sys.is_finalizing():  # CPython 3.11 would wait for ever for the thread to begin
             raise RuntimeError("can't create new thread at interpreter shutdown")
-        self._over = threading.Event()
         super().start()
 
+    @property
+    def working(self) -> bool:
+        """Whether it has been started and not ended. `is_alive` has the same fault as `join`."""
+        return self.ident is not None and not self.over.is_set() and os.getpid() == self._pid
+
     def join(self, timeout: float | None = None) -> None:
-        if sys.is_finalizing():  # it was killed, whatever it was doing: it never sets `_over`
+        # A finalizing interpreter has killed its daemon threads: they never set `over`.
+        if os.getpid() != self._pid or sys.is_finalizing():
             return
-        if self.ident is not None:  # is_alive has the same fault
-            self._over.wait(timeout)
+        if self.ident is not None:
+            self.over.wait(timeout)
         super().join(timeout)
 
 
@@ -73,13 +85,20 @@ def end_workers(workers: Sequence[Worker], queue: SimpleQueue[Any]) -> None:
 
 
 def uninterrupted(wait: Callable[[], None]) -> None:
-    """`wait()` to its end. KeyboardInterrupt meanwhile has it called again, and is raised after."""
-    interrupt: KeyboardInterrupt | None = None
+    """`wait()` to its end. What interrupts it has it called again, and is raised after.
+
+    Only a signal handler raises anything in a wait: KeyboardInterrupt, SystemExit (a common
+    handler of SIGTERM), TimeoutError (of SIGALRM). A RuntimeError is the wait's own: it would
+    come again.
+    """
+    interrupt: BaseException | None = None
     while True:
         try:
             wait()
-        except KeyboardInterrupt as error:
-            interrupt = error
+        except RuntimeError:
+            raise
+        except BaseException as error:  # noqa: BLE001 -- raised below
+            interrupt = interrupt or error
             continue
         break
     if interrupt is not None:

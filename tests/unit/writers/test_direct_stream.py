@@ -16,7 +16,7 @@ from iobench import linux
 from iobench.errors import TransferError
 from iobench.testing import Footprint, content
 from iobench.units import GIB
-from iobench.writers import crew, direct_stream
+from iobench.writers import background, direct_stream
 from iobench.writers.odirect import ODirectWriter
 
 _Impatience = Callable[[threading.Event], AbstractContextManager[None]]
@@ -127,13 +127,13 @@ def test_an_interrupted_hand_over_shares_no_block(
 ) -> None:
     """Ctrl-C while a block is handed over never puts one block into the pool twice."""
     stream = writer.open(tmp_path / "file")
-    submit = stream._crew.submit
+    submit = stream._background.submit
 
     def interrupted(block, offset: int) -> None:
         submit(block, offset)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stream._crew, "submit", interrupted)
+    monkeypatch.setattr(stream._background, "submit", interrupted)
     with pytest.raises(KeyboardInterrupt):
         stream.write(content(4096))
     stream.abort()
@@ -150,7 +150,7 @@ def test_impatience_reaches_no_other_file(
     """Ctrl-C again while a stream is given up: its threads never write where its number leads."""
     begun, ended = threading.Semaphore(0), threading.Semaphore(0)
     go_on = threading.Event()
-    pwrite_direct = crew.pwrite_direct
+    pwrite_direct = background.pwrite_direct
 
     def late(*arguments) -> int:
         begun.release()
@@ -160,7 +160,7 @@ def test_impatience_reaches_no_other_file(
         finally:
             ended.release()
 
-    monkeypatch.setattr(crew, "pwrite_direct", late)
+    monkeypatch.setattr(background, "pwrite_direct", late)
     with Footprint.unchanged():
         stream = writer.open(tmp_path / "file")
         stream.write(content(3 * 4096))

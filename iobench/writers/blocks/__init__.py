@@ -1,0 +1,1 @@
+"""Building blocks of the writers: background work."""

@@ -1,0 +1,305 @@
+"""BackgroundWriter: blocks written in the background, failures raised in the foreground."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import pytest
+
+from iobench.testing import Footprint, content
+from iobench.writers import background as module
+from iobench.writers import flight as flights
+from iobench.writers.background import BackgroundWriter, OneAtATime
+from iobench.writers.flight import Flight
+from iobench.writers.image import Bytes
+from iobench.writers.transfer import Meter, PathCount
+from iobench.writers.workers import BlockPool
+
+_Impatience = Callable[[threading.Event], AbstractContextManager[None]]
+
+_BLOCK = 4096
+
+
+class _Pool(BlockPool):
+    """Blocks of one page, counted while they are out."""
+
+    out = most = 0
+
+    def take(self) -> Bytes:
+        block = super().take()
+        self.out += 1
+        self.most = max(self.most, self.out)
+        return block
+
+    def give(self, block: Bytes) -> None:
+        self.out -= 1
+        super().give(block)
+
+
+@pytest.fixture
+def pool() -> _Pool:
+    return _Pool(_BLOCK)
+
+
+def _by_threads(fd: int, pool: BlockPool, threads: int) -> BackgroundWriter:
+    return BackgroundWriter(
+        pool=pool,
+        threads=threads,
+        in_flight=threads + 1,
+        begin=lambda meter: OneAtATime(fd, 512, meter),
+        ring=False,
+    )
+
+
+def _submit(writer: BackgroundWriter, pool: BlockPool, numbers: range) -> None:
+    for number in numbers:
+        block = pool.take()
+        block[:] = content(_BLOCK, number)
+        writer.submit(block, number * _BLOCK)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_every_block_is_written_in_its_place(fd: int, pool: BlockPool, threads: int) -> None:
+    """Drained, all bytes are where they belong; shut down, no thread is left and all is counted."""
+    with Footprint.unchanged():
+        writer, meter = _by_threads(fd, pool, threads), Meter()
+        _submit(writer, pool, range(20))
+        writer.drain()
+        wanted = b"".join(content(_BLOCK, number).tobytes() for number in range(20))
+        assert os.pread(fd, 1 << 20, 0) == wanted
+        _submit(writer, pool, range(20, 21))
+        writer.shutdown(meter)
+    assert meter.paths == {"direct": PathCount(operations=21, bytes=21 * _BLOCK)}
+
+
+def test_blocks_are_bounded(fd: int, pool: _Pool) -> None:
+    """No more than threads + 1 blocks are ever in flight, and all come back to the pool."""
+    writer = _by_threads(fd, pool, 2)
+    _submit(writer, pool, range(50))
+    writer.shutdown(Meter())
+    assert 1 <= pool.most <= 4
+    assert pool.out == 0
+
+
+def test_an_idle_writer_has_no_threads(fd: int, pool: BlockPool) -> None:
+    """Threads start with the first block, so small files cost none."""
+    before = threading.active_count()
+    writer = _by_threads(fd, pool, 2)
+    writer.drain()
+    assert threading.active_count() == before
+    writer.shutdown(Meter())
+
+
+def _failing(after: int) -> Callable[..., int]:
+    lock, count = threading.Lock(), [0]
+
+    def write(fd: int, data: object, offset: int, alignment: int) -> int:
+        with lock:
+            count[0] += 1
+            if count[0] > after:
+                raise OSError(errno.EIO, "I/O error")
+        return 1
+
+    return write
+
+
+def test_a_failure_is_raised_by_drain_and_submit(
+    fd: int, pool: BlockPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The failure of a block that nobody waited for is raised at the next call, and at each."""
+    monkeypatch.setattr(module, "pwrite_direct", _failing(after=0))
+    writer = _by_threads(fd, pool, 2)
+    _submit(writer, pool, range(1))
+    for _ in range(2):
+        with pytest.raises(OSError, match="I/O error"):
+            writer.drain()
+    with pytest.raises(OSError, match="I/O error"):
+        writer.submit(pool.take(), 0)
+    writer.shutdown(Meter())
+
+
+def test_after_a_failure_nothing_is_written(
+    fd: int, pool: _Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks that wait behind a failed one are given back unwritten."""
+    written: list[int] = []
+    hold = threading.Event()
+
+    def write(fd: int, data: object, offset: int, alignment: int) -> int:
+        written.append(offset)
+        assert hold.wait(10)
+        raise OSError(errno.EIO, "I/O error")
+
+    monkeypatch.setattr(module, "pwrite_direct", write)
+    writer = _by_threads(fd, pool, 1)
+    _submit(writer, pool, range(2))
+    hold.set()
+    with pytest.raises(OSError, match="I/O error"):
+        writer.drain()
+    writer.shutdown(Meter())
+    assert written == [0]
+    assert (pool.most, pool.out) == (2, 0)
+
+
+def test_ctrl_c_while_the_threads_end(
+    fd: int,
+    pool: _Pool,
+    monkeypatch: pytest.MonkeyPatch,
+    impatience: _Impatience,
+) -> None:
+    """It is raised once they have ended; dropped, what waited in the queue is never written."""
+    written: list[int] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def write(fd: int, data: object, offset: int, alignment: int) -> int:
+        begun.set()
+        assert go_on.wait(10)
+        written.append(offset)
+        return 1
+
+    monkeypatch.setattr(module, "pwrite_direct", write)
+    writer = _by_threads(fd, pool, 1)
+    with Footprint.unchanged():
+        _submit(writer, pool, range(2))
+        assert begun.wait(10)
+        with impatience(go_on):
+            writer.shutdown(Meter(), drop=True)
+    assert written == [0]
+    assert pool.out == 0
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_start_that_is_interrupted_or_fails(
+    fd: int, pool: BlockPool, monkeypatch: pytest.MonkeyPatch, starts: bool
+) -> None:
+    """The writer knows of a thread that runs all the same, and waits for none that does not."""
+    start = threading.Thread.start
+
+    def broken(thread: threading.Thread) -> None:
+        if not starts:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+        raise KeyboardInterrupt
+
+    writer = _by_threads(fd, pool, 2)
+    with Footprint.unchanged():
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", broken)
+            with pytest.raises(KeyboardInterrupt if starts else RuntimeError):
+                writer.submit(pool.take(), 0)
+        writer.shutdown(Meter(), drop=True)
+
+
+class _Ring:
+    """Ends operations in the order they came; the `nth` with an errno, or by breaking."""
+
+    def __init__(self, fd: int, nth: int = 1000, *, breaks: bool = False) -> None:
+        self._fd, self._left, self._breaks = fd, nth, breaks
+        self._queued: list[tuple[int, int, int]] = []
+
+    def write(self, fd: int, address: int, length: int, offset: int, tag: int) -> None:
+        self._queued.append((tag, length, offset))
+
+    read = write
+
+    def wait(self) -> tuple[int, int]:
+        self._left -= 1
+        if self._left < 0 and self._breaks:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        tag, length, offset = self._queued.pop(0)
+        if self._left == -1:
+            return tag, -errno.EIO
+        os.pwrite(self._fd, content(length, offset // length), offset)
+        return tag, length
+
+    def peek(self) -> None:
+        """Nothing ends before somebody waits for it."""
+
+    def close(self) -> None:
+        pass
+
+
+def _by_ring(fd: int, pool: BlockPool, ring: _Ring) -> BackgroundWriter:
+    def begin(meter: Meter) -> Flight:
+        return Flight(ring, fd, writes=True, alignment=512, path="fake", meter=meter)
+
+    return BackgroundWriter(pool=pool, threads=1, in_flight=4, begin=begin, ring=True)
+
+
+def test_every_block_is_written_by_a_ring(fd: int, pool: BlockPool) -> None:
+    """Drained, everything is there; a block that is put stays the caller's; all is counted."""
+    writer, meter, kept = _by_ring(fd, pool, _Ring(fd)), Meter(), pool.take()
+    with Footprint.unchanged():
+        _submit(writer, pool, range(20))
+        writer.drain()
+        assert os.fstat(fd).st_size == 20 * _BLOCK
+        writer.put(kept, 20 * _BLOCK, Meter())
+        writer.shutdown(meter)
+    assert meter.paths == {"fake": PathCount(operations=21, bytes=21 * _BLOCK)}
+    assert all(block is not kept for block in pool._free)
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.parametrize("nth", [0, 3, 9])
+def test_a_failure_is_never_overtaken(
+    fd: int, pool: BlockPool, monkeypatch: pytest.MonkeyPatch, nth: int, breaks: bool
+) -> None:
+    """drain raises what a write raised, however early it waits, and the thread can be ended."""
+    monkeypatch.setattr(flights, "_lost", [])
+    for _ in range(30):
+        writer = _by_ring(fd, pool, _Ring(fd, nth, breaks=breaks))
+        with pytest.raises(OSError, match=r"error|descriptor"):
+            _submit_and_drain(writer, pool)
+        with pytest.raises(OSError, match=r"error|descriptor"):
+            writer.submit(pool.take(), 0)
+        writer.shutdown(Meter())
+    assert not any(t.name == "iobench-writer" for t in threading.enumerate())
+
+
+def _submit_and_drain(writer: BackgroundWriter, pool: BlockPool) -> None:
+    _submit(writer, pool, range(10))
+    writer.drain()
+
+
+def test_no_ring(fd: int, pool: BlockPool) -> None:
+    """A ring that cannot be had is a failure as any other."""
+
+    def begin(meter: Meter) -> Flight:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    writer = BackgroundWriter(pool=pool, threads=1, in_flight=2, begin=begin, ring=True)
+    with pytest.raises(OSError, match="Cannot allocate"):
+        _submit_and_drain(writer, pool)
+    writer.shutdown(Meter())
+
+
+class _SlowRing(_Ring):
+    """Nothing ends before the test says so."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd)
+        self.waits, self.go_on = threading.Event(), threading.Event()
+
+    def wait(self) -> tuple[int, int]:
+        self.waits.set()
+        assert self.go_on.wait(10)
+        return super().wait()
+
+
+def test_ctrl_c_while_the_rings_thread_ends(
+    fd: int, pool: BlockPool, impatience: _Impatience
+) -> None:
+    """It is raised once what was in flight has landed; what waited in the queue is dropped."""
+    writer = _by_ring(fd, pool, ring := _SlowRing(fd))
+    with Footprint.unchanged():
+        _submit(writer, pool, range(1))
+        assert ring.waits.wait(10)
+        _submit(writer, pool, range(1, 3))
+        with impatience(ring.go_on):
+            writer.shutdown(Meter(), drop=True)
+    assert os.fstat(fd).st_size == _BLOCK
+    writer.drain()  # all permits came back
