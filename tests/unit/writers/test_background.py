@@ -14,7 +14,7 @@ from iobench.testing import Footprint, content
 from iobench.writers import background as module
 from iobench.writers import flight as flights
 from iobench.writers.background import BackgroundWriter, OneAtATime
-from iobench.writers.flight import Flight
+from iobench.writers.flight import InFlight
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Meter, PathCount
 from iobench.writers.workers import BlockPool
@@ -224,8 +224,8 @@ class _Ring:
 
 
 def _by_ring(fd: int, pool: BlockPool, ring: _Ring) -> BackgroundWriter:
-    def begin(meter: Meter) -> Flight:
-        return Flight(ring, fd, writes=True, alignment=512, path="fake", meter=meter)
+    def begin(meter: Meter) -> InFlight:
+        return InFlight(ring, fd, writes=True, alignment=512, path="fake", meter=meter)
 
     return BackgroundWriter(pool=pool, threads=1, in_flight=4, begin=begin, ring=True)
 
@@ -268,7 +268,7 @@ def _submit_and_drain(writer: BackgroundWriter, pool: BlockPool) -> None:
 def test_no_ring(fd: int, pool: BlockPool) -> None:
     """A ring that cannot be had is a failure as any other."""
 
-    def begin(meter: Meter) -> Flight:
+    def begin(meter: Meter) -> InFlight:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     writer = BackgroundWriter(pool=pool, threads=1, in_flight=2, begin=begin, ring=True)
@@ -293,7 +293,7 @@ class _SlowRing(_Ring):
 def test_ctrl_c_while_the_rings_thread_ends(
     fd: int, pool: BlockPool, impatience: _Impatience
 ) -> None:
-    """It is raised once what was in flight has landed; what waited in the queue is dropped."""
+    """It is raised once what was in flight has on_complete; what waited in the queue is dropped."""
     writer = _by_ring(fd, pool, ring := _SlowRing(fd))
     with Footprint.unchanged():
         _submit(writer, pool, range(1))
