@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import io
+import errno
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 
 from iobench.units import KIB
+from iobench.writers.image import Bytes
 from iobench.writers.s3_client import S3Client
 from iobench.writers.s3_download import S3Download
 from iobench.writers.s3_target import S3Target
+from iobench.writers.source import RangeSource
 from iobench.writers.transfer import Meter
 
 __all__ = ["S3Source"]
@@ -21,43 +22,16 @@ _AHEAD = 256 * KIB  # fetched at once: one more request costs more than these by
 _AT_ONCE = 16
 
 
-class S3Source(io.RawIOBase):
+class S3Source(RangeSource):
     """Reads and seeks in one version of an object, each miss one ranged GET of 256 KiB or more."""
 
     def __init__(self, client: S3Client, target: S3Target) -> None:
         super().__init__()
         self._meter = Meter()
         self._download = S3Download(client, target, self._meter, verify=False)
-        self._position = self._cached_at = 0
+        self.size_bytes = self._download.size_bytes
+        self._cached_at = 0
         self._cached = b""
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the object."""
-        return self._download.size_bytes
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size_bytes}[whence]
-        if base + offset < 0:
-            raise OSError(22, f"a seek to {base + offset}")
-        self._position = base + offset
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        data = self._at(self._position, len(view))
-        view[: len(data)] = data
-        self._position += len(data)
-        return len(data)
 
     def read_at(self, offsets: Iterable[int], size: int) -> list[bytes]:
         wanted = list(offsets)
@@ -65,6 +39,11 @@ class S3Source(io.RawIOBase):
             return []
         with ThreadPoolExecutor(min(len(wanted), _AT_ONCE), "iobench-s3") as pool:
             return list(pool.map(lambda offset: self._fetch(offset, size), wanted))
+
+    def _fill(self, offset: int, room: Bytes) -> int:
+        data = np.frombuffer(self._at(offset, len(room)), dtype=np.uint8)
+        room[: len(data)] = data
+        return len(data)
 
     def _at(self, offset: int, size: int) -> bytes:
         begin = offset - self._cached_at
@@ -75,6 +54,8 @@ class S3Source(io.RawIOBase):
         return self._cached[begin : begin + size]
 
     def _fetch(self, offset: int, size: int) -> bytes:
+        if offset < 0:
+            raise OSError(errno.EINVAL, f"a read at {offset}")
         end = min(offset + size, self.size_bytes)
         if end <= offset:
             return b""
