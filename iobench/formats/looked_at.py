@@ -66,7 +66,7 @@ class LookedAt(io.RawIOBase):
         zipfile takes an OSError for a file that is no zip, torch's reader any error for an object
         that cannot be read.
         """
-        failure = self._failure
+        failure, self._failure = self._failure, None  # its traceback has this source in it
         if failure is None:
             return
         if isinstance(failure, OSError) and not isinstance(failure, IobenchError):
