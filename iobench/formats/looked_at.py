@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -27,6 +28,7 @@ class LookedAt(io.RawIOBase):
         super().__init__()
         self._source = source
         self._given: dict[int, bytes] = {}
+        self._failure: BaseException | None = None
 
     @classmethod
     @contextmanager
@@ -47,10 +49,35 @@ class LookedAt(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            # Of a damaged directory: EINVAL and OverflowError, for a range that no file has.
+            asked = isinstance(error, OSError) and error.errno == errno.EINVAL
+            if not asked and not isinstance(error, OverflowError):
+                self._failure = self._failure or error
+            raise
+
+    def raise_failure(self, file: str) -> None:
+        """Raise what the first failed read did, an OSError as TransferError.
+
+        zipfile takes an OSError for a file that is no zip, torch's reader any error for an object
+        that cannot be read.
+        """
+        failure, self._failure = self._failure, None  # its traceback has this source in it
+        if failure is None:
+            return
+        if isinstance(failure, OSError) and not isinstance(failure, IobenchError):
+            raise TransferError.wrap(failure, "opening", file) from failure
+        raise failure
+
     def readinto(self, buffer: Any) -> int:
         room = memoryview(buffer).cast("B")
         position = self._source.tell()
-        data = self._source.read(len(room))
+        with self._noted():
+            data = self._source.read(len(room))
         room[: len(data)] = data
         self._remember(position, data)
         return len(data)
@@ -63,7 +90,8 @@ class LookedAt(io.RawIOBase):
 
     def read_at(self, offsets: Iterable[int], size: int) -> list[bytes]:
         listed = list(offsets)
-        found = self._source.read_at(listed, size)
+        with self._noted():
+            found = self._source.read_at(listed, size)
         for offset, data in zip(listed, found, strict=True):
             self._remember(offset, data)
         return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import pickle
@@ -10,7 +9,7 @@ import struct
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import IO, Any, cast
 
 import torch
 
-from iobench.errors import DataMismatchError, IobenchError, TransferError
+from iobench.errors import DataMismatchError, IobenchError
 from iobench.formats import torch_image
 from iobench.formats.file_memory import FileMemory
 from iobench.formats.looked_at import LookedAt
@@ -26,7 +25,7 @@ from iobench.formats.tensors import Allocate, OnDevice, allocate_on, flat_tensor
 from iobench.formats.torch_settings import crc32_setting
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage, Memory
-from iobench.writers.source import Source
+from iobench.writers.source import ImageSource, Source
 from iobench.writers.transfer import Transfer
 
 __all__ = ["load", "prepare", "save", "storage_places", "view"]
@@ -148,7 +147,7 @@ def _unpickled(
         return flat_tensor(take(start, stop)).untyped_storage()
 
     other = DataMismatchError(f"{file}: its storages are not in the order that torch.save writes")
-    with torch.serialization.skip_data(), _damage(file):
+    with torch.serialization.skip_data(), _damage(file, source):
         source.seek(0)
         state = torch.load(cast(IO[bytes], source), map_location=place, weights_only=weights_only)
     if any(left):
@@ -157,34 +156,20 @@ def _unpickled(
 
 
 @contextmanager
-def _damage(file: str) -> Iterator[None]:
+def _damage(file: str, source: Source) -> Iterator[None]:
     """What torch raises on a damaged file, as DataMismatchError; a refusal to unpickle as it is."""
-    outer = sys.exception()
     try:
         yield
-    except (IobenchError, pickle.UnpicklingError):
-        raise
-    except _DAMAGE as error:
-        _raise_unread(error, outer, file)
+    except Exception as error:
+        if isinstance(source, LookedAt):
+            source.raise_failure(file)
+        other = isinstance(error, IobenchError | pickle.UnpicklingError)
+        if other or not isinstance(error, (*_DAMAGE, OSError)):
+            raise
         first_line = str(error).partition("\n")[0]
         raise DataMismatchError(
             f"{file}: torch cannot read it ({type(error).__name__}: {first_line})"
         ) from error
-
-
-def _raise_unread(error: BaseException, outer: BaseException | None, file: str) -> None:
-    """Raise TransferError if `error` came of a read that failed, after `outer` was handled.
-
-    zipfile takes every OSError for a file that is no zip. EINVAL is a seek to where a damaged
-    directory points.
-    """
-    found: BaseException | None = error
-    while found is not None and found is not outer:
-        if isinstance(found, IobenchError):
-            raise found
-        if isinstance(found, OSError) and found.errno != errno.EINVAL:
-            raise TransferError.wrap(found, "opening", file) from found
-        found = found.__cause__ or found.__context__
 
 
 def load(
@@ -217,43 +202,9 @@ def view(memory: Bytes, where: str) -> Any:
     `where` names it in errors. The storages lie as they do in the zip, so at any address: copy from
     them, and do not compute on them. Only what `weights_only` admits. Raises DataMismatchError.
     """
-    source = _MemorySource(memory)
+    source = ImageSource(FileImage.of(where, [memory]))
     records, _ = storage_places(where, source)
     return _unpickled(where, source, records, lambda a, b: memory[a:b], weights_only=True)
-
-
-class _MemorySource(io.RawIOBase):
-    """A Source over memory."""
-
-    def __init__(self, memory: Bytes) -> None:
-        super().__init__()
-        self._memory, self._position = memory.data, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        room = memoryview(buffer).cast("B")
-        piece = self._memory[self._position : self._position + len(room)]
-        room[: len(piece)] = piece
-        self._position += len(piece)
-        return len(piece)
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self._memory)}
-        if base[whence] + offset < 0:
-            raise OSError(errno.EINVAL, "a seek to before the start")
-        self._position = base[whence] + offset
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def read_at(self, offsets: Iterable[int], size: int) -> list[bytes]:
-        return [bytes(self._memory[offset : offset + size]) for offset in offsets]
 
 
 def storage_places(file: str, opened: Source) -> tuple[list[tuple[int, int]], int]:
@@ -261,19 +212,15 @@ def storage_places(file: str, opened: Source) -> tuple[list[tuple[int, int]], in
 
     `opened` is the torch zip, `file` names it in errors. Raises DataMismatchError, TransferError.
     """
-    outer = sys.exception()
     try:
         size = opened.seek(0, io.SEEK_END)
         return _storages(opened, size), size
     except IobenchError:
         raise
-    except _DAMAGE as error:
-        _raise_unread(error, outer, file)
+    except (*_DAMAGE, OSError) as error:  # EINVAL: a seek to where a damaged directory points
+        if isinstance(opened, LookedAt):
+            opened.raise_failure(file)
         raise DataMismatchError(f"{file}: no torch zip file ({error})") from error
-    except OSError as error:
-        if error.errno == errno.EINVAL:  # a seek to where a damaged directory points
-            raise DataMismatchError(f"{file}: no torch zip file ({error})") from error
-        raise TransferError.wrap(error, "opening", file) from error
 
 
 def _storages(opened: Source, size: int) -> list[tuple[int, int]]:

@@ -6,11 +6,10 @@ does they refuse with NotOurs, before anything is written.
 
 from __future__ import annotations
 
-import io
 import pickle
 import time
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from typing import IO, Any, cast
@@ -23,9 +22,11 @@ from torch.utils.serialization import config
 from iobench.errors import DataMismatchError, SaveError, TransferError
 from iobench.formats import torch_file, torch_image
 from iobench.formats.file_memory import FileMemory
+from iobench.formats.looked_at import LookedAt
 from iobench.integrations.place import NotOurs, NotPicklable, StockPath, path_of
 from iobench.writers.base import Writer
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.image import Bytes
+from iobench.writers.source import ImageSource
 from iobench.writers.transfer import Transfer
 
 __all__ = ["load", "prepare_save"]
@@ -135,7 +136,7 @@ def load(
     parse_s = time.perf_counter() - began
     moved = writer.read(image, place.directory)
     began = time.perf_counter()
-    source = _ImageSource(image)
+    source = ImageSource(image)
     if torch_file.storage_places(path, source)[0] != records:
         raise DataMismatchError(f"{path}: was changed while it was read; load it again")
     restore = _restore(map_location)
@@ -181,7 +182,7 @@ def _room(
         return np.asarray(_Seen(storage))
 
     with closing(writer.open_source(place.path)) as source:
-        records, size = torch_file.storage_places(place.path, source)
+        records, size = torch_file.storage_places(place.path, LookedAt(source))
     memory = FileMemory(place.path, size, allocate)
     for start, stop in records:
         memory.take(start, stop, 1)
@@ -226,43 +227,3 @@ class _Seen:
             "data": (storage.data_ptr(), False),
             "version": 3,
         }
-
-
-class _ImageSource(io.RawIOBase):
-    """A Source over an image that has been read: the file as it was, whatever becomes of it."""
-
-    def __init__(self, image: FileImage) -> None:
-        super().__init__()
-        self._image, self._position = image, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        room = np.frombuffer(buffer, dtype=np.uint8)
-        start = min(self._position, self._image.size_bytes)
-        stop = min(start + len(room), self._image.size_bytes)
-        self._position = stop
-        return self._image.gather(start, stop, room)
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {
-            io.SEEK_SET: 0,
-            io.SEEK_CUR: self._position,
-            io.SEEK_END: self._image.size_bytes,
-        }
-        self._position = max(0, base[whence] + offset)
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def read_at(self, offsets: Iterable[int], size: int) -> list[bytes]:
-        found = []
-        for offset in offsets:
-            self.seek(offset)
-            found.append(self.read(size) or b"")
-        return found

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import io
+import errno
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
 from iobench.units import KIB
+from iobench.writers.image import Bytes
 from iobench.writers.s3_client import S3Client
 from iobench.writers.s3_download import S3Download
 from iobench.writers.s3_target import S3Target
+from iobench.writers.source import RangeSource
 from iobench.writers.transfer import Meter
 from iobench.writers.workers import Blocks, run_workers
 
@@ -21,43 +22,16 @@ _AHEAD = 256 * KIB  # fetched at once: one more request costs more than these by
 _AT_ONCE = 16
 
 
-class S3Source(io.RawIOBase):
+class S3Source(RangeSource):
     """Reads and seeks in one version of an object, each miss one ranged GET of 256 KiB or more."""
 
     def __init__(self, client: S3Client, target: S3Target) -> None:
         super().__init__()
         self._meter = Meter()
         self._download = S3Download(client, target, self._meter, verify=False)
-        self._position = self._cached_at = 0
+        self.size_bytes = self._download.size_bytes
+        self._cached_at = 0
         self._cached = b""
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the object."""
-        return self._download.size_bytes
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size_bytes}[whence]
-        if base + offset < 0:
-            raise OSError(22, f"a seek to {base + offset}")
-        self._position = base + offset
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        data = self._at(self._position, len(view))
-        view[: len(data)] = data
-        self._position += len(data)
-        return len(data)
 
     def read_at(self, offsets: Iterable[int], size: int) -> list[bytes]:
         wanted = list(offsets)
@@ -72,6 +46,11 @@ class S3Source(io.RawIOBase):
         run_workers(min(len(wanted), _AT_ONCE), Blocks(0, len(wanted), 1), work, Meter())
         return found
 
+    def _fill(self, offset: int, room: Bytes) -> int:
+        data = np.frombuffer(self._at(offset, len(room)), dtype=np.uint8)
+        room[: len(data)] = data
+        return len(data)
+
     def _at(self, offset: int, size: int) -> bytes:
         begin = offset - self._cached_at
         if begin < 0 or begin + min(size, self.size_bytes - offset) > len(self._cached):
@@ -81,6 +60,8 @@ class S3Source(io.RawIOBase):
         return self._cached[begin : begin + size]
 
     def _fetch(self, offset: int, size: int) -> bytes:
+        if offset < 0:
+            raise OSError(errno.EINVAL, f"a read at {offset}")
         end = min(offset + size, self.size_bytes)
         if end <= offset:
             return b""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
-__all__ = ["LocalSource", "Source"]
+import numpy as np
+
+from iobench.writers.image import Bytes, FileImage
+
+__all__ = ["ImageSource", "LocalSource", "RangeSource", "Source"]
 
 
 class Source(Protocol):
@@ -30,3 +36,57 @@ class LocalSource(io.FileIO):
 
     def read_at(self, offsets: Iterable[int], size: int) -> list[bytes]:
         return [os.pread(self.fileno(), size, offset) for offset in offsets]
+
+
+class RangeSource(io.RawIOBase):
+    """A Source of `size_bytes` that is read by ranges."""
+
+    size_bytes: int
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._position = 0
+
+    @abstractmethod
+    def _fill(self, offset: int, room: Bytes) -> int:
+        """Copy the bytes from `offset` to the beginning of `room`, up to the end; the count."""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size_bytes}[whence]
+        if base + offset < 0:
+            raise OSError(errno.EINVAL, f"a seek to {base + offset}")
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._fill(self._position, np.frombuffer(buffer, dtype=np.uint8))
+        self._position += count
+        return count
+
+
+class ImageSource(RangeSource):
+    """A file as it is in memory, whatever becomes of the one that it was read from."""
+
+    def __init__(self, image: FileImage) -> None:
+        super().__init__()
+        self._image, self.size_bytes = image, image.size_bytes
+
+    def read_at(self, offsets: Iterable[int], size: int) -> list[bytes]:
+        found = []
+        for offset in offsets:
+            room = np.empty(size, dtype=np.uint8)
+            found.append(room[: self._fill(offset, room)].tobytes())
+        return found
+
+    def _fill(self, offset: int, room: Bytes) -> int:
+        start = min(offset, self.size_bytes)
+        return self._image.gather(start, min(start + len(room), self.size_bytes), room)

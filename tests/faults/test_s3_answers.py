@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import threading
 
 import pytest
@@ -77,14 +79,17 @@ def test_requests_that_fail_from_one_on(server, kind, fault) -> None:
     writer.client.close()
 
 
-def test_a_damaged_file_while_an_error_is_handled(server, writer) -> None:
-    """What is being handled elsewhere does not make damage a transfer error."""
+def test_damage_is_no_transfer_error(server, writer) -> None:
+    """A file that is no zip, and offsets before its start: answered, so it is damaged."""
     server.objects["run/model"] = b"not a zip" * 100
-    try:
-        raise TransferError(5, "another", "file")
-    except TransferError:
-        with pytest.raises(DataMismatchError, match="no torch zip file"):
-            torch_file.load("model", _TARGET, writer)
+    with pytest.raises(DataMismatchError, match="no torch zip file"):
+        torch_file.load("model", _TARGET, writer)
+    with contextlib.closing(writer.open_source(f"{_TARGET}/model")) as source:
+        server.seen.clear()
+        with pytest.raises(OSError, match="a read at -100") as caught:
+            source.read_at([-100], 30)
+    assert caught.value.errno == errno.EINVAL
+    assert not server.seen
 
 
 @pytest.mark.parametrize("kind", _LOADS)

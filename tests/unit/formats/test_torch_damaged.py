@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import pickle
 import random
@@ -16,6 +17,8 @@ import torch
 
 from iobench.errors import DataMismatchError, TransferError
 from iobench.formats import torch_file
+from iobench.writers import registry
+from iobench.writers.source import LocalSource
 
 _STATE = {"a": torch.arange(100.0), "b": torch.ones(10), "c": torch.arange(7)}
 
@@ -142,3 +145,27 @@ def test_missing(buffered, tmp_path: Path) -> None:
     """A file that is not there is a failed transfer that names it."""
     with pytest.raises(TransferError, match=r"none\.pt"):
         torch_file.load("none.pt", tmp_path, buffered)
+
+
+def test_a_read_that_fails_is_no_damage(tmp_path, monkeypatch) -> None:
+    """zipfile takes EIO for a file that is no zip; whichever read fails, it is a TransferError."""
+    writer = registry.make("buffered")
+    torch_file.save({"w": torch.ones(1000)}, "model", tmp_path, writer)
+    read, calls = LocalSource.read, []
+    good = sys.maxsize
+
+    def failing(source: LocalSource, size: int = -1) -> bytes:
+        calls.append(size)
+        if len(calls) > good:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(source, size)
+
+    monkeypatch.setattr(LocalSource, "read", failing)
+    torch_file.load("model", tmp_path, writer)
+    count = len(calls)
+    assert count > 3
+    for good in range(count):  # noqa: B007 -- `failing` looks at it
+        calls.clear()
+        with pytest.raises(TransferError) as caught:
+            torch_file.load("model", tmp_path, writer)
+        assert caught.value.errno == errno.EIO
