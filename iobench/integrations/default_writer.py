@@ -26,7 +26,7 @@ CONFIG = "writer.toml"
 _UNSET = "hybrid"  # works wherever files can be made
 _ENDED = "iobench exec has ended, and the file of its writer is gone."
 _log = logging.getLogger("iobench")
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler that saves may come in
 _default: Writer | None = None
 
 
@@ -100,7 +100,7 @@ def _named(text: str) -> Writer:
 def _after_fork() -> None:
     """A child makes threads, rings and connections of its own."""
     global _default, _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     if _default is not None:
         _default = copy.copy(_default)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -210,16 +209,15 @@ class _DeviceBlocks:
 
     def __init__(self, size_bytes: int) -> None:
         self._size = size_bytes
-        self._free: dict[Device, list[DeviceBytes]] = {}
-        self._lock = threading.Lock()
+        self._free: dict[Device, list[DeviceBytes]] = {}  # without a lock, like BlockPool
 
     @contextlib.contextmanager
     def block(self, cufile: CuFile, device: Device, meter: Meter) -> Iterator[DeviceBytes]:
         """A block for the length of a `with`; one that cannot be registered is a fallback."""
-        with self._lock:
-            kept = self._free.setdefault(device, [])
-            block = kept.pop() if kept else None
-        if block is None:
+        kept = self._free.setdefault(device, [])
+        try:
+            block = kept.pop()
+        except IndexError:
             block = device.allocate(self._size)
             try:
                 cufile.register(block.address, self._size)
@@ -230,5 +228,4 @@ class _DeviceBlocks:
         try:
             yield block
         finally:
-            with self._lock:
-                kept.append(block)
+            kept.append(block)

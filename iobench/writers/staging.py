@@ -237,7 +237,6 @@ class _Staging:
 
 
 _kept: weakref.WeakKeyDictionary[Device, dict[int, BlockPool]] = weakref.WeakKeyDictionary()
-_kept_lock = threading.Lock()
 
 
 class _PinnedBlocks:
@@ -248,15 +247,12 @@ class _PinnedBlocks:
 
     @classmethod
     def of(cls, device: Device, pin: Callable[[Bytes], None]) -> _PinnedBlocks:
-        with _kept_lock:
-            return cls(_kept.setdefault(device, {}), pin)
+        return cls(_kept.setdefault(device, {}), pin)  # atomic, as in `take`: no lock
 
     def take(self, size_bytes: int) -> Bytes:
         """A pinned block of `size_bytes` or more."""
         size = max(_LEAST, 1 << (size_bytes - 1).bit_length())
-        with _kept_lock:
-            pool = self._pools.setdefault(size, BlockPool(size))
-        block = pool.take()
+        block = self._pools.setdefault(size, BlockPool(size)).take()
         self._pin(block)
         return block
 

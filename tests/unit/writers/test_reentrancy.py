@@ -12,14 +12,20 @@ from typing import Any
 
 import pytest
 
+from iobench.integrations import default_writer
 from iobench.integrations.redirect import tally as tallies
 from iobench.integrations.redirect.tally import Count, Tally, merged
-from iobench.writers import memory_pressure, path_policy, s3_client, workers
+from iobench.testing.cufile import FakeCuFile
+from iobench.testing.device import FakeDevice
+from iobench.writers import gds, memory_pressure, path_policy, s3_client, staging, workers
+from iobench.writers.base import Writer
+from iobench.writers.cufile import CuFile
 from iobench.writers.image import Bytes
 from iobench.writers.memory_pressure import MemoryPressure, Pressure
 from iobench.writers.path_policy import IoPath, Operation, PathPolicy
 from iobench.writers.s3_client import S3Client
 from iobench.writers.s3_options import S3Options
+from iobench.writers.transfer import Meter
 from iobench.writers.workers import BlockPool
 
 _DEADLOCK_S = 10
@@ -99,6 +105,56 @@ def test_block_pool(entry: str, kept: int) -> None:
         return there
 
     _everywhere(workers, check)
+
+
+def test_device_blocks() -> None:
+    """The same of blocks of GPU memory, and of pinned ones."""
+
+    def check(enter: Callable[..., bool]) -> bool:
+        device, blocks, used = FakeDevice(), gds._DeviceBlocks(4096), list[int]()
+        cufile = CuFile(FakeCuFile())
+
+        def use() -> None:
+            with blocks.block(cufile, device, Meter()) as block:
+                assert block.address not in used
+                used.append(block.address)
+                if nested:
+                    nested.pop()()
+                used.remove(block.address)
+
+        nested = [use]
+        return enter(use, use)
+
+    _everywhere(gds, check)
+
+    def check_pinned(enter: Callable[..., bool]) -> bool:
+        device, got = FakeDevice(), list[Bytes]()
+
+        def take() -> None:
+            got.append(staging._PinnedBlocks.of(device, lambda _: None).take(5000))
+
+        there = enter(take, take)
+        assert len({block.ctypes.data for block in got}) == len(got) == 1 + there
+        return there
+
+    _everywhere(staging, check_pinned)
+
+
+def test_default_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both get a writer, and the next one gets what the process keeps."""
+
+    def check(enter: Callable[..., bool]) -> bool:
+        monkeypatch.setattr(default_writer, "_default", None)
+        got = list[Writer]()
+        there = enter(
+            lambda: got.append(default_writer.chosen_writer()),
+            lambda: got.append(default_writer.chosen_writer()),
+        )
+        assert default_writer.chosen_writer() in got
+        assert [one.name for one in got] == ["hybrid"] * (1 + there)
+        return there
+
+    _everywhere(default_writer, check)
 
 
 def test_memory_pressure(tmp_path: Path) -> None:
