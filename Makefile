@@ -6,7 +6,8 @@
 VENV ?= .venv
 ARGS ?=
 bin = $(VENV)/bin
-stamp = $(VENV)/.iobench-setup
+runtime = $(VENV)/.iobench-runtime
+development = $(VENV)/.iobench-development
 
 .DEFAULT_GOAL := help
 .PHONY: help run test check fmt setup clean
@@ -14,26 +15,30 @@ stamp = $(VENV)/.iobench-setup
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 16
 
-run: $(stamp) ## set up, then measure llama7b on this machine with three writers
+run: $(runtime) ## set up, then measure llama7b on this machine with three writers
 	$(bin)/iobench run --workload llama7b --writer buffered,uncached,odirect $(ARGS)
 
-test: $(stamp) ## set up, then run all tests, two at a time (ARGS="-n 0": one)
+test: $(development) ## set up, then run all tests, two at a time (ARGS="-n 0": one)
 	$(bin)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
-check: $(stamp) ## format, lint and types, changing nothing
+check: $(development) ## format, lint and types, changing nothing
 	$(bin)/ruff format --check .
 	$(bin)/ruff check .
 	$(bin)/mypy
 
-fmt: $(stamp) ## format and sort imports
+fmt: $(development) ## format and sort imports
 	$(bin)/ruff check --select I --fix .
 	$(bin)/ruff format .
 
-setup: $(stamp) ## make the virtual environment, install everything, fio if it can
+setup: $(development) ## make the virtual environment and install what the tests need
 
-$(stamp): pyproject.toml constraints.txt scripts/setup
-	VENV="$(VENV)" PYTHON="$(PYTHON)" scripts/setup
+$(runtime): pyproject.toml constraints.txt scripts/setup
+	VENV="$(VENV)" PYTHON="$(PYTHON)" scripts/setup run
 	@touch $@
+
+$(development): pyproject.toml constraints.txt scripts/setup
+	VENV="$(VENV)" PYTHON="$(PYTHON)" scripts/setup test
+	@touch $(runtime) $@
 
 clean: ## remove the virtual environment and caches; results stay
 	@if [ -e "$(VENV)/pyvenv.cfg" ]; then rm -rf "$(VENV)"; fi
