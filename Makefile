@@ -8,18 +8,22 @@ ARGS ?=
 bin = $(VENV)/bin
 runtime = $(VENV)/.iobench-runtime
 development = $(VENV)/.iobench-development
+dlio = $(VENV)-dlio/.iobench-dlio
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check fmt setup clean
+.PHONY: help run test test-dlio check fmt setup clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 20
 
 run: $(runtime) ## set up, then measure llama7b on this machine with three writers
 	$(bin)/iobench run --workload llama7b --writer buffered,uncached,odirect $(ARGS)
 
 test: $(development) ## set up, then run all tests, two at a time (ARGS="-n 0": one)
 	$(bin)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+test-dlio: $(dlio) ## test the DLIO integration with real DLIO, in an environment of its own
+	$(VENV)-dlio/bin/python -m pytest tests/integration/test_dlio.py $(ARGS)
 
 check: $(development) ## format, lint and types, changing nothing
 	$(bin)/ruff format --check .
@@ -40,7 +44,12 @@ $(development): pyproject.toml constraints.txt scripts/setup
 	VENV="$(VENV)" PYTHON="$(PYTHON)" scripts/setup test
 	@touch $(runtime) $@
 
+$(dlio): pyproject.toml constraints.txt scripts/setup scripts/dlio.txt
+	VENV="$(VENV)-dlio" PYTHON="$(PYTHON)" scripts/setup dlio
+	@touch $@
+
 clean: ## remove the virtual environment and caches; results stay
-	@if [ -e "$(VENV)/pyvenv.cfg" ]; then rm -rf "$(VENV)"; fi
+	for venv in "$(VENV)" "$(VENV)-dlio"; do \
+	    if [ -e "$$venv/pyvenv.cfg" ]; then rm -rf "$$venv"; fi; done
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build *.egg-info
 	find $(wildcard iobench tests benchmarks) -name __pycache__ -type d -prune -exec rm -rf {} +
