@@ -10,8 +10,11 @@ runtime = $(VENV)/.iobench-runtime
 development = $(VENV)/.iobench-development
 dlio = $(VENV)-dlio/.iobench-dlio
 
+# The tests import the same modules in many processes, so that caching what was compiled pays.
+test quick test-dlio: export PYTHONDONTWRITEBYTECODE =
+
 .DEFAULT_GOAL := help
-.PHONY: help run test test-dlio check fmt setup clean
+.PHONY: help run test quick test-dlio check fmt setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 20
@@ -21,6 +24,9 @@ run: $(runtime) ## set up, then measure llama7b on this machine with three write
 
 test: $(development) ## set up, then run all tests, two at a time (ARGS="-n 0": one)
 	$(bin)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+quick: $(development) ## the unit tests that take milliseconds: under a minute in all
+	$(bin)/python -m pytest -n 2 --dist worksteal -m "not slow" tests/unit $(ARGS)
 
 test-dlio: $(dlio) ## test the DLIO integration with real DLIO, in an environment of its own
 	$(VENV)-dlio/bin/python -m pytest tests/integration/test_dlio.py $(ARGS)

@@ -53,9 +53,9 @@ _SETTINGS = {
     "gds": (),  # in unit/writers/test_gds.py, played; on a GPU in integration/test_gpu.py
 }
 # On every kind of file system: each writer with its first setting here, against every claim; with
-# the others, against the claims about bytes, memory, reads, streams and failures. The rest (torch,
-# options, threads, many files) depends on the setting or on the file system, but not on their combination:
-# `test_here` tries them with every setting.
+# the others, against the claims about bytes, memory, reads, streams and failures. What the rest
+# claims (torch, options, threads, many files) may depend on the setting or on the file system, but
+# not on both together: `test_here` tries it with every setting.
 _ELSEWHERE = {
     **dict.fromkeys(
         ("buffered", "uncached", "odirect"),
