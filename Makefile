@@ -6,36 +6,56 @@
 VENV ?= .venv
 ARGS ?=
 bin = $(VENV)/bin
-stamp = $(VENV)/.iobench-setup
+runtime = $(VENV)/.iobench-runtime
+development = $(VENV)/.iobench-development
+dlio = $(VENV)-dlio/.iobench-dlio
+
+# The tests import the same modules in many processes, so that caching what was compiled pays.
+test quick test-dlio: export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check fmt setup clean
+.PHONY: help run test quick test-dlio check fmt setup clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 20
 
-run: $(stamp) ## set up, then measure llama7b on this machine with three writers
+run: $(runtime) ## set up, then measure llama7b on this machine with three writers
 	$(bin)/iobench run --workload llama7b --writer buffered,uncached,odirect $(ARGS)
 
-test: $(stamp) ## set up, then run all tests, two at a time (ARGS="-n 0": one)
+test: $(development) ## set up, then run all tests, two at a time (ARGS="-n 0": one)
 	$(bin)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
-check: $(stamp) ## format, lint and types, changing nothing
+quick: $(development) ## the unit tests that take milliseconds: under a minute in all
+	$(bin)/python -m pytest -n 2 --dist worksteal -m "not slow" tests/unit $(ARGS)
+
+test-dlio: $(dlio) ## test the DLIO integration with real DLIO, in an environment of its own
+	$(VENV)-dlio/bin/python -m pytest tests/integration/test_dlio.py $(ARGS)
+
+check: $(development) ## format, lint and types, changing nothing
 	$(bin)/ruff format --check .
 	$(bin)/ruff check .
 	$(bin)/mypy
 
-fmt: $(stamp) ## format and sort imports
+fmt: $(development) ## format and sort imports
 	$(bin)/ruff check --select I --fix .
 	$(bin)/ruff format .
 
-setup: $(stamp) ## make the virtual environment, install everything, fio if it can
+setup: $(development) ## make the virtual environment and install what the tests need
 
-$(stamp): pyproject.toml constraints.txt scripts/setup
-	VENV="$(VENV)" PYTHON="$(PYTHON)" scripts/setup
+$(runtime): pyproject.toml constraints.txt scripts/setup
+	VENV="$(VENV)" PYTHON="$(PYTHON)" scripts/setup run
+	@touch $@
+
+$(development): pyproject.toml constraints.txt scripts/setup
+	VENV="$(VENV)" PYTHON="$(PYTHON)" scripts/setup test
+	@touch $(runtime) $@
+
+$(dlio): pyproject.toml constraints.txt scripts/setup scripts/dlio.txt
+	VENV="$(VENV)-dlio" PYTHON="$(PYTHON)" scripts/setup dlio
 	@touch $@
 
 clean: ## remove the virtual environment and caches; results stay
-	@if [ -e "$(VENV)/pyvenv.cfg" ]; then rm -rf "$(VENV)"; fi
+	for venv in "$(VENV)" "$(VENV)-dlio"; do \
+	    if [ -e "$$venv/pyvenv.cfg" ]; then rm -rf "$$venv"; fi; done
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build *.egg-info
 	find $(wildcard iobench tests benchmarks) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -20,7 +20,7 @@ from iobench.workloads import FileSpec, Workload
 
 __all__ = ["DEFAULT_SECONDS", "LEAST_POOL", "Plan"]
 
-DEFAULT_SECONDS = 120.0
+DEFAULT_SECONDS = 90.0
 """How long a run may take whose size nobody chose."""
 LEAST_POOL = 16 * MIB
 """Of each process."""

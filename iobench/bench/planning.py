@@ -40,7 +40,7 @@ def make_plan(
 ) -> Plan:
     """A plan that was checked: names known, writers available, target writable and large enough.
 
-    Without `size` the workload is scaled to what fits in the target and in about two minutes, by
+    Without `size` the workload is scaled to what fits in the target and in about 90 seconds, by
     short probes of each writer. Raises UsageError and its kin, UnavailableError.
     """
     full = workloads.load(workload)

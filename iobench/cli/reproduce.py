@@ -32,8 +32,8 @@ def reproduce(
         str | None,
         typer.Option(
             "--size",
-            help="Scale each workload to this many bytes. Default: what fits and takes about two "
-            "minutes; 1GiB for training.",
+            help="Scale each workload to this many bytes. Default: what fits and takes about 90 "
+            "seconds; 1GiB for training.",
         ),
     ] = None,
     repeat: Annotated[

@@ -54,7 +54,7 @@ def run(
         typer.Option(
             "--size",
             help="Scale the workload to this many bytes (4GiB): whole layers are dropped. "
-            "'full' for all of it. Default: what fits and takes about two minutes.",
+            "'full' for all of it. Default: what fits and takes about 90 seconds.",
         ),
     ] = None,
     repeat: Annotated[

@@ -23,7 +23,13 @@ def _pool() -> Bytes:
 
 def content(size_bytes: int, seed: int = 0) -> Bytes:
     """`size_bytes` fresh bytes."""
-    return np.resize(np.roll(_pool(), 7919 * seed), size_bytes)
+    found = np.empty(size_bytes, dtype=np.uint8)
+    done, begin = 0, -7919 * seed % _PERIOD
+    while done < size_bytes:
+        part = _pool()[begin : begin + size_bytes - done]
+        found[done : done + len(part)] = part
+        done, begin = done + len(part), 0
+    return found
 
 
 def content_at(address: int, size_bytes: int, seed: int = 0) -> Bytes:

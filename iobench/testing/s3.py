@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 from iobench.bench.local_s3 import LocalS3, local_s3, run_server
 from iobench.errors import UnavailableError
 from iobench.writers.s3 import S3Writer
+from iobench.writers.s3_client import S3Client
 from iobench.writers.s3_objects import S3Objects
 from iobench.writers.s3_target import S3Target
 
@@ -65,16 +67,22 @@ class Bucket:
 
     def names(self) -> set[str]:
         """Every object; and every upload that is not complete, as `name (upload)`."""
-
-        writer, place = S3Writer(checksum="none"), S3Target.parse(self.target)
-        objects = S3Objects(writer.client, place)
-        found = {*objects.keys(), *(f"{u.target.key} (upload)" for u in objects.uploads())}
+        place = S3Target.parse(self.target)
+        objects = S3Objects(self._client, place)
+        try:
+            found = {*objects.keys(), *(f"{u.target.key} (upload)" for u in objects.uploads())}
+        finally:
+            self._client.close()
         return {name.removeprefix(f"{place.key}/") for name in found}
 
     def _with_client(self, use: Callable[[Any, str, str], _T]) -> _T:
         bucket, _, prefix = self.target.removeprefix("s3://").partition("/")
-        client = S3Writer(checksum="none").client.boto3
         try:
-            return use(client, bucket, f"{prefix}/")
+            return use(self._client.boto3, bucket, f"{prefix}/")
         finally:
-            client.close()
+            self._client.close()
+
+    @functools.cached_property
+    def _client(self) -> S3Client:
+        """One for all: boto3 takes 50 ms to make one. It opens connections again after close()."""
+        return S3Writer(checksum="none").client

@@ -18,9 +18,16 @@ _SETTINGS = (
     {"checksum": "none", "addressing_style": "path"},
 )
 _SERVERS = {"rclone": local_s3, "moto": moto_s3}
+_CASES = [
+    pytest.param(server, options, id=",".join([server, *(f"{k}={v}" for k, v in options.items())]))
+    for server in _SERVERS
+    for options in _SETTINGS
+    # moto gives multipart objects a CRC32C that is not the one of their bytes.
+    if (server, options.get("checksum")) != ("moto", "crc32c")
+]
 
 
-@pytest.fixture(scope="module", params=_SERVERS)
+@pytest.fixture(scope="module")
 def server(request: pytest.FixtureRequest) -> Iterator[LocalS3]:
     """Each of the two servers, for all tests of this file."""
     try:
@@ -30,14 +37,10 @@ def server(request: pytest.FixtureRequest) -> Iterator[LocalS3]:
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("options", _SETTINGS, ids=lambda o: ",".join(f"{k}={o[k]}" for k in o))
+@pytest.mark.parametrize(("server", "options"), _CASES, indirect=["server"])
 @pytest.mark.parametrize("item", writer_checks(), ids=str)
-def test_s3(
-    item: Check, options: dict[str, object], server: LocalS3, request: pytest.FixtureRequest
-) -> None:
+def test_s3(item: Check, options: dict[str, object], server: LocalS3) -> None:
     """Each claim holds in a bucket."""
-    if options.get("checksum") == "crc32c" and "moto" in request.node.callspec.id:
-        pytest.skip("moto tells another CRC32C of multipart objects than that of their bytes")
     with server.active():
         place = Bucket(f"{server.target}/{item.name}-{secrets.token_hex(4)}")
         item(functools.partial(registry.make, "s3", **options), place)

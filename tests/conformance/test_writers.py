@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
-from iobench.testing import Check, writer_checks
+from iobench.testing import Check, check_contract, check_torch, writer_checks
 from iobench.writers import registry
 
 _SETTINGS = {
@@ -51,6 +52,10 @@ _SETTINGS = {
     "s3": (),  # in test_s3.py, over servers
     "gds": (),  # in unit/writers/test_gds.py, played; on a GPU in integration/test_gpu.py
 }
+# On every kind of file system: each writer with its first setting here, against every claim; with
+# the others, against the claims about bytes, memory, reads, streams and failures. What the rest
+# claims (torch, options, threads, many files) may depend on the setting or on the file system, but
+# not on both together: `test_here` tries it with every setting.
 _ELSEWHERE = {
     **dict.fromkeys(
         ("buffered", "uncached", "odirect"),
@@ -69,15 +74,21 @@ _ELSEWHERE = {
 }
 
 
-def _cases(settings: dict[str, tuple[dict[str, object], ...]]) -> list[object]:
+_ONLY_FIRST = {*vars(check_torch), *vars(check_contract)}
+
+
+def _cases(
+    settings: dict[str, tuple[dict[str, object], ...]], only_first: Collection[str] = ()
+) -> list[object]:
     cases = []
     for name, several in settings.items():
         stores = registry.writer_class(name).stores
-        for options in several:
+        for number, options in enumerate(several):
             shown = ",".join([name, *(f"{k}={v}" for k, v in options.items())])
             cases += [
                 pytest.param(item, name, options, id=f"{shown}-{item}")
                 for item in writer_checks(stores=stores)
+                if number == 0 or item.name not in only_first
             ]
     return cases
 
@@ -95,7 +106,7 @@ def test_here(item: Check, name: str, options: dict[str, object], tmp_path: Path
     item(make, tmp_path)
 
 
-@pytest.mark.parametrize(("item", "name", "options"), _cases(_ELSEWHERE))
+@pytest.mark.parametrize(("item", "name", "options"), _cases(_ELSEWHERE, _ONLY_FIRST))
 def test_mounted(item: Check, name: str, options: dict[str, object], mounted: Path) -> None:
     """Each claim holds on every kind of file system that can be had here."""
     make = functools.partial(registry.make, name, **options)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import logging
 import os
+import re
+import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -160,15 +163,57 @@ def test_a_class_of_ones_own(dlio: ModuleType, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.skipif(
     importlib.util.find_spec("dlio_benchmark") is None,
-    reason="dlio_benchmark is not installed (it needs MPI, TensorFlow and DALI)",
+    reason="dlio_benchmark is not installed; `make test-dlio` runs these tests with it",
 )
-def test_signatures_of_the_real_one() -> None:
-    """What ours overrides takes the arguments that the installed DLIO passes."""
-    import inspect
+class TestReal:
+    """The DLIO that is installed, without TensorFlow and DALI, which PyTorch runs do not load."""
 
-    real = importlib.import_module(_PYTORCH).PyTorchCheckpointing
-    ours = importlib.import_module("iobench.integrations.dlio").Checkpointing
-    for name in ("save_state", "load_state"):
-        theirs = inspect.signature(getattr(real, name)).parameters
-        assert list(inspect.signature(getattr(ours, name)).parameters)[: len(theirs)] == [*theirs]
-    assert not ours.__abstractmethods__
+    def test_signatures(self) -> None:
+        """What ours overrides takes the arguments that DLIO passes."""
+        real = importlib.import_module(_PYTORCH).PyTorchCheckpointing
+        ours = importlib.import_module("iobench.integrations.dlio").Checkpointing
+        for name in ("save_state", "load_state"):
+            theirs = inspect.signature(getattr(real, name)).parameters
+            mine = inspect.signature(getattr(ours, name)).parameters
+            assert list(mine)[: len(theirs)] == [*theirs]
+        assert not ours.__abstractmethods__
+
+    def test_checkpointing_workload(self, tmp_path: Path) -> None:
+        """`dlio_benchmark.main` saves and loads a small model; every file goes through odirect."""
+        overrides = {
+            "++workload.model": {
+                "num_layers": 2,
+                "transformer.hidden_size": 64,
+                "transformer.ffn_hidden_size": 128,
+                "transformer.vocab_size": 500,
+            },
+            "++workload.checkpoint": {
+                "checkpoint_folder": tmp_path / "saved",
+                "checkpoint_mechanism_classname": "iobench.integrations.dlio.Checkpointing",
+                "num_checkpoints_write": 2,
+                "num_checkpoints_read": 2,
+                "time_between_checkpoints": 0,
+            },
+            "hydra": {"run.dir": tmp_path / "output"},
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "dlio_benchmark.main", "workload=llama_8b_zero3"]
+            + [
+                f"{at}.{key}={value}"
+                for at, all_ in overrides.items()
+                for key, value in all_.items()
+            ],
+            env=os.environ | {"IOBENCH_WRITER": "odirect"},
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stdout
+        assert re.search(r"iobench: write: 4 files, \d+ bytes \(direct \d+\)", done.stdout)
+        assert re.search(r"iobench: read: 4 files, \d+ bytes \(direct \d+\)", done.stdout)
+        for step in (1, 2):
+            for kind in ("model", "optim"):
+                name = f"global_epoch1_step{step}/zero_pp_rank_0_mp_rank_0_{kind}_states.pt"
+                assert torch.load(tmp_path / "saved" / name)

@@ -18,10 +18,11 @@ from iobench.testing import Check, writer_checks
 from iobench.testing.device import on_device
 from iobench.writers import registry
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason=f"torch {torch.__version__} sees no CUDA device"
-)
+_CUDA = torch.cuda.is_available()
+pytestmark = pytest.mark.skipif(not _CUDA, reason=f"torch {torch.__version__} sees no CUDA device")
 _WRITERS = ("buffered", "uncached", "odirect", "uring", "hybrid", "aiofiles", "gds")
+if not _CUDA:
+    _WRITERS = _WRITERS[:1]  # one test of each kind to be skipped, not 750
 
 
 class _Gpu:
@@ -40,7 +41,7 @@ class _Gpu:
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["device", "mixed"])
 @pytest.mark.parametrize("name", _WRITERS)
-@pytest.mark.parametrize("item", writer_checks(), ids=str)
+@pytest.mark.parametrize("item", writer_checks() if _CUDA else writer_checks()[:1], ids=str)
 def test_suite(item: Check, name: str, mixed: bool, tmp_path: Path) -> None:
     """Each claim of the suite holds for CUDA memory."""
     kind = on_device(registry.writer_class(name), _Gpu(), mixed=mixed)

@@ -31,6 +31,7 @@ def test_writers_are_light() -> None:
     assert done.stdout.split() == []
 
 
+@pytest.mark.slow
 def test_testing_needs_no_pytest() -> None:
     """The conformance suite loads without any test framework."""
     code = "import sys, iobench.testing; print(*{'pytest', 'hypothesis'} & {*sys.modules})"

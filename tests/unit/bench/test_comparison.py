@@ -114,6 +114,7 @@ def test_no_floor_without_twins_or_with_few() -> None:
     assert noise_floor(taking([1] * 4) + taking([1] * 4)) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("repetitions", [5, 6, 7, 10])
 @pytest.mark.parametrize("spread", [0.01, 0.05, 0.2])
 def test_nineteen_of_twenty_comparisons_of_a_contender_with_itself_show_nothing(

@@ -87,6 +87,7 @@ def test_a_wrong_byte_of_one_process_is_found(crew: ProcessGroup, tmp_path: Path
     assert [one.mismatches for one in crew.ask(2, partial(Job.verify, ref=ref))] == [0, 1]
 
 
+@pytest.mark.slow
 def test_the_error_of_one_process_ends_all(crew: ProcessGroup) -> None:
     """It is told which, and why; the next time there are new ones."""
     crew.ask(2, partial(Job.prepare, shape=0))
@@ -99,6 +100,7 @@ def test_the_error_of_one_process_ends_all(crew: ProcessGroup) -> None:
     assert {one.pid for one in processes(crew)}.isdisjoint({one.pid for one in before})
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed(crew: ProcessGroup) -> None:
     crew.ask(2, partial(Job.prepare, shape=0))
     processes(crew)[1].kill()
@@ -106,6 +108,7 @@ def test_a_process_that_is_killed(crew: ProcessGroup) -> None:
         crew.ask(2, partial(Job.prepare, shape=0))
 
 
+@pytest.mark.slow
 def test_none_is_left(crew: ProcessGroup) -> None:
     """At the end of the block all are gone; what is asked then starts anew."""
     crew.ask(1, partial(Job.prepare, shape=0))

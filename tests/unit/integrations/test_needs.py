@@ -20,6 +20,7 @@ for framework in ("accelerate", "deepspeed", "dlio_benchmark", "lightning", "tra
 """
 
 
+@pytest.mark.slow
 def test_each_names_what_to_install() -> None:
     """One line with pip's command, for every framework."""
     done = subprocess.run([sys.executable, "-c", _CODE], capture_output=True, text=True, check=True)

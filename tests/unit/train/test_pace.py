@@ -37,6 +37,7 @@ def test_refused(text: str) -> None:
         Pace.parse(text)
 
 
+@pytest.mark.slow
 def test_probe(tmp_path: Path) -> None:
     """Times of real saves; the directory holds the last of them: the start, 3 steps, 3 saves."""
     trainer = Trainer(100_000, ballast_bytes=100)

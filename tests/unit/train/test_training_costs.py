@@ -104,6 +104,7 @@ def test_due() -> None:
     assert [step for step in range(1, 9) if due(step, 4)] == [1, 5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 3])
 def test_rewind(parts: int) -> None:
     """Training again after `rewind` gives every loss and the whole ballast again."""

@@ -81,6 +81,7 @@ def test_only_the_baseline() -> None:
     assert (verdict.chosen, verdict.equals, verdict.refuted) == ("buffered", (), False)
 
 
+@pytest.mark.slow
 def test_how_often_equals_are_called_better() -> None:
     """Three settings as good as the baseline, 10 % noise, six rounds: a winner over it is named in
     at most 1 of 20 confirmations."""

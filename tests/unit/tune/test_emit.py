@@ -22,6 +22,7 @@ write(Path(sys.argv[2]), Path(sys.argv[1]).read_bytes().decode())
 """
 
 
+@pytest.mark.slow
 def test_the_locale_does_not_matter(tmp_path: Path) -> None:
     """Under C with its ASCII the same bytes are read and written."""
     first, second = tmp_path / "first.toml", tmp_path / "second.toml"

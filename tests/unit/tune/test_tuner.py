@@ -48,6 +48,7 @@ def test_equal_answers_lead_to_an_equal_outcome() -> None:
     assert other.asked != runs[0][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("max_s", "max_gib"), [(180, 60), (60, 60), (180, 12), (600, 200)])
 def test_the_budget_is_kept(max_s: float, max_gib: int) -> None:
     """No more bytes than allowed, and no more time than one trial too long."""

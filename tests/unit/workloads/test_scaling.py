@@ -36,6 +36,7 @@ def test_every_workload_scales_below_the_limit(name: str, size_gib: int) -> None
     assert scaled.size_bytes() > 0.4 * size_gib * GIB
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(max_bytes=st.integers(3 * GIB, 75 * GIB))
 def test_no_combination_of_blocks_is_much_larger(max_bytes: int) -> None:

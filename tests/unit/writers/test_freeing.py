@@ -114,6 +114,7 @@ def test_a_publish_holds_what_it_replaces(ext4: Path, monkeypatch: pytest.Monkey
     old.unlink()
 
 
+@pytest.mark.slow
 def test_saves_over_the_one_before_find_room(
     new_filesystem: MakeFilesystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:

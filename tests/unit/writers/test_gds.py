@@ -43,6 +43,7 @@ def _require_direct(directory: Path) -> None:
         pytest.skip(f"{answer.reason} {answer.remedy}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixed", [False, True], ids=["device", "mixed"])
 @pytest.mark.parametrize("item", writer_checks(), ids=str)
 def test_conforms(item: Check, mixed: bool, played: FakeCuFile, tmp_path: Path) -> None:

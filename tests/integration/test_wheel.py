@@ -1,0 +1,107 @@
+"""The built wheel in a virtual environment that has nothing but what the wheel asks for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+from iobench import __version__
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `pip install .` builds."""
+    directory = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "-d", directory]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=60)
+    (found,) = directory.glob("*.whl")
+    return found
+
+
+def _required(name: str, extras: frozenset[str] = frozenset()) -> set[str]:
+    """The distributions that `name` needs when it is installed, itself included."""
+    found: set[str] = set()
+    todo = [(name, extras)]
+    while todo:
+        name, extras = todo.pop()
+        if name in found and not extras:
+            continue
+        found.add(name)
+        for text in metadata.requires(name) or ():
+            wanted = Requirement(text)
+            if wanted.marker is None or any(
+                wanted.marker.evaluate({"extra": extra}) for extra in extras or {""}
+            ):
+                todo.append((wanted.name, frozenset(wanted.extras)))
+    return found
+
+
+def _link(name: str, site: Path) -> None:
+    """Have the distribution `name` in the directory `site` too."""
+    distribution = metadata.distribution(name)
+    for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+        if not (site / top).exists():
+            (site / top).symlink_to(Path(str(distribution.locate_file(top))))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the programs of an environment with the wheel and its requirements."""
+    base = tmp_path_factory.mktemp("installed")
+    venv.create(base, symlinks=True)
+    (site,) = base.glob("lib/python*/site-packages")
+    for name in _required("iobench") - {"iobench"}:
+        _link(name, site)
+    python = base / "bin" / "python"
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps"]
+    subprocess.run([*install, "--no-index", wheel], check=True, capture_output=True, timeout=60)
+    return python.parent
+
+
+def test_contents(wheel: Path) -> None:
+    """Every file of the package is in the wheel, the workloads' YAML included."""
+    package = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "iobench").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert "iobench/workloads/llama7b.yaml" in package
+    assert package <= set(zipfile.ZipFile(wheel).namelist())
+
+
+def test_citation() -> None:
+    """CITATION.cff is YAML and names this version."""
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == __version__
+
+
+def test_run(installed: Path, tmp_path: Path) -> None:
+    """`iobench run` measures a named workload, with no package but those that were asked for."""
+    where = subprocess.run(
+        [installed / "python", "-c", "import iobench; print(iobench.__file__)"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert Path(where.stdout.strip()).is_relative_to(installed.parent)
+    chosen = ["--workload", "llama7b", "--writer", "buffered", "--size", "16MiB"]
+    done = subprocess.run(
+        [installed / "iobench", "run", *chosen, "--repeat", "1", "--no-ceiling"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "buffered" in done.stdout
+    assert list(tmp_path.glob("results/*.jsonl"))
