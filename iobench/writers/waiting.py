@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any
 
+from iobench.errors import IobenchError
+
 __all__ = ["Worker", "end_workers", "start_workers", "uninterrupted"]
 
 
@@ -88,14 +90,14 @@ def uninterrupted(wait: Callable[[], None]) -> None:
     """`wait()` to its end. What interrupts it has it called again, and is raised after.
 
     Only a signal handler raises anything in a wait: KeyboardInterrupt, SystemExit (a common
-    handler of SIGTERM), TimeoutError (of SIGALRM). A RuntimeError is the wait's own: it would
-    come again.
+    handler of SIGTERM), TimeoutError (of SIGALRM). A RuntimeError and an IobenchError are the
+    wait's own: they would come again.
     """
     interrupt: BaseException | None = None
     while True:
         try:
             wait()
-        except RuntimeError:
+        except (RuntimeError, IobenchError):
             raise
         except BaseException as error:  # noqa: BLE001 -- raised below
             interrupt = interrupt or error
