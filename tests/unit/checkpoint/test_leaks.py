@@ -138,7 +138,7 @@ def _free_descriptors(count: int) -> Iterator[None]:
     opened = {int(name) for name in _descriptors()}
     limit = max(opened)
     fill = [os.open("/dev/null", os.O_RDONLY) for _ in range(limit - len(opened) + 1)]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, *fill) + 1 + count, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max([limit, *fill]) + 1 + count, hard))
     try:
         yield
     finally:

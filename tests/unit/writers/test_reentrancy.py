@@ -14,7 +14,7 @@ import pytest
 
 from iobench.integrations import default_writer
 from iobench.integrations.redirect import tally as tallies
-from iobench.integrations.redirect.tally import Count, Tally, merged
+from iobench.integrations.redirect.tally import CallCounts, Count, merged
 from iobench.testing.cufile import FakeCuFile
 from iobench.testing.device import FakeDevice
 from iobench.writers import gds, memory_pressure, path_policy, s3_client, staging, workers
@@ -201,7 +201,7 @@ def test_tally(tmp_path: Path) -> None:
     def check(enter: Callable[..., bool]) -> bool:
         for path in tmp_path.iterdir():
             path.unlink()
-        tally = Tally(tmp_path)
+        tally = CallCounts(tmp_path)
         tally.stock("f", "before", Count(calls=1, bytes=1))
         there = enter(
             lambda: tally.stock("f", "new", Count(calls=1, bytes=10)),
@@ -224,7 +224,7 @@ def test_a_handler_that_ends_the_process_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It saves and raises SystemExit while the counts are being written."""
-    tally, replace = Tally(tmp_path), Path.replace
+    tally, replace = CallCounts(tmp_path), Path.replace
 
     def preempted(path: Path, target: Path) -> Path:
         monkeypatch.setattr(Path, "replace", replace)
