@@ -14,7 +14,7 @@ dlio = $(VENV)-dlio/.iobench-dlio
 test quick test-dlio: export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help run test quick test-dlio check fmt setup clean
+.PHONY: help run test quick test-dlio test-peers check fmt setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 20
@@ -30,6 +30,9 @@ quick: $(development) ## the unit tests that take milliseconds: under a minute i
 
 test-dlio: $(dlio) ## test the DLIO integration with real DLIO, in an environment of its own
 	$(VENV)-dlio/bin/python -m pytest tests/integration/test_dlio.py $(ARGS)
+
+test-peers: $(development) ## compare other projects' checkpoint tests with and without iobench exec
+	$(bin)/python scripts/test-peers $(ARGS)
 
 check: $(development) ## format, lint and types, changing nothing
 	$(bin)/ruff format --check .

@@ -61,16 +61,28 @@ _PLAN = re.compile(r"(workload|scaled|files|writers|target|run) +|\d+ \w+ (save|
 
 
 @pytest.fixture
-def refused(iobench: Command, tiny_path: Path, target: Path, tmp_path: Path) -> Command:
-    """`iobench run` that must fail without touching target, results or the current directory."""
+def refused(
+    iobench_inside: Command,
+    tiny_path: Path,
+    target: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Command:
+    """`iobench run` that must fail without touching target, results or the current directory.
+
+    In this process, which has imported torch: 30 processes would do that for a minute.
+    """
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
 
     def call(code: int, *arguments: str | Path, words: tuple[str, ...] = ()) -> str:
         options = {"-w": tiny_path, "--target": target, "-o": tmp_path / "run.jsonl"}
         given = [str(argument) for argument in arguments]
         defaults = [part for pair in options.items() if pair[0] not in given for part in pair]
-        done = iobench("run", "--size", "full", "--no-ceiling", *defaults, *arguments)
+        done = iobench_inside("run", "--size", "full", "--no-ceiling", *defaults, *arguments)
         check(done, code, *words)
-        assert os.listdir(target) == os.listdir(tmp_path / "here") == []
+        assert os.listdir(target) == os.listdir(here) == []
         assert not (tmp_path / "run.jsonl").exists()
         return done.stderr
 
