@@ -213,10 +213,15 @@ class Channel(Generic[T]):
             uninterrupted(end)
 
     def afterwards(self, call: Callable[[], None]) -> None:
-        """`call` when nothing is outstanding and no worker is left: now, or in the last worker."""
-        if os.getpid() == self._pid:
-            self._afterwards.append(call)
-            self._call_afterwards()
+        """`call` when nothing is outstanding and no worker is left: now, or in the last worker.
+
+        Now in a forked child, which has neither.
+        """
+        if os.getpid() != self._pid:
+            call()
+            return
+        self._afterwards.append(call)
+        self._call_afterwards()
 
     # What a worker calls.
 

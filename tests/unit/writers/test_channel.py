@@ -384,7 +384,7 @@ TestAnyOrder.settings = settings(max_examples=30, stateful_step_count=12, deadli
 def test_a_forked_child_waits_for_nothing() -> None:
     """There `close` does nothing and `submit` says why; the parent's leases go on."""
     go_on = threading.Event()
-    work = _Work(lambda _: go_on.wait(_SOON_S))
+    work, called = _Work(lambda _: go_on.wait(_SOON_S)), []
     work.channel.submit(Lease(1))
     with work.channel._lock:  # as if another thread had it: nobody releases it in the child
         child = os.fork()
@@ -394,7 +394,8 @@ def test_a_forked_child_waits_for_nothing() -> None:
             try:
                 signal.alarm(_SOON_S)
                 work.channel.close()
-                work.channel.afterwards(lambda: os._exit(3))
+                work.channel.afterwards(lambda: called.append(1))
+                assert called == [1]
                 for call in (lambda: work.channel.submit(Lease(2)), work.channel.drain):
                     with pytest.raises(RuntimeError, match="parent"):
                         call()
