@@ -240,10 +240,12 @@ class Checkpointer:
             return
         self._finish_copy()
         self._persister.wait()
-        self._unclosed.detach()
-        self._pool.free()
-        _release(self._lock)
-        self._persister.raise_failure()
+        try:
+            self._persister.raise_failure()
+        finally:  # and last that it is closed: interrupted before, `close` has still to be done
+            self._pool.free()
+            _release(self._lock)
+            self._unclosed.detach()
 
     def __enter__(self) -> Self:
         return self

@@ -157,11 +157,16 @@ class Persister(Generic[_Held]):
     def raise_failure(self) -> None:
         """Raise what went wrong in the background since this was last asked."""
         with self._changed:
-            failures, self._failures = self._failures, []
-        if failures:
-            for other in failures[1:]:
-                failures[0].add_note(f"and after it: {other!r}")
+            failures = list(self._failures)
+        if not failures:
+            return
+        for other in failures[1:]:
+            failures[0].add_note(f"and after it: {other!r}")
+        try:
             raise failures[0]
+        finally:  # while it is raised: Ctrl-C in between has it as its context
+            with self._changed:
+                del self._failures[: len(failures)]
 
     def fail(self, save: Save, error: BaseException) -> None:
         """Note that `save` failed, to be raised in the trainer's thread."""

@@ -9,7 +9,6 @@ import io
 import pickle
 import uuid
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from typing import IO, Any, cast
 
@@ -30,7 +29,8 @@ from torch.futures import Future
 from iobench.errors import TargetError, UsageError
 from iobench.integrations.dcp_files import DcpPlace, Location
 from iobench.integrations.default_writer import WriterLike
-from iobench.writers.transfer import Transfer
+from iobench.writers.transfer import Meter, Transfer
+from iobench.writers.workers import Blocks, run_workers
 
 __all__ = ["METADATA", "StorageWriter", "metadata_name"]
 
@@ -124,19 +124,18 @@ class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
         if self._single_file_per_rank:
             groups = _dealt_out(plan.items, self._thread_count)
         names = [f"{prefix}{number}{DEFAULT_SUFFIX}" for number in range(len(groups))]
-        with ThreadPoolExecutor(self._thread_count, thread_name_prefix="iobench-dcp") as pool:
-            written = [
-                pool.submit(self._write_file, name, group, planner)
-                for name, group in zip(names, groups, strict=True)
-            ]
-            try:
-                files = [one.result() for one in written]
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-        self.transfers += [transfer for transfer, _ in files]
+        files: dict[int, tuple[Transfer, list[WriteResult]]] = {}
+
+        def write(numbers: Blocks, _: Meter) -> None:
+            for number, _end in numbers:
+                files[number] = self._write_file(names[number], groups[number], planner)
+
+        threads = min(self._thread_count, len(groups))
+        run_workers(threads, Blocks(0, len(groups), 1), write, Meter())
+        written = [files[number] for number in range(len(groups))]
+        self.transfers += [transfer for transfer, _ in written]
         done: Future[list[WriteResult]] = Future()
-        done.set_result([result for _, results in files for result in results])
+        done.set_result([result for _, results in written for result in results])
         return done
 
     def _write_file(
