@@ -88,11 +88,11 @@ class BackgroundFiles:
         save = Save(
             step=step, status="copying", created_s=time.time(), size_bytes=layout.size_bytes
         )
-        slot = self._persister.take_from(
-            self._pool, layout.size_bytes, pinned="cuda" in layout.devices, on_full="wait"
-        )
-        assert slot is not None
         try:
+            slot = self._persister.take_from(
+                self._pool, save, pinned="cuda" in layout.devices, on_full="wait"
+            )
+            assert slot is not None
             _copy(layout, slot.memory)
             held = _File(
                 save=save, slot=slot, layout=layout.without_storages(), directory=directory
@@ -102,7 +102,7 @@ class BackgroundFiles:
             self._persister.submit(held)
         except BaseException as error:
             save.fail(error)
-            self._persister.give(slot)
+            self._persister.give(save)
             raise
         save.stall_s = time.perf_counter() - began_s
         return save

@@ -146,13 +146,15 @@ class Checkpointer:
         began_s = time.perf_counter()
         serialized, save = self._begin(state, step)
         try:
-            slot = self._take_slot(serialized, self._on_full)
+            slot = self._take_slot(serialized, save, self._on_full)
             if slot is None:
                 save.status = "skipped"
             else:
                 self._copy(Snapshot(save=save, serialized=serialized, slot=slot))
         except BaseException as error:
             save.fail(error)
+            if self._copying is None:
+                self._persister.give(save)
             raise
         save.stall_s = time.perf_counter() - began_s
         if self._schedule:
@@ -252,10 +254,12 @@ class Checkpointer:
             return
         self._finish_copy()
         self._persister.wait()
-        self._unclosed.detach()
-        self._pool.free()
-        self._store.release()
-        self._persister.raise_failure()
+        try:
+            self._persister.raise_failure()
+        finally:  # and last that it is closed: interrupted before, `close` has still to be done
+            self._pool.free()
+            self._store.release()
+            self._unclosed.detach()
 
     def __enter__(self) -> Self:
         return self
@@ -299,24 +303,19 @@ class Checkpointer:
         self._saves.append(save)
         return serialized, save
 
-    def _take_slot(self, serialized: Serialized, on_full: OnFull) -> Slot | None:
+    def _take_slot(self, serialized: Serialized, save: Save, on_full: OnFull) -> Slot | None:
         """A slot that has room for it; None for a save to be skipped."""
         return self._persister.take_from(
-            self._pool, serialized.size_bytes, pinned=not serialized.on_cpu, on_full=on_full
+            self._pool, save, pinned=not serialized.on_cpu, on_full=on_full
         )
 
     def _copy(self, snapshot: Snapshot) -> None:
         """Fill the slot, now or lazily, and have it written then."""
-        try:
-            if self._lazy:
-                self._copy_lazily(snapshot)
-                return
-            copy_into(snapshot.slot.memory, snapshot.serialized)
-            self._persister.submit(snapshot)
-        except BaseException:
-            if self._copying is None:
-                self._persister.give(snapshot.slot)
-            raise
+        if self._lazy:
+            self._copy_lazily(snapshot)
+            return
+        copy_into(snapshot.slot.memory, snapshot.serialized)
+        self._persister.submit(snapshot)
 
     def _copy_lazily(self, snapshot: Snapshot) -> None:
         copy = LazyCopy(snapshot, self._persister)
@@ -339,13 +338,13 @@ class Checkpointer:
         self._copying = None
 
     def _save_from_gpu(self, serialized: Serialized, save: Save) -> None:
-        slot = self._take_slot(serialized, "wait")
-        assert slot is not None
         try:
+            slot = self._take_slot(serialized, save, "wait")
+            assert slot is not None
             copy_into(slot.memory, serialized)
             self._committer.commit(save, serialized, serialized.image_in(slot.memory))
         finally:
-            self._persister.give(slot)
+            self._persister.give(save)
 
 
 def _check(name: str, value: object, *classes: type, example: str) -> None:

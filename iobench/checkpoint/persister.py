@@ -58,21 +58,26 @@ class Persister(Generic[_Held]):
         self, slots: list[Slot], persist: Callable[[_Held], None], *, in_order: bool = False
     ) -> None:
         self._free = list(slots)
-        self._lent: set[Slot] = set()
+        self._lent: dict[Slot, Save] = {}
         self._persist, self._in_order = persist, in_order
         self._waiting: list[_Held] = []
         self._thread: threading.Thread | None = None
         self._failures: list[BaseException] = []
         self._when_idle: list[Callable[[], None]] = []
-        self._changed = threading.Condition()
+        # `with` takes the lock itself: Condition.__exit__ is Python code, and Ctrl-C at its begin
+        # would leave it locked. Reentrant, as a signal handler may save while it is held.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
 
-    def take(self, on_full: OnFull) -> Slot | None:
-        """A free slot; None when there is none and `on_full` is "skip".
+    def take(self, on_full: OnFull, save: Save) -> Slot | None:
+        """A free slot for `save`; None when there is none and `on_full` is "skip".
+
+        Whatever interrupts this, or comes after it, `give(save)` gives the slot back.
 
         "wait" waits for one. "supersede" takes that of the oldest snapshot that waits, which is
         never written then, and waits only when none waits.
         """
-        with self._changed:
+        with self._lock:
             while not self._free:
                 if on_full == "skip":
                     return None
@@ -80,40 +85,37 @@ class Persister(Generic[_Held]):
                     self._drop(self._waiting.pop(0))
                     continue
                 self._changed.wait()
-            slot = self._free.pop()
-            self._lent.add(slot)
+            slot = self._free[-1]
+            self._lent[slot] = save  # first: in neither list it would be lost
+            self._free.remove(slot)
             return slot
 
     def take_from(
-        self, pool: SlotPool, size_bytes: int, *, pinned: bool, on_full: OnFull
+        self, pool: SlotPool, save: Save, *, pinned: bool, on_full: OnFull
     ) -> Slot | None:
-        """`take`, of a `pool` whose slots have room for `size_bytes` then. Raises StateError."""
-        if pool.grow(size_bytes):
+        """`take`, of a `pool` whose slots have room for the save then. Raises StateError."""
+        if pool.grow(save.size_bytes):
             self.for_each_free(lambda slot: pool.ready(slot, pinned=pinned))
-        slot = self.take(on_full)
-        if slot is None:
-            return None
-        try:
+        slot = self.take(on_full, save)
+        if slot is not None:
             pool.ready(slot, pinned=pinned)
-        except BaseException:
-            self.give(slot)
-            raise
         return slot
 
     def for_each_free(self, prepare: Callable[[Slot], None]) -> None:
         """`prepare` every free slot; only the thread that takes slots may ask for it."""
-        with self._changed:
+        with self._lock:
             free = list(self._free)
         for slot in free:
             prepare(slot)
 
-    def give(self, slot: Slot) -> None:
-        """Give back a slot that was taken; one whose snapshot was submitted is not the caller's."""
-        with self._changed:
-            if slot not in self._lent:
-                return
-            self._lent.discard(slot)
-            self._free.append(slot)
+    def give(self, save: Save) -> None:
+        """Give back the slot taken for `save`, unless its snapshot was submitted."""
+        with self._lock:
+            lent = [slot for slot, owner in self._lent.items() if owner is save]
+            for slot in lent:
+                if slot not in self._free and all(one.slot is not slot for one in self._waiting):
+                    self._free.append(slot)
+                self._lent.pop(slot, None)
             self._changed.notify_all()
             calls = self._calls_if_idle()
         for call in calls:
@@ -124,27 +126,29 @@ class Persister(Generic[_Held]):
 
         Raises RuntimeError when no thread can be started; the slot stays the caller's then.
         """
-        with self._changed:
-            self._lent.discard(snapshot.slot)
+        with self._lock:
             if self._thread is not None:
                 snapshot.save.status = "waiting"
                 self._waiting.append(snapshot)
+                self._lent.pop(snapshot.slot, None)
                 return
             thread = Worker(target=self._run, args=(snapshot,), name="iobench-persister")
             self._thread = thread
             try:
                 if not ending.begun() and start_workers([thread]):
+                    self._lent.pop(snapshot.slot, None)
                     return
             except BaseException:  # Ctrl-C too: a thread that did start sees that it is not wanted
                 self._thread = None
-                self._lent.add(snapshot.slot)
+                self._lent[snapshot.slot] = snapshot.save
                 raise
             self._thread = threading.current_thread()
+            self._lent.pop(snapshot.slot, None)
         self._write(snapshot)
 
     def wait(self) -> None:
         """Wait until nothing waits and nothing is written."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._thread is None)
 
     def when_idle(self, call: Callable[[], None]) -> None:
@@ -153,7 +157,7 @@ class Persister(Generic[_Held]):
         Now, or in the thread that ends that. Never waits, so that any thread may ask for it, one
         that helps to write too.
         """
-        with self._changed:
+        with self._lock:
             self._when_idle.append(call)
             calls = self._calls_if_idle()
         for call in calls:
@@ -161,17 +165,22 @@ class Persister(Generic[_Held]):
 
     def raise_failure(self) -> None:
         """Raise what went wrong in the background since this was last asked."""
-        with self._changed:
-            failures, self._failures = self._failures, []
-        if failures:
-            for other in failures[1:]:
-                failures[0].add_note(f"and after it: {other!r}")
+        with self._lock:
+            failures = list(self._failures)
+        if not failures:
+            return
+        for other in failures[1:]:
+            failures[0].add_note(f"and after it: {other!r}")
+        try:
             raise failures[0]
+        finally:  # while it is raised: Ctrl-C in between has it as its context
+            with self._lock:
+                del self._failures[: len(failures)]
 
     def fail(self, save: Save, error: BaseException) -> None:
         """Note that `save` failed, to be raised in the trainer's thread."""
         error.add_note(f"in the background, while step {save.step} was saved")
-        with self._changed:
+        with self._lock:
             save.fail(error)
             self._failures.append(error)
 
@@ -187,13 +196,13 @@ class Persister(Generic[_Held]):
         self._free.append(snapshot.slot)
 
     def _run(self, first: _Held) -> None:
-        with self._changed:
+        with self._lock:
             if self._thread is not threading.current_thread():
                 return
         try:
             _lower_priority()
         except BaseException as error:  # noqa: BLE001 -- raised in the trainer's thread
-            with self._changed:
+            with self._lock:
                 self._failures.append(error)
         self._write(first)
 
@@ -205,14 +214,14 @@ class Persister(Generic[_Held]):
             except BaseException as error:  # noqa: BLE001 -- raised in the trainer's thread
                 self.fail(snapshot.save, error)
             snapshot = self._next(snapshot)
-        with self._changed:
+        with self._lock:
             calls = self._calls_if_idle()
         for call in calls:
             call()
 
     def _next(self, done: _Held) -> _Held | None:
         """The snapshot to be written next; None ends the thread."""
-        with self._changed:
+        with self._lock:
             self._free.append(done.slot)
             self._changed.notify_all()
             if not self._waiting:

@@ -133,7 +133,7 @@ class LazyCopy:
             self._persister.submit(self._snapshot)
         except BaseException as error:  # noqa: BLE001 -- raised in the trainer's thread
             self._persister.fail(self._snapshot.save, error)
-            self._persister.give(self._snapshot.slot)
+            self._persister.give(self._snapshot.save)
 
     def _check_unchanged(self) -> None:
         """By autograd's counters, which see in-place operations, though not those on `.data`."""

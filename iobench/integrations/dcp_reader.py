@@ -27,10 +27,9 @@ from iobench.integrations.dcp_files import DcpPlace, Location
 from iobench.integrations.dcp_writer import metadata_name
 from iobench.integrations.default_writer import WriterLike
 from iobench.units import MIB
-from iobench.writers.executor import WorkerExecutor
+from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.pages import fresh_pages
-from iobench.writers.transfer import Transfer
 
 __all__ = ["StorageReader"]
 
@@ -134,24 +133,30 @@ class StorageReader(DcpPlace, StockStorageReader):
         memory = fresh_pages(size, huge=not host_takes_free_memory())
         image = FileImage.of(name, [memory])
 
-        def fetch(run: _Run) -> Transfer:
-            return self._files.writer.read(
-                image, self._files.location, start=run.start, stop=min(run.stop, size)
+        def fetch(run: _Run) -> None:
+            self.transfers.append(
+                self._files.writer.read(
+                    image, self._files.location, start=run.start, stop=min(run.stop, size)
+                )
             )
 
-        runs = list(_runs(items))
-        with WorkerExecutor(1, "iobench-dcp") as ahead:
-            coming = ahead.submit(fetch, runs[0])
-            for run, following in itertools.zip_longest(runs, runs[1:]):
-                self.transfers.append(coming.result())
+        ahead: Channel[_Run] = Channel(lambda: ahead.serve(fetch), name="iobench-dcp", limit=2)
+        leases = [Lease(run) for run in _runs(items)]
+        try:
+            ahead.submit(leases[0])
+            for lease, following in itertools.zip_longest(leases, leases[1:]):
+                ahead.wait(lease)
+                run = lease.item
                 done = run.stop
                 if following:
-                    coming = ahead.submit(fetch, following)
-                    done = min(done, following.start)
+                    ahead.submit(following)
+                    done = min(done, following.item.start)
                 for item in run.items:
                     data = memory[item.start : item.stop]
                     _fill(item.request, data, f"{self._files.path(name)}, {item.start}", planner)
                 linux.give_up_pages(memory.ctypes.data + run.start, done - run.start)
+        finally:
+            ahead.close(drop=True)
 
 
 @dataclass(frozen=True, kw_only=True)

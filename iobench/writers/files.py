@@ -105,7 +105,7 @@ class NewFile:
         with meter.phase("open"):
             self.part = os.path.join(directory, f".{name[:40]}.{secrets.token_hex(6)}{PART_SUFFIX}")
             self.fd = self._open(directory, flags)
-        self._live = True
+        self._live, self._pid = True, os.getpid()
         self._reserved = False
         self._permissions: int | None = None
         if self._old is not None:
@@ -204,15 +204,16 @@ class NewFile:
     def abandon(self) -> None:
         """Close and remove the temporary file, if it is still there.
 
-        Raises nothing that would hide why: what cannot be removed is told in a note on the error
-        that is propagating, or as a ResourceWarning.
+        A forked child only closes its descriptor: the file is its parent's. Raises nothing that
+        would hide why: what cannot be removed is told in a note on the error that is propagating,
+        or as a ResourceWarning.
         """
         if not self._live:
             return
         self._live = False
         with contextlib.suppress(OSError):  # the bytes are not wanted any more
             self._close()
-        if self.part:
+        if self.part and os.getpid() == self._pid:
             self._unlink()
 
     def _unlink(self) -> None:

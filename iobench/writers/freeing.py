@@ -18,7 +18,7 @@ from pathlib import Path
 
 from iobench import linux
 from iobench.units import MIB
-from iobench.writers.waiting import Worker
+from iobench.writers.blocks.channel import Channel, Lease, State
 
 __all__ = ["freed_later", "remove_tree", "wait"]
 
@@ -29,23 +29,32 @@ _EXT = (
 )
 
 
-class _Freeing:
-    """Descriptors of files that are removed, or are about to be: each alone keeps its file.
+class _Held:
+    """An open descriptor that alone keeps a file which is removed, or is about to be."""
 
-    A thread closes those that were let go, and ends after the last.
-    """
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        self.fd, self.size_bytes = fd, size_bytes
+
+
+class _Freeing:
+    """The files that are held, and a thread that closes those that were let go."""
 
     def __init__(self) -> None:
         self._begin()
 
     def _begin(self) -> None:
-        self._size_bytes: dict[int, int] = {}  # of each file held, by descriptor
-        self._let_go: list[int] = []
-        self._closing_bytes = 0
-        self._thread: threading.Thread | None = None
-        self._changed = threading.Condition()
+        self._open: dict[_Held, None] = {}
+        self._closing: dict[_Held, None] = {}
+        self._lock = threading.RLock()  # a signal handler that saves comes in while it is held
+        self._channel: Channel[_Held] = Channel(
+            lambda: self._channel.serve(self._close),
+            name="iobench-freeing",
+            limit=4 * _MOST_HELD,
+            lingers=False,
+            daemon=False,
+        )
 
-    def hold(self, path: str | Path) -> int | None:
+    def hold(self, path: str | Path) -> _Held | None:
         """Open the file; None where its space is better freed at once."""
         try:
             found = os.lstat(path)
@@ -53,75 +62,56 @@ class _Freeing:
                 return None
             if linux.file_system_type(path) != _EXT:
                 return None
-            with self._changed:  # so that a fork knows of every descriptor
-                if len(self._size_bytes) >= _MOST_HELD or not self._spares(path, found.st_size):
+            with self._lock:  # so that a fork knows of every descriptor
+                if len(self._open) >= _MOST_HELD or not self._spares(path, found.st_size):
                     return None
                 fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-                self._size_bytes[fd] = found.st_size
-                return fd
+                held = _Held(fd, found.st_size)
+                self._open[held] = None
+                return held
         except OSError:  # it is not held then; what is wrong with it the removal itself will tell
             return None
 
     def _spares(self, path: str | Path, size_bytes: int) -> bool:
         """Whether the file system has room for the next save before this is freed, twice over."""
         room = os.statvfs(path)
-        later = size_bytes + sum(self._size_bytes.values()) + self._closing_bytes
+        later = size_bytes + sum(held.size_bytes for held in (*self._open, *self._closing))
         return room.f_bavail * room.f_frsize >= 2 * later
 
-    def let_go(self, fd: int) -> None:
-        """Close it, in the background."""
-        with self._changed:
-            if fd not in self._size_bytes:  # a forked child has closed it
-                return
-            self._let_go.append(fd)
-            if self._thread:
-                return
-            self._thread = Worker(target=self._close_all, name="iobench-freeing")
-            try:
-                self._thread.start()
-                return
-            except RuntimeError:  # no thread is to be had any more: the interpreter ends
-                self._thread = None
-        self._close_all()
-
-    def _close_all(self) -> None:
+    def let_go(self, held: _Held) -> None:
+        """Close it, in the background; here if no thread can be started, or that is interrupted."""
+        if held not in self._open:  # a forked child has closed it
+            return
+        lease = Lease(held)
         try:
-            while (fd := self._next()) is not None:
-                os.close(fd)
-        except BaseException:
-            self._end()
-            raise
+            self._channel.submit(lease)
+        except RuntimeError:  # no thread is to be had any more
+            pass
+        finally:
+            if lease.state is State.HELD:
+                self._close(held)
 
-    def _next(self) -> int | None:
-        """What is to be closed now; None ends the thread."""
-        with self._changed:
-            if not self._let_go:
-                self._end()
-                return None
-            fd = self._let_go.pop(0)
-            self._closing_bytes = self._size_bytes.pop(fd)
-            return fd
-
-    def _end(self) -> None:
-        with self._changed:
-            self._thread, self._closing_bytes = None, 0
-            self._changed.notify_all()
+    def _close(self, held: _Held) -> None:
+        with self._lock:  # a child forked from here on leaves the number alone
+            self._closing[held] = None
+            self._open.pop(held)
+        os.close(held.fd)
+        self._closing.pop(held)
 
     def wait(self) -> None:
         """Wait until all that was let go is closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._thread is None)
+        self._channel.drain()
 
     def before_fork(self) -> None:
-        self._changed.acquire()
+        self._lock.acquire()
 
     def after_fork_in_parent(self) -> None:
-        self._changed.release()
+        self._lock.release()
 
     def after_fork_in_child(self) -> None:
         """A child would keep the files for as long as it lives: it closes what it has of them."""
-        for fd in self._size_bytes:
-            os.close(fd)
+        for held in self._open:
+            os.close(held.fd)
         self._begin()  # the lock is held, and the thread is the parent's
 
 
@@ -140,12 +130,12 @@ def freed_later(path: str | Path) -> Iterator[None]:
     At once where it is small, has other names, or is needed: where less than twice its size is
     free. Nothing happens to a file that keeps its name.
     """
-    fd = _freeing.hold(path)
+    held = _freeing.hold(path)
     try:
         yield
     finally:
-        if fd is not None:
-            _freeing.let_go(fd)
+        if held is not None:
+            _freeing.let_go(held)
 
 
 def remove_tree(directory: str | Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
@@ -136,7 +137,7 @@ class _NewObject:
 
     def __init__(self, upload: S3Upload, path: str, meter: Meter) -> None:
         self.path = path
-        self._upload, self._meter = upload, meter
+        self._upload, self._meter, self._pid = upload, meter, os.getpid()
         self.small: list[Bytes] | None = None
 
     def set_size(self, size_bytes: int) -> None:
@@ -152,7 +153,8 @@ class _NewObject:
             self._upload.complete(self._meter)
 
     def abandon(self) -> None:
-        self._upload.abort()
+        if os.getpid() == self._pid:  # a forked child's parent goes on with the upload
+            self._upload.abort()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 import threading
 import warnings
@@ -43,6 +44,7 @@ class Stream(io.RawIOBase):
     - `torch.save(obj, writer.open(path))` works too: `flush`, which torch calls last, makes the
       bytes durable, raising what went wrong, and dropping the flushed object publishes them.
 
+    A forked child does not own the stream: `close` raises there, the file stays the parent's.
     Dropped in any other state, it removes the file and warns; so it does when the interpreter ends
     first, with exit code 120. `transfer` tells what happened once the file is published.
     """
@@ -50,7 +52,7 @@ class Stream(io.RawIOBase):
     def __init__(self, file: _File, writer: str, meter: Meter, *, durable: bool = True) -> None:
         super().__init__()
         self._file, self._writer, self._meter, self._durable = file, writer, meter, durable
-        self._opened_under = sys.exception()
+        self._opened_under, self._pid = sys.exception(), os.getpid()
         self._failure: BaseException | None = None
         self._flushed = self._done = False
         self._inside_s = meter.elapsed_s()
@@ -172,7 +174,8 @@ class Stream(io.RawIOBase):
         self._failure = self._failure or TransferError(f"{self._file.path}: aborted")
         self._done = True  # nothing is left for IOBase.close to flush
         try:
-            self._release()
+            if os.getpid() == self._pid:
+                self._release()
         finally:
             try:
                 self._afterwards(self._file.abandon)
@@ -197,6 +200,9 @@ class Stream(io.RawIOBase):
 
     def __del__(self) -> None:
         if self.closed or not hasattr(self, "_flushed"):
+            return
+        if os.getpid() != self._pid:
+            self.abort()
             return
         if self._flushed and self._failure is None:
             self._opened_under = sys.exception()
@@ -244,6 +250,8 @@ class Stream(io.RawIOBase):
     def _check_usable(self) -> None:
         if self.closed:
             raise ValueError("I/O operation on closed stream")
+        if os.getpid() != self._pid:
+            raise TransferError(f"{self._file.path}: opened in another process, this one's parent")
         if self._failure is not None:
             raise TransferError(
                 f"{self._file.path}: failed before; nothing is published"

@@ -2,7 +2,7 @@
 
 A piece of work is a `Lease` on some memory. Its states:
 
-    HELD                 its maker's
+    HELD                 its maker's; also while `submit` waits for room
     QUEUED               submitted; no worker has begun it
     RUNNING              a worker's
     DONE, FAILED, LOST   ended, exactly once; LOST memory is never given back
@@ -115,37 +115,21 @@ class Channel(Generic[T]):
         if self._failures:
             raise self._failures[0]
 
-    def reserve(self, lease: Lease[T], *, wait: bool = True) -> bool:
-        """Make `lease` outstanding once there is room; False if there is none and not `wait`.
-
-        Raises the first failure.
-        """
-
-        def reserved() -> bool:
-            if len(self._outstanding) < self._limit:
-                self._outstanding[lease] = None
-            return lease in self._outstanding
-
-        self._check_process()
-        try:
-            if not wait:
-                with self._lock:
-                    return reserved()
-            self._until(reserved)
-            self.raise_failure()
-        except BaseException:
-            self.cancel(lease)
-            raise
-        return True
-
     def submit(self, lease: Lease[T]) -> None:
         """Hand `lease` over, once there is room.
 
         Raises the first failure; RuntimeError: closed, or no thread can be started.
         """
+
+        def entered() -> bool:
+            if len(self._outstanding) < self._limit and not self._failures:
+                self._outstanding[lease] = None
+            return lease in self._outstanding
+
         self._check_process()
         try:
-            self.reserve(lease)
+            self._until(entered)
+            self.raise_failure()
             with self._lock:
                 if self._closed:
                     raise RuntimeError(f"{self._name}: closed")
@@ -156,27 +140,10 @@ class Channel(Generic[T]):
             with self._lock:
                 if lease.state is State.QUEUED:
                     lease.state = State.HELD
-            self.cancel(lease)
+            if lease.state is State.HELD:
+                self._forget(lease)
+                self._call_afterwards()
             raise
-
-    def cancel(self, lease: Lease[T]) -> None:
-        """Give a HELD lease's room back; nothing happens to any other."""
-        if lease.state is State.HELD:
-            self._forget(lease)
-            self._call_afterwards()
-
-    def queued(self) -> list[Lease[T]]:
-        """Leases that no worker has begun, in the order of their submission."""
-        return [lease for lease in tuple(self._outstanding) if lease.state is State.QUEUED]
-
-    def withdraw(self, lease: Lease[T]) -> bool:
-        """End a queued lease unbegun; False if a worker has it already."""
-        with self._lock:
-            if lease.state is not State.QUEUED:
-                return False
-            lease.state = State.FAILED
-        self._give_back(lease)
-        return True
 
     def wait(self, lease: Lease[T]) -> None:
         """Wait until `lease` has ended. Raises the first failure."""
@@ -213,10 +180,15 @@ class Channel(Generic[T]):
             uninterrupted(end)
 
     def afterwards(self, call: Callable[[], None]) -> None:
-        """`call` when nothing is outstanding and no worker is left: now, or in the last worker."""
-        if os.getpid() == self._pid:
-            self._afterwards.append(call)
-            self._call_afterwards()
+        """`call` when nothing is outstanding and no worker is left: now, or in the last worker.
+
+        Now in a forked child, which has neither.
+        """
+        if os.getpid() != self._pid:
+            call()
+            return
+        self._afterwards.append(call)
+        self._call_afterwards()
 
     # What a worker calls.
 
@@ -296,17 +268,28 @@ class Channel(Generic[T]):
         for lease in tuple(self._outstanding):
             if lease.worker is not None and not lease.worker.working:
                 self._end_all_of(lease.worker, State.LOST)
-            elif lease.worker is None and lease.state in _ENDED:  # `withdraw` was interrupted
+            elif lease.worker is None and lease.state in _ENDED:  # interrupted in `_withdraw`
                 self._forget(lease)
         if self._failures or self._dropping:
-            for lease in self.queued():
-                self.withdraw(lease)
+            for lease in self._queued():
+                self._withdraw(lease)
         try:
             with self._lock:
                 self._staff()
         except RuntimeError as error:  # no thread can be started
             if not self._alive():
                 self.fail(error)
+
+    def _queued(self) -> list[Lease[T]]:
+        return [lease for lease in tuple(self._outstanding) if lease.state is State.QUEUED]
+
+    def _withdraw(self, lease: Lease[T]) -> None:
+        """End a queued lease unbegun."""
+        with self._lock:
+            if lease.state is not State.QUEUED:
+                return
+            lease.state = State.FAILED
+        self._give_back(lease)
 
     def _alive(self) -> list[Worker]:
         return [worker for worker in tuple(self._workers) if worker.working]
@@ -355,7 +338,7 @@ class Channel(Generic[T]):
     def _take(self, wait: bool) -> Lease[T] | None:
         me: Any = threading.current_thread()
         with self._lock:
-            while not (queued := self.queued()):
+            while not (queued := self._queued()):
                 if self._closed or not wait:
                     return None
                 if not self._lingers:

@@ -1124,3 +1124,46 @@ def test_bandwidth_limit(make: Make, monkeypatch) -> None:
     ckpt.save_async(state, 2)
     ckpt.wait()
     assert max(slept) == pytest.approx(1, rel=0.5)
+
+
+def test_interrupted_when_a_slot_was_taken(
+    make: Make, gated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C before the copy begins: the slot is not lost, and the next save gets it."""
+    ckpt = make(writer=gated, slots=1)
+    ready = ckpt._persister.take_from
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        ready(*arguments, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ckpt._persister, "take_from", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ckpt.save_async(_state(1), 1)
+    assert len(ckpt._persister._free) == 1
+    gated.let()
+    ckpt.save_async(_state(2), 2)
+    ckpt.wait()
+    assert ckpt.steps() == [2]
+
+
+def test_interrupted_while_it_closes(make: Make, gated, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C after the wait: either it, or the next `close`, raises what failed."""
+    ckpt = make(writer=gated)
+    gated.error = TransferError(errno.ENOSPC, "writing: No space left on device", "f")
+    gated.let()
+    ckpt.save_async(_state(1), 1)
+    ckpt._persister.wait()
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ckpt._pool, "free", interrupted)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            ckpt.close()
+    assert isinstance(caught.value.__context__, TransferError)
+    assert ckpt._unclosed.alive
+    ckpt.close()
+    assert not ckpt._unclosed.alive

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -194,17 +195,23 @@ def test_a_forked_child_holds_nothing(ext4: Path) -> None:
     file.unlink()
 
 
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError, KeyboardInterrupt])
 def test_without_a_thread_to_be_had_it_is_freed_at_once(
-    ext4: Path, monkeypatch: pytest.MonkeyPatch
+    ext4: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
-    def refuse(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+    """Then, and when the start is interrupted; nobody waits for what never began."""
 
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    def refuse(self: threading.Thread) -> None:
+        raise error("can't start new thread")
+
     file = _make(ext4 / "file")
-    with freeing.freed_later(file):
-        pass
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        expected = contextlib.nullcontext() if error is RuntimeError else pytest.raises(error)
+        with expected, freeing.freed_later(file):
+            pass
     assert _open_here(file) == 0
+    freeing.wait()
     file.unlink()
 
 

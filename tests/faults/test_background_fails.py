@@ -1,0 +1,245 @@
+"""Streams whose block i fails, for every i, before and after they are closed or given up."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator
+from ctypes import string_at
+from pathlib import Path
+
+import pytest
+
+from iobench.testing import Footprint, content
+from iobench.writers import hybrid, uring
+from iobench.writers.cached_file import CachedFile
+from iobench.writers.direct_io import pwrite_direct
+from iobench.writers.registry import make
+from iobench.writers.stream import Stream
+
+pytestmark = pytest.mark.timeout(20)  # a watchdog: what hangs here hangs for ever
+
+_BLOCK = 65536
+_BLOCKS = 5
+_SOON_S = 10
+_DATA = content(_BLOCKS * _BLOCK)
+_SETTINGS = {
+    "odirect": {"threads": 2},
+    "uring": {"iodepth": 3},
+    "hybrid": {"iodepth": 3, "paths": "direct", "small_size": "16KiB"},
+    "hybrid threads": {"iodepth": 2, "paths": "direct", "small_size": "16KiB", "uring": False},
+}
+
+
+class _Storage:
+    """Writes blocks; the one at `index` fails with `number`, or is written in part (0) once.
+
+    From `held` on, no write ends before `go_on` is set.
+    """
+
+    def __init__(self) -> None:
+        self.index, self.number, self.held = -1, 0, _BLOCKS
+        self.go_on, self.short = threading.Event(), False
+        self.waits = threading.Event()
+
+    def write(self, fd: int, data: bytes, offset: int) -> int:
+        """The bytes written; a negative errno."""
+        if offset // _BLOCK >= self.held:
+            self.waits.set()
+            assert self.go_on.wait(_SOON_S)
+        if offset == self.index * _BLOCK:
+            if self.number:
+                return -self.number
+            data, self.index = data[: len(data) // 2], -1
+        file = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY)  # not O_DIRECT: `data` is not aligned
+        try:
+            return os.pwrite(file, data, offset)
+        finally:
+            os.close(file)
+
+
+@pytest.fixture
+def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Storage]:
+    """What all streams write to."""
+    storage = _Storage()
+
+    class Ring:
+        """Operations end in the order in which they came."""
+
+        def __init__(self, depth: int) -> None:
+            self._queued: list[tuple[int, int, int, int, int]] = []
+
+        def write(self, fd: int, address: int, length: int, offset: int, tag: int) -> None:
+            self._queued.append((fd, address, length, offset, tag))
+
+        def wait(self) -> tuple[int, int]:
+            fd, address, length, offset, tag = self._queued.pop(0)
+            return tag, storage.write(fd, string_at(address, length), offset)
+
+        def peek(self) -> None:
+            """Nothing ends before it is waited for."""
+
+        def close(self) -> None:
+            pass
+
+    def write(fd: int, data: memoryview, offset: int, alignment: int) -> int:
+        done = 0
+        while done < len(data):
+            count = storage.write(fd, bytes(data[done:]), offset + done)
+            if count < 0:
+                raise OSError(-count, os.strerror(-count))
+            done += count
+        return 1
+
+    # The file that is written here has pages in the cache, where that of a real ring has none.
+    monkeypatch.setattr(CachedFile, "resident_bytes", lambda *_: 0)
+    for module in (uring, hybrid):
+        monkeypatch.setattr(module, "open_ring", Ring)
+    for name in ("background", "crew", "direct_engine"):
+        module = _module(name)
+        if module is not None:
+            assert module.pwrite_direct is pwrite_direct
+            monkeypatch.setattr(module, "pwrite_direct", write)
+    yield storage
+    storage.go_on.set()
+
+
+def _module(name: str):
+    import importlib
+
+    try:
+        return importlib.import_module(f"iobench.writers.{name}")
+    except ImportError:
+        return None
+
+
+@pytest.fixture(params=_SETTINGS)
+def open_stream(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Stream]:
+    writer = make(request.param.split()[0], block_size=_BLOCK, **_SETTINGS[request.param])
+    answer = writer.available(tmp_path)
+    if not answer.ok:
+        pytest.skip(answer.reason)
+    return lambda: writer.open(tmp_path / "file", len(_DATA))
+
+
+@pytest.mark.parametrize("end", ["close", "abort"])
+@pytest.mark.parametrize("held", [False, True], ids=["before", "after"])
+def test_block_i_fails(
+    open_stream: Callable[[], Stream], storage: _Storage, tmp_path: Path, end: str, held: bool
+) -> None:
+    """Nothing is published, `close` raises that error, no thread is left; the writer goes on."""
+    for index in range(_BLOCKS):
+        for number in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
+            storage.__init__()
+            storage.index, storage.number = index, number
+            storage.held = index if held else _BLOCKS
+            with Footprint.unchanged():
+                _fail(open_stream(), storage, end, number, held=held)
+            assert os.listdir(tmp_path) == []
+    storage.__init__()
+    with open_stream() as stream:
+        stream.write(_DATA)
+    assert (tmp_path / "file").read_bytes() == _DATA.tobytes()
+
+
+def _fail(stream: Stream, storage: _Storage, end: str, number: int, *, held: bool) -> None:
+    def later() -> None:
+        assert storage.waits.wait(_SOON_S)
+        assert ending.wait(_SOON_S)
+        storage.go_on.set()
+
+    ending, helper = threading.Event(), threading.Thread(target=later)
+    raised = None
+    try:
+        if held:
+            helper.start()
+            stream.write(_DATA[: (storage.index + 1) * _BLOCK])
+            assert storage.waits.wait(_SOON_S)
+        else:
+            stream.write(_DATA)
+        ending.set()
+        getattr(stream, end)()
+    except OSError as error:
+        raised = error
+        stream.abort()
+    finally:
+        ending.set()
+        if held:
+            helper.join()
+    assert raised is not None or end == "abort"
+    assert raised is None or raised.errno == number
+
+
+def test_short_writes(open_stream: Callable[[], Stream], storage: _Storage, tmp_path: Path) -> None:
+    """A block of which the first half was written is written on."""
+    for index in range(_BLOCKS):
+        storage.__init__()
+        storage.index = index
+        with Footprint.unchanged(), open_stream() as stream:
+            stream.write(_DATA)
+        assert (tmp_path / "file").read_bytes() == _DATA.tobytes()
+        assert storage.index == -1
+
+
+@pytest.mark.filterwarnings("ignore:.*dropped without close:ResourceWarning")
+def test_collected_in_its_own_worker(
+    open_stream: Callable[[], Stream], storage: _Storage, tmp_path: Path
+) -> None:
+    """A stream in a cycle: its thread does not wait for itself, and the file stays open for it."""
+    storage.held = 0
+    written = threading.Event()
+
+    def collecting(fd: int, data: bytes, offset: int) -> int:
+        result = write(fd, data, offset)  # held until nothing refers to the stream
+        gc.collect()
+        os.fstat(fd)  # still open, as this thread uses it
+        written.set()
+        return result
+
+    write, storage.write = storage.write, collecting  # type: ignore[method-assign]
+    gc.disable()
+    try:
+        with Footprint.unchanged():
+            stream = open_stream()
+            stream.cycle = stream
+            stream.write(_DATA[:_BLOCK])
+            assert storage.waits.wait(_SOON_S)
+            threads = [t for t in threading.enumerate() if t is not threading.main_thread()]
+            del stream
+            storage.go_on.set()
+            assert written.wait(_SOON_S)
+            for thread in threads:
+                thread.join(_SOON_S)
+    finally:
+        gc.enable()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_forked_child(
+    open_stream: Callable[[], Stream], storage: _Storage, tmp_path: Path
+) -> None:
+    """It waits for no thread of its parent and leaves the file alone, whatever it calls."""
+    storage.held = 0
+    stream = open_stream()
+    stream.write(_DATA[:_BLOCK])
+    assert storage.waits.wait(_SOON_S)
+    for end in ("abort", "close", "__del__"):
+        child = os.fork()
+        if child == 0:
+            code = 2
+            try:
+                try:
+                    getattr(stream, end)()
+                except OSError:
+                    code = 0 if end == "close" else 3
+                else:
+                    code = 3 if end == "close" else 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    storage.go_on.set()
+    stream.write(_DATA[_BLOCK:])
+    stream.close()
+    assert (tmp_path / "file").read_bytes() == _DATA.tobytes()
