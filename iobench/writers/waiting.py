@@ -42,12 +42,14 @@ class Worker(threading.Thread):
         super().join(timeout)
 
 
-def uninterrupted(wait: Callable[[], None]) -> None:
+def uninterrupted(
+    wait: Callable[[], None],
+    interrupts: tuple[type[BaseException], ...] = (KeyboardInterrupt, SystemExit),
+) -> None:
     """`wait()` to its end. What interrupts it has it called again, and is raised after.
 
-    Only a signal handler raises anything in a wait: KeyboardInterrupt, SystemExit (a common
-    handler of SIGTERM), TimeoutError (of SIGALRM). A RuntimeError is the wait's own: it would
-    come again.
+    SystemExit is what many a handler of SIGTERM raises. A RuntimeError is always raised at once:
+    it would come again.
     """
     interrupt: BaseException | None = None
     while True:
@@ -55,7 +57,7 @@ def uninterrupted(wait: Callable[[], None]) -> None:
             wait()
         except RuntimeError:
             raise
-        except BaseException as error:  # noqa: BLE001 -- raised below
+        except interrupts as error:
             interrupt = interrupt or error
             continue
         break
