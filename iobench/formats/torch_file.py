@@ -202,7 +202,7 @@ def view(memory: Bytes, where: str) -> Any:
     `where` names it in errors. The storages lie as they do in the zip, so at any address: copy from
     them, and do not compute on them. Only what `weights_only` admits. Raises DataMismatchError.
     """
-    source = ImageSource(FileImage.of(where, [memory]))
+    source = ImageSource(FileImage.of("file", [memory]))
     records, _ = storage_places(where, source)
     return _unpickled(where, source, records, lambda a, b: memory[a:b], weights_only=True)
 

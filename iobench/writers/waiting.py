@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any
 
-from iobench.errors import IobenchError
-
 __all__ = ["Worker", "end_workers", "start_workers", "uninterrupted"]
 
 
@@ -86,20 +84,22 @@ def end_workers(workers: Sequence[Worker], queue: SimpleQueue[Any]) -> None:
     uninterrupted(end)
 
 
-def uninterrupted(wait: Callable[[], None]) -> None:
+def uninterrupted(
+    wait: Callable[[], None],
+    interrupts: tuple[type[BaseException], ...] = (KeyboardInterrupt, SystemExit),
+) -> None:
     """`wait()` to its end. What interrupts it has it called again, and is raised after.
 
-    Only a signal handler raises anything in a wait: KeyboardInterrupt, SystemExit (a common
-    handler of SIGTERM), TimeoutError (of SIGALRM). A RuntimeError and an IobenchError are the
-    wait's own: they would come again.
+    SystemExit is what many a handler of SIGTERM raises. A RuntimeError is always raised at once:
+    it would come again.
     """
     interrupt: BaseException | None = None
     while True:
         try:
             wait()
-        except (RuntimeError, IobenchError):
+        except RuntimeError:
             raise
-        except BaseException as error:  # noqa: BLE001 -- raised below
+        except interrupts as error:
             interrupt = interrupt or error
             continue
         break

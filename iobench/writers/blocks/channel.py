@@ -177,7 +177,8 @@ class Channel(Generic[T]):
                         thread.join()
 
         if os.getpid() == self._pid:
-            uninterrupted(end)
+            # `end` raises no Exception of its own: a handler did, such as TimeoutError of an alarm.
+            uninterrupted(end, (KeyboardInterrupt, SystemExit, Exception))
 
     def afterwards(self, call: Callable[[], None]) -> None:
         """`call` when nothing is outstanding and no worker is left: now, or in the last worker.

@@ -28,7 +28,7 @@ _FILE = module.__file__
 _SOON_S = 10  # a wait that takes longer hangs
 
 
-class _Boom(BaseException):
+class _Boom(KeyboardInterrupt):
     """What is raised at one bytecode."""
 
 
