@@ -28,8 +28,8 @@ import numpy as np
 import torch
 
 from iobench import Checkpointer, KeepLast
-from iobench.bench.scratch import scratch_directory
-from iobench.bench.settle import settle
+from iobench.bench.targets.scratch import scratch_directory
+from iobench.bench.targets.settle import settle
 from iobench.environment import DeviceMonitor
 from iobench.units import GIB, format_seconds, parse_size
 

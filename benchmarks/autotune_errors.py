@@ -1,6 +1,6 @@
 """How often a tuning names a wrong winner, on storages that exist on paper: a Markdown table.
 
-    python benchmarks/autotune_errors.py [--runs 200]
+    PYTHONPATH=tests python benchmarks/autotune_errors.py [--runs 200]
 
 The true rates are known there. A winner is wrong whose true rate is more than 5 % below the best of
 the whole space, and a claim is wrong that a setting is better than the baseline though it is not.
@@ -12,14 +12,15 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from iobench.bench.comparison import Finding
-from iobench.testing.paper_storage import (
+from support.simulated_storage import (
     NOISES,
     SimulatedStorage,
     best_rate,
     space_of_writers,
     true_rate,
 )
+
+from iobench.bench.judging.comparison import Finding
 from iobench.tune.candidate import Candidate
 from iobench.units import GIB
 

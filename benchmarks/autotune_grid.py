@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from iobench import load_writer
-from iobench.bench.stats import median, paired_log_ratio
+from iobench.bench.judging.stats import median, paired_log_ratio
 from iobench.tune.candidate import Candidate
 from iobench.tune.journal import Journal, TrialRecord, read_journal
 from iobench.tune.measurement import Measurement, Step
-from iobench.tune.rig import TrialRunner
+from iobench.tune.trial_runner import TrialRunner
 from iobench.tune.tuning import POOL_BYTES, Tuning
 from iobench.units import GIB, KIB, MIB, format_size, parse_size
 

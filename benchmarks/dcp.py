@@ -21,13 +21,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
-from iobench.bench.cold import make_cold
-from iobench.bench.scratch import scratch_directory
-from iobench.bench.settle import settle
+from iobench.bench.targets.cold import make_cold
+from iobench.bench.targets.scratch import scratch_directory
+from iobench.bench.targets.settle import settle
 from iobench.environment import DeviceMonitor
 from iobench.integrations.dcp import StorageReader, StorageWriter
 from iobench.units import MIB, parse_size
-from iobench.writers.files import sync_directory
+from iobench.writers.local.new_file import sync_directory
 
 _TENSOR = 64 * MIB
 

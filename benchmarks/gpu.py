@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 
 from iobench.bench import fio
-from iobench.bench.cold import make_cold
-from iobench.bench.scratch import scratch_directory
+from iobench.bench.targets.cold import make_cold
+from iobench.bench.targets.scratch import scratch_directory
 from iobench.formats import safetensors
 from iobench.units import GIB, MIB, parse_size
 from iobench.writers.registry import make

@@ -24,15 +24,15 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from iobench.bench.cold import make_cold
-from iobench.bench.scratch import scratch_directory
-from iobench.bench.settle import settle
+from iobench.bench.targets.cold import make_cold
+from iobench.bench.targets.scratch import scratch_directory
+from iobench.bench.targets.settle import settle
 from iobench.environment import DeviceMonitor
 from iobench.formats import safetensors as our_safetensors
 from iobench.formats import torch_file
 from iobench.formats.tensors import allocate
 from iobench.units import GIB, MIB, parse_size
-from iobench.writers import fault_ahead
+from iobench.writers.blocks import prefault
 from iobench.writers.registry import parse_specs
 
 State = dict[str, torch.Tensor]
@@ -83,12 +83,12 @@ def arms(directory: Path) -> dict[str, Load]:
 @contextmanager
 def pages(*, ahead: bool) -> Iterator[None]:
     """With or without the thread that makes pages ahead of the read."""
-    lead = fault_ahead.LEAD_BYTES
-    fault_ahead.LEAD_BYTES = lead if ahead else 1 << 60
+    lead = prefault.LEAD_BYTES
+    prefault.LEAD_BYTES = lead if ahead else 1 << 60
     try:
         yield
     finally:
-        fault_ahead.LEAD_BYTES = lead
+        prefault.LEAD_BYTES = lead
 
 
 def look(state: State) -> None:

@@ -20,13 +20,13 @@ from unittest import mock
 
 import numpy as np
 
-from iobench.bench.scratch import scratch_directory
-from iobench.bench.settle import settle
+from iobench.bench.targets.scratch import scratch_directory
+from iobench.bench.targets.settle import settle
 from iobench.environment import DeviceMonitor
 from iobench.units import GIB, format_seconds, parse_size
-from iobench.writers import freeing
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
+from iobench.writers.local import deferred_free
 from iobench.writers.registry import make
 
 
@@ -47,7 +47,7 @@ class Arms:
         return self._ended(self._save())
 
     def save_over_at_once(self) -> float:
-        with mock.patch.object(freeing, "_LARGE", 1 << 60):
+        with mock.patch.object(deferred_free, "_LARGE", 1 << 60):
             return self.save_over()
 
     def unlink(self) -> float:
@@ -59,7 +59,7 @@ class Arms:
     def remove(self) -> float:
         self._save(self.directory / "tree")
         began = time.perf_counter()
-        freeing.remove_tree(self.directory / "tree")
+        deferred_free.remove_tree(self.directory / "tree")
         return time.perf_counter() - began
 
     def _save(self, directory: Path | None = None) -> float:
@@ -95,7 +95,7 @@ def main() -> None:
         for turn in range(arguments.rounds):
             for name in order.sample(list(work), len(work)):
                 seconds[name].append(work[name]())
-                freeing.wait()
+                deferred_free.wait()
             print(f"round {turn + 1} of {arguments.rounds} done", flush=True)
     print(f"\n{size_bytes / GIB:.2f} GiB by {arguments.writer}")
     for name, times in seconds.items():

@@ -25,15 +25,15 @@ import torch
 
 from iobench import linux
 from iobench.bench import fio
-from iobench.bench.cold import make_cold
-from iobench.bench.scratch import scratch_directory
-from iobench.bench.settle import settle
+from iobench.bench.targets.cold import make_cold
+from iobench.bench.targets.scratch import scratch_directory
+from iobench.bench.targets.settle import settle
 from iobench.environment import DeviceMonitor
 from iobench.formats import torch_file
 from iobench.formats.torch_settings import crc32_setting
 from iobench.units import GIB, MIB, parse_size
+from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.image import FileImage
-from iobench.writers.pages import fresh_pages
 from iobench.writers.registry import make, parse_specs
 
 TENSORS = 64

@@ -24,13 +24,13 @@ from pathlib import Path
 
 import numpy as np
 
-from iobench.bench.scratch import scratch_directory
-from iobench.bench.settle import settle
+from iobench.bench.targets.scratch import scratch_directory
+from iobench.bench.targets.settle import settle
 from iobench.environment import DeviceMonitor
 from iobench.units import KIB, MIB
 from iobench.writers.base import Writer
-from iobench.writers.files import sync_directory
 from iobench.writers.image import FileImage
+from iobench.writers.local.new_file import sync_directory
 from iobench.writers.registry import make
 
 WRITERS = ["hybrid", "buffered", "odirect"]

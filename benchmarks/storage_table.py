@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from iobench import linux
-from iobench.bench.cold import make_cold
+from iobench.bench.targets.cold import make_cold
 from iobench.environment.probes import Probe, probe_directory
 from iobench.errors import IobenchError
 from iobench.testing import moto_s3, mounted_s3fs

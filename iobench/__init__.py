@@ -12,6 +12,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from iobench._version import __version__
+
 if TYPE_CHECKING:
     from iobench.checkpoint.checkpointer import Checkpointer
     from iobench.checkpoint.restore import load_checkpoint
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from iobench.writers.config import dump_writer, load_writer
     from iobench.writers.image import FileImage
     from iobench.writers.transfer import Transfer
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Auto",

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Self, TypeVar
 
-from iobench.bench import subset
-from iobench.bench.contender import Contender
+from iobench.bench.contenders.base import Contender
+from iobench.bench.data import subset
 from iobench.errors import OptionError
 from iobench.results.setting import AxisValues, Setting
 from iobench.workloads.reshape import Shape

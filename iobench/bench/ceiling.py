@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from iobench.bench import fio
-from iobench.bench.contender import WriterContender
+from iobench.bench.contenders.base import WriterContender
 from iobench.bench.plan import Plan
-from iobench.bench.target import Scratch
+from iobench.bench.targets.base import Scratch
 from iobench.errors import CeilingError
 from iobench.results import CeilingSample, Operation, Run
 

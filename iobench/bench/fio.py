@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from iobench.bench.interrupts import uninterrupted
+from iobench.bench.processes.interrupts import deferred_interrupts
 from iobench.environment.software import fio_version
 from iobench.errors import CeilingError
 from iobench.results.records import Operation
@@ -203,7 +203,7 @@ def _run(options: dict[str, str | int], directory: Path) -> tuple[int, str, str]
     command += [f"--{name}={value}" for name, value in options.items()]
     process = None
     try:
-        with uninterrupted():  # inside Popen an interrupt would lose the child
+        with deferred_interrupts():  # inside Popen an interrupt would lose the child
             process = _start(command, directory)
         output, errors = process.communicate()
     except BaseException:

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from iobench.bench.crew import Executor
-from iobench.bench.job import CheckpointSizes, Job
 from iobench.bench.plan import Plan
+from iobench.bench.processes.group import Executor
+from iobench.bench.processes.job import CheckpointSizes, Job
 from iobench.results import (
     Environment,
     Operation,

@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import Any
 
 from iobench.bench.axes import Axes, Variant
-from iobench.bench.contender import Contender
+from iobench.bench.contenders.base import Contender
 from iobench.bench.fio import JOBS, fio_version
-from iobench.bench.job import JobSetup
-from iobench.bench.repeat import Repeat
-from iobench.bench.target import Target
+from iobench.bench.judging.repeat import Repeat
+from iobench.bench.processes.job import JobSetup
+from iobench.bench.targets.base import Target
 from iobench.environment.memory import available_bytes
 from iobench.errors import TargetError, UsageError
 from iobench.units import MIB, format_size

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 
 from iobench import workloads
 from iobench.bench.axes import Axes, Variant
-from iobench.bench.contenders import choose, find_baseline
+from iobench.bench.contenders.choose import choose, find_baseline
+from iobench.bench.judging.repeat import Repeat
 from iobench.bench.plan import DEFAULT_SECONDS, LEAST_POOL, Plan
 from iobench.bench.rates import measure_rates
-from iobench.bench.repeat import Repeat
-from iobench.bench.target import Location, Target
-from iobench.bench.target_kinds import target_of
+from iobench.bench.targets.base import Location, Target
+from iobench.bench.targets.choose import target_of
 from iobench.errors import TargetError, UsageError
 from iobench.units import format_rate, format_seconds, format_size, parse_size
 from iobench.workloads import Workload

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from iobench.bench.axes import Variant
+from iobench.bench.data.replay import Replay
 from iobench.bench.fio import JOBS
-from iobench.bench.replay import Replay
-from iobench.bench.target import Location, Target
+from iobench.bench.targets.base import Location, Target
 from iobench.units import GIB, MIB
 from iobench.workloads import FileSpec, TensorSpec
 from iobench.writers.transfer import Transfer

@@ -12,13 +12,13 @@ from typing import Protocol
 from iobench.bench import fio
 from iobench.bench.axes import Variant
 from iobench.bench.ceiling import CeilingJobs
-from iobench.bench.crew import Executor, InProcess, ProcessGroup
+from iobench.bench.counters.sampler import Sampler
+from iobench.bench.data.subset import text_of
 from iobench.bench.header import header
-from iobench.bench.job import Job
 from iobench.bench.plan import Plan
-from iobench.bench.sampler import Sampler
-from iobench.bench.subset import text_of
-from iobench.bench.target import OpenTarget, Scratch
+from iobench.bench.processes.group import Executor, InProcess, ProcessGroup
+from iobench.bench.processes.job import Job
+from iobench.bench.targets.base import OpenTarget, Scratch
 from iobench.bench.trial import Trial
 from iobench.results import (
     CeilingSample,

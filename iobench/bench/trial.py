@@ -8,11 +8,11 @@ from functools import partial
 from typing import TypeVar
 
 from iobench.bench.axes import Variant
-from iobench.bench.counters import Counted, Counters, Usage
-from iobench.bench.crew import Executor
-from iobench.bench.job import CheckpointRef, Done, Job, own_name
-from iobench.bench.series import make_series
-from iobench.bench.target import Location, OpenTarget
+from iobench.bench.counters.monitor import Counted, Counters, Usage
+from iobench.bench.counters.series import make_series
+from iobench.bench.processes.group import Executor
+from iobench.bench.processes.job import CheckpointRef, Done, Job, own_name
+from iobench.bench.targets.base import Location, OpenTarget
 from iobench.results import Cold, Failure, Operation, Sample, Verified, utc_now
 from iobench.workloads import FileSpec
 from iobench.writers.transfer import Transfer

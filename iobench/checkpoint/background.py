@@ -23,10 +23,10 @@ from iobench.formats import torch_image
 from iobench.formats.tensors import flat_tensor
 from iobench.formats.torch_layout import TorchLayout
 from iobench.formats.torch_settings import crc32_setting
-from iobench.writers import ending
 from iobench.writers.base import Writer
+from iobench.writers.blocks import interpreter_end
 from iobench.writers.image import Bytes
-from iobench.writers.s3_target import is_s3
+from iobench.writers.s3_store.target import is_s3
 
 __all__ = ["BackgroundFiles", "absolute"]
 
@@ -62,7 +62,7 @@ class BackgroundFiles:
         """What became of the last 1,000 files, oldest first."""
         self._unclosed = weakref.finalize(self, _finish_unclosed, os.getpid(), self._persister)
         self._unclosed.atexit = False
-        ending.at_end(self, BackgroundFiles._at_end)
+        interpreter_end.at_end(self, BackgroundFiles._at_end)
 
     def save(
         self,
@@ -228,6 +228,6 @@ def _tell_failure(persister: Persister[_File]) -> None:
     try:
         persister.raise_failure()
     except Exception as error:  # noqa: BLE001 -- nobody is left to raise it to
-        ending.lost(
+        interpreter_end.lost(
             f"files were saved in the background and nobody asked what became of them: {error!r}"
         )

@@ -26,8 +26,8 @@ from iobench.checkpoint.snapshot import LazyCopy, copy_into
 from iobench.checkpoint.store import CheckpointStore, store_at
 from iobench.errors import OptionError, UsageError
 from iobench.units import parse_size
-from iobench.writers import ending
 from iobench.writers.base import Writer
+from iobench.writers.blocks import interpreter_end
 from iobench.writers.registry import make
 
 __all__ = ["Checkpointer"]
@@ -122,7 +122,7 @@ class Checkpointer:
             self, _close_unclosed, self._store, self._pid, self._persister
         )
         self._unclosed.atexit = False
-        ending.at_end(self, Checkpointer._at_end)
+        interpreter_end.at_end(self, Checkpointer._at_end)
 
     @property
     def saves(self) -> tuple[Save, ...]:
@@ -384,7 +384,7 @@ def _end_unclosed(store: CheckpointStore, persister: Persister[Snapshot]) -> Non
     try:
         persister.raise_failure()
     except Exception as error:  # noqa: BLE001 -- nobody is left to raise it to
-        ending.lost(
+        interpreter_end.lost(
             f"the Checkpointer of {store} was never closed, and a save had failed: {error!r}"
         )
     else:

@@ -11,9 +11,9 @@ import xxhash
 from iobench.checkpoint.manifest import FileRecord, Piece
 from iobench.errors import DataMismatchError
 from iobench.units import MIB
+from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.image import FileImage
 from iobench.writers.transfer import Meter
-from iobench.writers.workers import Blocks, run_workers
 
 __all__ = ["record_of", "verify"]
 

@@ -13,8 +13,8 @@ from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import Serialized
 from iobench.checkpoint.store import CheckpointStore
 from iobench.writers.base import Writer
+from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
 from iobench.writers.image import FileImage
-from iobench.writers.waiting import Worker, uninterrupted
 
 __all__ = ["Committer"]
 
@@ -60,7 +60,7 @@ class Committer:
             self.ledger.committed(save)
 
     def _manifest(self, save: Save, files: tuple[FileRecord, ...]) -> Manifest:
-        from iobench import __version__
+        from iobench._version import __version__
 
         return Manifest(
             step=save.step,

@@ -13,7 +13,7 @@ import weakref
 from pathlib import Path
 
 from iobench.errors import TargetError, TransferError
-from iobench.writers.files import sync_directory
+from iobench.writers.local.new_file import sync_directory
 
 __all__ = ["LOCK", "DirectoryLock", "lock_directory"]
 

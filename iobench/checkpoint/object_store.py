@@ -18,8 +18,8 @@ from iobench.checkpoint.staged_objects import StagedObjects
 from iobench.errors import UsageError
 from iobench.writers.base import Writer
 from iobench.writers.s3 import S3Writer
-from iobench.writers.s3_objects import S3Objects
-from iobench.writers.s3_target import S3Target
+from iobench.writers.s3_store.objects import S3Objects
+from iobench.writers.s3_store.target import S3Target
 
 __all__ = ["ObjectStore"]
 

@@ -12,8 +12,8 @@ from iobench import linux
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import Serialized
 from iobench.checkpoint.slots import Slot, SlotPool
-from iobench.writers import ending
-from iobench.writers.waiting import Worker, start_workers
+from iobench.writers.blocks import interpreter_end
+from iobench.writers.blocks.interrupt_safe import Worker, start_workers
 
 __all__ = ["InSlot", "OnFull", "Persister", "Snapshot"]
 
@@ -135,7 +135,7 @@ class Persister(Generic[_Held]):
             thread = Worker(target=self._run, args=(snapshot,), name="iobench-persister")
             self._thread = thread
             try:
-                if not ending.begun() and start_workers([thread]):
+                if not interpreter_end.begun() and start_workers([thread]):
                     self._lent.pop(snapshot.slot, None)
                     return
             except BaseException:  # Ctrl-C too: a thread that did start sees that it is not wanted

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from iobench.errors import IobenchError, TransferError
-from iobench.writers.freeing import remove_tree
+from iobench.writers.local.deferred_free import remove_tree
 
 __all__ = ["remove_all", "remove_entry", "warn_of"]
 

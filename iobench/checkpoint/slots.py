@@ -11,8 +11,8 @@ from iobench.checkpoint.pinning import Pinned
 from iobench.environment.memory import available_bytes
 from iobench.errors import StateError
 from iobench.units import format_size
+from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.image import Bytes
-from iobench.writers.pages import fresh_pages
 
 __all__ = ["Slot", "SlotPool"]
 

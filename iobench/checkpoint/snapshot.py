@@ -14,10 +14,10 @@ from iobench.checkpoint.persister import Persister, Snapshot
 from iobench.checkpoint.serialized import Serialized
 from iobench.errors import StateError
 from iobench.units import MIB
+from iobench.writers.blocks.interrupt_safe import Worker
+from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.transfer import Meter
-from iobench.writers.waiting import Worker
-from iobench.writers.workers import Blocks, run_workers
 
 __all__ = ["LazyCopy", "SideStreams", "copy_image", "copy_into"]
 

@@ -20,7 +20,7 @@ from iobench import linux
 from iobench.checkpoint.lock import DirectoryLock
 from iobench.checkpoint.removal import remove_all, remove_entry, warn_of
 from iobench.errors import TargetError, TransferError
-from iobench.writers.files import sync_directory
+from iobench.writers.local.new_file import sync_directory
 
 __all__ = [
     "MANIFEST",

@@ -15,8 +15,8 @@ from iobench.checkpoint.staged import MANIFEST
 from iobench.errors import IobenchError, TargetError
 from iobench.writers.image import FileImage
 from iobench.writers.s3 import S3Writer
-from iobench.writers.s3_objects import S3Objects
-from iobench.writers.s3_target import S3Target
+from iobench.writers.s3_store.objects import S3Objects
+from iobench.writers.s3_store.target import S3Target
 
 __all__ = ["StagedObjects"]
 

@@ -22,8 +22,8 @@ from iobench.checkpoint.staged import (
 )
 from iobench.errors import TargetError, TransferError
 from iobench.writers.base import Writer
-from iobench.writers.files import PART_SUFFIX, sync_directory
-from iobench.writers.s3_target import is_s3
+from iobench.writers.local.new_file import PART_SUFFIX, sync_directory
+from iobench.writers.s3_store.target import is_s3
 
 __all__ = ["CheckpointStore", "DirectoryStore", "store_at"]
 

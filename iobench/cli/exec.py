@@ -46,7 +46,7 @@ def exec_(
     """
     from iobench.integrations.redirect import launch as launching
     from iobench.integrations.redirect.summary import summary
-    from iobench.writers.replaced import check_replaceable, standing
+    from iobench.writers.local.file_metadata import check_replaceable, standing
 
     writer = _writer(config)
     if report is not None and not os.access(report.parent, os.W_OK):

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from iobench import __version__
+from iobench._version import __version__
 from iobench.cli.autotune import autotune
 from iobench.cli.compare import compare
 from iobench.cli.doctor import doctor

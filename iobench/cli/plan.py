@@ -15,7 +15,7 @@ from iobench.errors import OptionError, UnknownNameError, UsageError
 from iobench.units import parse_seconds, parse_size
 
 if TYPE_CHECKING:
-    from iobench.train.measured import SavingMethod
+    from iobench.goodput.measured import SavingMethod
 
 _MOST_SIZES = 64
 
@@ -116,9 +116,9 @@ def plan(
     asynchronous saves --blocking 2s --persist 20s. Formulas and a simulation are printed side by
     side.
     """
+    from iobench.goodput.forecast import Method, forecast
+    from iobench.goodput.job import TrainingJob
     from iobench.report.forecast import Outlook, write_json, write_markdown, write_table
-    from iobench.train.forecast import Method, forecast
-    from iobench.train.job import TrainingJob
 
     jobs = [
         TrainingJob(
@@ -159,7 +159,7 @@ def plan(
 def _by_hand(
     save: str | None, restore: str | None, blocking: str | None, persist: str | None, slots: int
 ) -> list[SavingMethod]:
-    from iobench.train.measured import by_hand
+    from iobench.goodput.measured import by_hand
 
     if restore is None or not (save or (blocking and persist)):
         raise UsageError(
@@ -180,8 +180,8 @@ def _by_hand(
 def _measured(
     path: Path, size: str | None, blocking: str | None, slots: int, include_invalid: bool
 ) -> tuple[str, list[SavingMethod], list[str]]:
+    from iobench.goodput.measured import from_results
     from iobench.results import read
-    from iobench.train.measured import from_results
 
     result = read(path)
     if result.incomplete:

@@ -12,8 +12,8 @@ import typer
 from iobench.cli.formats import DocumentFormat, DocumentFormatOption
 
 if TYPE_CHECKING:
+    from iobench.claims.claims import Claim, Study
     from iobench.results import ResultFile
-    from iobench.train.claims import Claim, Study
 
 
 _TRAINED = "1GiB"
@@ -52,12 +52,12 @@ def reproduce(
     wall clock of training; checkfreq and pccheck compare training with and without checkpoints;
     async compares stalls. A step is the published one, scaled as its checkpoint is.
     """
+    from iobench.claims.claims import study
+    from iobench.claims.reproduction import judge_records
     from iobench.cli.run import raise_failures
     from iobench.cli.train import raise_differences
     from iobench.report.findings import write_json, write_markdown, write_table
     from iobench.results import read
-    from iobench.train.claims import study
-    from iobench.train.reproduction import judge_records
 
     about = study(claim)
     records = (

@@ -12,7 +12,7 @@ from iobench.cli.seeds import LARGEST_SEED
 from iobench.cli.servers import HERE, quiet_stdout, server
 from iobench.errors import ContenderError, DataMismatchError
 from iobench.report.render import ReportFormat
-from iobench.writers.s3_target import is_s3
+from iobench.writers.s3_store.target import is_s3
 
 if TYPE_CHECKING:
     from iobench.bench.plan import Plan
@@ -158,8 +158,8 @@ def run(
     was.
     """
     from iobench.bench.axes import Axes
+    from iobench.bench.judging.repeat import Repeat
     from iobench.bench.planning import expected_line, make_plan, plan_lines
-    from iobench.bench.repeat import Repeat
     from iobench.results import check_new
 
     if output is not None:

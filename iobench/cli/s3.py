@@ -15,7 +15,7 @@ from iobench.text import printable
 from iobench.units import parse_seconds
 
 if TYPE_CHECKING:
-    from iobench.writers.s3_objects import S3Objects, UnfinishedUpload
+    from iobench.writers.s3_store.objects import S3Objects, UnfinishedUpload
 
 _ATTEMPTS = 3  # somebody waits for the answer
 
@@ -81,8 +81,8 @@ def abort_uploads(
 
 def _objects(place: str, endpoint_url: str) -> S3Objects:
     from iobench.writers.s3 import S3Writer
-    from iobench.writers.s3_objects import S3Objects
-    from iobench.writers.s3_target import S3Target
+    from iobench.writers.s3_store.objects import S3Objects
+    from iobench.writers.s3_store.target import S3Target
 
     target = S3Target.parse(place)
     writer = S3Writer(endpoint_url=endpoint_url, checksum="none", max_attempts=_ATTEMPTS)

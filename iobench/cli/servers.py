@@ -25,7 +25,7 @@ def server(wanted: bool, target: str) -> Iterator[str]:
         return
     if target != HERE:
         raise UsageError(f"--s3-local makes a target of its own; leave out --target {target}")
-    from iobench.bench.local_s3 import local_s3
+    from iobench.bench.targets.local_s3 import local_s3
 
     with local_s3() as server, server.active():
         yield f"{server.target}/run"

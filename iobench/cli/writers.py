@@ -34,7 +34,7 @@ def writers(
     from iobench import peers
     from iobench.errors import TargetError
     from iobench.writers import registry
-    from iobench.writers.s3_target import is_s3
+    from iobench.writers.s3_store.target import is_s3
 
     if not is_s3(target) and not Path(target).is_dir():
         raise TargetError(f"--target {target}: no such directory; make it first")

@@ -10,8 +10,8 @@ from iobench import linux
 from iobench.environment.memory import host_takes_free_memory
 from iobench.errors import TransferError
 from iobench.formats.tensors import Allocate, allocate
+from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.image import Bytes, FileImage, Memory
-from iobench.writers.pages import fresh_pages
 
 __all__ = ["FileMemory"]
 

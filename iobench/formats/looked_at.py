@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from iobench.errors import DataMismatchError, IobenchError, TransferError
 from iobench.writers.base import Writer
-from iobench.writers.device import DeviceBytes
+from iobench.writers.device.base import DeviceBytes
 from iobench.writers.image import FileImage
 from iobench.writers.source import LocalSource, Source
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from iobench.errors import UsageError
-from iobench.writers.device import DeviceBytes
+from iobench.writers.device.base import DeviceBytes
 from iobench.writers.image import Bytes, Memory
 
 __all__ = [
@@ -83,7 +83,7 @@ def tensor_memory(tensor: torch.Tensor) -> Memory:
 
 def device_bytes(flat: torch.Tensor) -> DeviceBytes:
     """One dimension of uint8 on a CUDA device as memory of an image."""
-    from iobench.writers.cuda import CudaBytes
+    from iobench.writers.device.cuda import CudaBytes
 
     return CudaBytes(flat)
 

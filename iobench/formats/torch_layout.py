@@ -15,10 +15,10 @@ from isal import isal_zlib
 from iobench.formats.checked_image import CheckedImage, RunningChecksums
 from iobench.formats.tensors import tensor_memory
 from iobench.units import MIB
-from iobench.writers.device import DeviceBytes
+from iobench.writers.blocks.workers import Blocks, run_workers
+from iobench.writers.device.base import DeviceBytes
 from iobench.writers.image import Bytes, FileImage, Memory
 from iobench.writers.transfer import Meter
-from iobench.writers.workers import Blocks, run_workers
 
 __all__ = ["TorchLayout"]
 

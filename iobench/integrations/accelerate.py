@@ -27,7 +27,7 @@ from iobench.integrations.needs import needs
 from iobench.integrations.routed import routed
 from iobench.integrations.staged_directory import StagedDirectory
 from iobench.writers.base import Writer
-from iobench.writers.freeing import remove_tree
+from iobench.writers.local.deferred_free import remove_tree
 
 with needs("accelerate", "accelerate>=1.0"):
     import accelerate

@@ -13,19 +13,19 @@ from iobench.integrations.removal import remove_file
 from iobench.writers.source import Source
 from iobench.writers.transfer import Transfer
 
-__all__ = ["DcpFiles", "DcpPlace", "Location"]
+__all__ = ["DcpFiles", "DcpLocation", "DcpPlace"]
 
-Location = str | os.PathLike[str]
+DcpLocation = str | os.PathLike[str]
 
 
 class DcpFiles:
     """The files in a checkpoint's directory, or under its prefix `s3://bucket/prefix`."""
 
-    def __init__(self, location: Location, writer: WriterLike) -> None:
+    def __init__(self, location: DcpLocation, writer: WriterLike) -> None:
         self.writer = chosen_writer(writer)
         self.move_to(location)
 
-    def move_to(self, location: Location) -> None:
+    def move_to(self, location: DcpLocation) -> None:
         """Turn to another checkpoint. Raises UsageError for a place that is not the writer's."""
         self.writer.check_scheme(os.fspath(location))
         self.location = os.fspath(location)
@@ -58,7 +58,7 @@ class DcpFiles:
 class DcpPlace:
     """What the storage writer and the storage reader of one place have in common."""
 
-    def __init__(self, path: Location, writer: WriterLike) -> None:
+    def __init__(self, path: DcpLocation, writer: WriterLike) -> None:
         self.transfers: list[Transfer] = []
         """What happened to the files of the last save or load."""
         self._files = DcpFiles(path, writer)
@@ -69,12 +69,12 @@ class DcpPlace:
         return self._files.location
 
     @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Location) -> bool:
+    def validate_checkpoint_id(cls, checkpoint_id: DcpLocation) -> bool:
         """Whether DCP may choose this class for a bare `checkpoint_id`: no, it needs a writer."""
         del checkpoint_id
         return False
 
-    def _begin_at(self, checkpoint_id: Location | None) -> None:
+    def _begin_at(self, checkpoint_id: DcpLocation | None) -> None:
         """A new save or load, at another place if one is given."""
         if checkpoint_id:
             self._files.move_to(checkpoint_id)

@@ -23,13 +23,13 @@ from iobench import linux
 from iobench.environment.memory import host_takes_free_memory
 from iobench.errors import DataMismatchError, UsageError
 from iobench.formats import torch_file
-from iobench.integrations.dcp_files import DcpPlace, Location
+from iobench.integrations.dcp_files import DcpLocation, DcpPlace
 from iobench.integrations.dcp_writer import metadata_name
 from iobench.integrations.default_writer import WriterLike
 from iobench.units import MIB
 from iobench.writers.blocks.channel import Channel, Lease
+from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.image import Bytes, FileImage
-from iobench.writers.pages import fresh_pages
 
 __all__ = ["StorageReader"]
 
@@ -49,13 +49,13 @@ class StorageReader(DcpPlace, StockStorageReader):
     storage while the last are copied into their tensors. `transfers` tells what happened.
     """
 
-    def __init__(self, path: Location, writer: WriterLike) -> None:
+    def __init__(self, path: DcpLocation, writer: WriterLike) -> None:
         """`writer`: a Writer, a name, or the path of a config. Raises UsageError and its kin."""
         super().__init__(path, writer)
         self._load_id = str(uuid.uuid4())
         self._places: dict[Any, _StorageInfo] = {}
 
-    def reset(self, checkpoint_id: Location | None = None) -> None:
+    def reset(self, checkpoint_id: DcpLocation | None = None) -> None:
         """Begin a new load, from another place if one is given."""
         self._begin_at(checkpoint_id)
         self._load_id = str(uuid.uuid4())

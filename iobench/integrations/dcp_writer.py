@@ -30,11 +30,11 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from iobench.errors import TargetError, UsageError
-from iobench.integrations.dcp_files import DcpPlace, Location
+from iobench.integrations.dcp_files import DcpLocation, DcpPlace
 from iobench.integrations.default_writer import WriterLike
-from iobench.writers import ending
+from iobench.writers.blocks import interpreter_end
+from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.transfer import Meter, Transfer
-from iobench.writers.workers import Blocks, run_workers
 
 __all__ = ["METADATA", "StorageWriter", "metadata_name"]
 
@@ -63,7 +63,7 @@ class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
 
     def __init__(
         self,
-        path: Location,
+        path: DcpLocation,
         writer: WriterLike,
         *,
         single_file_per_rank: bool = True,
@@ -88,7 +88,7 @@ class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
         self._own_rank: int | None = None  # of a save without collectives
         self._finishes = True
 
-    def reset(self, checkpoint_id: Location | None = None) -> None:
+    def reset(self, checkpoint_id: DcpLocation | None = None) -> None:
         """Begin a new save, at another place if one is given."""
         self._begin_at(checkpoint_id)
         self._save_id = str(uuid.uuid4())
@@ -203,11 +203,11 @@ class _Newest:
         self._over = threading.Event()
         self._place = self._failure = ""
 
-    def begin(self, place: Location) -> None:
+    def begin(self, place: DcpLocation) -> None:
         thread, self._failure = threading.current_thread(), ""
         if thread is not threading.main_thread():
             self._thread, self._place, self._over = thread, os.fspath(place), threading.Event()
-            ending.at_end(self, _Newest._at_end)
+            interpreter_end.at_end(self, _Newest._at_end)
 
     @contextlib.contextmanager
     def step(self, *, last: bool = False) -> Iterator[None]:
@@ -235,9 +235,9 @@ class _Newest:
             while thread in threading.enumerate() and time.monotonic() < until_s:
                 time.sleep(0.01)
         if self._failure:
-            ending.lost(f"async_save to {self._place} failed: {self._failure}")
+            interpreter_end.lost(f"async_save to {self._place} failed: {self._failure}")
         elif not self._over.is_set():
-            ending.lost(f"async_save to {self._place} did not end")
+            interpreter_end.lost(f"async_save to {self._place} did not end")
 
 
 _newest = _Newest()

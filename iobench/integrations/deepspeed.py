@@ -23,19 +23,19 @@ from typing import Any
 
 import torch
 
-import iobench.torch
 from iobench.checkpoint.background import BackgroundFiles
 from iobench.checkpoint.save import Save
 from iobench.errors import TransferError, UsageError
 from iobench.formats import torch_file
+from iobench.integrations import torch_functions
 from iobench.integrations.default_writer import WriterLike, chosen_writer
 from iobench.integrations.needs import needs
 from iobench.units import parse_size
-from iobench.writers import ending
+from iobench.writers.blocks import interpreter_end
 from iobench.writers.buffered import BufferedWriter
-from iobench.writers.files import sync_directory
 from iobench.writers.image import FileImage
-from iobench.writers.s3_target import is_s3
+from iobench.writers.local.new_file import sync_directory
+from iobench.writers.s3_store.target import is_s3
 from iobench.writers.transfer import Transfer
 
 with needs("deepspeed", "deepspeed>=0.17"):
@@ -82,7 +82,7 @@ class CheckpointEngine(StockCheckpointEngine):  # type: ignore[misc]
 
     def load(self, path: str, map_location: Any = None) -> Any:
         """What `torch.load(path, map_location, weights_only=False)` returns."""
-        return iobench.torch.load(path, map_location, weights_only=False, writer=self._writer)
+        return torch_functions.load(path, map_location, weights_only=False, writer=self._writer)
 
     def commit(self, info: CheckpointCommitInfo) -> bool:
         """All of this rank's files are durable under their names then. Raises TransferError."""
@@ -121,7 +121,7 @@ class DecoupledCheckpointEngine(CheckpointEngine):
         self._info: CheckpointCommitInfo | None = None
         self._failure: Exception | None = None
         # DeepSpeed's `__del__` asks too, but logs what fails as "debug", and the exit code is 0.
-        ending.at_end(self, DecoupledCheckpointEngine.cleanup)
+        interpreter_end.at_end(self, DecoupledCheckpointEngine.cleanup)
 
     @property
     def saves(self) -> tuple[Save, ...]:
@@ -249,7 +249,9 @@ def _on_every_rank(durable: bool) -> bool:
 
 def _ends_by_error() -> bool:
     """Whether an exception is being handled, or has ended the script."""
-    ended = (ending.begun() or sys.is_finalizing()) and getattr(sys, "last_value", None) is not None
+    ended = (interpreter_end.begun() or sys.is_finalizing()) and getattr(
+        sys, "last_value", None
+    ) is not None
     return ended or sys.exc_info()[0] is not None
 
 

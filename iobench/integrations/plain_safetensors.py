@@ -22,7 +22,7 @@ from iobench.formats import safetensors as files
 from iobench.formats.safetensors_header import DTYPES
 from iobench.formats.tensors import dtype_name
 from iobench.integrations.bypass import bypass
-from iobench.integrations.place import NotOurs, StockPath, path_of
+from iobench.integrations.stock_path import NotOurs, StockPath, path_of
 from iobench.writers.base import Writer
 from iobench.writers.transfer import Transfer
 

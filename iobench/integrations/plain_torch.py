@@ -23,7 +23,7 @@ from iobench.errors import DataMismatchError, SaveError, TransferError
 from iobench.formats import torch_file, torch_image
 from iobench.formats.file_memory import FileMemory
 from iobench.formats.looked_at import LookedAt
-from iobench.integrations.place import NotOurs, NotPicklable, StockPath, path_of
+from iobench.integrations.stock_path import NotOurs, NotPicklable, StockPath, path_of
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes
 from iobench.writers.source import ImageSource

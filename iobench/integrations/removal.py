@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 from iobench.writers.base import Writer
-from iobench.writers.files import sync_directory
-from iobench.writers.freeing import freed_later
-from iobench.writers.s3_target import S3Target, is_s3
+from iobench.writers.local.deferred_free import freed_later
+from iobench.writers.local.new_file import sync_directory
+from iobench.writers.s3_store.target import S3Target, is_s3
 
 __all__ = ["remove_file"]
 
@@ -21,7 +21,7 @@ def remove_file(path: str, writer: Writer) -> None:
             sync_directory(os.path.dirname(path) or ".")
         return
     from iobench.writers.s3 import S3Writer
-    from iobench.writers.s3_objects import S3Objects
+    from iobench.writers.s3_store.objects import S3Objects
 
     assert isinstance(writer, S3Writer)  # no other takes such a location
     where = S3Target.parse(path)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from iobench.checkpoint.staged import STAGING_SUFFIX, exchange, reraise
 from iobench.errors import TransferError, UsageError
-from iobench.writers.files import sync_directory
-from iobench.writers.freeing import remove_tree
-from iobench.writers.replaced import standing, take_owner
+from iobench.writers.local.deferred_free import remove_tree
+from iobench.writers.local.file_metadata import standing, take_owner
+from iobench.writers.local.new_file import sync_directory
 
 __all__ = ["StagedDirectory"]
 

@@ -12,7 +12,7 @@ from iobench.peers.base import Peer, State
 from iobench.units import MIB
 from iobench.writers.availability import Availability
 from iobench.writers.options import WriterOptions, option
-from iobench.writers.s3_target import S3Target
+from iobench.writers.s3_store.target import S3Target
 
 __all__ = ["Boto3UploadFile"]
 

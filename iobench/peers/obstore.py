@@ -10,7 +10,7 @@ from iobench.peers.base import Peer, State
 from iobench.peers.s3_session import endpoint_url, region
 from iobench.units import MIB
 from iobench.writers.options import WriterOptions, option
-from iobench.writers.s3_target import S3Target
+from iobench.writers.s3_store.target import S3Target
 
 __all__ = ["Obstore"]
 

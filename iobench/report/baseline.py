@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from iobench.bench.comparison import compare_paired
-from iobench.bench.stats import Ratio
+from iobench.bench.judging.comparison import compare_paired
+from iobench.bench.judging.stats import Ratio
 from iobench.results import Operation, Sample
 
 __all__ = ["baseline_samples", "paired_ratio"]

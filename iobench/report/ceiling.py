@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from iobench.bench.stats import median, rate
+from iobench.bench.judging.stats import median, rate
 from iobench.results import CeilingSample, Operation, to_plain
 
 __all__ = ["Ceiling", "find_ceiling"]

@@ -7,9 +7,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from iobench.bench.comparison import LEAST_FLOOR, LEAST_SAMPLES, Finding, compare_runs, noise_floor
-from iobench.bench.stats import median, rate
-from iobench.bench.verdict import Context, Verdict, VerdictStatus
+from iobench.bench.judging.comparison import (
+    LEAST_FLOOR,
+    LEAST_SAMPLES,
+    Finding,
+    compare_runs,
+    noise_floor,
+)
+from iobench.bench.judging.stats import median, rate
+from iobench.bench.judging.verdict import Context, Verdict, VerdictStatus
 from iobench.report.alike import unlike
 from iobench.report.summary import Figure, group, verdict_of
 from iobench.results import Operation, ResultFile, Sample, contender_of, to_plain

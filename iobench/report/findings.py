@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TextIO
 
+from iobench.claims.claims import ClaimFinding, ClaimMeasure, Study
 from iobench.report.grid import Grid, write_grids_as_markdown, write_grids_as_table
 from iobench.results import ResultFile
-from iobench.train.claims import ClaimFinding, ClaimMeasure, Study
 
 __all__ = ["SCHEMA", "write_json", "write_markdown", "write_table"]
 

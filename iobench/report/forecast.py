@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
-from iobench.bench.stats import Interval
-from iobench.bench.verdict import Reason
+from iobench.bench.judging.stats import Interval
+from iobench.bench.judging.verdict import Reason
+from iobench.goodput.forecast import Forecast, Method, Proposal
+from iobench.goodput.job import TrainingJob
+from iobench.goodput.measured import SavingMethod
 from iobench.report.grid import Grid, write_grids_as_markdown, write_grids_as_table
-from iobench.train.forecast import Forecast, Method, Proposal
-from iobench.train.job import TrainingJob
-from iobench.train.measured import SavingMethod
 from iobench.units import format_seconds
 
 __all__ = ["SCHEMA", "Outlook", "write_json", "write_markdown", "write_table"]

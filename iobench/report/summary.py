@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from iobench.bench import stats
-from iobench.bench.comparison import (
+from iobench.bench.judging import stats
+from iobench.bench.judging.comparison import (
     LEAST_FLOOR,
     LEAST_SAMPLES,
     fastest,
@@ -16,8 +16,8 @@ from iobench.bench.comparison import (
     rates_by_repetition,
     twins,
 )
-from iobench.bench.unusual import unusual
-from iobench.bench.verdict import (
+from iobench.bench.judging.unusual import unusual
+from iobench.bench.judging.verdict import (
     Context,
     Reason,
     Verdict,

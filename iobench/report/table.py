@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from iobench.bench.verdict import VerdictStatus
+from iobench.bench.judging.verdict import VerdictStatus
 from iobench.report.summary import Report
 from iobench.report.wording import (
     COLUMNS,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
-from iobench.bench.stats import (
+from iobench.bench.judging.stats import (
     Interval,
     bootstrap_median_interval,
     median,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from iobench.bench.comparison import Difference
+from iobench.bench.judging.comparison import Difference
 from iobench.report.grid import Grid, write_grids_as_table
 from iobench.results.codec import to_plain
 from iobench.tune.emit import machine_words, storage_words

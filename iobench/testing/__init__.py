@@ -23,12 +23,12 @@ from iobench.testing.check import Check, check
 from iobench.testing.content import BrokenImage, content, content_at, cut, empty_like
 from iobench.testing.expect import expect, expect_raises, expect_same
 from iobench.testing.footprint import Footprint
+from iobench.testing.harness import MakeWriter, WriterHarness
 from iobench.testing.killed_saves import KilledSaves, killed_saves
-from iobench.testing.place import Directory, TestTarget
-from iobench.testing.rig import MakeWriter, WriterHarness
 from iobench.testing.s3 import Bucket, LocalS3, local_s3, moto_s3
 from iobench.testing.s3fs import mounted_s3fs
 from iobench.testing.suite import check_writer, writer_checks
+from iobench.testing.target import Directory, TestTarget
 
 __all__ = [
     "BrokenImage",

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from iobench.testing.expect import expect
 from iobench.testing.footprint import Footprint
-from iobench.testing.place import Directory, TestTarget
-from iobench.testing.rig import MakeWriter, WriterHarness
+from iobench.testing.harness import MakeWriter, WriterHarness
+from iobench.testing.target import Directory, TestTarget
 
 __all__ = ["Check", "check"]
 

@@ -9,7 +9,7 @@ from iobench.errors import OptionError, TransferError, UnknownNameError
 from iobench.testing.check import check
 from iobench.testing.content import BrokenImage, content, empty_like
 from iobench.testing.expect import expect, expect_raises, expect_same
-from iobench.testing.rig import WriterHarness
+from iobench.testing.harness import WriterHarness
 from iobench.writers.transfer import Transfer
 
 

@@ -6,7 +6,7 @@ from iobench.errors import IobenchError, TransferError
 from iobench.testing.check import check
 from iobench.testing.content import BrokenImage, content
 from iobench.testing.expect import expect, expect_raises
-from iobench.testing.rig import WriterHarness
+from iobench.testing.harness import WriterHarness
 
 
 def _broken(rig: WriterHarness, block: int) -> BrokenImage:

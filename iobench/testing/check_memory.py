@@ -10,7 +10,7 @@ import numpy as np
 from iobench.testing.check import check
 from iobench.testing.content import content, content_at, cut, empty_like
 from iobench.testing.expect import expect_raises, expect_same
-from iobench.testing.rig import WriterHarness
+from iobench.testing.harness import WriterHarness
 
 _ODD = (0, 1, 64, 511, 512, 4095)
 

@@ -12,7 +12,7 @@ from iobench.errors import DataMismatchError, TransferError
 from iobench.testing.check import check
 from iobench.testing.content import content, content_at
 from iobench.testing.expect import expect, expect_raises, expect_same
-from iobench.testing.rig import WriterHarness
+from iobench.testing.harness import WriterHarness
 
 
 @check(needs_storage=False)

@@ -10,7 +10,7 @@ import warnings
 from iobench.testing.check import check
 from iobench.testing.content import content
 from iobench.testing.expect import expect, expect_raises
-from iobench.testing.rig import WriterHarness
+from iobench.testing.harness import WriterHarness
 
 
 class _TroubleError(Exception):

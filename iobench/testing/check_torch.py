@@ -14,7 +14,7 @@ from iobench.formats.tensors import tensor_bytes
 from iobench.testing.check import check
 from iobench.testing.content import content
 from iobench.testing.expect import expect, expect_raises, expect_same
-from iobench.testing.rig import WriterHarness
+from iobench.testing.harness import WriterHarness
 
 _NAMES = (
     *("float64", "float32", "float16", "bfloat16", "complex32", "complex64", "complex128"),

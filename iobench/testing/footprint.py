@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from iobench.testing.expect import expect
-from iobench.writers import freeing
+from iobench.writers.local import deferred_free
 
 __all__ = ["Footprint"]
 
@@ -40,7 +40,7 @@ class Footprint:
         """Raise AssertionError when the block leaves descriptors open or threads running."""
         before = cls.now()
         yield
-        freeing.wait()  # holds replaced files for a moment
+        deferred_free.wait()  # holds replaced files for a moment
         opened, running = cls.now()._beyond(before)
         if opened or running:
             gc.collect()  # what nobody holds any more is not left

@@ -90,19 +90,20 @@ def killed_saves(
     how: str,
     size_bytes: int,
     seed: int = 7,
-    played: bool = False,
+    factory: str = "",
 ) -> Iterator[KilledSaves]:
     """Saves by the registered `writer` to `target`; `how`: write, stream or checkpoint.
 
     The first two replace `model` each time. A checkpoint is `step-NUMBER`, published as a whole:
     3/4 of the bytes in `model`, which is streamed, and the rest in `shards/0` and `shards/1`. Every
-    8 bytes are the number; `size_bytes` is a multiple of 64. `played` is for `gds`, from a device
-    and through a cuFile that are played.
+    8 bytes are the number; `size_bytes` is a multiple of 64. `factory`,
+    `module:function`, returns the writer's class if that is not the registered one.
     """
     order = {
         "writer": writer,
         "options": dict(options),
-        "played": played,
+        "factory": factory,
+        "path": sys.path,
         "target": target,
         "how": how,
         "size": size_bytes,

@@ -11,12 +11,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from iobench.bench.local_s3 import LocalS3, local_s3, run_server
+from iobench.bench.targets.local_s3 import LocalS3, local_s3, run_server
 from iobench.errors import UnavailableError
 from iobench.writers.s3 import S3Writer
-from iobench.writers.s3_client import S3Client
-from iobench.writers.s3_objects import S3Objects
-from iobench.writers.s3_target import S3Target
+from iobench.writers.s3_store.client import S3Client
+from iobench.writers.s3_store.objects import S3Objects
+from iobench.writers.s3_store.target import S3Target
 
 __all__ = ["Bucket", "LocalS3", "local_s3", "moto_s3"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from iobench.bench.local_s3 import LocalS3
+from iobench.bench.targets.local_s3 import LocalS3
 from iobench.errors import UnavailableError
 
 __all__ = ["mounted_s3fs"]

@@ -1,9 +1,11 @@
 """Saves checkpoint after checkpoint, each in a process of its own that may be killed in the middle.
 
-Run by path, with one argument: a JSON object with `writer`, `options`, `played` (whether that is
-gds on a machine that is played), `target`, `how` (write, stream or checkpoint) and `size` (bytes of
-a checkpoint, a multiple of 64). On standard input it
-takes one JSON object a line: `number`, the checkpoint to save, of which every 8 bytes are that
+Run by path, with one argument: a JSON object with `writer`, `options`, `factory` (empty, or
+`module:function`, which returns the writer's class), `path` (added to sys.path for it), `target`,
+`how` (write, stream or checkpoint) and `size` (bytes of a checkpoint, a multiple of 64).
+
+On standard input it takes one JSON object a line:
+`number`, the checkpoint to save, of which every 8 bytes are that
 number; and the moment to kill at: `after_s` seconds after the phase `phase` was entered for the
 `entry`-th time, counted from 0; without a `phase` the save is let be. It answers with one line: the
 phases that were entered, each with its time, and the process's exit status as of waitpid.
@@ -22,6 +24,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy would start threads, which no fork takes along
@@ -30,7 +33,6 @@ import numpy as np
 
 from iobench.checkpoint.staged import StagedCheckpoint
 from iobench.checkpoint.staged_objects import StagedObjects
-from iobench.testing.cufile import play_gds
 from iobench.writers import registry
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
@@ -128,8 +130,10 @@ def _serve(writer: Writer, order: dict[str, Any], request: dict[str, Any]) -> di
 
 def main() -> None:
     order = json.loads(sys.argv[1])
-    if order["played"]:
-        writer = play_gds()(**order["options"])
+    if order["factory"]:
+        sys.path[:0] = order["path"]
+        module, _, function = order["factory"].partition(":")
+        writer = getattr(import_module(module), function)()(**order["options"])
     else:
         writer = registry.make(order["writer"], **order["options"])
     if isinstance(writer, S3Writer):

@@ -15,7 +15,7 @@ from iobench.testing import (
     check_torch,
 )
 from iobench.testing.check import Check
-from iobench.testing.rig import MakeWriter
+from iobench.testing.harness import MakeWriter
 
 __all__ = ["check_writer", "writer_checks"]
 

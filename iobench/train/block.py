@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import xxhash
 
-from iobench.bench.sampler import FileSampler
+from iobench.bench.counters.sampler import FileSampler
 from iobench.results import TrainBlock, utc_now
 from iobench.train.arm import Arm
 from iobench.train.saver import Saver, saver_for

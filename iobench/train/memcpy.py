@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from iobench.bench.stats import median
+from iobench.bench.judging.stats import median
 from iobench.units import MIB
 
 __all__ = ["memcpy_bytes_per_s"]

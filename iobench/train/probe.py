@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from iobench.bench.stats import median
+from iobench.bench.judging.stats import median
 from iobench.train.arm import Arm
 from iobench.train.block import timed_step, warm_up
 from iobench.train.saver import saver_for

@@ -18,8 +18,8 @@ from iobench.peers.torch_save import TorchSave
 from iobench.results import TrainSave
 from iobench.train.arm import Arm
 from iobench.writers.base import Writer
-from iobench.writers.files import sync_directory
-from iobench.writers.waiting import Worker, uninterrupted
+from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
+from iobench.writers.local.new_file import sync_directory
 
 __all__ = ["Saver", "saver_for"]
 

@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 
 from iobench import workloads
-from iobench.bench.directory import DirectoryTarget
-from iobench.bench.sampler import FileSampler
+from iobench.bench.counters.sampler import FileSampler
+from iobench.bench.targets.directory import DirectoryTarget
 from iobench.environment.memory import available_bytes
 from iobench.errors import OptionError, TargetError, UsageError
 from iobench.results import (

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from iobench.bench.comparison import LEAST_FLOOR, LEAST_SAMPLES, Difference, Finding
-from iobench.bench.stats import Ratio, median, paired_log_ratio
+from iobench.bench.judging.comparison import LEAST_FLOOR, LEAST_SAMPLES, Difference, Finding
+from iobench.bench.judging.stats import Ratio, median, paired_log_ratio
 
 __all__ = ["Confirmation", "ConfirmedChoice"]
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from iobench.bench.verdict import VerdictStatus
+from iobench.bench.judging.verdict import VerdictStatus
 from iobench.errors import UsageError
 from iobench.text import printable
 from iobench.tune.journal import TuningRecord
@@ -14,7 +14,7 @@ from iobench.tune.outcome import Outcome
 from iobench.tune.tuning import Tuning
 from iobench.units import format_size
 from iobench.writers.config import dump_writer, read_config
-from iobench.writers.files import write_text
+from iobench.writers.local.new_file import write_text
 from iobench.writers.tuned import Tuned
 
 __all__ = ["check_output", "emit", "write"]

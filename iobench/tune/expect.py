@@ -11,7 +11,7 @@ from iobench.tune.budget import Budget
 from iobench.tune.candidate import Candidate
 from iobench.tune.measurement import Measurement, Step
 from iobench.tune.objective import Objective
-from iobench.tune.rig import TrialRunner
+from iobench.tune.trial_runner import TrialRunner
 from iobench.tune.tuning import POOL_BYTES, Tuning
 
 __all__ = ["expected"]

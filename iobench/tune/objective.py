@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from iobench.bench.stats import median
+from iobench.bench.judging.stats import median
 from iobench.errors import OptionError, UsageError
+from iobench.goodput import goodput, intervals
+from iobench.goodput.costs import Costs
+from iobench.goodput.job import TrainingJob
 from iobench.results.records import Sample
-from iobench.train import goodput, intervals
-from iobench.train.costs import Costs
-from iobench.train.job import TrainingJob
 from iobench.tune.measurement import Measurement
 from iobench.tune.stall import SAVES as STALL_SAVES
 from iobench.units import GIB, format_rate, format_seconds, format_size
@@ -35,7 +35,7 @@ class Objective:
     balanced   their geometric mean
     stall      seconds that an asynchronous checkpoint stops training: see `iobench.tune.stall`
     goodput    what saves, restores and failures of `job` add to each second of training, 1 / ETTR
-               - 1, at the best interval for `full_bytes` on each node (iobench.train.goodput)
+               - 1, at the best interval for `full_bytes` on each node (iobench.goodput.goodput)
     """
 
     goal: str = "save"

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from iobench.bench.comparison import Difference, Finding
-from iobench.bench.stats import Interval, bootstrap_median_interval, median
-from iobench.bench.verdict import Context, Verdict, combine, judge, with_verification
+from iobench.bench.judging.comparison import Difference, Finding
+from iobench.bench.judging.stats import Interval, bootstrap_median_interval, median
+from iobench.bench.judging.verdict import Context, Verdict, combine, judge, with_verification
 from iobench.results.records import Sample
 from iobench.tune.budget import Budget
 from iobench.tune.candidate import Candidate

@@ -24,8 +24,8 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from iobench.bench.comparison import LEAST_FLOOR
-from iobench.bench.stats import median, sign_interval
+from iobench.bench.judging.comparison import LEAST_FLOOR
+from iobench.bench.judging.stats import median, sign_interval
 
 __all__ = ["Race", "RaceEntry", "RaceStatus"]
 

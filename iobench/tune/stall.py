@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from iobench.bench.replay import Replay
-from iobench.bench.target import Scratch
+from iobench.bench.data.replay import Replay
+from iobench.bench.targets.base import Scratch
 from iobench.checkpoint.checkpointer import Checkpointer
 from iobench.checkpoint.retention import KeepLast
 from iobench.writers.base import Writer

@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from iobench.bench.comparison import LEAST_SAMPLES
-from iobench.bench.verdict import Context
+from iobench.bench.judging.comparison import LEAST_SAMPLES
+from iobench.bench.judging.verdict import Context
 from iobench.errors import IobenchError, UsageError
 from iobench.tune.budget import SLACK, Budget, Cost
 from iobench.tune.candidate import Candidate

@@ -9,27 +9,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from iobench import __version__, workloads
-from iobench.bench.contender import WriterContender
-from iobench.bench.target import Target
-from iobench.bench.target_kinds import target_of
-from iobench.bench.verdict import Context, volatile_of
+from iobench import workloads
+from iobench._version import __version__
+from iobench.bench.contenders.base import WriterContender
+from iobench.bench.judging.verdict import Context, volatile_of
+from iobench.bench.targets.base import Target
+from iobench.bench.targets.choose import target_of
 from iobench.environment import fingerprint
 from iobench.environment.memory import available_bytes
 from iobench.errors import ResultFileError, TargetError, UsageError
+from iobench.goodput.job import TrainingJob
 from iobench.results import utc_now
-from iobench.train.job import TrainingJob
 from iobench.tune.budget import Budget
 from iobench.tune.candidate import Candidate
 from iobench.tune.journal import Journal, TrialRecord, TuningRecord
 from iobench.tune.measurement import Measure, Measurement, Step
 from iobench.tune.objective import Objective
 from iobench.tune.outcome import Outcome
-from iobench.tune.rig import TrialRunner, warm_up_bytes
 from iobench.tune.rounds import TuningProgress
 from iobench.tune.sizes import TuningSizes
 from iobench.tune.space import Space, space_of
 from iobench.tune.stall import SLOTS
+from iobench.tune.trial_runner import TrialRunner, warm_up_bytes
 from iobench.tune.tuner import Tuner
 from iobench.units import GIB, format_size
 from iobench.workloads import Workload

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from iobench.writers.cached import CachedOptions, CachedWriter, Source
-from iobench.writers.files import NewFile
 from iobench.writers.image import Bytes
-from iobench.writers.posix import pread_all
-from iobench.writers.sinks import PlainSink, Sink
+from iobench.writers.local.new_file import NewFile
+from iobench.writers.local.page_cache import CachedOptions, CachedWriter, Fill
+from iobench.writers.local.posix import pread_all
+from iobench.writers.local.sinks import PlainSink, Sink
 from iobench.writers.transfer import Meter
 
 __all__ = ["BufferedOptions", "BufferedWriter"]
@@ -30,7 +30,7 @@ class BufferedWriter(CachedWriter):
     def _sink(self, file: NewFile, meter: Meter) -> Sink:  # noqa: ARG002
         return PlainSink(file.fd, "buffered")
 
-    def _source(self, fd: int, meter: Meter) -> Source:  # noqa: ARG002
+    def _source(self, fd: int, meter: Meter) -> Fill:  # noqa: ARG002
         def fill(views: list[Bytes], offset: int, own: Meter) -> None:
             own.count("buffered", sum(map(len, views)), pread_all(fd, views, offset))
 

@@ -22,7 +22,7 @@ from iobench.errors import (
 from iobench.text import printable
 from iobench.writers import registry
 from iobench.writers.base import Writer
-from iobench.writers.s3_target import is_s3
+from iobench.writers.s3_store.target import is_s3
 from iobench.writers.transfer import Fallback
 from iobench.writers.tuned import Tuned
 

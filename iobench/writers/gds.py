@@ -12,19 +12,19 @@ from iobench import linux
 from iobench.errors import TransferError, UnavailableError
 from iobench.units import GIB, KIB, MIB
 from iobench.writers.availability import Availability
-from iobench.writers.cufile import CuFile, cufile_lacks, open_cufile
-from iobench.writers.device import Device, DeviceBytes
-from iobench.writers.direct_engine import BlockingEngine
-from iobench.writers.direct_file import DirectFile, round_up
-from iobench.writers.direct_io import read_on, written_on
-from iobench.writers.files import NewFile
+from iobench.writers.blocks.workers import Blocks
+from iobench.writers.device.base import Device, DeviceBytes
+from iobench.writers.device.cufile import CuFile, cufile_lacks, open_cufile
+from iobench.writers.device.staging import StagedImage
+from iobench.writers.direct.engine import BlockingEngine
 from iobench.writers.image import FileImage
+from iobench.writers.local.direct_file import DirectFile, round_up
+from iobench.writers.local.direct_io import read_on, written_on
+from iobench.writers.local.new_file import NewFile
 from iobench.writers.odirect import ODirectOptions, ODirectWriter
 from iobench.writers.options import WriterOptions, option
-from iobench.writers.staging import StagedImage
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter
-from iobench.writers.workers import Blocks
 
 __all__ = ["GdsOptions", "GdsWriter"]
 

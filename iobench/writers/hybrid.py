@@ -20,22 +20,22 @@ from iobench import linux
 from iobench.errors import UnavailableError
 from iobench.units import GIB, KIB, MIB
 from iobench.writers.availability import Availability, remedy_of
-from iobench.writers.direct_engine import BlockingEngine, DirectEngine
-from iobench.writers.fault_ahead import faulted_ahead
-from iobench.writers.files import NewFile, ProbeFile, try_directory
-from iobench.writers.hybrid_file import HybridFile
-from iobench.writers.hybrid_stream import HybridStream
+from iobench.writers.blocks.prefault import faulted_ahead
+from iobench.writers.blocks.workers import BlockPool, Blocks, run_workers
+from iobench.writers.direct.engine import BlockingEngine, DirectEngine
+from iobench.writers.direct.uring_engine import RingEngine
+from iobench.writers.direct.uring_queue import open_ring
+from iobench.writers.hybrid_paths.file import HybridFile
+from iobench.writers.hybrid_paths.memory_pressure import MemoryPressure
+from iobench.writers.hybrid_paths.policy import IoOperation, IoPath, PathPolicy, Position
+from iobench.writers.hybrid_paths.stream import HybridStream
 from iobench.writers.image import FileImage
-from iobench.writers.memory_pressure import MemoryPressure
+from iobench.writers.local.fsync_ring import SyncRing
+from iobench.writers.local.new_file import NewFile, ProbeFile, try_directory
+from iobench.writers.local.posix import TOGETHER, PosixWriter, pwrite_all
 from iobench.writers.options import WriterOptions, option
-from iobench.writers.path_policy import IoPath, Operation, PathPolicy, Position
-from iobench.writers.posix import TOGETHER, PosixWriter, pwrite_all
-from iobench.writers.ring import open_ring
-from iobench.writers.ring_engine import RingEngine
 from iobench.writers.stream import Stream
-from iobench.writers.sync_ring import SyncRing
 from iobench.writers.transfer import Meter
-from iobench.writers.workers import BlockPool, Blocks, run_workers
 
 __all__ = ["HybridOptions", "HybridWriter"]
 
@@ -178,7 +178,7 @@ class HybridWriter(PosixWriter):
 
         With nothing but one write to be done, what a HybridFile would set up costs more than it.
         """
-        operation = Operation(size_bytes=image.size_bytes, position=Position.WHOLE)
+        operation = IoOperation(size_bytes=image.size_bytes, position=Position.WHOLE)
         decision = self._small_files.choose(operation, self._pressure.now())
         if decision.path != IoPath.BUFFERED:
             return False

@@ -11,18 +11,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from iobench.errors import UsageError
-from iobench.writers.device import DeviceBytes
+from iobench.writers.blocks.pages import Bytes
+from iobench.writers.device.base import DeviceBytes
 
 if TYPE_CHECKING:
     from iobench.writers.transfer import Meter
 
 __all__ = ["Bytes", "FileImage", "Memory", "Segment"]
-
-Bytes = npt.NDArray[np.uint8]
-"""One dimension of bytes: what a segment's host memory looks like inside iobench."""
 
 Memory = Bytes | DeviceBytes
 """What a segment's memory may be."""
@@ -124,7 +121,7 @@ class FileImage:
         if self.on_device and any(isinstance(piece, DeviceBytes) for piece in pieces):
             raise UsageError(
                 f"image {self.path!r}: bytes [{start}, {stop}) are in the memory of a device; "
-                "this writer must work on iobench.writers.staging.staged(image)"
+                "this writer must work on iobench.writers.device.staging.staged(image)"
             )
         return cast(list[Bytes], pieces)
 

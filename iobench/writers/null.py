@@ -9,12 +9,12 @@ from pathlib import Path
 from iobench.units import GIB, KIB, MIB
 from iobench.writers.availability import Availability
 from iobench.writers.base import Writer
+from iobench.writers.blocks.workers import BlockPool, Blocks, run_workers
+from iobench.writers.device.staging import staged
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.options import WriterOptions, option
-from iobench.writers.staging import staged
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter, Transfer
-from iobench.writers.workers import BlockPool, Blocks, run_workers
 
 __all__ = ["NullOptions", "NullWriter"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from iobench.units import GIB, KIB, MIB
-from iobench.writers.background import BackgroundWriter, OneAtATime
-from iobench.writers.direct import DirectWriter
-from iobench.writers.direct_engine import BlockingEngine, DirectEngine
-from iobench.writers.direct_stream import DirectStream
-from iobench.writers.files import NewFile
+from iobench.writers.direct.background import BackgroundWriter, OneAtATime
+from iobench.writers.direct.base import DirectWriter
+from iobench.writers.direct.engine import BlockingEngine, DirectEngine
+from iobench.writers.direct.stream import DirectStream
+from iobench.writers.local.new_file import NewFile
 from iobench.writers.options import WriterOptions, option
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter

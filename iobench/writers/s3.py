@@ -13,22 +13,22 @@ from iobench.errors import DataMismatchError, IobenchError, TransferError, Unava
 from iobench.units import KIB
 from iobench.writers.availability import Availability
 from iobench.writers.base import Writer
+from iobench.writers.blocks.workers import Blocks, run_workers
+from iobench.writers.device.staging import staged
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.options import WriterOptions
-from iobench.writers.s3_checksum import Checksum
-from iobench.writers.s3_client import INSTALL, S3Client, boto3_missing
-from iobench.writers.s3_download import S3Download
-from iobench.writers.s3_objects import S3Objects
-from iobench.writers.s3_options import S3Options
-from iobench.writers.s3_parts import StreamParts, part_size_for
-from iobench.writers.s3_source import S3Source
-from iobench.writers.s3_stream import S3Stream
-from iobench.writers.s3_target import S3Target, is_s3
-from iobench.writers.s3_upload import S3Upload
-from iobench.writers.staging import staged
+from iobench.writers.s3_store.checksum import Checksum
+from iobench.writers.s3_store.client import INSTALL, S3Client, boto3_missing
+from iobench.writers.s3_store.download import S3Download
+from iobench.writers.s3_store.objects import S3Objects
+from iobench.writers.s3_store.options import S3Options
+from iobench.writers.s3_store.parts import StreamParts, part_size_for
+from iobench.writers.s3_store.source import S3Source
+from iobench.writers.s3_store.stream import S3Stream
+from iobench.writers.s3_store.target import S3Target, is_s3
+from iobench.writers.s3_store.upload import S3Upload
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter, Transfer
-from iobench.writers.workers import Blocks, run_workers
 
 __all__ = ["S3Options", "S3Writer"]
 

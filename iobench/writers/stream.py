@@ -16,7 +16,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from iobench.errors import IobenchError, TransferError
-from iobench.writers import ending
+from iobench.writers.blocks import interpreter_end
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Meter, Transfer
 
@@ -24,7 +24,7 @@ __all__ = ["Stream"]
 
 
 class _File(Protocol):
-    """What a stream asks of its new file; see `iobench.writers.files.NewFile`."""
+    """What a stream asks of its new file; see `iobench.writers.local.new_file.NewFile`."""
 
     path: str
 
@@ -57,7 +57,7 @@ class Stream(io.RawIOBase):
         self._flushed = self._done = False
         self._inside_s = meter.elapsed_s()
         self._opened_by = threading.current_thread()
-        ending.at_end(self, Stream._at_end)
+        interpreter_end.at_end(self, Stream._at_end)
         self.transfer: Transfer | None = None
         """What happened; None until the file is published."""
 
@@ -223,14 +223,18 @@ class Stream(io.RawIOBase):
             return
         path, failed = self._file.path, self._failure is not None
         if self._opened_by.daemon and self._opened_by.is_alive():  # and may be in `write` just now
-            ending.lost(f"{path}: a daemon thread had not closed it when the interpreter ended")
+            interpreter_end.lost(
+                f"{path}: a daemon thread had not closed it when the interpreter ended"
+            )
         elif self._flushed and not failed:
             self._opened_under = sys.exception()
             self.close()
         else:
             self.abort()
             if not failed:
-                ending.lost(f"{path}: the interpreter ended before close(); nothing was published")
+                interpreter_end.lost(
+                    f"{path}: the interpreter ended before close(); nothing was published"
+                )
 
     # Inside.
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from iobench.errors import UnavailableError
 from iobench.writers.base import Availability
-from iobench.writers.cached import CachedOptions, CachedWriter, Source
-from iobench.writers.dontcache import DontCache, dontcache_refusal, read_uncached
-from iobench.writers.files import NewFile
 from iobench.writers.image import Bytes
+from iobench.writers.local.dontcache import DontCache, dontcache_refusal, read_uncached
+from iobench.writers.local.new_file import NewFile
+from iobench.writers.local.page_cache import CachedOptions, CachedWriter, Fill
+from iobench.writers.local.sinks import PlainSink, PushingSink, Sink
 from iobench.writers.options import option
-from iobench.writers.sinks import PlainSink, PushingSink, Sink
 from iobench.writers.transfer import Meter
 
 __all__ = ["UncachedOptions", "UncachedWriter"]
@@ -76,7 +76,7 @@ class UncachedWriter(CachedWriter):
             raise UnavailableError(self.name, f"{file.refusal}.", _REMEDY)
         return file.flags(meter)
 
-    def _source(self, fd: int, meter: Meter) -> Source:
+    def _source(self, fd: int, meter: Meter) -> Fill:
         flags = self._dontcache_flags(fd, meter)
 
         def fill(views: list[Bytes], offset: int, own: Meter) -> None:

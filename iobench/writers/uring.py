@@ -6,15 +6,15 @@ import os
 from dataclasses import dataclass
 
 from iobench.units import GIB, KIB, MIB
-from iobench.writers.background import BackgroundWriter
-from iobench.writers.direct import DirectWriter
-from iobench.writers.direct_engine import DirectEngine
-from iobench.writers.direct_stream import DirectStream
-from iobench.writers.files import NewFile
-from iobench.writers.flight import InFlight
+from iobench.writers.direct.background import BackgroundWriter
+from iobench.writers.direct.base import DirectWriter
+from iobench.writers.direct.engine import DirectEngine
+from iobench.writers.direct.in_flight import InFlight
+from iobench.writers.direct.stream import DirectStream
+from iobench.writers.direct.uring_engine import RingEngine
+from iobench.writers.direct.uring_queue import open_ring
+from iobench.writers.local.new_file import NewFile
 from iobench.writers.options import WriterOptions, option
-from iobench.writers.ring import open_ring
-from iobench.writers.ring_engine import RingEngine
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter
 

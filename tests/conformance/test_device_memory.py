@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.fake_device import FakeDevice, on_device
 
 from iobench.testing import Bucket, Check, local_s3, writer_checks
-from iobench.testing.device import FakeDevice, on_device
 from iobench.writers import registry
 
 _SETTINGS: dict[str, dict[str, object]] = {

@@ -8,14 +8,14 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from support.fake_cufile import FakeCuFile
+from support.fake_device import FakeBytes, FakeDevice, on_device
 
 from iobench.errors import UnavailableError
 from iobench.testing import Bucket, Check, local_s3, writer_checks
-from iobench.testing.cufile import FakeCuFile
-from iobench.testing.device import FakeBytes, FakeDevice, on_device
 from iobench.units import GIB, MIB
 from iobench.writers import gds, registry
-from iobench.writers.cufile import CuFile
+from iobench.writers.device.cufile import CuFile
 from iobench.writers.image import Bytes
 
 

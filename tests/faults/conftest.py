@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.fake_cufile import FakeCuFile
+from support.fake_device import FakeDevice, on_device
+from support.scripted_s3 import ScriptedS3, scripted_s3
 
 from iobench.testing import Footprint
-from iobench.testing.cufile import FakeCuFile
-from iobench.testing.device import FakeDevice, on_device
-from iobench.testing.scripted_s3 import ScriptedS3, scripted_s3
 from iobench.writers import gds, registry
 from iobench.writers.base import Writer
-from iobench.writers.cufile import CuFile
+from iobench.writers.device.cufile import CuFile
 from iobench.writers.image import FileImage
 from iobench.writers.s3 import S3Writer
-from iobench.writers.s3_retry import RetryPolicy
+from iobench.writers.s3_store.retry import RetryPolicy
 
 _WRITERS = {
     "buffered": {"threads": 2},

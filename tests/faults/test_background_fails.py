@@ -14,8 +14,8 @@ import pytest
 
 from iobench.testing import Footprint, content
 from iobench.writers import hybrid, uring
-from iobench.writers.cached_file import CachedFile
-from iobench.writers.direct_io import pwrite_direct
+from iobench.writers.hybrid_paths.cached_file import CachedFile
+from iobench.writers.local.direct_io import pwrite_direct
 from iobench.writers.registry import make
 from iobench.writers.stream import Stream
 

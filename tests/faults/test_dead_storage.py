@@ -20,8 +20,8 @@ from iobench.errors import TransferError, UnavailableError
 from iobench.testing import content, expect_raises
 from iobench.units import MIB
 from iobench.writers.base import Writer
-from iobench.writers.files import NewFile
 from iobench.writers.image import FileImage
+from iobench.writers.local.new_file import NewFile
 
 _DATA = content(MIB + 77)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from support.scripted_s3 import ScriptedS3
 
 from iobench import load_checkpoint
-from iobench.testing.scripted_s3 import ScriptedS3
 from iobench.writers.registry import make
 
 _SCRIPT = Path(__file__).with_name("scripts") / "ends.py"

@@ -32,8 +32,8 @@ def saves(
     """Saves by that writer, each of which may be killed."""
     make(tmp_path)
     options = json.loads(settings)
-    target, played = str(tmp_path), name == "gds"
-    with killed_saves(name, options, target, how=how, size_bytes=_SIZE, played=played) as running:
+    target, factory = str(tmp_path), "support.fake_cufile:play_gds" if name == "gds" else ""
+    with killed_saves(name, options, target, how=how, size_bytes=_SIZE, factory=factory) as running:
         yield running
 
 
@@ -115,7 +115,7 @@ def _number(path: Path, size_bytes: int) -> int:
 _PROBES = """
 import os, signal, sys
 from iobench.writers import registry
-from iobench.writers.files import NewFile
+from iobench.writers.local.new_file import NewFile
 
 NewFile.abandon = lambda self: os.kill(os.getpid(), signal.SIGKILL)
 for name in ("odirect", "uring", "hybrid"):

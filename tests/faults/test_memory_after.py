@@ -14,12 +14,12 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
+from support.fake_device import FakeDevice
+from support.scripted_s3 import answer, reset
 
 from iobench import linux
 from iobench.errors import DataMismatchError, TransferError, UnavailableError
 from iobench.testing import BrokenImage, content, expect_raises
-from iobench.testing.device import FakeDevice
-from iobench.testing.scripted_s3 import answer, reset
 from iobench.units import MIB
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage

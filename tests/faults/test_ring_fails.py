@@ -12,11 +12,12 @@ import pytest
 
 from iobench.errors import TransferError
 from iobench.testing import content
-from iobench.writers import flight, hybrid, uring
+from iobench.writers import hybrid, uring
 from iobench.writers.base import Writer
+from iobench.writers.direct import in_flight
+from iobench.writers.direct.uring_queue import PyuringRing
 from iobench.writers.image import FileImage
 from iobench.writers.registry import make
-from iobench.writers.ring import PyuringRing
 
 _BLOCKS = 32
 _DATA = content(_BLOCKS * 65536 - 100)
@@ -162,7 +163,7 @@ def test_a_ring_that_fails_itself(
     setattr(Breaking, method, breaking)
     memory: list[object] = []
     with monkeypatch.context() as patch:
-        patch.setattr(flight, "_lost", memory)
+        patch.setattr(in_flight, "_lost", memory)
         for module in (uring, hybrid):
             patch.setattr(module, "open_ring", Breaking)
         image = FileImage.of("model", [_DATA]) if operation == "write" else back

@@ -8,18 +8,18 @@ import threading
 
 import pytest
 import torch
+from support.scripted_s3 import answer, etag
 
 from iobench import Checkpointer, load_checkpoint
 from iobench.errors import DataMismatchError, TransferError, UnavailableError
 from iobench.formats import safetensors, torch_file
 from iobench.testing import content
-from iobench.testing.scripted_s3 import answer, etag
 from iobench.units import MIB
+from iobench.writers.blocks.workers import Blocks
 from iobench.writers.image import FileImage
 from iobench.writers.s3 import S3Writer
-from iobench.writers.s3_errors import having
-from iobench.writers.s3_retry import RetryPolicy
-from iobench.writers.workers import Blocks
+from iobench.writers.s3_store.errors import having
+from iobench.writers.s3_store.retry import RetryPolicy
 
 _TARGET = "s3://bucket/run"
 _STATE = {"w": torch.arange(1000.0), "b": torch.ones(3)}

@@ -17,8 +17,8 @@ from iobench.errors import UnavailableError
 from iobench.testing import LocalS3, killed_saves, local_s3, moto_s3
 from iobench.units import MIB
 from iobench.writers.s3 import S3Writer
-from iobench.writers.s3_objects import S3Objects
-from iobench.writers.s3_target import S3Target
+from iobench.writers.s3_store.objects import S3Objects
+from iobench.writers.s3_store.target import S3Target
 from iobench.writers.transfer import Meter
 
 _KILLS = {

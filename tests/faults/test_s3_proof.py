@@ -7,15 +7,15 @@ import re
 
 import pytest
 import torch
+from support.scripted_s3 import Handler, answer, etag, reset, xml
 
 from iobench import Checkpointer, KeepLast, load_checkpoint
 from iobench.errors import IobenchError, TransferError, UnavailableError
 from iobench.testing import content
-from iobench.testing.scripted_s3 import Handler, answer, etag, reset, xml
 from iobench.units import MIB
 from iobench.writers.image import FileImage
-from iobench.writers.s3_checksum import Checksum
-from iobench.writers.s3_retry import RetryPolicy
+from iobench.writers.s3_store.checksum import Checksum
+from iobench.writers.s3_store.retry import RetryPolicy
 
 _DATA = content(5 * MIB + 777)
 _SMALL = content(777)

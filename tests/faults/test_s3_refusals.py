@@ -6,10 +6,10 @@ import subprocess
 import sys
 
 import pytest
+from support.scripted_s3 import answer
 
 from iobench.errors import IobenchError, TransferError, UnavailableError
 from iobench.testing import content
-from iobench.testing.scripted_s3 import answer
 from iobench.units import MIB
 from iobench.writers.image import FileImage
 from iobench.writers.s3 import S3Writer

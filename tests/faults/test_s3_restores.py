@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.scripted_s3 import answer, etag, silence
 
 from iobench.errors import DataMismatchError, TransferError
 from iobench.formats import safetensors
 from iobench.testing import content
-from iobench.testing.scripted_s3 import answer, etag, silence
 from iobench.units import MIB
 from iobench.writers.image import FileImage
 

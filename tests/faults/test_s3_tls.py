@@ -10,10 +10,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from support.scripted_s3 import scripted_s3
 
 from iobench.errors import TransferError, UnavailableError
 from iobench.testing import content
-from iobench.testing.scripted_s3 import scripted_s3
 from iobench.writers.image import FileImage
 from iobench.writers.s3 import S3Writer
 

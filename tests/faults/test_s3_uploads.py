@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 
 import pytest
+from support.scripted_s3 import answer, etag, reset, silence
 
 from iobench.errors import TransferError
 from iobench.testing import content
-from iobench.testing.scripted_s3 import answer, etag, reset, silence
 from iobench.units import MIB
 from iobench.writers.image import FileImage
-from iobench.writers.s3_retry import THROTTLED
+from iobench.writers.s3_store.retry import THROTTLED
 
 _DATA = content(3 * 5 * MIB + 777)
 _TARGET = "s3://bucket/run"

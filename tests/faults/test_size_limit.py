@@ -9,6 +9,7 @@ from pathlib import Path
 
 from iobench.writers.base import Writer
 
+_TESTS = str(Path(__file__).parents[1])
 _CHILD = """
 import errno, json, os, resource, sys
 import numpy as np
@@ -16,10 +17,11 @@ from iobench.errors import TransferError
 from iobench.writers import registry
 from iobench.writers.image import FileImage
 
-name, directory, settings = sys.argv[1:]
+name, directory, settings, tests = sys.argv[1:]
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 if name == "gds":
-    from iobench.testing.cufile import play_gds
+    sys.path.insert(0, tests)
+    from support.fake_cufile import play_gds
     make = play_gds()
 else:
     make = registry.writer_class(name)
@@ -50,7 +52,7 @@ def test_size_limit(make: Callable[..., Writer], name: str, settings: str, tmp_p
     make(tmp_path)
     (tmp_path / "model").write_bytes(b"the last good one")
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", _CHILD, name, str(tmp_path), settings],
+        [sys.executable, "-W", "error", "-c", _CHILD, name, str(tmp_path), settings, _TESTS],
         capture_output=True,
         text=True,
         check=False,

@@ -15,8 +15,8 @@ from aiofiles.threadpool.binary import AsyncFileIO
 from iobench.errors import TransferError
 from iobench.testing import content
 from iobench.writers.base import Writer
+from iobench.writers.direct.uring_queue import PyuringRing
 from iobench.writers.image import FileImage
-from iobench.writers.ring import PyuringRing
 
 _BLOCKS = 32  # more than a buffered stream puts together
 _DATA = content(_BLOCKS * 65536 - 100)

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 import iobench
-from iobench.bench import directory
-from iobench.bench import local_s3 as local_s3_module
-from iobench.bench.scratch import PREFIX
+from iobench.bench.targets import directory
+from iobench.bench.targets import local_s3 as local_s3_module
+from iobench.bench.targets.scratch import PREFIX
 from iobench.cli.main import app
 from iobench.errors import IobenchError, TargetError, UnavailableError, UsageError
 from iobench.testing import LocalS3, local_s3

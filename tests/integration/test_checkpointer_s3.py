@@ -21,8 +21,8 @@ from iobench.errors import (
 )
 from iobench.testing import Bucket, LocalS3, local_s3, moto_s3
 from iobench.writers.s3 import S3Writer
-from iobench.writers.s3_objects import S3Objects
-from iobench.writers.s3_target import S3Target
+from iobench.writers.s3_store.objects import S3Objects
+from iobench.writers.s3_store.target import S3Target
 
 _SERVERS = {"rclone": local_s3, "moto": moto_s3}
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from iobench.bench.scratch import PREFIX
+from iobench.bench.targets.scratch import PREFIX
 from iobench.cli.main import app
 from iobench.results import read
 from iobench.units import GIB, MIB

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.fake_device import on_device
 
 from iobench.formats import safetensors, torch_file
 from iobench.testing import Check, writer_checks
-from iobench.testing.device import on_device
 from iobench.writers import registry
 
 _CUDA = torch.cuda.is_available()
@@ -29,7 +29,7 @@ class _Gpu:
     """The current CUDA device, for `on_device`: memory goes there on a stream that is kept busy."""
 
     def upload(self, data: np.ndarray) -> object:
-        from iobench.writers.cuda import CudaBytes
+        from iobench.writers.device.cuda import CudaBytes
 
         if len(data):
             torch.cuda._sleep(1_000_000)  # the copy below is not done when this returns

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from iobench.bench.fio import FILE_NAME
-from iobench.bench.scratch import PREFIX
+from iobench.bench.targets.scratch import PREFIX
 from iobench.checkpoint.staged import STAGING_SUFFIX
 from iobench.environment import fio_version
 from iobench.results import read

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from support.scripted_s3 import scripted_s3
 
 from iobench.errors import OptionError, TransferError
-from iobench.testing.scripted_s3 import scripted_s3
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.s3 import S3Writer
 from iobench.writers.transfer import Transfer

@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 
 from iobench import workloads
-from iobench.bench import counters
 from iobench.bench.axes import Variant
-from iobench.bench.contender import Contender
-from iobench.bench.contenders import choose
-from iobench.bench.crew import InProcess
-from iobench.bench.directory import DirectoryScratch
-from iobench.bench.job import Job, JobSetup
-from iobench.bench.sampler import Reading
-from iobench.bench.target import OpenTarget
+from iobench.bench.contenders.base import Contender
+from iobench.bench.contenders.choose import choose
+from iobench.bench.counters import monitor as counters
+from iobench.bench.counters.sampler import Reading
+from iobench.bench.processes.group import InProcess
+from iobench.bench.processes.job import Job, JobSetup
+from iobench.bench.targets.base import OpenTarget
+from iobench.bench.targets.directory import DirectoryScratch
 from iobench.bench.trial import Trial
 from iobench.results import Sample
 from iobench.units import KIB, MIB

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from support.scripted_s3 import ScriptedS3, answer, scripted_s3
 
 import iobench.safetensors
 import iobench.torch
 from iobench.errors import DataMismatchError, TransferError, UsageError
-from iobench.testing.scripted_s3 import ScriptedS3, answer, scripted_s3
 from iobench.writers.s3 import S3Writer
 
 Load = Callable[..., Any]

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint import filesystem
 
 from iobench.integrations.default_writer import set_default_writer
 from iobench.integrations.redirect import patches
-from iobench.integrations.redirect.tally import CallCounts
+from iobench.integrations.redirect.call_counts import CallCounts
 
 STATE = {"w": torch.arange(4096.0)}
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from iobench.bench.contender import WriterContender
-from iobench.bench.holder import Holder
-from iobench.bench.target_kinds import target_of
+from iobench.bench.contenders.base import WriterContender
+from iobench.bench.targets.choose import target_of
+from iobench.bench.targets.holder import Holder
 from iobench.errors import UnavailableError
 from iobench.results import read
 from iobench.testing import Bucket, LocalS3, local_s3

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from iobench import workloads
-from iobench.bench import directory
-from iobench.bench.target_kinds import target_of
+from iobench.bench.targets import directory
+from iobench.bench.targets.choose import target_of
 from iobench.checkpoint.checkpointer import Checkpointer
-from iobench.tune import rig as rig_module
+from iobench.tune import trial_runner as rig_module
 from iobench.tune.candidate import Candidate
 from iobench.tune.measurement import Step
 from iobench.tune.objective import Objective
-from iobench.tune.rig import TrialRunner
+from iobench.tune.trial_runner import TrialRunner
 from iobench.units import MIB
 from iobench.writers.buffered import BufferedWriter
 

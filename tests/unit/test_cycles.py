@@ -36,7 +36,7 @@ def _imports(of: str) -> dict[str, set[str]]:
     "package",
     [
         *("bench", "cli", "environment", "formats", "integrations", "peers", "report", "results"),
-        *("testing", "train", "tune", "workloads"),
+        *("testing", "train", "tune", "workloads", "writers", "checkpoint", "goodput", "claims"),
     ],
 )
 def test_files_import_each_other_in_one_direction(package: str) -> None:

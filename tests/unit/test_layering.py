@@ -12,16 +12,16 @@ import iobench
 
 _PACKAGE = Path(iobench.__file__).parent
 _FLOORS = (
-    *("cli", "report", "tune", "train", "integrations", "bench", "peers", "results", "dist"),
-    *("tiers", "checkpoint", "workloads", "formats", "writers"),
+    *("cli", "report", "tune", "claims", "train", "goodput", "integrations", "bench", "peers"),
+    *("results", "checkpoint", "workloads", "formats", "writers"),
 )
 """From the top down; a floor may import those after it, and itself."""
-_LEAVES = ("environment", "linux", "text", "units", "errors")
+_LEAVES = ("environment", "linux", "text", "units", "errors", "_version")
 """Any floor may import them; each may import only those after it, and itself."""
 _OPEN = ("testing", "__main__", "__init__")
 """May import anything; nothing but tests may import `testing`."""
-_NAMED = {"torch": "integrations", "safetensors": "integrations"}
-"""Modules at the top for their names' sake, and the floor that they are part of."""
+_NAMED = {"torch": "cli", "safetensors": "cli"}
+"""Public names of drop-ins, which nothing in the package imports: they count as the top floor."""
 _ORDER = (*_FLOORS, *_LEAVES)
 
 
@@ -53,7 +53,7 @@ def _imports(tree: ast.AST) -> Iterator[str]:
 
 
 def _upward(part: str, imported: str) -> bool:
-    if imported == part or part in _OPEN or imported in ("__init__", "__version__"):
+    if imported == part or part in _OPEN or imported == "__init__":
         return False
     return imported not in _ORDER or _ORDER.index(imported) < _ORDER.index(part)
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from iobench.errors import UnavailableError
 from iobench.integrations.bypass import bypass, bypassed
-from iobench.integrations.place import NotOurs, StockPath, path_of
-from iobench.integrations.redirect.detour import fallbacks_of
-from iobench.integrations.redirect.tally import CallCounts, Count
+from iobench.integrations.redirect.call_counts import CallCounts, Count
+from iobench.integrations.redirect.redirect import fallbacks_of
+from iobench.integrations.stock_path import NotOurs, StockPath, path_of
 from iobench.writers.base import Writer
 from iobench.writers.stream import Stream
 

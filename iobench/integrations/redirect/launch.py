@@ -15,10 +15,10 @@ from typing import Any
 
 from iobench.errors import UsageError
 from iobench.integrations.default_writer import CONFIG, EXEC
-from iobench.integrations.redirect.tally import Function, merged
+from iobench.integrations.redirect.call_counts import Function, merged
 from iobench.writers.base import Writer
 from iobench.writers.config import dump_writer
-from iobench.writers.files import write_text
+from iobench.writers.local.new_file import write_text
 
 __all__ = ["SCHEMA", "ExecOutcome", "launch", "report", "write_report"]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from iobench.integrations.bypass import bypassed
 from iobench.integrations.default_writer import redirected_writer
-from iobench.integrations.redirect.detour import Redirect
-from iobench.integrations.redirect.tally import CallCounts
+from iobench.integrations.redirect.call_counts import CallCounts
+from iobench.integrations.redirect.redirect import Redirect
 from iobench.integrations.replacing import replace
 
 __all__ = ["dcp", "safetensors", "torch"]
@@ -80,7 +80,7 @@ def dcp(module: ModuleType, tally: CallCounts) -> None:
 
     @functools.wraps(stock_mkdir)
     def mkdir(self: Any, path: str | os.PathLike[str]) -> None:
-        from iobench.writers.files import missing_directories, sync_directory
+        from iobench.writers.local.new_file import missing_directories, sync_directory
 
         made = [] if bypassed() else missing_directories(path)
         stock_mkdir(self, path)
@@ -89,7 +89,7 @@ def dcp(module: ModuleType, tally: CallCounts) -> None:
 
     @functools.wraps(stock_rename)
     def rename(self: Any, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
-        from iobench.writers.files import sync_directory
+        from iobench.writers.local.new_file import sync_directory
 
         stock_rename(self, path, new_path)
         if not bypassed():  # it commits a checkpoint, and stock leaves the name in memory

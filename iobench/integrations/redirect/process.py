@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from iobench.integrations.redirect.watch import Watch
 
 if TYPE_CHECKING:
-    from iobench.integrations.redirect.tally import CallCounts
+    from iobench.integrations.redirect.call_counts import CallCounts
 
 __all__ = ["begin"]
 
@@ -28,7 +28,7 @@ def begin(session: str, problem: Callable[[str], None]) -> None:
 
     @functools.cache
     def tally() -> CallCounts:
-        from iobench.integrations.redirect.tally import CallCounts
+        from iobench.integrations.redirect.call_counts import CallCounts
 
         return CallCounts(session)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from iobench.integrations.redirect.call_counts import Count
 from iobench.integrations.redirect.launch import ExecOutcome
-from iobench.integrations.redirect.tally import Count
 from iobench.units import MIB, format_rate, format_size
 from iobench.writers.base import Writer
 

@@ -33,9 +33,9 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
-from iobench.writers.waiting import Worker, uninterrupted
+from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
 
-__all__ = ["Channel", "Lease", "State"]
+__all__ = ["Channel", "Lease", "LeaseState"]
 
 _LOOK_AGAIN_S = 1.0
 
@@ -45,8 +45,8 @@ _lost: list[Any] = []
 T = TypeVar("T")
 
 
-class State(Enum):
-    """State of a lease; see the module."""
+class LeaseState(Enum):
+    """LeaseState of a lease; see the module."""
 
     HELD = "held"
     QUEUED = "queued"
@@ -56,8 +56,8 @@ class State(Enum):
     LOST = "lost"
 
 
-_PENDING = (State.QUEUED, State.RUNNING)
-_ENDED = (State.DONE, State.FAILED, State.LOST)
+_PENDING = (LeaseState.QUEUED, LeaseState.RUNNING)
+_ENDED = (LeaseState.DONE, LeaseState.FAILED, LeaseState.LOST)
 
 
 class Lease(Generic[T]):
@@ -67,7 +67,7 @@ class Lease(Generic[T]):
 
     def __init__(self, item: T) -> None:
         self.item = item
-        self.state = State.HELD
+        self.state = LeaseState.HELD
         self.worker: Worker | None = None
 
 
@@ -133,14 +133,14 @@ class Channel(Generic[T]):
             with self._lock:
                 if self._closed:
                     raise RuntimeError(f"{self._name}: closed")
-                lease.state = State.QUEUED
+                lease.state = LeaseState.QUEUED
                 self._staff()
                 self._changed.notify_all()
         except BaseException:
             with self._lock:
-                if lease.state is State.QUEUED:
-                    lease.state = State.HELD
-            if lease.state is State.HELD:
+                if lease.state is LeaseState.QUEUED:
+                    lease.state = LeaseState.HELD
+            if lease.state is LeaseState.HELD:
                 self._forget(lease)
                 self._call_afterwards()
             raise
@@ -198,7 +198,7 @@ class Channel(Generic[T]):
         while (lease := self._take(wait)) is not None:
             if not self._failures and not self._dropping:
                 return lease
-            self.end(lease, State.FAILED)
+            self.end(lease, LeaseState.FAILED)
         return None
 
     def serve(self, handle: Callable[[T], None]) -> None:
@@ -209,13 +209,13 @@ class Channel(Generic[T]):
                     handle(lease.item)
                 except BaseException as error:  # noqa: BLE001 -- raised on the submitting side
                     self.fail(error)
-                    self.end(lease, State.FAILED)
+                    self.end(lease, LeaseState.FAILED)
                 else:
-                    self.end(lease, State.DONE)
+                    self.end(lease, LeaseState.DONE)
                 del lease  # its memory would be kept while this waits for the next
         except BaseException as error:
             self.fail(error)
-            self.end_mine(State.FAILED)  # `next` took it, and was interrupted
+            self.end_mine(LeaseState.FAILED)  # `next` took it, and was interrupted
             raise
 
     def fail(self, error: BaseException) -> None:
@@ -225,7 +225,7 @@ class Channel(Generic[T]):
                 self._failures.append(error)
             self._changed.notify_all()
 
-    def end(self, lease: Lease[T], state: State) -> None:
+    def end(self, lease: Lease[T], state: LeaseState) -> None:
         """End `lease` as `state`; nothing happens to one that has ended."""
         with self._lock:
             if lease.state in _ENDED:
@@ -233,7 +233,7 @@ class Channel(Generic[T]):
             lease.state = state
         self._give_back(lease)
 
-    def end_mine(self, state: State) -> None:
+    def end_mine(self, state: LeaseState) -> None:
         """End every lease of the calling worker; one that is LOST is a failure."""
         self._end_all_of(threading.current_thread(), state)
 
@@ -244,7 +244,7 @@ class Channel(Generic[T]):
             raise RuntimeError(f"{self._name}: its threads are in the parent process")
 
     def _drained(self) -> bool:
-        return all(lease.state is State.HELD for lease in tuple(self._outstanding))
+        return all(lease.state is LeaseState.HELD for lease in tuple(self._outstanding))
 
     def _until(self, met: Callable[[], bool], *, despite_failure: bool = False) -> None:
         """Wait for `met()`, or a failure."""
@@ -268,7 +268,7 @@ class Channel(Generic[T]):
         """Do what dead workers left undone, and end what none is to begin."""
         for lease in tuple(self._outstanding):
             if lease.worker is not None and not lease.worker.working:
-                self._end_all_of(lease.worker, State.LOST)
+                self._end_all_of(lease.worker, LeaseState.LOST)
             elif lease.worker is None and lease.state in _ENDED:  # interrupted in `_withdraw`
                 self._forget(lease)
         if self._failures or self._dropping:
@@ -282,14 +282,14 @@ class Channel(Generic[T]):
                 self.fail(error)
 
     def _queued(self) -> list[Lease[T]]:
-        return [lease for lease in tuple(self._outstanding) if lease.state is State.QUEUED]
+        return [lease for lease in tuple(self._outstanding) if lease.state is LeaseState.QUEUED]
 
     def _withdraw(self, lease: Lease[T]) -> None:
         """End a queued lease unbegun."""
         with self._lock:
-            if lease.state is not State.QUEUED:
+            if lease.state is not LeaseState.QUEUED:
                 return
-            lease.state = State.FAILED
+            lease.state = LeaseState.FAILED
         self._give_back(lease)
 
     def _alive(self) -> list[Worker]:
@@ -323,15 +323,15 @@ class Channel(Generic[T]):
 
     def _retire(self) -> None:
         me: Any = threading.current_thread()
-        self._end_all_of(me, State.LOST)
+        self._end_all_of(me, LeaseState.LOST)
         with self._lock:
             self._workers.pop(me, None)
             self._changed.notify_all()
 
-    def _end_all_of(self, worker: threading.Thread, state: State) -> None:
+    def _end_all_of(self, worker: threading.Thread, state: LeaseState) -> None:
         for lease in tuple(self._outstanding):
             if lease.worker is worker:
-                if state is State.LOST:
+                if state is LeaseState.LOST:
                     self.fail(RuntimeError(f"{self._name}: a thread ended before its work"))
                 self.end(lease, state)
                 self._forget(lease)  # also where `end` was interrupted before
@@ -347,12 +347,12 @@ class Channel(Generic[T]):
                     return None
                 self._pause()
             queued[0].worker = me  # first: a RUNNING lease of no worker would never end
-            queued[0].state = State.RUNNING
+            queued[0].state = LeaseState.RUNNING
             return queued[0]
 
     def _give_back(self, lease: Lease[T]) -> None:
         try:
-            if lease.state is State.LOST:
+            if lease.state is LeaseState.LOST:
                 _lost.append(lease)
             elif self._release is not None:
                 self._release(lease.item)

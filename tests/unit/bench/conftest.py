@@ -8,12 +8,12 @@ import pytest
 
 from iobench import workloads
 from iobench.bench.axes import Variant
-from iobench.bench.contender import Contender
-from iobench.bench.crew import InProcess
-from iobench.bench.directory import DirectoryScratch
-from iobench.bench.job import JobSetup
-from iobench.bench.replay import Replay
-from iobench.bench.target import OpenTarget
+from iobench.bench.contenders.base import Contender
+from iobench.bench.data.replay import Replay
+from iobench.bench.processes.group import InProcess
+from iobench.bench.processes.job import JobSetup
+from iobench.bench.targets.base import OpenTarget
+from iobench.bench.targets.directory import DirectoryScratch
 from iobench.bench.trial import Trial
 from iobench.environment import DeviceCounters
 from iobench.units import MIB
@@ -62,7 +62,7 @@ def idle() -> IdleMonitor:
 def _no_dropping(monkeypatch: pytest.MonkeyPatch, tmp_path_factory) -> None:
     """The page cache of the whole machine is not the tests' to drop."""
     nowhere: Path = tmp_path_factory.mktemp("proc") / "drop_caches"
-    monkeypatch.setattr("iobench.bench.cold._DROP_CACHES", str(nowhere))
+    monkeypatch.setattr("iobench.bench.targets.cold._DROP_CACHES", str(nowhere))
 
 
 def make_trial(contender: Contender, tiny: Workload, directory: Path, idle: IdleMonitor) -> Trial:

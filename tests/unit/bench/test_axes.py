@@ -10,7 +10,7 @@ import pytest
 
 import iobench
 from iobench.bench.axes import Axes
-from iobench.bench.contenders import choose, find_baseline
+from iobench.bench.contenders.choose import choose, find_baseline
 from iobench.bench.planning import make_plan, plan_lines
 from iobench.errors import OptionError, UnknownNameError, UsageError
 from iobench.units import MIB

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from iobench import linux
-from iobench.bench.cold import make_cold
-from iobench.bench.verdict import RESIDENT_LIMIT
+from iobench.bench.judging.verdict import RESIDENT_LIMIT
+from iobench.bench.targets.cold import make_cold
 from iobench.environment import probe_directory
 from iobench.units import KIB
 
@@ -71,7 +71,7 @@ def test_the_whole_cache_is_dropped_only_where_it_is_permitted(
     """With a drop_caches that may be written, it is, and what is left is counted anew."""
     control = tmp_path / "drop_caches"
     control.touch()
-    monkeypatch.setattr("iobench.bench.cold._DROP_CACHES", str(control))
+    monkeypatch.setattr("iobench.bench.targets.cold._DROP_CACHES", str(control))
     make_cold([file])
     assert control.read_text() == ""  # there was no need
     with locked(file):
@@ -82,7 +82,7 @@ def test_the_whole_cache_is_dropped_only_where_it_is_permitted(
 
 def test_a_refused_drop_is_told(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A drop_caches that looks writable and refuses counts as not dropped."""
-    monkeypatch.setattr("iobench.bench.cold._DROP_CACHES", "/dev/full")
+    monkeypatch.setattr("iobench.bench.targets.cold._DROP_CACHES", "/dev/full")
     with locked(file):
         assert not make_cold([file]).dropped_caches
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iobench.bench.comparison import (
+from iobench.bench.judging.comparison import (
     LEAST_FLOOR,
     Difference,
     Finding,
@@ -18,7 +18,7 @@ from iobench.bench.comparison import (
     fastest,
     noise_floor,
 )
-from iobench.bench.stats import Interval, Ratio
+from iobench.bench.judging.stats import Interval, Ratio
 from iobench.results import Sample, read
 
 EXAMPLE = read(Path(__file__).parents[1] / "results" / "example.jsonl")

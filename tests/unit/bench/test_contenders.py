@@ -13,10 +13,10 @@ import torch
 from typer.testing import CliRunner
 
 from iobench import peers
-from iobench.bench import contenders
-from iobench.bench.contender import Contender, WriterContender
-from iobench.bench.contenders import choose
-from iobench.bench.peer_contender import PeerContender
+from iobench.bench.contenders import choose as contenders
+from iobench.bench.contenders.base import Contender, WriterContender
+from iobench.bench.contenders.choose import choose
+from iobench.bench.contenders.peer import PeerContender
 from iobench.cli.main import app
 from iobench.errors import OptionError, UnavailableError, UnknownNameError, UsageError
 from iobench.peers.base import Peer, State

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from iobench.bench import counters
-from iobench.bench.counters import Counters
+from iobench.bench.counters import monitor as counters
+from iobench.bench.counters.monitor import Counters
 from iobench.environment import DeviceCounters
 
 

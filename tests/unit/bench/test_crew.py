@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from iobench.bench.contender import WriterContender
-from iobench.bench.crew import ProcessGroup
-from iobench.bench.job import CheckpointRef, Job, JobSetup
+from iobench.bench.contenders.base import WriterContender
+from iobench.bench.processes.group import ProcessGroup
+from iobench.bench.processes.job import CheckpointRef, Job, JobSetup
 from iobench.errors import JobError
 from iobench.units import MIB
 from iobench.workloads import Workload

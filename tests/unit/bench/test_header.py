@@ -8,15 +8,15 @@ from typing import Any, TypeVar
 
 import pytest
 
-from iobench.bench import directory
 from iobench.bench.axes import Axes
-from iobench.bench.contender import WriterContender
-from iobench.bench.crew import Executor
-from iobench.bench.directory import DirectoryTarget
+from iobench.bench.contenders.base import WriterContender
 from iobench.bench.header import header
-from iobench.bench.job import Job
+from iobench.bench.judging.repeat import Repeat
 from iobench.bench.plan import Plan
-from iobench.bench.repeat import Repeat
+from iobench.bench.processes.group import Executor
+from iobench.bench.processes.job import Job
+from iobench.bench.targets import directory
+from iobench.bench.targets.directory import DirectoryTarget
 from iobench.results import Run
 from iobench.units import MIB
 from iobench.workloads import Workload

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from iobench.bench.holder import Holder
+from iobench.bench.targets.holder import Holder
 
 
 def test_ourselves() -> None:
@@ -21,7 +21,10 @@ def test_ourselves() -> None:
 
 def test_a_process_that_has_ended() -> None:
     """One that was killed is dead, before it is reaped and after."""
-    code = "from iobench.bench.holder import Holder; print(Holder.ourselves().to_bytes().decode())"
+    code = (
+        "from iobench.bench.targets.holder import Holder; "
+        "print(Holder.ourselves().to_bytes().decode())"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", f"{code}; import sys; sys.stdout.flush(); sys.stdin.read()"],
         stdin=subprocess.PIPE,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from iobench.bench.interrupts import uninterrupted
+from iobench.bench.processes.interrupts import deferred_interrupts
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def test_an_interrupt_waits_for_the_end() -> None:
     done = []
 
     def work() -> None:
-        with uninterrupted():
+        with deferred_interrupts():
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
             done.append(True)
@@ -40,7 +40,7 @@ def test_an_interrupt_that_another_thread_takes_waits_too() -> None:
     done = []
 
     def work() -> None:
-        with uninterrupted():
+        with deferred_interrupts():
             thread = threading.Thread(target=signal.raise_signal, args=(signal.SIGINT,))
             thread.start()
             thread.join()
@@ -55,7 +55,7 @@ def test_what_was_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None
     """A signal that nohup or a background job ignores is left alone."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with uninterrupted():
+        with deferred_interrupts():
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
             signal.raise_signal(signal.SIGHUP)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
@@ -68,7 +68,7 @@ def test_in_another_thread_nothing_is_touched() -> None:
     seen = []
 
     def work() -> None:
-        with uninterrupted():
+        with deferred_interrupts():
             seen.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=work)
@@ -79,6 +79,6 @@ def test_in_another_thread_nothing_is_touched() -> None:
 
 def test_an_error_inside_comes_out() -> None:
     """What the block raises is not swallowed, and the handlers are back."""
-    with pytest.raises(ValueError, match="inside"), uninterrupted():
+    with pytest.raises(ValueError, match="inside"), deferred_interrupts():
         raise ValueError("inside")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

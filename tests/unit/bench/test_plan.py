@@ -14,14 +14,14 @@ import pytest
 from iobench.bench import plan as module
 from iobench.bench import planning
 from iobench.bench import rates as rates_module
-from iobench.bench.contender import Contender
-from iobench.bench.contenders import choose
-from iobench.bench.directory import DirectoryTarget
+from iobench.bench.contenders.base import Contender
+from iobench.bench.contenders.choose import choose
 from iobench.bench.fio import JOBS
+from iobench.bench.judging.repeat import Repeat
 from iobench.bench.plan import DEFAULT_SECONDS, Plan
 from iobench.bench.planning import expected_line, make_plan, plan_lines
 from iobench.bench.rates import Rates
-from iobench.bench.repeat import Repeat
+from iobench.bench.targets.directory import DirectoryTarget
 from iobench.errors import (
     OptionError,
     TargetError,

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench import linux
-from iobench.bench.pool import RandomPool, Window, Windows
+from iobench.bench.data.pool import RandomPool, Window, Windows
 from iobench.units import KIB, MIB
 
 POOL = RandomPool(64 * KIB, 300 * KIB, seed=1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from iobench.bench.repeat import Repeat
+from iobench.bench.judging.repeat import Repeat
 from iobench.errors import OptionError, UsageError
 from iobench.results import Sample, read
 

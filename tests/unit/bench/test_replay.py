@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from iobench.bench.replay import Replay
+from iobench.bench.data.replay import Replay
 from iobench.errors import DataMismatchError
 from iobench.formats import safetensors, torch_file
 from iobench.formats.tensors import allocate

@@ -13,15 +13,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from iobench.bench import counters, directory, fio
+from iobench.bench import fio
 from iobench.bench import plan as plan_module
-from iobench.bench.comparison import noise_floor
-from iobench.bench.contender import WriterContender
-from iobench.bench.directory import DirectoryTarget
+from iobench.bench.contenders.base import WriterContender
+from iobench.bench.counters import monitor as counters
 from iobench.bench.fio import JOBS, FioJob, FioSample
+from iobench.bench.judging.comparison import noise_floor
+from iobench.bench.judging.repeat import Repeat
 from iobench.bench.plan import Plan
-from iobench.bench.repeat import Repeat
 from iobench.bench.runner import Runner
+from iobench.bench.targets import directory
+from iobench.bench.targets.directory import DirectoryTarget
 from iobench.cli.main import app
 from iobench.errors import CeilingError, RegressionError, TransferError
 from iobench.results import (

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from iobench.bench import scratch
-from iobench.bench.scratch import PREFIX, scratch_directory
+from iobench.bench.targets import scratch
+from iobench.bench.targets.scratch import PREFIX, scratch_directory
 from iobench.errors import TargetError
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from iobench.bench import settle as module
-from iobench.bench.settle import settle
+from iobench.bench.targets import settle as module
+from iobench.bench.targets.settle import settle
 
 
 class Clock:
@@ -80,7 +80,7 @@ def test_replaced_files_are_freed_first(
 ) -> None:
     """Their discards would be the next sample's; nothing is looked at before they are done."""
     order: list[str] = []
-    monkeypatch.setattr(module.freeing, "wait", lambda: order.append("freed"))
+    monkeypatch.setattr(module.deferred_free, "wait", lambda: order.append("freed"))
     monkeypatch.setattr(module.linux, "sync_file_system", lambda _: order.append("synced"))
     settle(tmp_path, device(0.0, clock))
     assert order == ["freed", "synced"]

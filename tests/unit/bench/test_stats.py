@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from iobench.bench.stats import (
+from iobench.bench.judging.stats import (
     Interval,
     bootstrap_median_interval,
     independent_log_ratio,

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from iobench.bench.axes import Axes
-from iobench.bench.contender import Contender, WriterContender
-from iobench.bench.contenders import choose
+from iobench.bench.contenders.base import Contender, WriterContender
+from iobench.bench.contenders.choose import choose
+from iobench.bench.data.replay import Replay
 from iobench.bench.planning import make_plan
-from iobench.bench.replay import Replay
 from iobench.errors import OptionError
 from iobench.units import KIB, MIB
 from iobench.workloads import Workload

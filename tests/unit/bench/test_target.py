@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from iobench.bench.bucket import BucketTarget
-from iobench.bench.contenders import choose
-from iobench.bench.directory import DirectoryTarget
-from iobench.bench.target_kinds import target_of
+from iobench.bench.contenders.choose import choose
+from iobench.bench.targets.bucket import BucketTarget
+from iobench.bench.targets.choose import target_of
+from iobench.bench.targets.directory import DirectoryTarget
 from iobench.errors import TargetError, UsageError
 
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from iobench.bench import counters
-from iobench.bench.contender import WriterContender
-from iobench.bench.contenders import choose
-from iobench.bench.directory import DirectoryScratch
-from iobench.bench.replay import Replay
-from iobench.bench.sampler import Sampler
+from iobench.bench.contenders.base import WriterContender
+from iobench.bench.contenders.choose import choose
+from iobench.bench.counters import monitor as counters
+from iobench.bench.counters.sampler import Sampler
+from iobench.bench.data.replay import Replay
+from iobench.bench.targets.directory import DirectoryScratch
 from iobench.bench.trial import Trial
 from iobench.checkpoint.staged import MANIFEST
 from iobench.errors import TransferError

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from iobench.bench.verdict import Context, Verdict, VerdictStatus, combine, judge, with_verification
+from iobench.bench.judging.verdict import (
+    Context,
+    Verdict,
+    VerdictStatus,
+    combine,
+    judge,
+    with_verification,
+)
 from iobench.results import (
     Cold,
     DeviceCounts,

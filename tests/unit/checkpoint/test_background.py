@@ -15,7 +15,7 @@ import torch
 from iobench.checkpoint.background import BackgroundFiles, absolute
 from iobench.errors import OptionError, StateError, TransferError
 from iobench.formats import torch_image
-from iobench.writers import ending
+from iobench.writers.blocks import interpreter_end
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.transfer import Transfer
 
@@ -215,7 +215,9 @@ def test_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer.fails = "2.pt"
     background.save({"n": 1}, tmp_path / "2.pt")
     lost: list[str] = []
-    monkeypatch.setattr(ending._ending, "lost", lost)  # pytest's own exit code would be 120
+    monkeypatch.setattr(
+        interpreter_end._ending, "lost", lost
+    )  # pytest's own exit code would be 120
     with pytest.warns(RuntimeWarning, match="refused"):
         del background
     assert len(lost) == 1
@@ -223,7 +225,7 @@ def test_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_thread_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When iobench has waited for all saves, as in a late function of atexit, `save` writes."""
-    monkeypatch.setattr(ending._ending, "begun", True)
+    monkeypatch.setattr(interpreter_end._ending, "begun", True)
     writer = Held()
     writer.go.set()
     with contextlib.closing(BackgroundFiles(writer)) as background:

@@ -37,7 +37,7 @@ from iobench.errors import (
     UsageError,
 )
 from iobench.writers.buffered import BufferedWriter
-from iobench.writers.files import PART_SUFFIX
+from iobench.writers.local.new_file import PART_SUFFIX
 from iobench.writers.transfer import Transfer
 
 Make = Callable[..., Checkpointer]

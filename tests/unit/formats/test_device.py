@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.fake_device import FakeBytes, FakeDevice
 
 from iobench.errors import UsageError
 from iobench.formats import raw, safetensors, tensors, torch_file
-from iobench.testing.device import FakeBytes, FakeDevice
 from iobench.writers import registry
 
 

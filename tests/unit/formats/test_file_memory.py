@@ -21,8 +21,8 @@ from iobench.errors import TransferError
 from iobench.formats import file_memory, torch_file
 from iobench.formats import safetensors as our_safetensors
 from iobench.formats.file_memory import FileMemory
+from iobench.writers.blocks.pages import HUGE_PAGE
 from iobench.writers.image import FileImage
-from iobench.writers.pages import HUGE_PAGE
 from iobench.writers.registry import make
 
 Load = Callable[..., tuple[dict[str, torch.Tensor], object]]

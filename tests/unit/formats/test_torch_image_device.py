@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.fake_device import FakeDevice
 
 from iobench.formats import torch_image, torch_layout
-from iobench.testing.device import FakeDevice
 from iobench.writers import registry
 
 

@@ -17,11 +17,11 @@ from types import ModuleType
 import pytest
 
 from iobench.errors import TransferError, UnavailableError, UsageError
-from iobench.integrations.place import NotOurs
-from iobench.integrations.redirect.detour import Redirect
+from iobench.integrations.redirect.call_counts import CallCounts, Count, merged
 from iobench.integrations.redirect.launch import write_report
-from iobench.integrations.redirect.tally import CallCounts, Count, merged
+from iobench.integrations.redirect.redirect import Redirect
 from iobench.integrations.redirect.watch import Watch
+from iobench.integrations.stock_path import NotOurs
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.transfer import Transfer
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from iobench.bench.comparison import Finding
+from iobench.bench.judging.comparison import Finding
 from iobench.cli.main import app
 from iobench.errors import IobenchError, OptionError, RegressionError, UsageError
 from iobench.report.alike import unlike

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from iobench.bench.sampler import FileSampler
+from iobench.bench.counters.sampler import FileSampler
 from iobench.results import TrainBlock
 from iobench.train import block as blocks_module
 from iobench.train.arm import choose_arms

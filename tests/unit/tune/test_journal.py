@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 
 import pytest
+from support.simulated_storage import SimulatedStorage
 
 from iobench.errors import ResultFileError
-from iobench.testing.paper_storage import SimulatedStorage
 from iobench.tune.candidate import Candidate
 from iobench.tune.journal import Journal, TrialRecord, TuningRecord, read_journal
 from iobench.tune.measurement import Step

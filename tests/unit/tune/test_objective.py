@@ -6,12 +6,12 @@ import math
 from dataclasses import replace
 
 import pytest
+from support.simulated_storage import SimulatedStorage
 
 from iobench.errors import UsageError
-from iobench.testing.paper_storage import SimulatedStorage
-from iobench.train import goodput, intervals
-from iobench.train.costs import Costs
-from iobench.train.job import TrainingJob
+from iobench.goodput import goodput, intervals
+from iobench.goodput.costs import Costs
+from iobench.goodput.job import TrainingJob
 from iobench.tune.candidate import Candidate
 from iobench.tune.measurement import Measurement, Step
 from iobench.tune.objective import Objective

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
+from support.simulated_storage import heavy_tails
 
-from iobench.testing.paper_storage import heavy_tails
 from iobench.tune.race import Race, RaceEntry, RaceStatus
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
+from support.simulated_storage import SimulatedStorage
 
 from iobench.errors import IobenchError
-from iobench.testing.paper_storage import SimulatedStorage
 from iobench.tune.budget import Budget, Cost
 from iobench.tune.candidate import Candidate
 from iobench.tune.confirm import Confirmation

@@ -5,16 +5,16 @@ from __future__ import annotations
 import random
 
 import pytest
-
-from iobench.bench.comparison import Finding
-from iobench.errors import IobenchError, UsageError
-from iobench.testing.paper_storage import (
+from support.simulated_storage import (
     NOISES,
     SimulatedStorage,
     best_rate,
     space_of_writers,
     true_rate,
 )
+
+from iobench.bench.judging.comparison import Finding
+from iobench.errors import IobenchError, UsageError
 from iobench.tune import tuner as tuner_module
 from iobench.tune.budget import Budget
 from iobench.tune.candidate import Candidate

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from iobench import workloads
-from iobench.bench.replay import Replay
+from iobench.bench.data.replay import Replay
 from iobench.errors import OptionError, UnknownNameError
 from iobench.units import MIB
 from iobench.workloads import FileSpec

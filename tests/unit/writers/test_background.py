@@ -11,13 +11,13 @@ from contextlib import AbstractContextManager
 import pytest
 
 from iobench.testing import Footprint, content
-from iobench.writers import background as module
-from iobench.writers import flight as flights
-from iobench.writers.background import BackgroundWriter, OneAtATime
-from iobench.writers.flight import InFlight
+from iobench.writers.blocks.workers import BlockPool
+from iobench.writers.direct import background as module
+from iobench.writers.direct import in_flight as flights
+from iobench.writers.direct.background import BackgroundWriter, OneAtATime
+from iobench.writers.direct.in_flight import InFlight
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Meter, PathCount
-from iobench.writers.workers import BlockPool
 
 _Impatience = Callable[[threading.Event], AbstractContextManager[None]]
 

@@ -13,12 +13,13 @@ import pytest
 
 from iobench.errors import TransferError, UnavailableError
 from iobench.testing import Footprint, content
-from iobench.writers import hybrid, posix
+from iobench.writers import hybrid
 from iobench.writers.base import Writer
-from iobench.writers.batch_sync import BatchSync
 from iobench.writers.image import FileImage
+from iobench.writers.local import posix
+from iobench.writers.local.batch_sync import BatchSync
+from iobench.writers.local.fsync_ring import SyncRing
 from iobench.writers.registry import make
-from iobench.writers.sync_ring import SyncRing
 
 _FILES = 40
 

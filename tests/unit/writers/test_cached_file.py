@@ -10,9 +10,9 @@ import pytest
 
 from iobench import linux
 from iobench.units import MIB
-from iobench.writers.cached_file import CachedFile
+from iobench.writers.hybrid_paths.cached_file import CachedFile
+from iobench.writers.hybrid_paths.policy import IoPath
 from iobench.writers.image import FileImage
-from iobench.writers.path_policy import IoPath
 from iobench.writers.transfer import Meter
 
 from ...conftest import MakeFilesystem
@@ -80,7 +80,7 @@ def test_an_uncached_write_is_on_the_device_on_return(
     fd: int, synced: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
     if refused:
-        monkeypatch.setattr("iobench.writers.dontcache.dontcache_refusal", lambda _: refused)
+        monkeypatch.setattr("iobench.writers.local.dontcache.dontcache_refusal", lambda _: refused)
     _write(CachedFile(fd), IoPath.UNCACHED, MIB, 2 * MIB)
     assert synced == [(MIB, MIB)]
     assert os.pread(fd, MIB, MIB) == _DATA[MIB : 2 * MIB].tobytes()

@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from iobench.testing import Footprint
 from iobench.writers.blocks import channel as module
-from iobench.writers.blocks.channel import Channel, Lease, State
+from iobench.writers.blocks.channel import Channel, Lease, LeaseState
 
 _FILE = module.__file__
 _SOON_S = 10  # a wait that takes longer hangs
@@ -90,7 +90,7 @@ def test_all_is_done_and_given_back() -> None:
         work.channel.drain()
         assert sorted(work.handled) == list(range(20))
         assert work.released == Counter(range(20))
-        assert all(lease.state is State.DONE for lease in leases)
+        assert all(lease.state is LeaseState.DONE for lease in leases)
         work.channel.close()
         work.channel.close()
     with pytest.raises(RuntimeError, match="closed"):
@@ -201,16 +201,16 @@ def _check_over(work: _Work, leases: list[Lease[int]]) -> None:
     with Footprint.unchanged():
         channel.close()
     for lease in leases:
-        assert lease.state in (State.HELD, State.DONE, State.FAILED, State.LOST)
+        assert lease.state in (LeaseState.HELD, LeaseState.DONE, LeaseState.FAILED, LeaseState.LOST)
     assert not channel._outstanding
     assert not [thread for thread in channel._threads if thread.working]
     assert channel._lock.acquire(timeout=1)
     channel._lock.release()
     assert max(work.released.values(), default=0) <= 1
     for lease in leases:
-        if lease.state in (State.HELD, State.LOST):
+        if lease.state in (LeaseState.HELD, LeaseState.LOST):
             assert not work.released[lease.item]
-        if lease.state is State.DONE:
+        if lease.state is LeaseState.DONE:
             assert lease.item in work.handled
 
 
@@ -286,10 +286,10 @@ class _Any(RuleBasedStateMachine):
         if self.fates[number] == "fail":
             raise OSError(number, "failed")
         if self.fates[number] == "lose":
-            self.channel.end_mine(State.LOST)
+            self.channel.end_mine(LeaseState.LOST)
 
     def _pending(self) -> list[Lease[int]]:
-        return [one for one in self.leases if one.state in (State.QUEUED, State.RUNNING)]
+        return [one for one in self.leases if one.state in (LeaseState.QUEUED, LeaseState.RUNNING)]
 
     def _expect(self, call: Callable[[], object]) -> None:
         """The first failure is raised if there is one, and nothing else."""
@@ -306,7 +306,7 @@ class _Any(RuleBasedStateMachine):
         def wait() -> None:
             while True:
                 with self.channel._lock:
-                    running = [one for one in self.leases if one.state is State.RUNNING]
+                    running = [one for one in self.leases if one.state is LeaseState.RUNNING]
                     listed = list(self.channel._outstanding)
                     if all(not self.gates[one.item].is_set() for one in running) and (
                         listed == self._pending() and (running or not listed)
@@ -341,7 +341,7 @@ class _Any(RuleBasedStateMachine):
         assert len(self.channel._outstanding) <= 3
         assert max(self.work.released.values(), default=0) <= 1
         for lease in self.leases:
-            if lease.state in (State.HELD, State.LOST):
+            if lease.state in (LeaseState.HELD, LeaseState.LOST):
                 assert not self.work.released[lease.item]
 
     @invariant()
@@ -430,7 +430,7 @@ def test_collected_in_its_own_worker() -> None:
         assert over.wait(_SOON_S)
         assert [thread.name for thread in closed_in] == ["test"]
         assert in_time == [True]
-        assert [lease.state for lease in leases] == [State.DONE, State.FAILED]
+        assert [lease.state for lease in leases] == [LeaseState.DONE, LeaseState.FAILED]
 
     gc.disable()
     try:
@@ -502,7 +502,7 @@ def test_any_interrupt_of_close_is_raised_after_it(raised: type[BaseException]) 
             work.channel.close()
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert lease.state is State.DONE
+    assert lease.state is LeaseState.DONE
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, RuntimeError])
@@ -522,7 +522,7 @@ def test_a_thread_that_cannot_be_had(
         for _ in range(2):
             with pytest.raises(error):
                 _within(_SOON_S, lambda: work.channel.submit(lease))
-            assert lease.state is State.HELD
+            assert lease.state is LeaseState.HELD
 
     def use() -> None:
         if work.channel.failure is None:

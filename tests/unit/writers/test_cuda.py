@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from iobench.errors import TransferError, UsageError
-from iobench.writers import cuda
-from iobench.writers.workers import BlockPool
+from iobench.writers.blocks.workers import BlockPool
+from iobench.writers.device import cuda
 
 
 class _Cuda:

@@ -16,7 +16,8 @@ from iobench import linux
 from iobench.errors import TransferError
 from iobench.testing import Footprint, content
 from iobench.units import GIB
-from iobench.writers import background, direct_stream
+from iobench.writers.direct import background
+from iobench.writers.direct import stream as direct_stream
 from iobench.writers.odirect import ODirectWriter
 
 _Impatience = Callable[[threading.Event], AbstractContextManager[None]]

@@ -17,17 +17,17 @@ import pytest
 from iobench import linux
 from iobench.errors import DataMismatchError
 from iobench.testing import content
-from iobench.writers import flight
-from iobench.writers.direct_engine import BlockingEngine, DirectEngine
-from iobench.writers.direct_file import DirectFile
-from iobench.writers.hybrid_file import HybridFile
+from iobench.writers.blocks.pages import fresh_pages
+from iobench.writers.blocks.workers import BlockPool
+from iobench.writers.direct import in_flight
+from iobench.writers.direct.engine import BlockingEngine, DirectEngine
+from iobench.writers.direct.uring_engine import RingEngine
+from iobench.writers.hybrid_paths.file import HybridFile
+from iobench.writers.hybrid_paths.memory_pressure import MemoryPressure
+from iobench.writers.hybrid_paths.policy import IoPath, PathPolicy
 from iobench.writers.image import Bytes, FileImage
-from iobench.writers.memory_pressure import MemoryPressure
-from iobench.writers.pages import fresh_pages
-from iobench.writers.path_policy import IoPath, PathPolicy
-from iobench.writers.ring_engine import RingEngine
+from iobench.writers.local.direct_file import DirectFile
 from iobench.writers.transfer import Meter
-from iobench.writers.workers import BlockPool
 
 _PAGE = linux.PAGE
 _PIECE = 4 * _PAGE
@@ -230,8 +230,8 @@ def _within_seconds(call: Callable[[], None]) -> BaseException | None:
 def lost(monkeypatch: pytest.MonkeyPatch) -> list[Bytes]:
     """Memory that was given up in this test; pauses take no time."""
     memory: list[Bytes] = []
-    monkeypatch.setattr(flight, "_lost", memory)
-    monkeypatch.setattr(flight.time, "sleep", lambda _: None)
+    monkeypatch.setattr(in_flight, "_lost", memory)
+    monkeypatch.setattr(in_flight.time, "sleep", lambda _: None)
     return memory
 
 

@@ -10,10 +10,10 @@ from concurrent.futures import CancelledError
 import pytest
 
 from iobench.testing import Footprint
-from iobench.writers import waiting
-from iobench.writers.executor import OwnLoop, WorkerExecutor
+from iobench.writers.blocks import interrupt_safe
+from iobench.writers.blocks.executor import OwnLoop, WorkerExecutor
+from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.transfer import Meter
-from iobench.writers.workers import Blocks, run_workers
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
-    monkeypatch.setattr(waiting.Worker, "start", refuse)
+    monkeypatch.setattr(interrupt_safe.Worker, "start", refuse)
 
 
 def _fail() -> None:
@@ -91,7 +91,7 @@ def test_too_few_threads_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(waiting.Worker, "start", refuse)
+    monkeypatch.setattr(interrupt_safe.Worker, "start", refuse)
     with WorkerExecutor(2, "test") as executor, pytest.raises(RuntimeError, match="can't start"):
         executor.submit(int)
 

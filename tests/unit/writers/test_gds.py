@@ -11,14 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.fake_cufile import Fails, FakeCuFile
+from support.fake_device import FakeDevice, on_device
 
 from iobench import linux
 from iobench.errors import TransferError, UnavailableError
 from iobench.testing import Check, content, writer_checks
-from iobench.testing.cufile import Fails, FakeCuFile
-from iobench.testing.device import FakeDevice, on_device
-from iobench.writers import cufile, gds
-from iobench.writers.cufile import CuFile, compatibility_reason
+from iobench.writers import gds
+from iobench.writers.device import cufile
+from iobench.writers.device.cufile import CuFile, compatibility_reason
 from iobench.writers.gds import GdsWriter
 from iobench.writers.image import FileImage
 from iobench.writers.transfer import Fallback

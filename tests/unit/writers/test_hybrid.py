@@ -16,17 +16,19 @@ from iobench import linux
 from iobench.errors import TransferError, UnavailableError
 from iobench.testing import content
 from iobench.units import KIB
-from iobench.writers import direct_engine, flight, hybrid
-from iobench.writers.cached_file import CachedFile
-from iobench.writers.direct_engine import BlockingEngine
-from iobench.writers.direct_io import written_on
+from iobench.writers import hybrid
+from iobench.writers.direct import engine as direct_engine
+from iobench.writers.direct import in_flight
+from iobench.writers.direct.engine import BlockingEngine
+from iobench.writers.direct.uring_engine import RingEngine
+from iobench.writers.direct.uring_queue import Ring, open_ring
 from iobench.writers.hybrid import HybridWriter
-from iobench.writers.hybrid_file import HybridFile
+from iobench.writers.hybrid_paths.cached_file import CachedFile
+from iobench.writers.hybrid_paths.file import HybridFile
+from iobench.writers.hybrid_paths.memory_pressure import MemoryPressure, Pressure
+from iobench.writers.hybrid_paths.policy import Decision, IoOperation, IoPath, PathPolicy
 from iobench.writers.image import FileImage
-from iobench.writers.memory_pressure import MemoryPressure, Pressure
-from iobench.writers.path_policy import Decision, IoPath, Operation, PathPolicy
-from iobench.writers.ring import Ring, open_ring
-from iobench.writers.ring_engine import RingEngine
+from iobench.writers.local.direct_io import written_on
 from iobench.writers.transfer import PathCount, Transfer
 
 _BLOCK = 64 * KIB
@@ -115,7 +117,7 @@ def _any_way(monkeypatch: pytest.MonkeyPatch) -> None:
     real = PathPolicy.choose
     turn = iter(range(1 << 30))
 
-    def choose(policy: PathPolicy, operation: Operation, *pressure: object) -> Decision:
+    def choose(policy: PathPolicy, operation: IoOperation, *pressure: object) -> Decision:
         chosen = real(policy, operation, *pressure)
         if chosen.path != IoPath.DIRECT:
             return chosen
@@ -279,7 +281,7 @@ def test_without_direct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_without_dontcache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where RWF_DONTCACHE is refused sync_file_range takes its place, and that is told."""
     monkeypatch.setattr(
-        "iobench.writers.dontcache.dontcache_refusal", lambda _: "RWF_DONTCACHE is refused"
+        "iobench.writers.local.dontcache.dontcache_refusal", lambda _: "RWF_DONTCACHE is refused"
     )
     data, writer = content(4 * _BLOCK), _writer(paths="uncached")
     moved = writer.write(FileImage.of("file", [data]), tmp_path)
@@ -457,7 +459,7 @@ def test_a_ring_whose_first_write_is_refused(
     def refused(*_: object) -> int:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
-    monkeypatch.setattr(flight, "written_on", refused)
+    monkeypatch.setattr(in_flight, "written_on", refused)
     data = content(8 * _BLOCK)
     moved = _written(_writer(), data, tmp_path, streamed=streamed)
     assert (tmp_path / "file").read_bytes() == data.tobytes()
@@ -478,7 +480,7 @@ def test_a_ring_that_fails_later(
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return written_on(*arguments)
 
-    monkeypatch.setattr(flight, "written_on", failing)
+    monkeypatch.setattr(in_flight, "written_on", failing)
     with pytest.raises(TransferError, match="Input/output error"):
         _written(_writer(), content(40 * _BLOCK), tmp_path, streamed=streamed)
     assert list(tmp_path.iterdir()) == []

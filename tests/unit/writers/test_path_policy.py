@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from iobench.units import GIB, KIB, MIB
-from iobench.writers.memory_pressure import Pressure
-from iobench.writers.path_policy import Decision, IoPath, Operation, PathPolicy, Position
+from iobench.writers.hybrid_paths.memory_pressure import Pressure
+from iobench.writers.hybrid_paths.policy import Decision, IoOperation, IoPath, PathPolicy, Position
 
 _SMALL = 256 * KIB
 _BLOCK = 8 * MIB
@@ -16,11 +16,11 @@ _DIRTY = Pressure(
     total_bytes=64 * GIB, available_bytes=32 * GIB, dirty_bytes=6 * GIB, throttle_bytes=5 * GIB
 )
 _ALL = tuple(IoPath)
-_LARGE = Operation(size_bytes=_BLOCK)
+_LARGE = IoOperation(size_bytes=_BLOCK)
 
 
-def _op(size: int, position: Position = Position.MIDDLE, **more: bool) -> Operation:
-    return Operation(size_bytes=size, position=position, **more)
+def _op(size: int, position: Position = Position.MIDDLE, **more: bool) -> IoOperation:
+    return IoOperation(size_bytes=size, position=position, **more)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def _op(size: int, position: Position = Position.MIDDLE, **more: bool) -> Operat
         (_op(100, Position.WHOLE, in_cache=True), _SHORT, "buffered", "in the page cache"),
     ],
 )
-def test_situations(operation: Operation, pressure: Pressure, path: str, reason: str) -> None:
+def test_situations(operation: IoOperation, pressure: Pressure, path: str, reason: str) -> None:
     """With every path at hand, each situation has its path and its words."""
     chosen = PathPolicy(small_size=_SMALL).choose(operation, pressure)
     assert chosen == Decision(path=IoPath(path), reason=reason)
@@ -80,7 +80,7 @@ def test_read_soon(pressure: Pressure, path: str, reason: str) -> None:
     ],
 )
 def test_fewer_paths(
-    paths: tuple[str, ...], operation: Operation, pressure: Pressure, path: str
+    paths: tuple[str, ...], operation: IoOperation, pressure: Pressure, path: str
 ) -> None:
     """Where a path is missing the next best is taken, and never one that is not allowed."""
     policy = PathPolicy([IoPath(one) for one in paths], small_size=_SMALL)

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from iobench.errors import DataMismatchError
-from iobench.writers.posix import IOV_MAX, pread_all, pwrite_all
+from iobench.writers.local.posix import IOV_MAX, pread_all, pwrite_all
 
 _SAME_FILE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -11,22 +11,27 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from support.fake_cufile import FakeCuFile
+from support.fake_device import FakeDevice
 
 from iobench.integrations import default_writer
-from iobench.integrations.redirect import tally as tallies
-from iobench.integrations.redirect.tally import CallCounts, Count, merged
-from iobench.testing.cufile import FakeCuFile
-from iobench.testing.device import FakeDevice
-from iobench.writers import gds, memory_pressure, path_policy, s3_client, staging, workers
+from iobench.integrations.redirect import call_counts as tallies
+from iobench.integrations.redirect.call_counts import CallCounts, Count, merged
+from iobench.writers import gds
 from iobench.writers.base import Writer
-from iobench.writers.cufile import CuFile
+from iobench.writers.blocks import workers
+from iobench.writers.blocks.workers import BlockPool
+from iobench.writers.device import staging
+from iobench.writers.device.cufile import CuFile
+from iobench.writers.hybrid_paths import memory_pressure
+from iobench.writers.hybrid_paths import policy as path_policy
+from iobench.writers.hybrid_paths.memory_pressure import MemoryPressure, Pressure
+from iobench.writers.hybrid_paths.policy import IoOperation, IoPath, PathPolicy
 from iobench.writers.image import Bytes
-from iobench.writers.memory_pressure import MemoryPressure, Pressure
-from iobench.writers.path_policy import IoPath, Operation, PathPolicy
-from iobench.writers.s3_client import S3Client
-from iobench.writers.s3_options import S3Options
+from iobench.writers.s3_store import client as s3_client
+from iobench.writers.s3_store.client import S3Client
+from iobench.writers.s3_store.options import S3Options
 from iobench.writers.transfer import Meter
-from iobench.writers.workers import BlockPool
 
 _DEADLOCK_S = 10
 
@@ -174,7 +179,7 @@ def test_memory_pressure(tmp_path: Path) -> None:
 @pytest.mark.parametrize("call", ["choose", "learn", "drop"])
 def test_path_policy(call: str, enters: str) -> None:
     """A choice is always one of the paths that are left, and none fails."""
-    large = Operation(size_bytes=100, memory_aligned=True)
+    large = IoOperation(size_bytes=100, memory_aligned=True)
 
     def check(enter: Callable[..., bool]) -> bool:
         policy, chosen = PathPolicy(small_size=10), list[IoPath]()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from iobench.errors import OptionError
 from iobench.testing import content, cut
 from iobench.units import GIB, MIB, TIB
-from iobench.writers.s3_parts import (
+from iobench.writers.s3_store.parts import (
     MOST_BYTES,
     MOST_PARTS,
     PART_LARGEST,

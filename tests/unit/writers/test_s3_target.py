@@ -12,9 +12,9 @@ from iobench.testing import content, cut
 from iobench.units import MIB
 from iobench.writers import registry
 from iobench.writers.image import FileImage
-from iobench.writers.s3_checksum import Checksum
-from iobench.writers.s3_options import S3Options
-from iobench.writers.s3_target import S3Target
+from iobench.writers.s3_store.checksum import Checksum
+from iobench.writers.s3_store.options import S3Options
+from iobench.writers.s3_store.target import S3Target
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from iobench import linux
 from iobench.testing import content, cut
-from iobench.writers.sinks import PlainSink, PushingSink
+from iobench.writers.local.sinks import PlainSink, PushingSink
 from iobench.writers.transfer import Meter, PathCount
 
 

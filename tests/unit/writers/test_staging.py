@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fake_device import FakeBytes, FakeDevice
 
 from iobench.errors import TransferError, UsageError
 from iobench.testing import content
-from iobench.testing.device import FakeBytes, FakeDevice
 from iobench.writers import registry
+from iobench.writers.device.staging import StagedImage, staged
 from iobench.writers.image import FileImage
-from iobench.writers.staging import StagedImage, staged
 from iobench.writers.transfer import Meter
 
 
@@ -180,7 +180,8 @@ def test_a_staged_image_is_an_image() -> None:
 def test_writers_work_without_torch() -> None:
     """Neither the writers nor staging load torch until a CUDA tensor is met."""
     code = (
-        "import sys; from iobench.writers import registry, staging;"
+        "import sys; from iobench.writers import registry;"
+        "from iobench.writers.device import staging;"
         "[registry.writer_class(n) for n in registry.names()];"
         "assert 'torch' not in sys.modules"
     )

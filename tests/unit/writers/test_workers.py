@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iobench.writers.blocks.interrupt_safe import Worker
+from iobench.writers.blocks.workers import BlockPool, Blocks, run_workers
 from iobench.writers.transfer import Meter
-from iobench.writers.waiting import Worker
-from iobench.writers.workers import BlockPool, Blocks, run_workers
 
 _Impatience = Callable[[threading.Event], AbstractContextManager[None]]
 

@@ -1,0 +1,1 @@
+"""What a run compares: our writers and other projects' save and restore."""

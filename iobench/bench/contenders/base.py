@@ -1,0 +1,125 @@
+"""Contender: something that saves a replay's state durably and restores it; what a run compares.
+
+Our writers are contenders, and so are peers: other projects' ways to save, named `peer:NAME`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from iobench.bench.data.replay import Replay
+from iobench.bench.targets.base import Location
+from iobench.results.records import Verified
+from iobench.writers.base import Writer
+from iobench.writers.options import WriterOptions
+from iobench.writers.transfer import Transfer
+
+__all__ = ["Contender", "WriterContender"]
+
+
+_FRESH = "beside peers, restores go to new memory that is allocated inside the clock"
+
+
+class Contender(ABC):
+    """Saves and restores replays in one way. Everything but `save` and `restore` is untimed."""
+
+    name: str
+    saves = True
+    """False for one that only restores; its `save` is by another's hand and is not reported."""
+    stores = True
+    """False for one that keeps nothing and only measures the harness."""
+    is_peer = False
+    """Whether it is another project's."""
+
+    @property
+    @abstractmethod
+    def options(self) -> Mapping[str, Any]:
+        """All its options, as plain values."""
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """Its name and the options that differ from their defaults, as `--writer` takes them."""
+
+    @abstractmethod
+    def check_scheme(self, target: Location) -> None:
+        """Raise UsageError for a target of a kind that it does not take."""
+
+    @abstractmethod
+    def require(self, target: Location) -> None:
+        """Raise UnavailableError, with reason and remedy, unless it works in `target`."""
+
+    @abstractmethod
+    def save(self, replay: Replay, directory: Location) -> list[Transfer]:
+        """Save every file of the replay, each durable but for its directory's entry."""
+
+    @abstractmethod
+    def restore(self, replay: Replay, directory: Location) -> list[Transfer]:
+        """Restore every file."""
+
+    @abstractmethod
+    def verify(self, replay: Replay, directory: Location) -> Verified:
+        """Compare what `restore` brought with what was saved, and let go of it."""
+
+    def warm_up(self, directory: Location) -> None:  # noqa: B027
+        """Have done what it does once per process, such as importing; may use `directory`."""
+
+    @abstractmethod
+    def notes(self, replay: Replay) -> tuple[str, ...]:
+        """What a reader of its figures should know."""
+
+
+class WriterContender(Contender):
+    """One of our writers, with the formats of the replay's files."""
+
+    def __init__(self, writer: Writer, *, fresh: bool = False) -> None:
+        """With `fresh`, restores go to memory allocated inside the clock, as those of peers do.
+
+        Otherwise to memory that is there already, that of the replay.
+        """
+        self.writer, self._fresh = writer, fresh
+        self._loaded: list[dict[Any, Any]] = []
+        self.name = writer.name
+        self.stores = writer.stores
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process: the same writer with the same options, made there."""
+        return _made, (type(self.writer), self.writer.options, self._fresh)
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return self.writer.options.to_dict()
+
+    @property
+    def label(self) -> str:
+        return ",".join([self.name, *self.writer.options.changed()])
+
+    def check_scheme(self, target: Location) -> None:
+        self.writer.check_scheme(target)
+
+    def require(self, target: Location) -> None:
+        self.writer.require(target)
+
+    def save(self, replay: Replay, directory: Location) -> list[Transfer]:
+        return replay.save(self.writer, directory)
+
+    def restore(self, replay: Replay, directory: Location) -> list[Transfer]:
+        if not self._fresh:
+            return replay.restore(self.writer, directory)
+        transfers, self._loaded = replay.load(self.writer, directory)
+        return transfers
+
+    def verify(self, replay: Replay, directory: Location) -> Verified:
+        if not self._fresh:
+            return replay.verify(self.writer, directory)
+        loaded, self._loaded = self._loaded, []
+        return replay.verify_states(loaded)
+
+    def notes(self, replay: Replay) -> tuple[str, ...]:
+        return (*replay.notes, *((_FRESH,) if self._fresh else ()))
+
+
+def _made(kind: type[Writer], options: WriterOptions, fresh: bool) -> WriterContender:
+    return WriterContender(kind(options), fresh=fresh)

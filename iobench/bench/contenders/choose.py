@@ -1,0 +1,82 @@
+"""Contenders by name: from what `--writer` says to what takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from iobench import peers
+from iobench.bench.axes import Variant
+from iobench.bench.contenders.base import Contender, WriterContender
+from iobench.bench.contenders.peer import PeerContender
+from iobench.bench.targets.base import Location
+from iobench.errors import IobenchError, UnknownNameError, UsageError
+from iobench.writers import registry
+
+__all__ = ["choose", "find_baseline"]
+
+_ALL = "all"
+_BASELINE = f"{peers.PREFIX}torch-save"
+_HARNESS = "null"  # no contender: it stores nothing
+
+
+def choose(text: str, target: Location) -> tuple[list[Contender], list[str]]:
+    """The contenders of `odirect,threads=4,peer:dcp`; of `all` those that work in `target`.
+
+    Also gives the lines that say who is left out of `all`, and why. Raises UsageError and its kin
+    for what cannot be meant, UnavailableError for a contender that cannot be imported.
+    """
+    if text.strip() != _ALL:
+        return _on_equal_terms(_distinct(text)), []
+    chosen, left_out = [], []
+    names = [*registry.names(), *(f"{peers.PREFIX}{name}" for name in peers.names())]
+    for name in names:
+        if name == _HARNESS:
+            continue
+        try:
+            one = _make(name, {})
+            one.check_scheme(target)
+            one.require(target)
+        except UsageError:
+            continue  # for targets of another kind
+        except IobenchError as error:
+            left_out.append(str(error))
+        else:
+            chosen.append(one)
+    return _on_equal_terms(chosen), left_out
+
+
+def find_baseline(text: str | None, chosen: Sequence[Variant]) -> Variant | None:
+    """The first variant that `--baseline` means: by name, options and axes as far as given there.
+
+    Without a text `peer:torch-save` where it takes part. Raises UnknownNameError.
+    """
+    for one in chosen:
+        if one.is_meant_by(text or _BASELINE):
+            return one
+    if text is None:
+        return None
+    raise UnknownNameError("baseline", text, [one.label for one in chosen])
+
+
+def _on_equal_terms(chosen: list[Contender]) -> list[Contender]:
+    """Beside peers, which return new tensors, our writers restore into new memory as well."""
+    if not any(one.is_peer for one in chosen):
+        return chosen
+    return [
+        WriterContender(one.writer, fresh=True) if isinstance(one, WriterContender) else one
+        for one in chosen
+    ]
+
+
+def _distinct(text: str) -> list[Contender]:
+    chosen = [_make(name, values) for name, values in registry.split_specs(text)]
+    for index, one in enumerate(chosen):
+        if any(o.name == one.name and o.options == one.options for o in chosen[:index]):
+            raise UsageError(f"--writer {text!r}: {one.name} with the same options twice")
+    return chosen
+
+
+def _make(name: str, values: dict[str, str]) -> Contender:
+    if name.startswith(peers.PREFIX):
+        return PeerContender(peers.make(name.removeprefix(peers.PREFIX), **values))
+    return WriterContender(registry.make(name, **values))

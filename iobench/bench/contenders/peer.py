@@ -1,0 +1,147 @@
+"""PeerContender: another project's save and restore under the rules of the bench.
+
+What the rules ask and a peer does not do itself, the bench does for it inside the clock: syncing
+its files, naming the checkpoint and syncing the directories. None of our threads runs meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from iobench.bench.contenders.base import Contender
+from iobench.bench.data.replay import Replay
+from iobench.bench.targets.base import Location
+from iobench.formats import safetensors
+from iobench.peers import PREFIX
+from iobench.peers.base import Peer, State
+from iobench.results.records import Verified
+from iobench.units import KIB
+from iobench.workloads import FileSpec
+from iobench.writers.options import WriterOptions
+from iobench.writers.registry import make
+from iobench.writers.s3_store.target import is_s3
+from iobench.writers.transfer import Meter, PathCount, Transfer
+
+__all__ = ["PeerContender"]
+
+_WARM_UP_BYTES = 64 * KIB
+_FOR_RESTORES = "buffered"  # writes what peers read that write nothing
+
+
+class PeerContender(Contender):
+    """A peer. Each file of the replay is one state dict to it, saved under the file's path."""
+
+    is_peer = True
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.name = f"{PREFIX}{peer.name}"
+        self.saves = peer.saves
+        self._restored: list[State] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process: the same peer with the same options, made there."""
+        return _made, (type(self.peer), self.peer.options)
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return self.peer.options.to_dict()
+
+    @property
+    def label(self) -> str:
+        return ",".join([self.name, *self.peer.options.changed()])
+
+    def check_scheme(self, target: Location) -> None:
+        self.peer.check_scheme(target)
+
+    def require(self, target: Location) -> None:
+        self.peer.require(target)
+
+    def save(self, replay: Replay, directory: Location) -> list[Transfer]:
+        if not self.saves:
+            return replay.save(make(_FOR_RESTORES), directory, "safetensors")
+        return [
+            self._save(state, self._path(directory, spec), size)
+            for spec, state, size in zip(
+                replay.files, replay.states, replay.file_bytes, strict=True
+            )
+        ]
+
+    def _save(self, state: State, path: str, size: int) -> Transfer:
+        meter = Meter()
+        paths: dict[str, PathCount] = {}
+        if not is_s3(path):
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with meter.phase("save"):
+            self.peer.save(state, path)
+        if not is_s3(path):
+            files = [file for file in _files(path) if file.is_file()]
+            if not self.peer.syncs:
+                with meter.phase("sync"):
+                    for file in files:
+                        _sync(file)
+            stored = sum(file.stat().st_size for file in files)
+            paths = {"peer": PathCount(operations=len(files), bytes=stored)}
+        return replace(meter.transfer(self.name, "write", size, durable=True), paths=paths)
+
+    def restore(self, replay: Replay, directory: Location) -> list[Transfer]:
+        wanted = [
+            {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}
+            for state in replay.wanted
+        ]
+        self._restored = []
+        transfers = []
+        for spec, state, size in zip(replay.files, wanted, replay.restored_bytes, strict=True):
+            meter = Meter()
+            if not state:
+                self._restored.append({})
+                continue
+            with meter.phase("restore"):
+                self._restored.append(self.peer.restore(self._path(directory, spec), state))
+            transfers.append(meter.transfer(self.name, "read", size, durable=True))
+        return transfers
+
+    def verify(self, replay: Replay, directory: Location) -> Verified:  # noqa: ARG002
+        restored, self._restored = self._restored, []
+        return replay.verify_states(restored)
+
+    def warm_up(self, directory: Location) -> None:
+        tensor = torch.zeros(_WARM_UP_BYTES, dtype=torch.uint8)
+        path = f"{str(directory).rstrip('/')}/warm-up{self.peer.suffix}"
+        if not is_s3(path):
+            Path(directory).mkdir(parents=True, exist_ok=True)
+        state = {"tensor": tensor}
+        if self.saves:
+            self.peer.save(state, path)
+        else:
+            safetensors.save(state, os.path.basename(path), directory, make(_FOR_RESTORES))
+        self.peer.restore(path, {"tensor": tensor.to("meta")})
+
+    def notes(self, replay: Replay) -> tuple[str, ...]:  # noqa: ARG002
+        return self.peer.notes
+
+    def _path(self, directory: Location, spec: FileSpec) -> str:
+        return f"{str(directory).rstrip('/')}/{spec.path}{self.peer.suffix}"
+
+
+def _made(kind: type[Peer], options: WriterOptions) -> PeerContender:
+    return PeerContender(kind(options))
+
+
+def _files(path: str) -> list[Path]:
+    """The file `path`, or every file below the directory of that name."""
+    return list(Path(path).rglob("*")) if os.path.isdir(path) else [Path(path)]
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

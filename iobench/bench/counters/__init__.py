@@ -1,0 +1,1 @@
+"""Counters of CPU, memory and I/O, sampled around and during timed operations."""

@@ -1,0 +1,241 @@
+"""Replay: a workload's files bound to windows of the pool; saved, restored and verified."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from iobench.bench.data.digests import Digests
+from iobench.bench.data.nested import flat, nested
+from iobench.bench.data.payload_order import in_payload_order
+from iobench.bench.data.pool import RandomPool, Window, Windows
+from iobench.bench.data.restored import RestoredFile
+from iobench.bench.data.subset import choose, read_some
+from iobench.formats import raw, safetensors, torch_file
+from iobench.formats.tensors import tensor_from_bytes, torch_dtype
+from iobench.results.records import Verified
+from iobench.workloads.specs import SAFETENSORS_METADATA, FileFormat, FileSpec, TensorSpec
+from iobench.writers.base import Writer
+from iobench.writers.image import FileImage
+from iobench.writers.registry import make
+from iobench.writers.transfer import Transfer
+
+__all__ = ["Replay"]
+
+
+class Replay:
+    """The files of one rank, over and over, each time with other bytes.
+
+    `prepare` makes the bytes of the next checkpoint; `save` and `restore` move them through a
+    writer and are what gets timed; `verify` compares what came back, tensor by tensor.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[FileSpec],
+        *,
+        pool_bytes: int,
+        seed: int,
+        crc: bool,
+        subset: float | None = None,
+        pool: RandomPool | None = None,
+    ) -> None:
+        """At most `pool_bytes` of memory stand in for all tensors; `pool` is shared with others.
+
+        `crc` says whether torch's zip files get their CRC32. `subset` is as in `want`.
+        """
+        self.files = [in_payload_order(spec) for spec in files]
+        self._crc, self._seed = crc, seed
+        self.longest_bytes, enough = self._needs(self.files)
+        self._pool = pool or RandomPool(min(pool_bytes, enough), self.longest_bytes, seed)
+        self._restored: list[RestoredFile] = []
+        windows = Windows(self._pool)
+        self.states: list[dict[str, torch.Tensor]] = [
+            {t.name: _tensor(t, windows.take(t.size_bytes)) for t in spec.tensors}
+            for spec in self.files
+        ]
+        """Each file's tensors by name, in payload order: the same windows of the pool each time."""
+        self._digests = Digests(self.states, self._pool)
+        self.want(subset)
+
+    @staticmethod
+    def pool_for(some: Iterable[Sequence[FileSpec]], *, pool_bytes: int, seed: int) -> RandomPool:
+        """A pool of at most `pool_bytes` for replays of any of these lists of files, in turn."""
+        needs = [Replay._needs([in_payload_order(spec) for spec in files]) for files in some]
+        enough = max(enough for _, enough in needs)
+        return RandomPool(min(pool_bytes, enough), max(longest for longest, _ in needs), seed)
+
+    @staticmethod
+    def _needs(files: Sequence[FileSpec]) -> tuple[int, int]:
+        """(bytes of the longest tensor, bytes of a pool that holds all of them)."""
+        sizes = [tensor.size_bytes for spec in files for tensor in spec.tensors]
+        return max(sizes, default=0), Windows.needed_bytes(sizes)
+
+    def want(self, subset: float | None) -> None:
+        """From now on let restores bring only tensors that make up that part of the bytes.
+
+        They are chosen by the seed, the same ones each time; None brings all. All are saved.
+        """
+        self.subset = subset
+        self.wanted: list[dict[str, torch.Tensor]] = (
+            self.states if subset is None else choose(self.states, subset, self._seed)
+        )
+        """Of `states`, what restores bring."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the figures should know of how the files are replayed."""
+        found = []
+        if any(spec.format == "dcp" for spec in self.files):
+            found.append("DCP files are replayed as raw bytes of the same sizes")
+        if self.longest_bytes > self._pool.size_bytes:
+            found.append(
+                f"a tensor of {self.longest_bytes} bytes repeats the pool's "
+                f"{self._pool.size_bytes} random bytes; a larger --pool avoids it"
+            )
+        return tuple(found)
+
+    @cached_property
+    def file_bytes(self) -> tuple[int, ...]:
+        """Bytes of each file as our formats write it, found by writing it to nowhere."""
+        return tuple(transfer.bytes for transfer in self.save(make("null"), Path()))
+
+    def size_bytes(self) -> int:
+        """Bytes of all files as our formats write them."""
+        return sum(self.file_bytes)
+
+    @property
+    def restored_bytes(self) -> tuple[int, ...]:
+        """Bytes that a restore moves for each file: of a subset the tensors' alone."""
+        if self.subset is None:
+            return self.file_bytes
+        return tuple(sum(t.nbytes for t in state.values()) for state in self.wanted)
+
+    def prepare(self) -> None:
+        """Make the next checkpoint's bytes, and remember what each tensor holds."""
+        self._pool.refill()
+        with self._pool.trimmed():
+            self._digests.remember()
+
+    def save(
+        self, writer: Writer, directory: str | Path, file_format: FileFormat | None = None
+    ) -> list[Transfer]:
+        """Write every file below `directory`, each durable but for its directory's entry.
+
+        `file_format` writes all files in that format, under the names they have.
+        """
+        with self._pool.trimmed():
+            return [
+                self._save_file(spec, state, writer, directory, file_format or spec.format)
+                for spec, state in zip(self.files, self.states, strict=True)
+            ]
+
+    def scrub(self) -> None:
+        """Change all memory that a restore will fill."""
+        self._pool.scrub()
+
+    def restore(self, writer: Writer, directory: str | Path) -> list[Transfer]:
+        """Read every file back into the windows it was saved from."""
+        windows = Windows(self._pool)
+        self._restored = []
+        transfers = []
+        with self._pool.trimmed():
+            for spec, wanted in zip(self.files, self.wanted, strict=True):
+                began = time.perf_counter()
+                restored = RestoredFile.open(spec, windows, self.longest_bytes, writer, directory)
+                parse_s = time.perf_counter() - began
+                self._restored.append(restored)
+                if self.subset is None:
+                    transfer = writer.read(restored.image, directory)
+                else:
+                    transfer = read_some(restored.image, wanted.values(), writer, directory)
+                phases = {"parse": parse_s, **transfer.phases_s}
+                transfers.append(replace(transfer, phases_s=phases))
+        return transfers
+
+    def load(
+        self, writer: Writer, directory: str | Path
+    ) -> tuple[list[Transfer], list[dict[Any, Any]]]:
+        """Restore every file into new memory, as much as the checkpoint is large.
+
+        By the formats' own `load`, as a trainer calls it; `verify_states` compares what it gives.
+        """
+        transfers, loaded = [], []
+        for spec, state, wanted in zip(self.files, self.states, self.wanted, strict=True):
+            began = time.perf_counter()
+            found: dict[Any, Any]
+            if self.subset is not None:
+                found, image = self._allocate(spec, state, writer, directory)
+                found = dict(flat(found))
+                some = [found[name] for name in wanted]
+                transfer = read_some(image, some, writer, directory)
+            elif spec.format == "safetensors":
+                found, transfer = safetensors.load(spec.path, directory, writer)
+            elif spec.format == "torch":
+                found, transfer = torch_file.load(spec.path, directory, writer)
+            else:
+                found = {name: torch.empty_like(tensor) for name, tensor in state.items()}
+                transfer = raw.load(found.values(), spec.path, directory, writer)
+            parse_s = time.perf_counter() - began - transfer.elapsed_s
+            transfers.append(replace(transfer, phases_s={"parse": parse_s, **transfer.phases_s}))
+            loaded.append(found)
+        return transfers, loaded
+
+    @staticmethod
+    def _allocate(
+        spec: FileSpec, state: Mapping[str, torch.Tensor], writer: Writer, directory: str | Path
+    ) -> tuple[dict[Any, Any], FileImage]:
+        """New memory for all tensors of a file, and the image that fills it; untouched as yet."""
+        if spec.format == "safetensors":
+            return safetensors.prepare(spec.path, directory, writer)
+        if spec.format == "torch":
+            return torch_file.prepare(spec.path, directory, writer)
+        found = {name: torch.empty_like(tensor) for name, tensor in state.items()}
+        return found, raw.image(spec.path, found.values())
+
+    def verify(self, writer: Writer, directory: str | Path) -> Verified:
+        """Compare every tensor with what was saved, after `restore`; see `Digests`."""
+        restored, self._restored = self._restored, []
+        return self._digests.compare_files(restored, self.wanted, writer, directory)
+
+    def verify_states(self, restored: Sequence[Mapping[Any, Any]]) -> Verified:
+        """Compare tensors that came back in new memory, one mapping per file; see `Digests`."""
+        return self._digests.compare_states(restored, self.wanted)
+
+    def _save_file(
+        self,
+        spec: FileSpec,
+        tensors: dict[str, torch.Tensor],
+        writer: Writer,
+        directory: str | Path,
+        file_format: FileFormat,
+    ) -> Transfer:
+        if file_format == "safetensors":
+            return safetensors.save(
+                tensors,
+                spec.path,
+                directory,
+                writer,
+                metadata=SAFETENSORS_METADATA,
+                sync_directory=False,
+            )
+        if file_format == "torch":
+            return torch_file.save(
+                nested(tensors),
+                spec.path,
+                directory,
+                writer,
+                crc=self._crc,
+                sync_directory=False,
+            )
+        return raw.save(tensors.values(), spec.path, directory, writer, sync_directory=False)
+
+
+def _tensor(spec: TensorSpec, window: Window) -> torch.Tensor:
+    return tensor_from_bytes(window.memory, torch_dtype(spec.dtype), spec.shape)

@@ -1,0 +1,175 @@
+"""Whether one contender is faster than another: a ratio, its interval, and what may be said of it.
+
+A difference is only claimed when the whole interval of the ratio lies beyond the noise floor, on
+one side, and comes from at least five repetitions. The floor is what an A/A run finds between a
+contender and itself (`iobench run --aa`), or `LEAST_FLOOR` where none was made. Why, and how often
+that errs: docs/statistics.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from iobench.bench.judging.stats import Ratio, independent_log_ratio, median, paired_log_ratio, rate
+from iobench.results.identity import figure_of
+from iobench.results.records import Sample
+
+__all__ = [
+    "LEAST_FLOOR",
+    "LEAST_SAMPLES",
+    "Difference",
+    "Fastest",
+    "Finding",
+    "compare_paired",
+    "compare_runs",
+    "fastest",
+    "noise_floor",
+    "rates_by_repetition",
+    "twins",
+]
+
+LEAST_FLOOR = 0.02
+"""Differences up to 2 % are never claimed: a convention, for machines whose floor is unknown."""
+LEAST_SAMPLES = 5
+"""Of fewer, chance alone orders all pairs alike in more than 1 of 16 cases."""
+
+
+class Finding(StrEnum):
+    """What may be said of a candidate beside its baseline."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    NONE = "no difference shown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """How the rates of a candidate compare with those of a baseline.
+
+    `ratio` is above 1 where the candidate is faster. `floor` is a part: 0.03 means that ratios
+    between 1 / 1.03 and 1.03 are noise here.
+    """
+
+    ratio: Ratio
+    floor: float
+
+    @property
+    def finding(self) -> Finding:
+        """Better or worse when the interval clears the floor, otherwise no difference shown."""
+        interval = self.ratio.interval
+        if interval is None or self.ratio.samples < LEAST_SAMPLES:
+            return Finding.NONE
+        if interval.low > 1 + self.floor:
+            return Finding.BETTER
+        return Finding.WORSE if interval.high < 1 / (1 + self.floor) else Finding.NONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fastest:
+    """Positions in what was compared: the one with the highest median, and its equals.
+
+    `equals` are those that it is not shown to be faster than; it is the winner where there are
+    none.
+    """
+
+    first: int
+    equals: tuple[int, ...]
+
+
+def fastest(contenders: Sequence[Sequence[Sample]], floor: float = LEAST_FLOOR) -> Fastest:
+    """Which of several contenders' samples of one operation and run are the fastest.
+
+    Raises ValueError for none.
+    """
+    middles = [median(_rates(samples)) for samples in contenders]
+    first = max(range(len(middles)), key=middles.__getitem__)
+    equals = []
+    for position, samples in enumerate(contenders):
+        difference = compare_paired(contenders[first], samples, floor)
+        shown = difference is not None and difference.finding is Finding.BETTER
+        if position != first and not shown:
+            equals.append(position)
+    return Fastest(first=first, equals=tuple(equals))
+
+
+def compare_paired(
+    candidate: Iterable[Sample], baseline: Iterable[Sample], floor: float = LEAST_FLOOR
+) -> Difference | None:
+    """The candidate beside the baseline within one run, repetition by repetition.
+
+    Both are the samples of one contender at one setting and one operation, such as all saves of
+    `odirect`. Samples pair by their repetition; what has no partner is left out, and several of
+    one contender in one repetition (A/A) count as one: their bytes over their time. None when no
+    repetition has both. `floor` as `noise_floor` gives it.
+    """
+    first, second = rates_by_repetition(candidate), rates_by_repetition(baseline)
+    both = sorted(first.keys() & second.keys())
+    if not both:
+        return None
+    ratio = paired_log_ratio([first[n] for n in both], [second[n] for n in both])
+    return Difference(ratio=ratio, floor=max(floor, LEAST_FLOOR))
+
+
+def compare_runs(
+    new: Iterable[Sample], old: Iterable[Sample], floor: float = LEAST_FLOOR
+) -> Difference:
+    """The samples of a new run beside those of an old one, which do not pair.
+
+    As `compare_paired` otherwise: what counts is repetitions. Raises ValueError when either has no
+    samples.
+    """
+    first, second = (list(rates_by_repetition(samples).values()) for samples in (new, old))
+    ratio = independent_log_ratio(first, second)
+    return Difference(ratio=ratio, floor=max(floor, LEAST_FLOOR))
+
+
+def noise_floor(samples: Iterable[Sample]) -> float | None:
+    """The largest difference that an A/A run cannot tell from none, as a part; None without one.
+
+    `samples` are those of one operation. Where one contender has two samples in a repetition, the
+    second pairs with the first: the floor is the further end of the interval of their ratio.
+    """
+    groups: dict[tuple[str, str, str | None], list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(figure_of(sample), []).append(sample)
+    floors = []
+    for same in groups.values():
+        pairs = twins(same)
+        if len(pairs) >= LEAST_SAMPLES:
+            interval = paired_log_ratio([a for a, _ in pairs], [b for _, b in pairs]).interval
+            assert interval is not None
+            floors.append(max(interval.high, 1 / interval.low) - 1)
+    return max(floors, default=None)
+
+
+def twins(samples: Iterable[Sample]) -> list[tuple[float, float]]:
+    """The rates of both samples of each repetition that has two: those of an A/A.
+
+    `samples` are those of one contender at one setting and one operation.
+    """
+    pairs = (_rates(same) for same in _by_repetition(samples).values() if len(same) == 2)
+    return [(first, second) for first, second in pairs]
+
+
+def rates_by_repetition(samples: Iterable[Sample]) -> dict[int, float]:
+    """The rate of each repetition, in the order of time: all its bytes over all its time.
+
+    `samples` as for `twins`, which count as one.
+    """
+    return {
+        number: rate(sum(s.bytes for s in same), sum(s.elapsed_s for s in same))
+        for number, same in _by_repetition(samples).items()
+    }
+
+
+def _by_repetition(samples: Iterable[Sample]) -> dict[int, list[Sample]]:
+    groups: dict[int, list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.repetition, []).append(sample)
+    return groups
+
+
+def _rates(samples: Iterable[Sample]) -> Sequence[float]:
+    return [rate(sample.bytes, sample.elapsed_s) for sample in samples]

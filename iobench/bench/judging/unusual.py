@@ -1,0 +1,54 @@
+"""What was unusual about the machine during one sample, beside the others of its group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from iobench.bench.judging.stats import median
+from iobench.results.records import Interference, Sample
+from iobench.units import format_seconds, format_size
+
+__all__ = ["unusual"]
+
+_PART = 0.01  # of the sample's time or bytes: less of a disturbance explains nothing
+_TIMES = 2.0  # as much as in the median sample
+
+_Amount = float | None
+
+
+def unusual(samples: Sequence[Sample], position: int) -> list[str]:
+    """What others did during `samples[position]` and did not during most of the others, in words.
+
+    Named is what took at least 1 % of the sample's time (stolen CPU, waiting for memory) or bytes
+    (others' I/O on the device), and twice as much as in the median sample. Empty where nothing did,
+    or nobody looked.
+    """
+    return list(_found(samples, position))
+
+
+def _found(samples: Sequence[Sample], position: int) -> Iterator[str]:
+    sample = samples[position]
+    kinds: tuple[tuple[Callable[[Interference], _Amount], float, Callable[[float], str]], ...] = (
+        (lambda one: one.steal_s, sample.elapsed_s, lambda x: f"{format_seconds(x)} of CPU stolen"),
+        (
+            lambda one: one.memory_stall_s,
+            sample.elapsed_s,
+            lambda x: f"{format_seconds(x)} of waiting for memory",
+        ),
+        (
+            lambda one: one.foreign_read_bytes,
+            sample.bytes,
+            lambda x: f"{format_size(x)} read by others",
+        ),
+        (
+            lambda one: one.foreign_write_bytes,
+            sample.bytes,
+            lambda x: f"{format_size(x)} written by others",
+        ),
+    )
+    for amount_of, whole, say in kinds:
+        amounts = [amount_of(one.interference) if one.interference else None for one in samples]
+        own = amounts[position]
+        known = [amount for amount in amounts if amount is not None]
+        if own is not None and own >= _PART * whole and own > _TIMES * median(known):
+            yield say(own)

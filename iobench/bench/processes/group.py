@@ -1,0 +1,174 @@
+"""ProcessGroup: jobs in processes of their own, which save and restore at once like a node's ranks.
+
+`ask` broadcasts a command and collects the replies. Each process has replied to the command before,
+so `ask` is also a barrier: all processes start together when the clock does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+from iobench.bench.processes.interrupts import deferred_interrupts
+from iobench.bench.processes.job import Job, JobSetup
+from iobench.errors import JobError
+
+__all__ = ["Executor", "Failed", "InProcess", "ProcessGroup"]
+
+_PROGRAM = Path(__file__).with_name("job_process.py")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """The answer of a process in which what was asked raised: type and message of the error."""
+
+    error: str
+
+
+class Executor(AbstractContextManager["Executor"], Protocol):
+    """The jobs of a run, in this process or in others."""
+
+    apart: bool
+    """Whether they run in other processes."""
+
+    def ask(self, count: int, what: Callable[[Job], T]) -> list[T]:
+        """Have the first `count` jobs do `what` at once; their answers in order."""
+
+
+class InProcess(Executor):
+    """One job, in this very process."""
+
+    apart = False
+
+    def __init__(self, setup: JobSetup) -> None:
+        self.job = Job(setup)
+
+    def ask(self, count: int, what: Callable[[Job], T]) -> list[T]:
+        assert count == 1
+        return [what(self.job)]
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is left."""
+
+
+class ProcessGroup(Executor):
+    """Jobs in child processes; all are killed when the `with` block ends, or this process does.
+
+    When one of them fails, `ask` kills them all and raises JobError; the next `ask` starts new
+    ones. `first` is done by each when it was started.
+    """
+
+    apart = True
+
+    def __init__(self, setups: Sequence[JobSetup], first: Callable[[Job], object]) -> None:
+        self._setups, self._first = setups, first
+        self._members: list[_Member] = []
+
+    def ask(self, count: int, what: Callable[[Job], T]) -> list[T]:
+        if not self._members:
+            self._start()
+        return self._ask(count, what)
+
+    def _start(self) -> None:
+        try:
+            with deferred_interrupts():  # none is started and not known
+                for _ in self._setups:
+                    self._members.append(_Member())
+            for member, setup in zip(self._members, self._setups, strict=True):
+                member.send(sys.path, "a process")
+                member.send(setup, "a process")
+        except BaseException:
+            self._stop()
+            raise
+        self._ask(len(self._setups), self._first)
+
+    def _ask(self, count: int, what: Callable[[Job], T]) -> list[T]:
+        asked = self._members[:count]
+        answers: dict[int, T] = {}
+        try:
+            for number, member in enumerate(asked):
+                member.send(what, f"process {number + 1} of {count}")
+            waiting = dict(enumerate(asked))
+            while waiting:
+                ready = wait([member.connection for member in waiting.values()])
+                for number in [n for n, member in waiting.items() if member.connection in ready]:
+                    del waiting[number]
+                    answers[number] = asked[number].receive(f"process {number + 1} of {count}")
+        except BaseException:  # an answer may still come that nobody waits for
+            self._stop()
+            raise
+        return [answers[number] for number in range(count)]
+
+    def _stop(self) -> None:
+        with deferred_interrupts():
+            for member in self._members:
+                member.kill()
+            self._members = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop()
+
+
+class _Member:
+    """One child and the socket to it."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # A session of its own: Ctrl-C in a terminal is for us, and we end the children.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(_PROGRAM), str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # ours is the report's
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self.connection: Connection = Connection(ours.detach())
+
+    def send(self, what: object, who: str) -> None:
+        try:
+            self.connection.send(what)
+        except OSError:
+            raise JobError(f"{who} {self._end()}") from None
+
+    def receive(self, who: str) -> Any:
+        try:
+            answer = self.connection.recv()
+        except (EOFError, OSError):
+            raise JobError(f"{who} {self._end()}") from None
+        if isinstance(answer, Failed):
+            raise JobError(f"{who}: {answer.error}")
+        return answer
+
+    def _end(self) -> str:
+        """How the process ended, which it just did."""
+        code = self._process.wait()
+        if code >= 0:
+            return f"ended with exit code {code}"
+        return f"was ended by {signal.Signals(-code).name}"
+
+    def kill(self) -> None:
+        """End it and wait until it is gone: it writes nothing any more."""
+        self._process.kill()
+        self._process.wait()
+        self.connection.close()

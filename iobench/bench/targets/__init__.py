@@ -1,0 +1,1 @@
+"""Where a run stores its checkpoints: directories and buckets, scratch space, cold caches."""

@@ -1,0 +1,154 @@
+"""BucketTarget: checkpoints under a prefix of a bucket."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from iobench.bench.contenders.base import Contender, WriterContender
+from iobench.bench.counters.monitor import Monitor
+from iobench.bench.processes.interrupts import deferred_interrupts
+from iobench.bench.targets.holder import Holder
+from iobench.bench.targets.scratch import PREFIX
+from iobench.checkpoint.staged_objects import StagedObjects
+from iobench.environment import DeviceCounters, describe_machine
+from iobench.errors import IobenchError, TargetError, TransferError, UsageError
+from iobench.results.records import Cold
+from iobench.writers.image import FileImage
+from iobench.writers.s3 import S3Writer
+from iobench.writers.s3_store.objects import S3Objects
+from iobench.writers.s3_store.target import S3Target
+
+__all__ = ["BucketTarget"]
+
+_LOCK = "lock"
+_NOTE = "the client holds none of a remote object; what the server's caches hold is unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketTarget:
+    """A prefix that may be written. `writer` does what no writer under test does: cleaning up."""
+
+    place: S3Target
+    writer: S3Writer
+    no_ceiling = "fio does not measure S3"
+    notes: tuple[str, ...] = (_NOTE,)
+
+    @classmethod
+    def of(cls, location: str, contenders: Sequence[Contender]) -> BucketTarget:
+        """The target for these contenders, reached as the first of our writers reaches it."""
+        place = S3Target.parse(location)
+        chosen = [
+            one.writer
+            for one in contenders
+            if isinstance(one, WriterContender) and isinstance(one.writer, S3Writer)
+        ]
+        if not chosen and not any(one.is_peer for one in contenders):
+            raise UsageError(f"{location}: needs --writer s3")
+        return cls(place=place, writer=chosen[0] if chosen else S3Writer())
+
+    @property
+    def location(self) -> str:
+        return str(self.place)
+
+    def check(self) -> None:
+        self.writer.require(self.location)
+
+    def free_bytes(self) -> int | None:
+        return None
+
+    def describe(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        storage: dict[str, Any] = {
+            "path": self.location,
+            "kind": "object store",
+            "fs_type": "s3",
+            "mount_options": [],
+            "device": None,
+            "endpoint": self.writer.client.endpoint,
+        }
+        return describe_machine(), storage
+
+    def monitor(self) -> _NoDevice:
+        return _NoDevice()
+
+    @contextmanager
+    def scratch(self) -> Iterator[BucketScratch]:
+        """A prefix of the run's own; its objects are deleted and its uploads aborted at the end.
+
+        Ctrl-C cannot interrupt that. What a killed run left is removed first, as in a directory: an
+        object `lock` tells whose it is. A run of another machine or container is taken for alive.
+        """
+        self._remove_stale()
+        place = self.place.below(f"{PREFIX}{secrets.token_hex(6)}")
+        scratch = BucketScratch(place=place, writer=self.writer)
+        try:
+            with deferred_interrupts():
+                lock = FileImage.of(_LOCK, [Holder.ourselves().to_bytes()])
+                self.writer.write(lock, str(place))
+            yield scratch
+        finally:
+            with deferred_interrupts():
+                S3Objects(self.writer.client, place).remove(last=_LOCK)
+
+    def _remove_stale(self) -> None:
+        for name in S3Objects(self.writer.client, self.place).names(PREFIX):
+            place = self.place.below(name)
+            holder = self._holder(place)
+            if holder is None or not holder.dead:
+                continue
+            try:
+                with deferred_interrupts():
+                    S3Objects(self.writer.client, place).remove(last=_LOCK)
+            except IobenchError as error:
+                raise TargetError(
+                    f"{place}: left by a killed run, cannot be removed ({error})"
+                ) from error
+
+    def _holder(self, place: S3Target) -> Holder | None:
+        """Whose run it is; None where it is ending just now, or tells nothing that we know."""
+        try:
+            with contextlib.closing(self.writer.open_source(str(place.below(_LOCK)))) as lock:
+                return Holder.parse(bytes(lock.read()))
+        except TransferError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketScratch:
+    """A prefix of the run's own."""
+
+    place: S3Target
+    writer: S3Writer
+    directory = None
+
+    def locate(self, name: str) -> str:
+        return str(self.place.below(name))
+
+    def staged(self, name: str) -> StagedObjects:
+        return StagedObjects(self.locate(name), self.writer)
+
+    def make_cold(self, name: str) -> Cold:  # noqa: ARG002
+        """Nothing to do: a ranged GET goes to the server, no page cache lies in between."""
+        return Cold(resident_bytes=0, resident_fraction=0.0, method="remote", dropped_caches=False)
+
+    def remove(self, name: str) -> None:
+        S3Objects(self.writer.client, self.place.below(name)).remove()
+
+    def settle(self, monitor: Monitor) -> None:
+        """Every request is answered before the next sample; the server's own work is unseen."""
+
+
+class _NoDevice:
+    """There is no device of this machine beneath."""
+
+    files = ()
+
+    def read(self) -> DeviceCounters | None:
+        return None

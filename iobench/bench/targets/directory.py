@@ -1,0 +1,84 @@
+"""DirectoryTarget: checkpoints in a directory of a mounted file system."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from iobench.bench.counters.monitor import Monitor
+from iobench.bench.targets.cold import make_cold
+from iobench.bench.targets.scratch import require_directory, scratch_directory
+from iobench.bench.targets.settle import settle
+from iobench.checkpoint.staged import StagedCheckpoint
+from iobench.environment import DeviceMonitor, describe_environment
+from iobench.errors import TargetError
+from iobench.results.records import Cold
+from iobench.units import MIB
+
+__all__ = ["DirectoryTarget"]
+
+_SPARE_FRACTION, _SPARE_BYTES = 0.05, 256 * MIB  # of the target's space left free
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirectoryTarget:
+    """A directory that exists and may be written."""
+
+    path: Path
+    no_ceiling = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def location(self) -> str:
+        return str(self.path.resolve())
+
+    def check(self) -> None:
+        require_directory(self.path)
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            raise TargetError(f"--target {self.path}: cannot be written; choose another directory")
+
+    def free_bytes(self) -> int | None:
+        """What is free, less a margin."""
+        space = os.statvfs(self.path)
+        free = space.f_bavail * space.f_frsize
+        return max(0, int(free * (1 - _SPARE_FRACTION)) - _SPARE_BYTES)
+
+    def describe(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        described = describe_environment(self.path)
+        return described["machine"], described["storage"]
+
+    def monitor(self) -> DeviceMonitor:
+        return DeviceMonitor(self.path)
+
+    @contextmanager
+    def scratch(self) -> Iterator[DirectoryScratch]:
+        with scratch_directory(self.path) as directory:
+            yield DirectoryScratch(directory=directory)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirectoryScratch:
+    """A directory of the run's own."""
+
+    directory: Path
+
+    def locate(self, name: str) -> Path:
+        return self.directory / name
+
+    def staged(self, name: str) -> StagedCheckpoint:
+        return StagedCheckpoint(self.directory / name)
+
+    def make_cold(self, name: str) -> Cold:
+        return make_cold(path for path in (self.directory / name).rglob("*") if path.is_file())
+
+    def remove(self, name: str) -> None:
+        if (self.directory / name).exists():
+            shutil.rmtree(self.directory / name)
+
+    def settle(self, monitor: Monitor) -> None:
+        settle(self.directory, monitor)

@@ -1,0 +1,75 @@
+"""What an interval says of a claim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from iobench.bench.judging.stats import Interval, Ratio
+from iobench.claims.claims import Answer, Claim, ClaimFinding
+from iobench.errors import ResultFileError
+from iobench.results import ResultFile
+from iobench.results.labels import labels
+from iobench.results.setting import Setting
+from iobench.units import format_size
+
+__all__ = ["check_one_setting", "finding", "shard"]
+
+
+def finding(
+    claim: Claim,
+    ratio: Ratio,
+    figure: Callable[[float], float],
+    setting: str,
+    *,
+    incomparable: str = "",
+) -> ClaimFinding:
+    """The finding of a claim by the paired `ratio`, of which `figure` makes the claim's unit.
+
+    `figure` may fall where the ratio rises. `incomparable` says why the figure is not the claim's.
+    """
+    interval = None
+    if ratio.interval:
+        interval = Interval(*sorted((figure(ratio.interval.low), figure(ratio.interval.high))))
+    answer, reason = _compare(claim, interval)
+    if incomparable:
+        answer, reason = Answer.NOT_COMPARABLE, incomparable
+    pairs = "1 pair" if ratio.samples == 1 else f"{ratio.samples} pairs"
+    return ClaimFinding(
+        claim=claim,
+        ours=figure(ratio.ratio),
+        interval=interval,
+        setting=f"{setting}, {pairs}",
+        answer=answer,
+        reason=reason,
+    )
+
+
+def shard(result: ResultFile) -> str:
+    """Whose bytes a record is of: `rank 0, 1.00 GiB of 12.55 GiB`."""
+    workload = result.run.workload
+    full = f" of {format_size(workload.full_bytes)}" if workload.scaled else ""
+    return f"rank {workload.rank}, {format_size(workload.bytes)}{full}"
+
+
+def check_one_setting(result: ResultFile, what: str, measured: Iterable[Setting]) -> None:
+    """Raise ResultFileError if `measured`, one side of a claim, differ in options or axes."""
+    names = dict.fromkeys(labels(measured))
+    if len(names) > 1:
+        raise ResultFileError(
+            f"{result.path} has {what} in more than one setting: {', '.join(names)}; a claim is "
+            "judged by one, as iobench reproduce CLAIM --target DIR measures it"
+        )
+
+
+def _compare(claim: Claim, interval: Interval | None) -> tuple[Answer, str]:
+    if interval is None:
+        return Answer.UNDECIDED, "one pair has no interval"
+    value = claim.value
+    holds, fails = interval.low >= value, interval.high < value
+    if claim.at_most:
+        holds, fails = interval.high <= value, interval.low > value
+    if holds:
+        return Answer.YES, f"the whole interval {'keeps to' if claim.at_most else 'reaches'} it"
+    if fails:
+        return Answer.NO, f"the whole interval is {'above' if claim.at_most else 'below'} it"
+    return Answer.UNDECIDED, "the claim lies within the interval"

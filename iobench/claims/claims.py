@@ -1,0 +1,191 @@
+"""Published claims about checkpoint I/O, and what is measured to judge each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from iobench.bench.judging.stats import Interval
+from iobench.errors import UnknownNameError
+
+__all__ = ["CLAIMS", "Answer", "Claim", "ClaimFinding", "ClaimMeasure", "Side", "Study", "study"]
+
+ClaimMeasure = Literal["save", "restore", "wall clock", "overhead", "stall"]
+
+
+class Answer(StrEnum):
+    """Whether a claim holds here."""
+
+    YES = "yes"
+    NO = "no"
+    UNDECIDED = "undecided"
+    NOT_COMPARABLE = "not comparable"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """What stands for one side of a claim: a writer, and its mode as `iobench train` names it."""
+
+    writer: str = ""
+    mode: str = "none"
+
+    def __str__(self) -> str:
+        return f"{self.writer} {self.mode}".strip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One published figure, `value`, of checkpoints of `workload` by `ours` beside `theirs`.
+
+    - `save`, `restore`: how many times as fast, at least
+    - `stall`: how many times shorter, at least
+    - `wall clock`: the share of the wall clock of training that is saved, at least
+    - `overhead`: what checkpoints add to the wall clock of training without any, at most
+    """
+
+    text: str
+    workload: str
+    measure: ClaimMeasure
+    value: float
+    ours: Side
+    theirs: Side
+
+    @property
+    def at_most(self) -> bool:
+        """Whether less than `value` is better."""
+        return self.measure == "overhead"
+
+    @property
+    def is_of_files(self) -> bool:
+        """Whether files are saved and restored for it, as `iobench run` does; else it trains."""
+        return self.measure in ("save", "restore")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """Claims of one source.
+
+    `every` is how far apart checkpoints are when a training is measured, as `iobench train` takes
+    it; with `interval_claimed` it is part of the claim, and another one is not comparable.
+    """
+
+    name: str
+    source: str
+    claims: tuple[Claim, ...]
+    every: str
+    interval_claimed: bool = False
+
+    @property
+    def workloads(self) -> tuple[str, ...]:
+        """What must be measured, each once."""
+        return tuple(dict.fromkeys(claim.workload for claim in self.claims))
+
+    def of(self, workload: str, *, files: bool) -> tuple[Claim, ...]:
+        """The claims that one record of `workload` answers."""
+        return tuple(c for c in self.claims if c.workload == workload and c.is_of_files == files)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimFinding:
+    """What was measured of a claim: `ours` in the claim's unit, None where there is no such figure.
+
+    `interval` holds 95 %. `setting` says what it is a figure of, `reason` why the answer is given.
+    With `bound` it is the most that it could be, computed and not trained.
+    """
+
+    claim: Claim
+    ours: float | None
+    interval: Interval | None
+    setting: str
+    answer: Answer
+    reason: str
+    bound: bool = False
+
+
+def _hybrid_io() -> Iterator[Claim]:
+    ours, theirs = Side(writer="hybrid", mode="sync"), Side(writer="buffered", mode="sync")
+    figures: tuple[tuple[str, ClaimMeasure, float], ...] = (
+        ("writes 1.7x", "save", 1.7),
+        ("restores 1.6x", "restore", 1.6),
+    )
+    for workload, wall in (("llama7b", 0.12), ("gpt5b-nemo", 0.17)):
+        shortened: tuple[str, ClaimMeasure, float] = (f"wall clock -{wall:.0%}", "wall clock", wall)
+        for text, measure, value in (*figures, shortened):
+            yield Claim(
+                text=text.replace("%", " %"),
+                workload=workload,
+                measure=measure,
+                value=value,
+                ours=ours,
+                theirs=theirs,
+            )
+
+
+def _overhead(text: str, value: float, mode: str) -> tuple[Claim, ...]:
+    """One rank that writes the whole model, and one of several that write a shard each."""
+    return tuple(
+        Claim(
+            text=text,
+            workload=workload,
+            measure="overhead",
+            value=value,
+            ours=Side(writer="hybrid", mode=mode),
+            theirs=Side(),
+        )
+        for workload in ("gpt5b-nemo", "llama3-8b")
+    )
+
+
+def _stalls() -> Iterator[Claim]:
+    stock, own = Side(writer="peer:torch-save", mode="sync"), Side(writer="hybrid", mode="sync")
+    for mode, theirs in (("async=2", stock), ("lazy=2", stock), ("async=2", own)):
+        yield Claim(
+            text="stall 54.2x shorter",
+            workload="gpt5b-nemo",
+            measure="stall",
+            value=54.2,
+            ours=Side(writer="hybrid", mode=mode),
+            theirs=theirs,
+        )
+
+
+CLAIMS = {
+    one.name: one
+    for one in (
+        Study(
+            name="hybrid-io",
+            source="DDN on Hybrid-IO: per thread, LLaMA2-7B and NeMo GPT-5B",
+            claims=tuple(_hybrid_io()),
+            every="10",
+        ),
+        Study(
+            name="checkfreq",
+            source="CheckFreq (FAST '21): one snapshot in memory, as often as 3.5 % allow",
+            claims=_overhead("overhead <= 3.5 %", 0.035, "lazy=1"),
+            every="3.5%",
+            interval_claimed=True,
+        ),
+        Study(
+            name="pccheck",
+            source="PCcheck (ASPLOS '25): several snapshots in memory, every 10 iterations",
+            claims=_overhead("overhead about 3 %", 0.03, "lazy=2"),
+            every="10",
+            interval_claimed=True,
+        ),
+        Study(
+            name="async",
+            source="ByteCheckpoint (NSDI '25, arXiv 2407.20143): stall, on average",
+            claims=tuple(_stalls()),
+            every="10",
+        ),
+    )
+}
+
+
+def study(name: str) -> Study:
+    """The study of that name. Raises UnknownNameError."""
+    if name not in CLAIMS:
+        raise UnknownNameError("claim", name, CLAIMS)
+    return CLAIMS[name]

@@ -1,0 +1,139 @@
+"""What our own records say of published claims."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from iobench import workloads
+from iobench.bench.judging.stats import Interval, Ratio, median, paired_log_ratio
+from iobench.bench.judging.verdict import Context, VerdictStatus, judge, with_verification
+from iobench.claims.answer import check_one_setting, finding, shard
+from iobench.claims.claims import Answer, Claim, ClaimFinding, Study
+from iobench.claims.trained import judge_training
+from iobench.errors import ResultFileError
+from iobench.results import ResultFile
+from iobench.units import format_seconds
+
+__all__ = ["judge_records"]
+
+
+def judge_records(about: Study, results: Sequence[ResultFile]) -> list[ClaimFinding]:
+    """A finding for each claim that the records answer, by what is valid of them only.
+
+    Pairs are samples, or blocks of training, of the two sides in one repetition. The wall clock is
+    that of a training where there is a record of one, else the most that it could be. Raises
+    ResultFileError when no record answers any, two answer the same one, one has no pair that
+    counts, or one side of a claim was measured in several settings.
+    """
+    found = []
+    for claim in about.claims:
+        if claim.is_of_files:
+            if files := _record(results, claim.workload, trained=False):
+                found.append(_judge_files(claim, files, claim.measure))
+        elif training := _record(results, claim.workload, trained=True):
+            found.append(judge_training(about, claim, training))
+        elif claim.measure == "wall clock" and (
+            files := _record(results, claim.workload, trained=False)
+        ):
+            found.append(_judge_files(claim, files, "save"))
+    if not found:
+        wanted = " or ".join(about.workloads)
+        raise ResultFileError(f"none of the records is of {wanted}; {about.name} needs one")
+    return found
+
+
+def _record(results: Sequence[ResultFile], workload: str, *, trained: bool) -> ResultFile | None:
+    """The record of the workload's files, or of training it. Raises ResultFileError for two."""
+    found = [
+        one
+        for one in results
+        if one.run.workload.name == workload and (one.run.plan.get("verb") == "train") == trained
+    ]
+    if len(found) > 1:
+        raise ResultFileError(
+            f"{', '.join(str(one.path) for one in found)}: {len(found)} records of "
+            f"{'training ' if trained else ''}{workload}; a claim is judged by one: give --results "
+            "for one of them"
+        )
+    return found[0] if found else None
+
+
+def _judge_files(claim: Claim, result: ResultFile, operation: str) -> ClaimFinding:
+    ours, theirs = claim.ours.writer, claim.theirs.writer
+    fast, slow = (_valid(result, writer, operation) for writer in (ours, theirs))
+    both = sorted(set(fast) & set(slow))
+    if not both:
+        raise ResultFileError(
+            f"{result.path}: no repetition has a valid {operation} of both {ours} and {theirs}; "
+            f"see iobench show {result.path}"
+        )
+    slow_s = [slow[i] for i in both]
+    ratio = paired_log_ratio(slow_s, [fast[i] for i in both])
+    if claim.measure == "wall clock":
+        return _most(claim, result, ratio, slow_s)
+    return finding(claim, ratio, lambda times: times, f"{ours} over {theirs}, {shard(result)}")
+
+
+def _valid(result: ResultFile, writer: str, operation: str) -> dict[int, float]:
+    """Seconds by repetition. Raises ResultFileError for samples of several settings."""
+    context = Context.of(result.run)
+    samples = [
+        sample
+        for sample in with_verification(result.samples)
+        if (sample.writer, sample.operation) == (writer, operation)
+    ]
+    check_one_setting(result, f"{operation}s of {writer}", [one.setting for one in samples])
+    return {
+        sample.repetition: sample.elapsed_s
+        for sample in samples
+        if judge(sample, context).status is not VerdictStatus.INVALID
+    }
+
+
+def _most(claim: Claim, result: ResultFile, ratio: Ratio, slow_s: Sequence[float]) -> ClaimFinding:
+    """The most that the wall clock can shrink: by a save after every single step.
+
+    No training was run for it: the save times are measured, at full size by the measured rate, and
+    the step time is the workload's published one. What is saved of `n step + save` shrinks with n,
+    the steps between two saves, which is not published with the claim.
+    """
+    step = workloads.load(claim.workload).step_time
+    assert step is not None, "claims are about workloads with a published step time"
+    workload = result.run.workload
+    save_s = median(slow_s) * workload.full_bytes / workload.bytes
+    interval = ratio.interval and Interval(
+        _share(save_s, ratio.interval.low, step.seconds),
+        _share(save_s, ratio.interval.high, step.seconds),
+    )
+    never = interval is not None and interval.high < claim.value
+    gained_s = save_s * (1 - 1 / ratio.ratio)
+    steps = (gained_s / claim.value - save_s) / step.seconds
+    if never:
+        reason = "not even with a save after every step"
+    elif steps < 1:
+        reason = (
+            "computed, not trained; by the median not even a save after every step gains as much"
+        )
+    else:
+        whole = math.floor(steps)  # with one step more it would gain less than is claimed
+        every = "step" if whole == 1 else f"{whole} steps"
+        reason = (
+            f"computed, not trained; it would hold up to a save every {every}, and the claim's own "
+            "interval is not known"
+        )
+    return ClaimFinding(
+        claim=claim,
+        ours=_share(save_s, ratio.ratio, step.seconds),
+        interval=interval,
+        setting=f"a save of {format_seconds(save_s)} by {claim.theirs.writer} after every step of "
+        f"{format_seconds(step.seconds)}",
+        answer=Answer.NO if never else Answer.NOT_COMPARABLE,
+        reason=reason,
+        bound=True,
+    )
+
+
+def _share(save_s: float, ratio: float, step_s: float) -> float:
+    """The part of `step + save` that a save `ratio` times as fast gives back."""
+    return save_s * (1 - 1 / ratio) / (save_s + step_s)

@@ -1,0 +1,1 @@
+"""How often to save: intervals, goodput and lost work from measured times (`iobench plan`)."""

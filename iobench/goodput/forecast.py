@@ -1,0 +1,225 @@
+"""A job's prospects with one way to save: best interval, ETTR, lost work, what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from iobench.bench.judging.stats import Interval
+from iobench.bench.judging.verdict import Reason
+from iobench.errors import OptionError
+from iobench.goodput import goodput, intervals
+from iobench.goodput.costs import Costs
+from iobench.goodput.job import MONTH_S, TrainingJob
+from iobench.goodput.measured import SavingMethod
+from iobench.goodput.simulation import Simulated, simulate
+from iobench.units import format_seconds
+
+__all__ = ["Forecast", "Method", "Proposal", "Saved", "forecast"]
+
+_FAR_BELOW = 0.1
+_OFF = 0.01
+_STANDARD_ERRORS = 4
+_ENOUGH_SAVES = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """How intervals are judged: CheckFreq's budget and step, and the size of the simulation.
+
+    `failures` 0 leaves the simulation out. Raises OptionError for a value out of range.
+    """
+
+    budget: float = 0.035
+    step_s: float | None = None
+    failures: int = 100_000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.budget > 0:
+            raise OptionError(f"budget must be above zero, and is {self.budget}")
+        if self.step_s is not None and not self.step_s > 0:
+            raise OptionError(f"step must be above zero seconds, and is {self.step_s}")
+        if self.failures < 0 or self.failures == 1:
+            raise OptionError(f"simulate must be 0 or at least 2, and is {self.failures}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """The interval that one formula gives, and ETTR with it: exact, by first order, simulated.
+
+    `raised` says that the formula gave less and saves would have waited for slots.
+    """
+
+    formula: str
+    interval_s: float
+    raised: bool
+    ettr: float
+    first_order_ettr: float
+    simulated: Simulated | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """What the same work takes less than with the baseline, per month (30 days) of the baseline."""
+
+    wall_s: float
+    gpu_hours: float
+    wall_s_interval: Interval | None
+    gpu_hours_interval: Interval | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """One candidate in one job. `best` is the proposal that maximises ETTR, `proposals` are all.
+
+    Intervals hold 95 % of what resampled medians give, None without samples. `saved` is None for
+    the baseline, and where no work gets done. `lost_work_s` is per failure of the running job.
+    """
+
+    candidate: SavingMethod
+    job: TrainingJob
+    baseline: bool
+    best: Proposal
+    interval_s_interval: Interval | None
+    ettr_interval: Interval | None
+    lost_work_s: float
+    saved: Saved | None
+    proposals: tuple[Proposal, ...]
+    warnings: tuple[Reason, ...]
+
+
+def forecast(
+    candidates: Sequence[SavingMethod], baseline: SavingMethod, job: TrainingJob, method: Method
+) -> list[Forecast]:
+    """The prospects of each candidate, in the order given. Equal arguments give equal results."""
+    base = _ettrs(baseline, job)
+    return [_forecast(one, one is baseline, base, job, method) for one in candidates]
+
+
+def _forecast(
+    candidate: SavingMethod, is_baseline: bool, base: list[float], job: TrainingJob, method: Method
+) -> Forecast:
+    costs = candidate.costs
+    proposals = tuple(
+        _proposal(name, interval_s, costs, job, method)
+        for name, interval_s in _formulas(costs, job, method)
+    )
+    best = proposals[0]
+    return Forecast(
+        candidate=candidate,
+        job=job,
+        baseline=is_baseline,
+        best=best,
+        interval_s_interval=_range([_best(one, job) for one in candidate.resampled]),
+        ettr_interval=_range(_ettrs(candidate, job)[1:]),
+        lost_work_s=goodput.lost_work_s(best.interval_s, costs, job),
+        saved=None if is_baseline else _saved(_ettrs(candidate, job), base, job),
+        proposals=proposals,
+        warnings=tuple(_warnings(costs, job, proposals)),
+    )
+
+
+def _formulas(costs: Costs, job: TrainingJob, method: Method) -> Iterator[tuple[str, float]]:
+    save_s, mtbf_s = costs.blocking_s, job.mtbf_s
+    recovery_s = job.restart_s + costs.restore_s
+    yield "best", intervals.optimal(save_s, mtbf_s)
+    yield "Young", intervals.young(save_s, mtbf_s)
+    yield "Daly", intervals.daly(save_s, mtbf_s)
+    yield "availability", intervals.availability_optimal(save_s, mtbf_s, recovery_s)
+    yield "CheckFreq", intervals.by_budget(costs, method.budget, method.step_s)
+
+
+def _proposal(
+    name: str, interval_s: float, costs: Costs, job: TrainingJob, method: Method
+) -> Proposal:
+    least = intervals.shortest(costs)
+    used = max(interval_s, least)
+    return Proposal(
+        formula=name,
+        interval_s=used,
+        raised=interval_s < least,
+        ettr=goodput.ettr(used, costs, job),
+        first_order_ettr=goodput.first_order_ettr(used, costs, job),
+        simulated=simulate(used, costs, job, failures=method.failures, seed=method.seed)
+        if method.failures
+        else None,
+    )
+
+
+def _best(costs: Costs, job: TrainingJob) -> float:
+    return max(intervals.optimal(costs.blocking_s, job.mtbf_s), intervals.shortest(costs))
+
+
+def _ettrs(candidate: SavingMethod, job: TrainingJob) -> list[float]:
+    """ETTR at the best interval: of the medians first, then of each resampled pair."""
+    known: dict[Costs, float] = {}
+    for costs in (candidate.costs, *candidate.resampled):
+        if costs not in known:
+            known[costs] = goodput.ettr(_best(costs, job), costs, job)
+    return [known[costs] for costs in (candidate.costs, *candidate.resampled)]
+
+
+def _saved(own: list[float], base: list[float], job: TrainingJob) -> Saved | None:
+    """Paired draw by draw: the two were resampled apart, so the interval is rather too wide."""
+    if not (min(own) > 0 and min(base) > 0):
+        return None
+    if len(own) == 1 or len(base) == 1:
+        own, base = own[:1], base[:1]
+    wall = [MONTH_S * (1 - b / o) for o, b in zip(own, base, strict=True)]
+    gpu_hours = [seconds / 3600 * job.gpus for seconds in wall]
+    return Saved(
+        wall_s=wall[0],
+        gpu_hours=gpu_hours[0],
+        wall_s_interval=_range(wall[1:]),
+        gpu_hours_interval=_range(gpu_hours[1:]),
+    )
+
+
+def _range(values: Sequence[float]) -> Interval | None:
+    if not values:
+        return None
+    low, high = np.quantile(values, [0.025, 0.975])
+    return Interval(float(low), float(high))
+
+
+def _warnings(costs: Costs, job: TrainingJob, proposals: Sequence[Proposal]) -> Iterator[Reason]:
+    """Where an assumption of a formula does not hold here."""
+    mtbf = job.mtbf_s
+    recovery = job.restart_s + costs.restore_s
+    beside = costs.blocking_s + costs.persist_s + recovery
+    if beside > _FAR_BELOW * mtbf:
+        yield Reason(
+            text="save and recovery are not far below the MTBF, as Young, availability and the "
+            "first-order ETTR assume",
+            measured=(f"{format_seconds(beside)} of {format_seconds(mtbf)}",),
+        )
+    if costs.blocking_s >= 2 * mtbf:
+        yield Reason(text="a save takes two MTBF or more, and Daly's formula returns the MTBF")
+    if recovery >= mtbf:
+        yield Reason(text="recovery takes longer than the MTBF: most restarts fail themselves")
+    if proposals[0].raised:
+        yield Reason(text="the persist time sets the interval: below it saves wait for slots")
+    for one in proposals:
+        yield from _check(one, one is proposals[0])
+
+
+def _check(proposal: Proposal, best: bool) -> Iterator[Reason]:
+    """The formulas against the simulation, at one interval."""
+    found = proposal.simulated
+    if found is None:
+        return
+    if found.saves < _ENOUGH_SAVES:
+        text = f"too few simulated saves became durable to check the {proposal.formula} interval"
+        yield Reason(text=text, measured=(f"{found.saves:,}",))
+        return
+    error = _STANDARD_ERRORS * found.ettr_error
+    if abs(proposal.ettr - found.ettr) > error:
+        text = "exact and simulated ETTR differ by more than chance explains: believe neither"
+        yield Reason(text=text, measured=(proposal.formula,))
+    off = proposal.first_order_ettr - found.ettr
+    if best and abs(off) > max(_OFF, error):
+        text = f"the first-order ETTR is too {'high' if off > 0 else 'low'}"
+        yield Reason(text=text, measured=(f"by {abs(off):.3f}",))

@@ -1,0 +1,209 @@
+"""What a checkpoint costs with each writer, from the samples of a result file or by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from iobench.bench.judging.stats import median
+from iobench.bench.judging.verdict import Context, VerdictStatus, judge, with_verification
+from iobench.errors import ResultFileError
+from iobench.goodput.costs import Costs
+from iobench.results import Failure, ResultFile, Sample, Setting, contender_of
+from iobench.results.labels import labels
+from iobench.units import format_size
+
+__all__ = ["SavingMethod", "by_hand", "from_results"]
+
+_RESAMPLES = 1000
+_SEED = 20260131
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavingMethod:
+    """One way to save: its costs by medians, and again by `resampled` medians for intervals.
+
+    `resampled` is empty where one sample, or none, says nothing about the spread.
+    """
+
+    name: str
+    costs: Costs
+    resampled: tuple[Costs, ...] = ()
+    save_samples: int = 0
+    restore_samples: int = 0
+
+    @property
+    def mode(self) -> str:
+        """`sync` or `async`."""
+        return "async" if self.costs.asynchronous else "sync"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measured:
+    setting: Setting  # of saves
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {"save": [], "restore": []})
+    invalid: list[str] = field(default_factory=list)  # the first reason of each such sample
+    partial: list[str] = field(default_factory=list)  # what each restore that is not of all brought
+    failed: list[str] = field(default_factory=list)  # why, which ends its part in the run
+
+
+def by_hand(
+    *,
+    save_s: float | None,
+    blocking_s: float | None,
+    persist_s: float | None,
+    restore_s: float,
+    slots: int = 1,
+) -> list[SavingMethod]:
+    """A synchronous save of `save_s`, and an asynchronous one that blocks for `blocking_s`.
+
+    The latter persists for `persist_s`, or else for `save_s`: what a save takes when training
+    waits for it.
+    """
+    found = []
+    if save_s is not None:
+        found.append(
+            SavingMethod(name="given", costs=Costs(blocking_s=save_s, restore_s=restore_s))
+        )
+    background_s = persist_s if persist_s is not None else save_s
+    if blocking_s is not None and background_s is not None:
+        costs = Costs(
+            blocking_s=blocking_s, persist_s=background_s, restore_s=restore_s, slots=slots
+        )
+        found.append(SavingMethod(name="given", costs=costs))
+    return found
+
+
+def from_results(
+    result: ResultFile,
+    *,
+    size_bytes: int | None = None,
+    blocking_s: float | None = None,
+    slots: int = 1,
+    invalid_too: bool = False,
+) -> tuple[list[SavingMethod], list[str]]:
+    """Each setting of the run, and what must be known of how its times were made.
+
+    A time is that of a sample at `size_bytes` (by default the workload at full size) and the
+    sample's own rate. Settings differ in the writer, its options or the axes of a run. Fastest save
+    first; with `blocking_s` then asynchronous candidates as well, persisting for as long as the
+    save took. Only samples whose verdict is VALID count, unless `invalid_too`, no restores of some
+    tensors only, and nothing of a setting that failed. Raises ResultFileError when no setting has a
+    save and a restore that count.
+    """
+    if not result.samples:
+        raise _nothing(result, _no_samples(result))
+    size = result.run.workload.full_bytes if size_bytes is None else size_bytes
+    measured = _measured(result, size, invalid_too)
+    names = labels(one.setting for one in measured)
+    notes = list(_size_notes(result, size))
+    found: list[SavingMethod] = []
+    for position, (one, name) in enumerate(zip(measured, names, strict=True)):
+        if one.failed:
+            notes.append(f"{name} is not planned for: {one.failed[0]}")
+            continue
+        notes += _invalid(one, name, invalid_too)
+        notes += _partial(one, name)
+        save, restore = one.seconds["save"], one.seconds["restore"]
+        if not save or not restore:
+            missing = " and ".join(what for what, times in one.seconds.items() if not times)
+            notes.append(f"{name} is not planned for: no {missing} of it counts")
+            continue
+        draws = list(zip(_medians(save, position, 0), _medians(restore, position, 1), strict=True))
+        pairs = [(median(save), median(restore)), *(draws if len(save) > 1 else [])]
+        for blocking in (None, blocking_s) if blocking_s is not None else (None,):
+            costs = [_costs(*pair, blocking, slots) for pair in pairs]
+            found.append(
+                SavingMethod(
+                    name=name,
+                    costs=costs[0],
+                    resampled=tuple(costs[1:]),
+                    save_samples=len(save),
+                    restore_samples=len(restore),
+                )
+            )
+    if not found:
+        raise _nothing(result, "; ".join(notes))
+    return sorted(found, key=_by_save_time), notes
+
+
+def _nothing(result: ResultFile, why: str) -> ResultFileError:
+    return ResultFileError(
+        f"{result.path} has nothing to plan with: {why}; see iobench show {result.path}"
+    )
+
+
+def _no_samples(result: ResultFile) -> str:
+    if result.training:
+        return "it is of iobench train, and plans are made of the samples of iobench run"
+    failures = [f"{one.setting.name}: {one.why}" for one in result.failures]
+    return "; ".join(["it has no samples", *failures])
+
+
+def _costs(save_s: float, restore_s: float, blocking_s: float | None, slots: int) -> Costs:
+    if blocking_s is None:
+        return Costs(blocking_s=save_s, restore_s=restore_s)
+    return Costs(blocking_s=blocking_s, persist_s=save_s, restore_s=restore_s, slots=slots)
+
+
+def _by_save_time(one: SavingMethod) -> tuple[bool, float]:
+    return one.costs.asynchronous, one.costs.blocking_s + one.costs.persist_s
+
+
+def _measured(result: ResultFile, size: int, invalid_too: bool) -> list[_Measured]:
+    context = Context.of(result.run)
+    groups: dict[str, _Measured] = {}
+    for sample in with_verification(result.samples):
+        one = groups.setdefault(contender_of(sample), _nothing_yet(sample))
+        if (part := sample.axes.restore_as) is not None:
+            one.partial.append(part)
+            continue
+        verdict = judge(sample, context)
+        if verdict.status is VerdictStatus.INVALID:
+            one.invalid.append(verdict.reasons[0].text)
+            if not invalid_too:
+                continue
+        seconds = sample.elapsed_s * size / sample.bytes
+        one.seconds[sample.operation].append(seconds)
+    for failure in result.failures:
+        groups.setdefault(contender_of(failure), _nothing_yet(failure)).failed.append(failure.why)
+    return list(groups.values())
+
+
+def _nothing_yet(record: Sample | Failure) -> _Measured:
+    return _Measured(setting=record.setting.at(restore_as=None))
+
+
+def _invalid(one: _Measured, name: str, counted: bool) -> Iterator[str]:
+    fate = "counted all the same" if counted else "left out"
+    for text in dict.fromkeys(one.invalid):
+        count = one.invalid.count(text)
+        yield f"{name}: {count} invalid {'sample' if count == 1 else 'samples'} {fate}: {text}"
+
+
+def _partial(one: _Measured, name: str) -> Iterator[str]:
+    for what in dict.fromkeys(one.partial):
+        count = one.partial.count(what)
+        restores = "restore" if count == 1 else "restores"
+        yield f"{name}: {count} {restores} of {what} left out: a job restores all tensors"
+
+
+def _size_notes(result: ResultFile, size: int) -> Iterator[str]:
+    variants = [one.bytes for one in result.run.variants if one.axes.restore_as is None]
+    moved = sorted(variants or [result.run.workload.bytes])
+    if moved != [size] * len(moved):
+        span = " to ".join(dict.fromkeys(map(format_size, (moved[0], moved[-1]))))
+        yield f"times are those of {span}, scaled to {format_size(size)} by the measured rate"
+    yield (
+        f"every node saves {format_size(size)} at the same time and as fast as here: "
+        "storage that nodes share is slower"
+    )
+
+
+def _medians(values: Sequence[float], position: int, operation: int) -> list[float]:
+    """Bootstrapped medians (Efron and Tibshirani, 1993, section 13.3), each setting on its own."""
+    rng = np.random.default_rng([_SEED, position, operation])
+    picks = rng.integers(0, len(values), size=(_RESAMPLES, len(values)))
+    return [float(one) for one in np.median(np.asarray(values)[picks], axis=1)]

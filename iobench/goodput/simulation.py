@@ -1,0 +1,101 @@
+"""A job that trains, saves, fails and restarts, played through, to check the formulas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iobench.errors import OptionError
+from iobench.goodput.costs import Costs
+from iobench.goodput.job import TrainingJob
+
+__all__ = ["Simulated", "simulate"]
+
+_MOST_SAVES = 5_000_000
+
+_Times = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """What `failures` failures left. `*_error` is the standard error of the figure beside it.
+
+    `ettr` is kept work over wall-clock time. `lost_work_s` is per failure of a running job (None if
+    it never ran), a failure during a restart loses no work. `saves` counts durable checkpoints.
+    """
+
+    failures: int
+    seed: int
+    ettr: float
+    ettr_error: float
+    lost_work_s: float | None
+    lost_work_error: float | None
+    saves: int
+
+
+def simulate(
+    interval_s: float, costs: Costs, job: TrainingJob, *, failures: int, seed: int
+) -> Simulated:
+    """Play `failures` failures of `job` with a save after every `interval_s` of training.
+
+    A failure drops snapshots in flight and whatever was trained after the last durable one; then
+    come restart and restore, which may fail as well. A save that finds all slots taken waits. Every
+    run between two failures goes through the same events until it is cut, so these are played once,
+    up to the longest run, and each failure is looked up among them. Equal arguments give equal
+    results. Raises OptionError when the longest run holds more than 5 million saves, or for fewer
+    than 2 failures.
+    """
+    if failures < 2:
+        raise OptionError(f"a simulation needs 2 failures or more, not {failures}")
+    gaps = np.random.default_rng(seed).exponential(job.mtbf_s, failures)
+    runs = gaps - (job.restart_s + costs.restore_s)
+    ran = runs > 0
+    starts, durable = _timeline(interval_s, costs, float(runs.max()))
+    training = np.searchsorted(starts, runs, side="right") - 1  # of which interval it was
+    done = training * interval_s + np.minimum(runs - starts[training], interval_s)
+    saves = np.where(ran, np.searchsorted(durable, runs, side="right"), 0)
+    kept = saves * interval_s
+    ratio = float(kept.sum() / gaps.sum())
+    lost = (done - kept)[ran]
+    return Simulated(
+        failures=failures,
+        seed=seed,
+        ettr=ratio,
+        ettr_error=_standard_error(kept - ratio * gaps) / float(gaps.mean()),
+        lost_work_s=float(lost.mean()) if lost.size else None,
+        lost_work_error=_standard_error(lost) if lost.size > 1 else None,
+        saves=int(saves.sum()),
+    )
+
+
+def _timeline(interval_s: float, costs: Costs, until_s: float) -> tuple[_Times, _Times]:
+    """When each interval of training starts, and each save is durable, in a run without failure."""
+    period = interval_s + costs.blocking_s
+    if not (interval_s > 0 and period > 0 and until_s / period <= _MOST_SAVES):
+        raise OptionError(
+            f"an interval of {interval_s:g} s makes more than {_MOST_SAVES:,} saves between two "
+            "failures: too many to simulate; leave it out with --simulate 0"
+        )
+    events = list(_events(interval_s, costs, until_s))
+    return np.array([0.0, *(end for end, _ in events)]), np.array([done for _, done in events])
+
+
+def _events(interval_s: float, costs: Costs, until_s: float) -> Iterator[tuple[float, float]]:
+    """Of each save until `until_s`: when training goes on, and when it is durable."""
+    slots = [0.0] * costs.slots  # when each is free again
+    now = 0.0
+    save = 0
+    while now <= until_s:
+        slot = save % costs.slots  # snapshots are persisted side by side: the oldest is free first
+        now = max(now + interval_s, slots[slot]) + costs.blocking_s
+        slots[slot] = now + costs.persist_s
+        yield now, slots[slot]
+        save += 1
+
+
+def _standard_error(values: _Times) -> float:
+    return float(np.std(values, ddof=1)) / math.sqrt(values.size)

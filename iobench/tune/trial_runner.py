@@ -1,0 +1,217 @@
+"""TrialRunner: makes trials on a real target: checkpoints of some sizes, counters, memory."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from iobench.bench.axes import Variant
+from iobench.bench.contenders.base import WriterContender
+from iobench.bench.data.replay import Replay
+from iobench.bench.processes.group import InProcess
+from iobench.bench.processes.job import JobSetup
+from iobench.bench.targets.base import OpenTarget, Target
+from iobench.bench.trial import Trial
+from iobench.environment.memory import PeakMemory
+from iobench.errors import DataMismatchError, TargetError
+from iobench.results import Sample
+from iobench.tune.candidate import Candidate
+from iobench.tune.measurement import Measurement, Step
+from iobench.tune.objective import Objective
+from iobench.tune.stall import SLOTS, measure_stall
+from iobench.units import MIB, format_size
+from iobench.workloads import Workload
+from iobench.writers.base import Writer
+from iobench.writers.image import Bytes, FileImage
+
+__all__ = ["TrialRunner", "warm_up_bytes"]
+
+_KEPT_WRITERS = 12  # with their staging memory
+_WARM_UP_BYTES = 32 * MIB  # more than most settings have in flight
+
+
+@dataclass(kw_only=True)
+class TrialRunner:
+    """Everything that trials on one target share. To be made by `TrialRunner.on`."""
+
+    target: Target
+    opened: OpenTarget
+    workload: Workload
+    rank: int
+    objective: Objective
+    seed: int
+    pool_bytes: int
+    _executors: dict[int, InProcess] = field(default_factory=dict, init=False)
+    _writers: OrderedDict[str, Writer] = field(default_factory=OrderedDict, init=False)
+    _warm_up: Bytes = field(default_factory=lambda: np.zeros(_WARM_UP_BYTES, np.uint8), init=False)
+    _mark_s: float = field(default=0.0, init=False)
+    _count: int = field(default=0, init=False)
+
+    @classmethod
+    @contextmanager
+    def on(
+        cls,
+        target: Target,
+        *,
+        workload: Workload,
+        rank: int,
+        objective: Objective,
+        seed: int,
+        pool_bytes: int,
+        began_s: float,
+    ) -> Iterator[TrialRunner]:
+        """A rig with a place of its own in `target`, removed at the end of the block.
+
+        `began_s` of time.perf_counter is when the time that the first trial is charged began.
+        """
+        target.check()
+        with ExitStack() as undo:
+            rig = cls(
+                target=target,
+                opened=OpenTarget(
+                    scratch=undo.enter_context(target.scratch()),
+                    monitor=target.monitor(),
+                    notes=target.notes,
+                ),
+                workload=workload,
+                rank=rank,
+                objective=objective,
+                seed=seed,
+                pool_bytes=pool_bytes,
+            )
+            rig._mark_s = began_s
+            yield rig
+
+    def __call__(self, candidate: Candidate, step: Step) -> Measurement:
+        """Make one trial. What the candidate does wrong is in its measurement.
+
+        Raises TargetError when the target is gone, or has no room left.
+        """
+        began_s = time.perf_counter()
+        replay = self._replay(step.size_bytes)
+        self._check_room(replay)
+        self._count += 1
+        written_bytes = replay.size_bytes() * self.objective.writes(step.verify)
+        measured = Measurement(took_s=0.0, spent_s=0.0, written_bytes=written_bytes)
+        try:
+            with PeakMemory() as memory:
+                writer, warmed = self._writer(candidate, warm_up_bytes(step.size_bytes))
+                measured = replace(measured, written_bytes=measured.written_bytes + warmed)
+                measured = self._measure(writer, replay, step, measured)
+            measured = replace(measured, memory_bytes=memory.grown_bytes)
+        except Exception as error:  # noqa: BLE001 -- writers of others raise whatever they like
+            self._check_target(error)
+            self._writers.pop(candidate.label, None)
+            told = " ".join(f"{type(error).__name__}: {error}".split())
+            measured = replace(measured, error=told)
+        now_s = time.perf_counter()
+        spent_s, self._mark_s = now_s - self._mark_s, now_s
+        return replace(measured, took_s=now_s - began_s, spent_s=spent_s)
+
+    def _measure(
+        self, writer: Writer, replay: Replay, step: Step, measured: Measurement
+    ) -> Measurement:
+        contender = WriterContender(writer)
+        executor = self._executor(step.size_bytes)
+        executor.job.contenders = (contender,)
+        trial = Trial(
+            run_id="0" * 16,
+            repetition=step.round,
+            order=self._count,
+            variant=Variant(contender=contender),
+            contender=0,
+            shape=0,
+            files=(replay.files,),
+            executor=executor,
+            target=self.opened,
+        )
+        try:
+            self.opened.settle()
+            if self.objective.goal == "stall":
+                stall_s = measure_stall(replay, writer, self.opened.scratch, f"stall-{self._count}")
+                measured = replace(measured, stall_s=stall_s)
+                if not step.verify:
+                    return measured
+            save, restore = trial.save(), None
+            if self.objective.restores or step.verify:
+                self.opened.settle()
+                restore = trial.restore()
+                if restore and restore.verified and restore.verified.mismatches:
+                    raise DataMismatchError(
+                        f"{restore.verified.mismatches} of {restore.verified.tensors} tensors "
+                        "came back other than they were saved"
+                    )
+        finally:
+            trial.clear()
+        return replace(measured, save=_short(save), restore=_short(restore))
+
+    def _replay(self, size_bytes: int) -> Replay:
+        return self._executor(size_bytes).job.replays[0]
+
+    def _executor(self, size_bytes: int) -> InProcess:
+        """What holds the checkpoint of that size; the contender changes from trial to trial."""
+        if size_bytes not in self._executors:
+            files = self.workload.scaled(size_bytes, self.rank).files(self.rank)
+            self._executors[size_bytes] = InProcess(
+                JobSetup(
+                    contenders=(),
+                    files=(files,),
+                    pool_bytes=self.pool_bytes,
+                    seed=self.seed + len(self._executors),
+                    crc=True,
+                )
+            )
+        return self._executors[size_bytes]
+
+    def _writer(self, candidate: Candidate, warm_up_bytes: int) -> tuple[Writer, int]:
+        """A writer that has its staging memory already, as a trainer's has from the second save on.
+
+        And how many bytes it wrote for that. Those used last are kept.
+        """
+        writer, warmed = self._writers.pop(candidate.label, None), 0
+        if writer is None:
+            writer, warmed = candidate.make(), warm_up_bytes
+            where = self.opened.scratch.locate("warm-up")
+            image = FileImage.of("file", [self._warm_up[:warm_up_bytes]])
+            try:
+                writer.write(image, where, durable=False)
+            finally:
+                self.opened.scratch.remove("warm-up")
+        self._writers[candidate.label] = writer
+        if len(self._writers) > _KEPT_WRITERS:
+            self._writers.popitem(last=False)
+        return writer, warmed
+
+    def _check_room(self, replay: Replay) -> None:
+        self.target.check()
+        free = self.target.free_bytes()
+        needed = replay.size_bytes() * (SLOTS + 1 if self.objective.goal == "stall" else 1)
+        if free is not None and needed > free:
+            raise TargetError(
+                f"--target {self.target.location}: a checkpoint of {format_size(needed)} does not "
+                f"fit any more, {format_size(free)} may be used; make room and go on by --resume"
+            )
+
+    def _check_target(self, error: Exception) -> None:
+        """Raise what is no fault of the candidate."""
+        self.target.check()
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise TargetError(
+                f"--target {self.target.location}: is full; make room and go on by --resume"
+            ) from error
+
+
+def warm_up_bytes(size_bytes: int) -> int:
+    """What is written, before a trial of that size, with a writer that is new."""
+    return min(_WARM_UP_BYTES, size_bytes // 4)
+
+
+def _short(sample: Sample | None) -> Sample | None:
+    """Without the bytes per 100 ms, which nobody looks at here."""
+    return None if sample is None else replace(sample, series=None)

@@ -1,0 +1,1 @@
+"""Parts of the `aiofiles` writer: tasks and streams on asyncio."""

@@ -1,0 +1,85 @@
+"""Tasks side by side in an event loop, and calls that a cancellation waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from iobench.errors import UsageError
+from iobench.writers.blocks.workers import Blocks
+from iobench.writers.transfer import Meter
+
+__all__ = ["finish_first", "in_thread", "refuse_running_loop", "run_tasks"]
+
+_T = TypeVar("_T")
+
+
+async def finish_first(work: Awaitable[_T], undo: Callable[[_T], object] | None = None) -> _T:
+    """Await `work`; a cancellation meanwhile is raised when it has ended, not before.
+
+    A thread that reads or writes cannot be stopped, and the memory and the descriptor are its own
+    until it returns. When cancelled, the result is given to `undo`.
+    """
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is None:
+        return task.result()
+    if not task.cancelled() and task.exception() is None and undo is not None:
+        undo(task.result())
+    raise cancelled
+
+
+async def in_thread(call: Callable[[], _T], undo: Callable[[_T], object] | None = None) -> _T:
+    """`call()` in the loop's executor; see `finish_first`."""
+    return await finish_first(asyncio.get_running_loop().run_in_executor(None, call), undo)
+
+
+async def run_tasks(
+    tasks: int,
+    blocks: Blocks,
+    work: Callable[[Blocks, Meter], Coroutine[Any, Any, None]],
+    meter: Meter,
+) -> None:
+    """Run `work(blocks, own_meter)` in `tasks` tasks and wait until all have ended.
+
+    The first failure, or a cancellation, has no more blocks handed out and is raised at the
+    end; further failures are added as its notes. The twin of `run_workers`.
+    """
+    meters = [Meter() for _ in range(tasks)]
+    running = {asyncio.create_task(work(blocks, own)) for own in meters}
+    failures: list[BaseException] = []
+    try:
+        while running:
+            try:
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+            except asyncio.CancelledError as error:
+                failures.insert(0, error)
+                blocks.cancel()
+                continue
+            for task in done:
+                error_ = asyncio.CancelledError() if task.cancelled() else task.exception()
+                if error_ is not None:
+                    failures.append(error_)
+                    blocks.cancel()
+        if failures:
+            for other in failures[1:]:
+                failures[0].add_note(f"another task failed too: {other!r}")
+            raise failures[0]
+    finally:
+        failures.clear()  # they hold this frame
+    meter.absorb(meters)
+
+
+def refuse_running_loop(instead: str) -> None:
+    """Raise UsageError when this thread runs an event loop, which a wait would block."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise UsageError(f"this would block the running event loop; use `{instead}` here")

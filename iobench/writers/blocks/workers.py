@@ -1,0 +1,129 @@
+"""Workers that share one range of a file: each takes the next block until none is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from iobench.writers.blocks.interrupt_safe import Worker, start_workers
+from iobench.writers.blocks.pages import HUGE_PAGE, fresh_pages
+from iobench.writers.image import Bytes
+from iobench.writers.transfer import Meter
+
+__all__ = ["BlockPool", "Blocks", "run_workers"]
+
+
+class Blocks:
+    """The blocks [start, stop) of a range, handed out one by one to whoever asks; thread-safe."""
+
+    def __init__(self, start: int, stop: int, block_size: int) -> None:
+        self._starts = iter(range(start, stop, block_size))
+        self._stop, self._block_size = stop, block_size
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        # One step of a range iterator is atomic under the GIL: it needs no lock.
+        while (begin := next(self._starts, None)) is not None:
+            yield begin, min(begin + self._block_size, self._stop)
+
+    def cancel(self) -> None:
+        """Hand out no more."""
+        self._starts = iter(range(0))
+
+
+def run_workers(
+    threads: int,
+    blocks: Blocks,
+    work: Callable[[Blocks, Meter], None],
+    meter: Meter,
+    *,
+    apart: bool = False,
+) -> None:
+    """Run `work(blocks, own_meter)` in `threads` workers, this thread being one of them.
+
+    With `apart` this thread only waits, so that no signal handler ever runs inside `work`. Where
+    an ending interpreter refuses threads, this one does all of the work.
+
+    Returns when all have ended. The first failure, KeyboardInterrupt in this thread included,
+    cancels the rest and is raised when they have ended; further failures are added as its notes.
+    """
+    meters = [Meter() for _ in range(threads)]
+    failures: list[BaseException] = []
+
+    def run(own: Meter) -> None:
+        try:
+            work(blocks, own)
+        except BaseException as error:  # noqa: BLE001 -- raised again below, in the caller's thread
+            failures.append(error)
+            blocks.cancel()
+
+    helpers = [
+        Worker(target=run, args=(own,), name="iobench-worker")
+        for own in (meters if apart else meters[1:])
+    ]
+    try:
+        started = start_workers(helpers)
+        if apart and started:
+            for helper in started:
+                helper.join()
+        else:
+            run(meters[0])
+    finally:
+        blocks.cancel()
+        for helper in helpers:
+            while helper.is_alive():  # the descriptor and the memory are theirs until they end
+                try:
+                    helper.join()
+                except BaseException as error:  # noqa: BLE001 -- Ctrl-C, or SystemExit of a handler
+                    failures.append(error)
+    if failures:
+        failures.sort(key=lambda error: isinstance(error, Exception))  # an interrupt comes first
+        for other in failures[1:]:
+            failures[0].add_note(f"another worker failed too: {other!r}")
+        raise failures[0]
+    meter.absorb(meters)
+
+
+class BlockPool:
+    """Aligned blocks of one size, kept for the next transfer instead of faulted in anew.
+
+    Blocks are cut from huge pages where the kernel gives them. A device takes a limited number of
+    memory segments per request (254 on virtio): of scattered 4 KiB pages that is less than 1 MiB,
+    of huge ones the device's full request size. Measured in docs/decisions/0004 and 0010.
+
+    There is no lock: the collector may run the finalizer of a stream, which gives its blocks back,
+    inside `take`. `list.pop` and `list.append` are atomic under the GIL.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self._free: list[Bytes] = []
+
+    def take(self) -> Bytes:
+        """A block; its content is undefined."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            *spare, block = self._make()
+            self._free.extend(spare)
+            return block
+
+    def _make(self) -> list[Bytes]:
+        """As many blocks as one huge page holds, or one block of several huge pages."""
+        count = max(1, HUGE_PAGE // self.block_size)
+        size = count * self.block_size
+        room = fresh_pages(size + -size % HUGE_PAGE, huge=True)
+        starts = range(0, size, self.block_size)
+        return [room[start : start + self.block_size] for start in reversed(starts)]
+
+    def give(self, block: Bytes) -> None:
+        """Give a block back."""
+        self._free.append(block)
+
+    @contextmanager
+    def block(self) -> Iterator[Bytes]:
+        """A block for the length of a `with`."""
+        block = self.take()
+        try:
+            yield block
+        finally:
+            self.give(block)

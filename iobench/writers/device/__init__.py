@@ -1,0 +1,1 @@
+"""Device memory: copies between host and GPU, and cuFile."""

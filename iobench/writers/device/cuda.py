@@ -1,0 +1,168 @@
+"""CUDA memory through torch: copies on a side stream, blocks pinned where they are.
+
+Loaded only when a CUDA tensor is met; `import iobench` and the writers stay without torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from iobench import linux
+from iobench.errors import TransferError, UsageError
+from iobench.writers.device.base import Device, DeviceBytes, Lane, Mark
+from iobench.writers.image import Bytes, Memory
+
+__all__ = ["CudaBytes", "CudaDevice", "cuda_device"]
+
+_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device of the process
+_ALREADY = 712  # cudaErrorHostMemoryAlreadyRegistered
+
+
+class CudaBytes(DeviceBytes):
+    """The bytes of `tensor`: uint8, one dimension, contiguous, on a CUDA device. Keeps it alive."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        if tensor.dtype != torch.uint8 or tensor.dim() != 1 or not tensor.is_contiguous():
+            raise UsageError("bytes of a device are one contiguous dimension of uint8")
+        self.tensor: torch.Tensor = tensor
+        self.device = cuda_device(tensor.device)
+
+    @property
+    def address(self) -> int:
+        return self.tensor.data_ptr()
+
+    def __len__(self) -> int:
+        return self.tensor.numel()
+
+    def __getitem__(self, part: slice) -> Self:
+        return type(self)(self.tensor[part])
+
+
+def cuda_device(device: torch.device) -> CudaDevice:
+    """The one CudaDevice of `device`; the current one where it has no number."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return _cuda_device(index)
+
+
+@functools.cache
+def _cuda_device(index: int) -> CudaDevice:
+    return CudaDevice(index)
+
+
+class CudaDevice(Device):
+    """One GPU, by its number in this process."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.name = f"cuda:{index}"
+
+    def lane(self) -> CudaLane:
+        return CudaLane(self)
+
+    def pin(self, block: Bytes) -> str | None:
+        return _pin(block)
+
+    def allocate(self, size_bytes: int) -> CudaBytes:
+        with _cuda_errors(f"allocating on {self.name}"):
+            room = torch.empty(size_bytes + linux.PAGE, dtype=torch.uint8, device=self.name)
+        begin = -room.data_ptr() % linux.PAGE
+        return CudaBytes(room[begin : begin + size_bytes])
+
+
+class CudaLane(Lane):
+    """A stream of its own that began behind the caller's current stream."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = device
+        with _cuda_errors(f"opening a stream on {device.name}"):
+            self._stream = torch.cuda.Stream(device=device.index)  # type: ignore[no-untyped-call]
+            self._stream.wait_stream(torch.cuda.current_stream(device.index))
+
+    def copy(self, source: Memory, destination: Memory) -> None:
+        beside = True
+        if isinstance(source, np.ndarray) and not source.flags.writeable:
+            source, beside = source.copy(), False  # torch takes no read-only memory
+        with _cuda_errors(f"copying on {self._device.name}"), torch.cuda.stream(self._stream):
+            _tensor(destination).copy_(_tensor(source), non_blocking=beside)
+
+    def mark(self) -> CudaMark:
+        with _cuda_errors(f"copying on {self._device.name}"):
+            # It waits asleep: the cores are the writers'.
+            event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            event.record(self._stream)
+        return CudaMark(event, self._device.name)
+
+    def close(self) -> None:
+        with _cuda_errors(f"copying on {self._device.name}"):
+            self._stream.synchronize()
+
+
+class CudaMark(Mark):
+    """An event."""
+
+    def __init__(self, event: torch.cuda.Event, name: str) -> None:
+        self._event, self._name = event, name
+
+    def wait(self) -> None:
+        with _cuda_errors(f"copying on {self._name}"):
+            self._event.synchronize()
+
+
+def _tensor(memory: Memory) -> torch.Tensor:
+    if isinstance(memory, CudaBytes):
+        return memory.tensor
+    assert isinstance(memory, np.ndarray)
+    return torch.from_numpy(memory)
+
+
+_pinned: dict[int, weakref.finalize[[int], np.ndarray]] = {}
+_pinned_lock = threading.RLock()  # the collector may free a block within
+
+
+def _pin(block: Bytes) -> str | None:
+    """Register the whole allocation that `block` is cut from, until numpy frees it."""
+    root = block
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    address, size = root.ctypes.data, root.nbytes
+    if address % linux.PAGE or size % linux.PAGE:
+        return None  # not a staging block: memory that shares its pages with others stays as it is
+    with _pinned_lock:
+        if address in _pinned:
+            return None
+        code = int(_cudart().cudaHostRegister(address, size, _PORTABLE))
+        if code == _ALREADY:  # by somebody else, whose it stays
+            return None
+        if code:
+            return f"cudaHostRegister of {size} bytes failed with CUDA error {code}"
+        done = weakref.finalize(root, _unpin, address)
+        done.atexit = False  # the driver goes with the process, and may be gone before
+        _pinned[address] = done
+    return None
+
+
+def _unpin(address: int) -> None:
+    with _pinned_lock:
+        _pinned.pop(address, None)
+    _cudart().cudaHostUnregister(address)
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def _cuda_errors(doing: str) -> Iterator[None]:
+    """What torch raises for CUDA, as TransferError of one line."""
+    try:
+        yield
+    except RuntimeError as error:  # torch.AcceleratorError and torch.OutOfMemoryError are such
+        raise TransferError(f"{doing}: {str(error).partition(chr(10))[0]}") from error

@@ -1,0 +1,264 @@
+"""Staging: device memory on its way through pinned blocks of the host, beside the I/O."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import cast
+
+import numpy as np
+
+from iobench.units import KIB
+from iobench.writers.blocks.interrupt_safe import uninterrupted
+from iobench.writers.blocks.workers import BlockPool
+from iobench.writers.device.base import Device, DeviceBytes, Lane, Mark
+from iobench.writers.image import Bytes, FileImage, Memory
+from iobench.writers.transfer import Meter
+
+__all__ = ["StagedImage", "staged"]
+
+_AHEAD = 8  # blocks at most that are copied to the host before somebody asked for them
+_BEHIND = 4  # blocks at most on their way to the device after they were read
+_LEAST = 64 * KIB  # of a block; larger ones are powers of two, so that few sizes are kept
+
+
+@contextmanager
+def staged(image: FileImage, meter: Meter) -> Iterator[FileImage]:
+    """`image` for a writer that only knows host memory: itself, or a StagedImage of it.
+
+    To be entered in the thread that calls the writer: copies begin behind what that thread has
+    queued on the device. On leaving, whatever happened, no copy is under way any more; what was
+    read is in the device's memory for all who look. Memory that could not be pinned is a fallback.
+    """
+    if not image.on_device:
+        yield image
+        return
+    staging = _Staging(image)
+    try:
+        yield StagedImage(image, staging)
+    finally:
+        staging.close()
+    for reason in staging.unpinned:
+        meter.fell_back("pinned memory", "pageable memory", reason)
+
+
+class StagedImage(FileImage):
+    """A FileImage with device memory whose bytes come and go through the host. Of one transfer.
+
+    `gather` and `scatter` return when the copy is whole. `outgoing` copies the following range too,
+    so that it is there when it is asked for; `incoming` returns while the device still takes the
+    block, which goes back to its pool later. `gather` and `scatter` take blocks on the device too.
+    """
+
+    _staging: _Staging
+
+    def __init__(self, image: FileImage, staging: _Staging) -> None:
+        super().__init__(path=image.path, segments=image.segments)
+        object.__setattr__(self, "_staging", staging)
+
+    @contextmanager
+    def outgoing(self, start: int, stop: int, meter: Meter) -> Iterator[list[Bytes]]:
+        staging = self._staging
+        if not _any_device(self.pieces(start, stop)):
+            yield self.views(start, stop)
+            return
+        with meter.phase("gather"):
+            block = staging.fetch(start, stop)
+        try:
+            yield [block[: stop - start]]
+        finally:
+            staging.blocks.give(block)
+
+    @contextmanager
+    def incoming(self, start: int, stop: int, meter: Meter) -> Iterator[list[Bytes]]:
+        staging = self._staging
+        if not _any_device(self.pieces(start, stop)):
+            yield self.views(start, stop)
+            return
+        block = staging.blocks.take(stop - start)
+        try:
+            yield [block[: stop - start]]
+        except BaseException:
+            staging.blocks.give(block)
+            raise
+        with meter.phase("scatter"):
+            staging.store(start, stop, block)
+
+    def gather(self, start: int, stop: int, block: Memory) -> int:
+        return self._copy(start, stop, block, to_block=True)
+
+    def scatter(self, start: int, stop: int, block: Memory) -> int:
+        return self._copy(start, stop, block, to_block=False)
+
+    def _copy(self, start: int, stop: int, block: Memory, *, to_block: bool) -> int:
+        staging = self._staging
+        if isinstance(block, np.ndarray):
+            staging.pin(block)
+        staging.copy(self.pieces(start, stop), block, to_block=to_block)
+        return stop - start
+
+
+def _any_device(pieces: Sequence[Memory]) -> bool:
+    return any(isinstance(piece, DeviceBytes) for piece in pieces)
+
+
+class _Staging:
+    """The lanes of one transfer, and the blocks that are under way on them."""
+
+    def __init__(self, image: FileImage) -> None:
+        self._image = image
+        memories = (segment.memory for segment in image.segments)
+        devices = dict.fromkeys(m.device for m in memories if isinstance(m, DeviceBytes))
+        self._lock = threading.Lock()
+        self._ahead: dict[tuple[int, int], tuple[Bytes, list[Mark]]] = {}
+        self._behind: deque[tuple[Bytes, list[Mark]]] = deque()
+        self.unpinned: dict[str, None] = {}
+        self._device = next(iter(devices))
+        self.blocks = _PinnedBlocks.of(self._device, self.pin)
+        with contextlib.ExitStack() as opened:
+            self._lanes: dict[Device, Lane] = {}
+            for device in devices:
+                self._lanes[device] = lane = device.lane()
+                opened.callback(uninterrupted, lane.close)
+            self._opened = opened.pop_all()
+
+    def close(self) -> None:
+        """Wait for all copies and give all blocks back. After a failure they are freed instead."""
+        self._opened.close()
+        for block, _ in (*self._ahead.values(), *self._behind):
+            self.blocks.give(block)
+        self._ahead.clear()
+        self._behind.clear()
+
+    def pin(self, block: Bytes) -> None:
+        """Have `block` pinned, or remember why it cannot be."""
+        reason = self._device.pin(block)
+        if reason is not None:
+            self.unpinned[reason] = None
+
+    def copy(self, pieces: Sequence[Memory], block: Memory, *, to_block: bool) -> None:
+        """Copy and wait until the bytes are there."""
+        self._wait(self._start(pieces, block, to_block=to_block))
+
+    def fetch(self, start: int, stop: int) -> Bytes:
+        """A block with the bytes [start, stop), which may have been under way already."""
+        with self._lock:
+            block, marks = self._ahead.pop((start, stop), (None, []))
+        if block is None:
+            block, marks = self._begin(start, stop)
+        try:
+            try:
+                self._look_ahead(stop, stop - start)
+            finally:
+                self._wait(marks)
+        except BaseException:
+            self.blocks.lose(block)
+            raise
+        return block
+
+    def store(self, start: int, stop: int, block: Bytes) -> None:
+        """Send `block` on its way to the bytes [start, stop) and take it over."""
+        try:
+            marks = self._start(self._image.pieces(start, stop), block, to_block=False)
+        except BaseException:
+            self.blocks.lose(block)
+            raise
+        with self._lock:
+            self._behind.append((block, marks))
+        while True:
+            with self._lock:
+                if len(self._behind) <= _BEHIND:
+                    return
+                block, marks = self._behind.popleft()
+            try:
+                self._wait(marks)
+            except BaseException:
+                self.blocks.lose(block)
+                raise
+            self.blocks.give(block)
+
+    def _look_ahead(self, start: int, length: int) -> None:
+        stop = min(start + length, self._image.size_bytes)
+        with self._lock:
+            wanted = start < stop and (start, stop) not in self._ahead
+            if not wanted or len(self._ahead) >= _AHEAD:
+                return
+        if not _any_device(self._image.pieces(start, stop)):
+            return
+        begun = self._begin(start, stop)
+        with self._lock:
+            if self._ahead.setdefault((start, stop), begun) is begun:
+                return
+        self._wait(begun[1])  # another thread had the same thought
+        self.blocks.give(begun[0])
+
+    def _begin(self, start: int, stop: int) -> tuple[Bytes, list[Mark]]:
+        block = self.blocks.take(stop - start)
+        try:
+            pieces = self._image.pieces(start, stop)
+            return block, self._start(pieces, block, to_block=True)
+        except BaseException:
+            self.blocks.lose(block)
+            raise
+
+    def _start(self, pieces: Sequence[Memory], block: Memory, *, to_block: bool) -> list[Mark]:
+        """Queue the copies; the marks behind them. On failure none is under way any more."""
+        lanes: dict[Lane, None] = {}
+        position = 0
+        try:
+            for piece in pieces:
+                part = block[position : position + len(piece)]
+                source, destination = (piece, part) if to_block else (part, piece)
+                lane = self._lane_for(piece, part)
+                if lane is None:
+                    np.copyto(cast(Bytes, destination), cast(Bytes, source))
+                else:
+                    lanes[lane] = None
+                    lane.copy(source, destination)
+                position += len(piece)
+            return [lane.mark() for lane in lanes]
+        except BaseException:
+            self._wait([lane.mark() for lane in lanes])
+            raise
+
+    def _lane_for(self, *memories: Memory) -> Lane | None:
+        for memory in memories:
+            if isinstance(memory, DeviceBytes):
+                return self._lanes[memory.device]
+        return None
+
+    def _wait(self, marks: Sequence[Mark]) -> None:
+        for mark in marks:
+            uninterrupted(mark.wait)  # the memory is the copies' until then
+
+
+_kept: weakref.WeakKeyDictionary[Device, dict[int, BlockPool]] = weakref.WeakKeyDictionary()
+
+
+class _PinnedBlocks:
+    """Pinned blocks of a device, kept for the next transfer like a writer's own blocks."""
+
+    def __init__(self, pools: dict[int, BlockPool], pin: Callable[[Bytes], None]) -> None:
+        self._pools, self._pin = pools, pin
+
+    @classmethod
+    def of(cls, device: Device, pin: Callable[[Bytes], None]) -> _PinnedBlocks:
+        return cls(_kept.setdefault(device, {}), pin)  # atomic, as in `take`: no lock
+
+    def take(self, size_bytes: int) -> Bytes:
+        """A pinned block of `size_bytes` or more."""
+        size = max(_LEAST, 1 << (size_bytes - 1).bit_length())
+        block = self._pools.setdefault(size, BlockPool(size)).take()
+        self._pin(block)
+        return block
+
+    def give(self, block: Bytes) -> None:
+        """Give a block back that no copy uses any more."""
+        self._pools[len(block)].give(block)
+
+    def lose(self, block: Bytes) -> None:
+        """Forget a block whose copy failed: it is freed, and serves nobody again."""

@@ -1,0 +1,1 @@
+"""Engines and streams of the writers that bypass the page cache."""

@@ -1,0 +1,134 @@
+"""DirectWriter: what the writers past the page cache share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from abc import abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from iobench import linux
+from iobench.errors import TransferError, UnavailableError
+from iobench.writers.availability import Availability, remedy_of
+from iobench.writers.blocks.prefault import faulted_ahead
+from iobench.writers.blocks.workers import BlockPool, Blocks, run_workers
+from iobench.writers.direct.engine import DirectEngine
+from iobench.writers.image import FileImage
+from iobench.writers.local.direct_file import (
+    NO_DIRECT_REMEDY,
+    REFUSED,
+    DirectFile,
+    direct_alignment,
+)
+from iobench.writers.local.new_file import NewFile, ProbeFile, try_directory
+from iobench.writers.local.posix import PosixWriter
+from iobench.writers.options import WriterOptions
+from iobench.writers.transfer import Meter
+
+__all__ = ["DirectWriter"]
+
+_NONE = linux.DioAlignment(memory=1, offset=1)
+
+
+class DirectWriter(PosixWriter):
+    """A writer of aligned blocks, O_DIRECT unless a subclass clears `_flags`.
+
+    Its options have `block_size`; `_pool` holds staging blocks of that size. Workers share the
+    blocks of a file, each moves its own by a DirectEngine.
+    """
+
+    _flags = os.O_DIRECT
+    _apart = False
+    """Whether the caller's thread must not be one of the workers."""
+
+    def __init__(self, options: WriterOptions | None = None, **values: object) -> None:
+        super().__init__(options, **values)
+        self._block_size: int = self.options.to_dict()["block_size"]
+        self._pool = BlockPool(self._block_size)
+
+    @property
+    @abstractmethod
+    def _workers(self) -> int:
+        """How many share a file."""
+
+    @abstractmethod
+    def _engine(self, meter: Meter, *, writes: bool) -> DirectEngine:
+        """What moves the blocks of one worker, in whose thread it is made."""
+
+    def available(self, target: str | Path = ".") -> Availability:
+        answer = try_directory(target)
+        if not answer.ok:
+            return answer
+        try:
+            with self._create(os.path.join(target, "probe"), Meter(), ProbeFile) as file:
+                smallest = np.zeros(self._alignment(file.fd).offset, dtype=np.uint8)
+                self._send(file, FileImage.of("probe", [smallest]), Meter())
+        except UnavailableError as error:
+            return Availability(ok=False, reason=error.reason, remedy=error.remedy)
+        except OSError as error:
+            how = "direct write" if self._flags & os.O_DIRECT else "write"
+            reason = f"a {how} in {target} failed ({error.strerror or error})."
+            remedy = remedy_of(error) or NO_DIRECT_REMEDY
+            return Availability(ok=False, reason=reason, remedy=remedy)
+        return Availability(ok=True)
+
+    def _send(self, file: NewFile, image: FileImage, meter: Meter) -> None:
+        direct = DirectFile(fd=file.fd, alignment=self._alignment(file.fd))
+
+        def work(blocks: Blocks, own: Meter) -> None:
+            with self._engine(own, writes=True) as engine:
+                for start, stop in blocks:
+                    engine.write(direct, image, start, stop, at=start)
+                engine.drain()
+
+        self._run(0, image.size_bytes, work, meter)
+
+    def _receive(self, fd: int, image: FileImage, start: int, stop: int, meter: Meter) -> None:
+        direct = DirectFile(fd=fd, alignment=self._alignment(fd))
+
+        def work(blocks: Blocks, own: Meter) -> None:
+            with self._engine(own, writes=False) as engine:
+                for begin, end in blocks:
+                    engine.read(direct, image, begin, max(begin, start), end)
+                engine.drain()
+
+        apart = self._flags & os.O_DIRECT  # the page cache would want the same free memory
+        with faulted_ahead(image, start, stop) if apart else contextlib.nullcontext():
+            self._run(start - start % direct.alignment.offset, stop, work, meter)
+
+    def _run(
+        self, start: int, stop: int, work: Callable[[Blocks, Meter], None], meter: Meter
+    ) -> None:
+        workers = min(self._workers, -(-(stop - start) // self._block_size))
+        if workers:
+            blocks = Blocks(start, stop, self._block_size)
+            run_workers(workers, blocks, work, meter, apart=self._apart)
+
+    def _create(self, path: str | Path, meter: Meter, kind: type[NewFile] = NewFile) -> NewFile:
+        try:
+            return super()._create(path, meter, kind)
+        except OSError as error:
+            raise self._refused(error, os.path.dirname(path)) from error
+
+    def _open_source(self, path: str, size_bytes: int) -> int:
+        try:
+            return super()._open_source(path, size_bytes)
+        except OSError as error:
+            raise self._refused(error, os.path.dirname(path)) from error
+
+    def _refused(self, error: OSError, where: str) -> Exception:
+        direct = self._flags & os.O_DIRECT
+        if not direct or error.errno not in REFUSED or isinstance(error, TransferError):
+            return error
+        return UnavailableError(
+            self.name, f"the file system of {where or '.'} refuses O_DIRECT.", NO_DIRECT_REMEDY
+        )
+
+    def _alignment(self, fd: int) -> linux.DioAlignment:
+        """What the open file asks of addresses, and of offsets and lengths."""
+        if not self._flags & os.O_DIRECT:
+            return _NONE
+        return direct_alignment(self.name, fd, self._block_size)

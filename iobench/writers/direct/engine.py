@@ -1,0 +1,201 @@
+"""DirectEngine: what carries ranges of one file past the page cache, for one thread."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Self
+
+from iobench.writers.blocks.workers import BlockPool
+from iobench.writers.direct.in_flight import OnComplete
+from iobench.writers.image import FileImage
+from iobench.writers.local.direct_file import DirectFile, aligned_view, round_up
+from iobench.writers.local.direct_io import pread_direct, pwrite_direct
+from iobench.writers.transfer import Meter
+
+__all__ = ["BlockingEngine", "CompletionLatch", "DirectEngine", "ignore"]
+
+
+def ignore(_ok: bool) -> None:
+    """No-op completion callback."""
+
+
+class CompletionLatch:
+    """Calls `on_complete` once everything has ended: the `with` block, and each part added in it.
+
+    True when all of them went well. A part that never ends keeps it from being called.
+    """
+
+    __slots__ = ("_left", "_ok", "_on_complete")
+
+    def __init__(self, on_complete: OnComplete) -> None:
+        self._left, self._ok, self._on_complete = 1, True, on_complete
+
+    def add(self) -> None:
+        """Wait for one more part."""
+        self._left += 1
+
+    def end(self, ok: bool) -> None:
+        """One part has ended."""
+        self._left -= 1
+        self._ok &= ok
+        if not self._left:
+            self._on_complete(self._ok)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end(kind is None)
+
+
+class DirectEngine(ABC):
+    """Moves ranges between an image and one file, always the same. Used by one thread.
+
+    Ranges begin at multiples of the file's alignment. `on_complete` is called once for each of
+    them, when the kernel is done with its memory, also when `write` or `read` raises; never when a
+    ring failed, see OnComplete. What is still in flight at the end of a `with` is awaited, so that
+    nothing frees what the kernel uses.
+    """
+
+    @abstractmethod
+    def write(
+        self,
+        file: DirectFile,
+        image: FileImage,
+        start: int,
+        stop: int,
+        *,
+        at: int,
+        on_complete: OnComplete = ignore,
+    ) -> None:
+        """Write bytes [start, stop) of `image` at `at`; what is padded lies beyond. Raises OSError,
+        perhaps that of an earlier range."""
+
+    @abstractmethod
+    def read(
+        self,
+        file: DirectFile,
+        image: FileImage,
+        begin: int,
+        wanted: int,
+        stop: int,
+        *,
+        on_complete: OnComplete = ignore,
+    ) -> None:
+        """Fill bytes [wanted, stop) of `image`; aligned `begin` is not above. Raises OSError,
+        DataMismatchError, perhaps those of an earlier range."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many operations are in flight."""
+
+    @property
+    @abstractmethod
+    def bytes_in_flight(self) -> int:
+        """How many bytes they move."""
+
+    @abstractmethod
+    def wait_one(self) -> None:
+        """Wait until one operation has ended. Raises what it failed with: one fewer is in flight
+        then too, and none after a failure of the ring itself."""
+
+    def drain(self) -> None:
+        """Wait until nothing is in flight, then raise the first failure."""
+        failure: Exception | None = None
+        while len(self):
+            try:
+                self.wait_one()
+            except Exception as error:  # noqa: BLE001 -- raised below
+                failure = failure or error
+        if failure:
+            raise failure
+
+    @abstractmethod
+    def close(self, failure: BaseException | None = None) -> None:
+        """Await what is in flight and end; `failure` is why."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close(error)
+
+
+class BlockingEngine(DirectEngine):
+    """pwrite and preadv in the calling thread; `pool` has blocks as large as the ranges."""
+
+    def __init__(self, pool: BlockPool, meter: Meter, *, path: str) -> None:
+        self._pool, self._meter, self._path = pool, meter, path
+
+    def write(
+        self,
+        file: DirectFile,
+        image: FileImage,
+        start: int,
+        stop: int,
+        *,
+        at: int,
+        on_complete: OnComplete = ignore,
+    ) -> None:
+        unit = file.alignment.offset
+        with CompletionLatch(on_complete):
+            with contextlib.ExitStack() as held:
+                data = aligned_view(image, start, stop, file.alignment)
+                if data is None:
+                    block = held.enter_context(self._pool.block())
+                    with self._meter.phase("gather"):
+                        image.gather(start, stop, block)
+                    data = block[: round_up(stop - start, unit)]
+                with self._meter.phase("write"):
+                    calls = pwrite_direct(file.fd, data, at, unit)
+            self._meter.count(self._path, len(data), calls)
+
+    def read(
+        self,
+        file: DirectFile,
+        image: FileImage,
+        begin: int,
+        wanted: int,
+        stop: int,
+        *,
+        on_complete: OnComplete = ignore,
+    ) -> None:
+        unit = file.alignment.offset
+        with CompletionLatch(on_complete):
+            data = aligned_view(image, wanted, stop, file.alignment) if wanted == begin else None
+            if data is not None:
+                with self._meter.phase("read"):
+                    calls = pread_direct(file.fd, data, begin, stop - begin, unit)
+            else:
+                with self._pool.block() as room:
+                    block = room[: round_up(stop - begin, unit)]
+                    with self._meter.phase("read"):
+                        calls = pread_direct(file.fd, block, begin, stop - begin, unit)
+                    with self._meter.phase("scatter"):
+                        image.scatter(wanted, stop, block[wanted - begin :])
+            self._meter.count(self._path, stop - begin, calls)
+
+    def __len__(self) -> int:
+        return 0
+
+    @property
+    def bytes_in_flight(self) -> int:
+        return 0
+
+    def wait_one(self) -> None:
+        raise AssertionError("nothing is ever in flight")
+
+    def close(self, failure: BaseException | None = None) -> None:
+        pass

@@ -1,0 +1,112 @@
+"""DirectStream: what is written fills aligned blocks, which are written in the background."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+
+import numpy as np
+
+from iobench.errors import TransferError
+from iobench.units import GIB
+from iobench.writers.blocks.workers import BlockPool
+from iobench.writers.direct.background import BackgroundWriter
+from iobench.writers.image import Bytes
+from iobench.writers.local.new_file import NewFile
+from iobench.writers.stream import Stream
+from iobench.writers.transfer import Meter
+
+__all__ = ["DirectStream"]
+
+_RESERVE_STEP = GIB
+_RESERVE_ROOM = 4 * _RESERVE_STEP  # with less free, space is not reserved ahead
+
+
+class DirectStream(Stream):
+    """Memory is bounded by the blocks in flight and one more."""
+
+    def __init__(
+        self,
+        file: NewFile,
+        writer: str,
+        meter: Meter,
+        *,
+        background: BackgroundWriter,
+        pool: BlockPool,
+        alignment: int,
+        reserve_ahead: bool,
+    ) -> None:
+        super().__init__(file, writer, meter)
+        self._new_file, self._pool, self._alignment = file, pool, alignment
+        self._reserve_ahead, self._reserved_to = reserve_ahead, 0
+        self._background = background
+        self._block: Bytes = pool.take()
+        self._filled = 0
+        self._offset = 0
+
+    @property
+    def _position(self) -> int:
+        return self._offset + self._filled
+
+    def _append(self, data: Bytes) -> None:
+        taken = 0
+        while taken < len(data):
+            count = min(len(data) - taken, len(self._block) - self._filled)
+            with self._meter.phase("gather"):
+                np.copyto(
+                    self._block[self._filled : self._filled + count], data[taken : taken + count]
+                )
+            self._filled += count
+            taken += count
+            if self._filled == len(self._block):
+                self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Hand the full block over and go on with another."""
+        self._reserve()
+        # Ours no more, whatever interrupts: a block given back twice would serve two at once.
+        block, self._block = self._block, self._block[:0]
+        with self._meter.phase("wait"):
+            self._background.submit(block, self._offset)
+        self._offset += self._filled
+        self._filled = 0
+        self._block = self._pool.take()
+
+    def _reserve(self) -> None:
+        end = self._offset + len(self._block)
+        if not self._reserve_ahead or end <= self._reserved_to:
+            return
+        # A reservation that fails has taken all there was by then, from everybody else too.
+        room = os.fstatvfs(self._new_file.fd)
+        if room.f_bavail * room.f_frsize < _RESERVE_ROOM:
+            self._reserve_ahead = False
+            return
+        try:
+            self._new_file.reserve(self._reserved_to, self._reserved_to + _RESERVE_STEP)
+        except TransferError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            self._reserve_ahead = False  # less may be had than a step; the writes will tell
+            os.ftruncate(self._new_file.fd, self._reserved_to)
+            return
+        self._reserved_to += _RESERVE_STEP
+
+    def _drain(self) -> int:
+        with self._meter.phase("wait"):
+            self._background.drain()
+        if self._filled:
+            padded = -(-self._filled // self._alignment) * self._alignment
+            with self._meter.phase("write"):
+                self._background.put(self._block[:padded], self._offset, self._meter)
+        return self._position
+
+    def _release(self) -> None:
+        try:
+            self._background.shutdown(self._meter, drop=self._failure is not None)
+        finally:
+            if len(self._block):
+                self._pool.give(self._block)
+
+    def _afterwards(self, call: Callable[[], None]) -> None:
+        self._background.afterwards(call)

@@ -1,0 +1,202 @@
+"""RingEngine: the direct engine that keeps many blocks in flight on an io_uring."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from iobench.writers.blocks.workers import BlockPool
+from iobench.writers.direct.engine import CompletionLatch, DirectEngine, ignore
+from iobench.writers.direct.in_flight import InFlight, OnComplete
+from iobench.writers.direct.uring_queue import Ring
+from iobench.writers.image import Bytes, FileImage
+from iobench.writers.local.direct_file import DirectFile, aligned_view, round_up
+from iobench.writers.transfer import Meter
+
+__all__ = ["RingEngine"]
+
+
+@dataclass(slots=True)
+class _Piece:
+    """One operation of a range: memory that the kernel moves to or from `offset`."""
+
+    latch: CompletionLatch
+    """The range's."""
+    data: Bytes
+    offset: int
+    wanted: int
+    block: Bytes | None = None
+    """The block of the pool that `data` is in; None for memory of the image."""
+    copy_out: Callable[[], object] | None = None
+    """Of a read into a block: copies it to where its bytes belong."""
+
+
+class RingEngine(DirectEngine):
+    """Ranges go in pieces, of the blocks of `pool`; at most `iodepth` of them are in flight.
+
+    The device does not wait for copies: a piece is copied into its block before there is room for
+    it, and what has ended makes room for the next one before it is copied out. A quarter more
+    pieces than are in flight suffice for that, as memory is faster than the device
+    (docs/decisions/0036).
+
+    `write` and `read` return when there is room for a further piece. The ring belongs to the
+    calling thread; KeyboardInterrupt must not get in here, see InFlight.
+    """
+
+    def __init__(
+        self,
+        ring: Ring,
+        iodepth: int,
+        pool: BlockPool,
+        meter: Meter,
+        *,
+        writes: bool,
+        path: str,
+    ) -> None:
+        self._ring, self._iodepth, self._pool, self._meter = ring, iodepth, pool, meter
+        self._writes, self._path = writes, path
+        self._in_flight: InFlight | None = None
+        self._due: deque[_Piece] = deque()
+        self._to_copy: deque[_Piece] = deque()
+
+    def write(
+        self,
+        file: DirectFile,
+        image: FileImage,
+        start: int,
+        stop: int,
+        *,
+        at: int,
+        on_complete: OnComplete = ignore,
+    ) -> None:
+        def put(latch: CompletionLatch, begin: int, end: int) -> _Piece:
+            offset = at + begin - start
+            data = aligned_view(image, begin, end, file.alignment)
+            if data is not None:
+                return _Piece(latch, data, offset, len(data))
+            block = self._pool.take()
+            try:
+                with self._meter.phase("gather"):
+                    image.gather(begin, end, block)
+            except BaseException:
+                self._pool.give(block)
+                raise
+            data = block[: round_up(end - begin, file.alignment.offset)]
+            return _Piece(latch, data, offset, len(data), block)
+
+        self._in_pieces(file, start, stop, put, on_complete)
+
+    def read(
+        self,
+        file: DirectFile,
+        image: FileImage,
+        begin: int,
+        wanted: int,
+        stop: int,
+        *,
+        on_complete: OnComplete = ignore,
+    ) -> None:
+        def get(latch: CompletionLatch, first: int, end: int) -> _Piece:
+            least = max(first, wanted)
+            data = aligned_view(image, least, end, file.alignment) if least == first else None
+            if data is not None:
+                return _Piece(latch, data, first, end - first)
+            block = self._pool.take()
+            room = block[: round_up(end - first, file.alignment.offset)]
+            copy_out = functools.partial(image.scatter, least, end, block[least - first :])
+            return _Piece(latch, room, first, end - first, block, copy_out)
+
+        self._in_pieces(file, begin, stop, get, on_complete)
+
+    def _in_pieces(
+        self,
+        file: DirectFile,
+        start: int,
+        stop: int,
+        make: Callable[[CompletionLatch, int, int], _Piece],
+        on_complete: OnComplete,
+    ) -> None:
+        """Have each piece of the range made, and moved once there is room for it."""
+        in_flight, size = self._in_flight_on(file), self._pool.block_size
+        most = self._iodepth + max(1, self._iodepth // 4)
+        with CompletionLatch(on_complete) as latch:
+            for begin in range(start, stop, size):
+                self._submit(in_flight)
+                while len(self) >= most:
+                    self.wait_one()
+                self._due.append(make(latch, begin, min(begin + size, stop)))
+                latch.add()
+                self._submit(in_flight)
+
+    def _submit(self, in_flight: InFlight) -> None:
+        """Have as much in flight as may be."""
+        in_flight.reap()
+        while self._due and len(in_flight) < self._iodepth:
+            piece = self._due.popleft()
+            on_complete = functools.partial(self._moved, piece)
+            in_flight.start(piece.data, piece.offset, piece.wanted, on_complete)
+
+    def _moved(self, piece: _Piece, ok: bool) -> None:
+        """The kernel is done with the piece."""
+        if ok and piece.copy_out is not None:
+            self._to_copy.append(piece)
+        else:
+            self._end(piece, ok=ok)
+
+    def _copy_out(self) -> None:
+        piece, ok = self._to_copy.popleft(), False
+        assert piece.copy_out is not None
+        try:
+            with self._meter.phase("scatter"):
+                piece.copy_out()
+            ok = True
+        finally:
+            self._end(piece, ok=ok)
+
+    def _end(self, piece: _Piece, *, ok: bool) -> None:
+        if piece.block is not None:
+            self._pool.give(piece.block)
+        piece.latch.end(ok)
+
+    def _in_flight_on(self, file: DirectFile) -> InFlight:
+        if self._in_flight is None:
+            self._in_flight = InFlight(
+                self._ring,
+                file.fd,
+                writes=self._writes,
+                alignment=file.alignment.offset,
+                path=self._path,
+                meter=self._meter,
+            )
+        return self._in_flight
+
+    def __len__(self) -> int:
+        in_flight = len(self._in_flight) if self._in_flight else 0
+        return in_flight + len(self._due) + len(self._to_copy)
+
+    @property
+    def bytes_in_flight(self) -> int:
+        return len(self) * self._pool.block_size
+
+    def wait_one(self) -> None:
+        assert self._in_flight is not None
+        before = len(self)
+        self._submit(self._in_flight)
+        if len(self) == before and not self._to_copy:
+            self._in_flight.wait_one()
+            self._submit(self._in_flight)
+        if self._to_copy:
+            self._copy_out()
+
+    def close(self, failure: BaseException | None = None) -> None:
+        try:
+            for waiting in (self._due, self._to_copy):
+                while waiting:
+                    self._end(waiting.popleft(), ok=False)
+        finally:
+            if self._in_flight is None:
+                self._ring.close()
+            else:
+                self._in_flight.close(failure)

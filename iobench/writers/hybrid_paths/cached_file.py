@@ -1,0 +1,95 @@
+"""CachedFile: the way to one open file through its page cache."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from iobench import linux
+from iobench.writers.hybrid_paths.policy import IoPath
+from iobench.writers.image import FileImage
+from iobench.writers.local.direct_file import round_up
+from iobench.writers.local.dontcache import DontCache, on_storage, read_uncached
+from iobench.writers.local.posix import pread_all, pwrite_all
+from iobench.writers.transfer import Meter
+
+__all__ = ["CachedFile"]
+
+
+class CachedFile:
+    """Moves ranges of a file by the paths BUFFERED and UNCACHED. Thread-safe.
+
+    `fd` stays the caller's. What was written is remembered until `leave` has it on storage, so that
+    a direct operation meets none of it.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._lock = threading.Lock()
+        self._written: list[tuple[int, int]] = []
+        self._dontcache = DontCache(fd)
+        self._has_pages: bool | None = None
+
+    def write(
+        self, path: IoPath, image: FileImage, start: int, stop: int, offset: int, meter: Meter
+    ) -> None:
+        """Write bytes [start, stop) of `image` at `offset`.
+
+        On return they are in the page cache, and with UNCACHED they have reached the device like
+        those of a direct write.
+        """
+        length = stop - start
+        with self._lock:
+            self._written.append((offset, offset + length))
+        if path == IoPath.UNCACHED:
+            self._write_uncached(image, start, stop, offset, meter)
+            return
+        with image.outgoing(start, stop, meter) as views, meter.phase("write"):
+            calls = pwrite_all(self._fd, views, offset)
+        meter.count(path, length, calls)
+
+    def read(self, path: IoPath, image: FileImage, start: int, stop: int, meter: Meter) -> None:
+        """Fill bytes [start, stop) of `image`; with UNCACHED their pages are dropped again."""
+        flags = self._dontcache.flags(meter) if path == IoPath.UNCACHED else 0
+        with image.incoming(start, stop, meter) as views, meter.phase("read"):
+            if path == IoPath.UNCACHED:
+                read_uncached(self._fd, views, start, flags, meter)
+            else:
+                meter.count(path, stop - start, pread_all(self._fd, views, start))
+
+    def leave(self, start: int, stop: int) -> None:
+        """Have what was written of [start, stop) on storage and out of the page cache."""
+        with self._lock:
+            met = [r for r in self._written if r[0] < stop and start < r[1]]
+            self._written = [r for r in self._written if r not in met]
+        for begin, end in met:
+            on_storage(self._fd, begin, end - begin, drop=False)
+            page = begin - begin % linux.PAGE
+            length = round_up(end, linux.PAGE) - page
+            os.posix_fadvise(self._fd, page, length, os.POSIX_FADV_DONTNEED)
+
+    def holds(self, start: int, stop: int) -> bool:
+        """Whether all of [start, stop) lies in the page cache. No, where that cannot be asked."""
+        if self._has_pages is None:
+            self._has_pages = self.resident_bytes(0, 0) > 0
+        return self._has_pages and self.resident_bytes(start, stop - start) >= stop - start
+
+    def resident_bytes(self, start: int, length: int) -> int:
+        """How much of so much from `start` lies in the page cache; 0 where it cannot be asked.
+
+        Length 0 means up to the end.
+        """
+        try:
+            return linux.cachestat_resident_bytes(self._fd, start, length)
+        except OSError:
+            return 0
+
+    def _write_uncached(
+        self, image: FileImage, start: int, stop: int, offset: int, meter: Meter
+    ) -> None:
+        flags = self._dontcache.flags(meter)
+        length = stop - start
+        with image.outgoing(start, stop, meter) as views, meter.phase("write"):
+            calls = pwrite_all(self._fd, views, offset, flags)
+            on_storage(self._fd, offset, length, drop=not flags)
+        meter.count(IoPath.UNCACHED if flags else "sync_file_range", length, calls)

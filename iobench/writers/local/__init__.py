@@ -1,0 +1,1 @@
+"""Local file systems: new files, their metadata, sync, and the calls that move bytes."""

@@ -1,0 +1,69 @@
+"""Through the page cache without staying in it: RWF_DONTCACHE, or write-back and a drop behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+from functools import cached_property
+
+from iobench import linux
+from iobench.writers.image import Bytes
+from iobench.writers.local.posix import pread_all
+from iobench.writers.transfer import Meter
+
+__all__ = ["DontCache", "dontcache_refusal", "on_storage", "read_uncached"]
+
+_REFUSED = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
+# Of the three flags, WAIT_BEFORE is needed too: a page under write-back that is dirtied again is
+# not written a second time without it (sync_file_range(2)).
+_ON_STORAGE = (
+    linux.SYNC_FILE_RANGE_WAIT_BEFORE
+    | linux.SYNC_FILE_RANGE_WRITE
+    | linux.SYNC_FILE_RANGE_WAIT_AFTER
+)
+
+
+def dontcache_refusal(fd: int) -> str | None:
+    """Why the open file refuses RWF_DONTCACHE, found by reading a byte; None if it does not."""
+    try:
+        os.preadv(fd, [bytearray(1)], 0, linux.RWF_DONTCACHE)
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+        return f"RWF_DONTCACHE is refused ({error.strerror})"
+    return None
+
+
+class DontCache:
+    """Whether one open file takes RWF_DONTCACHE; asked once."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    @cached_property
+    def refusal(self) -> str | None:
+        """Why the file refuses it; None if it does not."""
+        return dontcache_refusal(self._fd)
+
+    def flags(self, meter: Meter) -> int:
+        """RWF_DONTCACHE where it is taken, else 0 and a recorded fallback."""
+        if self.refusal is None:
+            return linux.RWF_DONTCACHE
+        meter.fell_back("uncached", "sync_file_range", self.refusal)
+        return 0
+
+
+def on_storage(fd: int, offset: int, length: int, *, drop: bool) -> None:
+    """Wait until the range has reached the device; then `drop` frees its pages."""
+    linux.sync_file_range(fd, offset, length, _ON_STORAGE)
+    if drop:
+        os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
+
+
+def read_uncached(fd: int, views: list[Bytes], offset: int, flags: int, meter: Meter) -> None:
+    """Fill `views`; no page of the range stays. `flags` as `DontCache.flags` returns them."""
+    length = sum(map(len, views))
+    calls = pread_all(fd, views, offset, flags)
+    if not flags:
+        os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
+    meter.count("uncached" if flags else "buffered+dontneed", length, calls)

@@ -1,0 +1,153 @@
+"""CachedWriter: what the writers through the page cache share, and their stream."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from iobench.units import GIB, KIB, MIB
+from iobench.writers.base import Availability
+from iobench.writers.blocks.workers import Blocks, run_workers
+from iobench.writers.image import Bytes, FileImage
+from iobench.writers.local.new_file import NewFile, try_directory
+from iobench.writers.local.posix import PosixWriter
+from iobench.writers.local.sinks import Sink
+from iobench.writers.options import WriterOptions, option
+from iobench.writers.stream import Stream
+from iobench.writers.transfer import Meter
+
+__all__ = ["CachedOptions", "CachedStream", "CachedWriter", "Fill"]
+
+Fill = Callable[[list[Bytes], int, Meter], None]
+"""Fills views, which follow one another, from an offset of a file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedOptions(WriterOptions):
+    """Options that the writers through the page cache share."""
+
+    block_size: int = option(
+        16 * MIB,
+        unit="bytes",
+        low=4 * KIB,
+        high=GIB,
+        multiple_of=4 * KIB,
+        search=(MIB, 4 * MIB, 16 * MIB, 64 * MIB),
+        help="bytes of one pwritev or preadv",
+    )
+    threads: int = option(
+        1, low=1, high=256, search=(1, 2, 4), help="workers that move blocks side by side"
+    )
+    fallocate: bool = option(True, search=(True, False), help="reserve the space before writing")
+
+
+class CachedWriter(PosixWriter):
+    """Zero-copy between the image's memory and the page cache; subclasses choose the sink."""
+
+    options: CachedOptions
+
+    @abstractmethod
+    def _sink(self, file: NewFile, meter: Meter) -> Sink:
+        """Where the bytes of a new file go."""
+
+    @abstractmethod
+    def _source(self, fd: int, meter: Meter) -> Fill:
+        """What fills views from an offset of the open file."""
+
+    @property
+    def _reserves(self) -> bool:
+        return self.options.fallocate
+
+    @property
+    def _write_threads(self) -> int:
+        return self.options.threads
+
+    def available(self, target: str | Path = ".") -> Availability:
+        return try_directory(target)
+
+    def _send(self, file: NewFile, image: FileImage, meter: Meter) -> None:
+        sink = self._sink(file, meter)
+
+        def work(blocks: Blocks, own: Meter) -> None:
+            for start, stop in blocks:
+                with image.outgoing(start, stop, own) as views:
+                    sink.write(views, start, own)
+
+        self._run(0, image.size_bytes, self._write_threads, work, meter)
+        with meter.phase("write"):
+            sink.finish()
+
+    def _receive(self, fd: int, image: FileImage, start: int, stop: int, meter: Meter) -> None:
+        fill = self._source(fd, meter)
+
+        def work(blocks: Blocks, own: Meter) -> None:
+            for begin, end in blocks:
+                with image.incoming(begin, end, own) as views, own.phase("read"):
+                    fill(views, begin, own)
+
+        self._run(start, stop, self.options.threads, work, meter)
+
+    def _run(
+        self,
+        start: int,
+        stop: int,
+        threads: int,
+        work: Callable[[Blocks, Meter], None],
+        meter: Meter,
+    ) -> None:
+        size = self.options.block_size
+        blocks = -(-(stop - start) // size)
+        run_workers(max(1, min(threads, blocks)), Blocks(start, stop, size), work, meter)
+
+    def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:  # noqa: ARG002
+        sink = self._sink(file, meter)
+        return CachedStream(file, self.name, meter, sink, self.options.block_size)
+
+
+class CachedStream(Stream):
+    """A stream into a sink: large writes go straight through, small ones are put together."""
+
+    _SMALL = 1 << 20
+
+    def __init__(
+        self, file: NewFile, writer: str, meter: Meter, sink: Sink, block_size: int
+    ) -> None:
+        super().__init__(file, writer, meter)
+        self._sink, self._block_size = sink, block_size
+        self._small = np.empty(self._SMALL, dtype=np.uint8)
+        self._filled = 0
+        self._offset = 0
+
+    @property
+    def _position(self) -> int:
+        return self._offset + self._filled
+
+    def _append(self, data: Bytes) -> None:
+        if self._filled + len(data) <= self._SMALL:
+            np.copyto(self._small[self._filled : self._filled + len(data)], data)
+            self._filled += len(data)
+            return
+        self._send_small()
+        for start in range(0, len(data), self._block_size):
+            self._send(data[start : start + self._block_size])
+
+    def _send(self, data: Bytes) -> None:
+        self._sink.write([data], self._offset, self._meter)
+        self._offset += len(data)
+
+    def _send_small(self) -> None:
+        if self._filled:
+            filled, self._filled = self._filled, 0
+            self._send(self._small[:filled])
+
+    def _drain(self) -> int:
+        self._send_small()
+        self._sink.finish()
+        return self._offset
+
+    def _release(self) -> None:
+        self._small = self._small[:0]

@@ -1,0 +1,255 @@
+"""PosixWriter: what the writers of files share. Each adds how bytes move."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from iobench.errors import DataMismatchError, IobenchError, TransferError
+from iobench.writers.base import Writer
+from iobench.writers.device.staging import staged
+from iobench.writers.image import Bytes, FileImage
+from iobench.writers.local.batch_sync import BatchSync
+from iobench.writers.local.fsync_ring import SyncRing
+from iobench.writers.local.new_file import NewFile, open_source
+from iobench.writers.local.new_file import sync_directory as sync_names
+from iobench.writers.stream import Stream
+from iobench.writers.transfer import Meter, Transfer
+
+__all__ = ["IOV_MAX", "TOGETHER", "PosixWriter", "pread_all", "pwrite_all", "transfer_errors"]
+
+IOV_MAX = 1024  # limits.h: buffers in one pwritev or preadv
+
+TOGETHER = 128
+"""Files written while as many others are synced; each holds a descriptor."""
+
+
+class PosixWriter(Writer):
+    """A writer of files. Subclasses set `_flags` and say how an image's bytes move."""
+
+    _flags = 0
+    """Flags of open(2) besides the common ones."""
+
+    @abstractmethod
+    def _send(self, file: NewFile, image: FileImage, meter: Meter) -> None:
+        """Write the whole image; the file may come out longer by padding."""
+
+    @abstractmethod
+    def _receive(self, fd: int, image: FileImage, start: int, stop: int, meter: Meter) -> None:
+        """Fill bytes [start, stop) of the image."""
+
+    @abstractmethod
+    def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:
+        """A stream over the new file."""
+
+    @property
+    @abstractmethod
+    def _reserves(self) -> bool:
+        """Whether space is reserved before writing."""
+
+    def write(
+        self,
+        image: FileImage,
+        target: str | Path,
+        *,
+        durable: bool = True,
+        sync_directory: bool = True,
+    ) -> Transfer:
+        self.check_scheme(target)
+        meter = self._meter()
+        path = os.path.join(target, image.path)
+        with transfer_errors("writing", path), self._create(path, meter) as file:
+            self._fill(file, image, meter)
+            if durable:
+                file.sync()
+            file.publish(sync_names=durable and sync_directory)
+        return meter.transfer(self.name, "write", image.size_bytes, durable=durable)
+
+    def write_many(
+        self,
+        images: Iterable[FileImage],
+        target: str | Path,
+        *,
+        durable: bool = True,
+        sync_directory: bool = True,
+    ) -> Transfer:
+        meter, listed = self._meter(), list(images)
+        names: dict[str, None] = {}
+        with contextlib.ExitStack() as unpublished:
+            ring = self._sync_ring(meter) if durable and listed else None
+            if ring:
+                unpublished.enter_context(ring)
+            syncing = BatchSync(ring)
+            synced: list[NewFile] = []
+            try:
+                for start in range(0, len(listed), TOGETHER):
+                    batch = listed[start : start + TOGETHER]
+                    written = self._write_batch(batch, target, unpublished, meter)
+                    names.update(dict.fromkeys(d for file in written for d in file.directories))
+                    if durable:
+                        if synced:
+                            _await(syncing, meter)
+                        syncing.begin(written)
+                        synced, written = written, synced
+                    _publish(written)
+                if synced:
+                    _await(syncing, meter)
+                    _publish(synced)
+            finally:
+                syncing.end()
+        if durable and sync_directory:
+            with meter.phase("commit"):
+                for directory in names:
+                    with transfer_errors("publishing in", directory):
+                        sync_names(directory)
+        size = sum(image.size_bytes for image in listed)
+        return meter.transfer(self.name, "write", size, durable=durable, files=len(listed))
+
+    def _write_batch(
+        self,
+        images: Sequence[FileImage],
+        target: str | Path,
+        unpublished: contextlib.ExitStack,
+        meter: Meter,
+    ) -> list[NewFile]:
+        written = []
+        for image in images:
+            path = os.path.join(target, image.path)
+            with transfer_errors("writing", path):
+                file = unpublished.enter_context(self._create(path, meter))
+                self._fill(file, image, meter)
+            written.append(file)
+        return written
+
+    def read(
+        self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
+    ) -> Transfer:
+        self.check_scheme(target)
+        meter = self._meter()
+        start, stop = self._range_to_fill(image, start, stop)
+        path = os.path.join(target, image.path)
+        with transfer_errors("reading", path):
+            with meter.phase("open"):
+                fd = self._open_source(path, image.size_bytes)
+            try:
+                if stop > start:
+                    with self._reachable(image, meter) as within:
+                        self._receive(fd, within, start, stop, meter)
+            finally:
+                os.close(fd)
+        return meter.transfer(self.name, "read", stop - start, durable=True)
+
+    def open(self, target: str | Path, size: int | None = None) -> Stream:
+        self.check_scheme(target)
+        meter = self._meter()
+        with transfer_errors("opening", target):
+            file = self._create(target, meter)
+            try:
+                if size and self._reserves:
+                    file.reserve(0, size)
+                return self._stream(file, meter, size)
+            except BaseException:
+                file.abandon()
+                raise
+
+    def _fill(self, file: NewFile, image: FileImage, meter: Meter) -> None:
+        if self._reserves:
+            file.reserve(0, image.size_bytes)
+        with self._reachable(image, meter) as within:
+            self._send(file, within, meter)
+        file.set_size(image.size_bytes)
+
+    def _reachable(self, image: FileImage, meter: Meter) -> AbstractContextManager[FileImage]:
+        """`image` as `_send` and `_receive` want it: by default with all bytes on the host."""
+        return staged(image, meter) if image.on_device else contextlib.nullcontext(image)
+
+    def _sync_ring(self, meter: Meter) -> SyncRing | None:  # noqa: ARG002
+        """What syncs the files of `write_many`; without one threads do."""
+        return None
+
+    def _create(self, path: str | Path, meter: Meter, kind: type[NewFile] = NewFile) -> NewFile:
+        return kind(path, self._flags, meter)
+
+    def _open_source(self, path: str, size_bytes: int) -> int:
+        return open_source(path, self._flags, size_bytes)
+
+
+def _publish(files: Sequence[NewFile]) -> None:
+    for file in files:
+        file.publish(sync_names=False)
+
+
+def _await(syncing: BatchSync, meter: Meter) -> None:
+    with meter.phase("sync"):
+        syncing.wait()
+
+
+class transfer_errors:  # noqa: N801 -- used as a function; a generator costs twice as much
+    """The kernel's errors as TransferError, which names the file; our own as they are."""
+
+    __slots__ = ("_doing", "_path")
+
+    def __init__(self, doing: str, path: str | Path) -> None:
+        self._doing, self._path = doing, path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError) and not isinstance(error, IobenchError):
+            raise TransferError.wrap(error, self._doing, self._path) from error
+
+
+def pwrite_all(fd: int, views: list[Bytes], offset: int, flags: int = 0) -> int:
+    """Write all of `views` at `offset`, short writes continued; the number of system calls."""
+    return _all(os.pwritev, _took_nothing, fd, views, offset, flags)
+
+
+def pread_all(fd: int, views: list[Bytes], offset: int, flags: int = 0) -> int:
+    """Fill all of `views` from `offset`, short reads continued; the number of system calls.
+
+    Raises DataMismatchError when the file ends before.
+    """
+    return _all(os.preadv, _file_ended, fd, views, offset, flags)
+
+
+def _took_nothing(offset: int) -> OSError:
+    return OSError(errno.EIO, f"a write at {offset} took 0 bytes")
+
+
+def _file_ended(offset: int) -> DataMismatchError:
+    return DataMismatchError(f"the file ended at {offset} while being read")
+
+
+def _all(
+    call: Callable[[int, Any, int, int], int],
+    nothing: Callable[[int], Exception],
+    fd: int,
+    views: list[Bytes],
+    offset: int,
+    flags: int,
+) -> int:
+    calls = 0
+    views = list(reversed(views))
+    while views:
+        batch = views[: -IOV_MAX - 1 : -1]
+        done = call(fd, batch, offset, flags)
+        calls += 1
+        if done == 0:
+            raise nothing(offset)
+        offset += done
+        while done:
+            first = views[-1]
+            if len(first) <= done:
+                done -= len(first)
+                views.pop()
+            else:
+                views[-1] = first[done:]
+                done = 0
+    return calls

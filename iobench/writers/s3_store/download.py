@@ -1,0 +1,201 @@
+"""S3Download: one object on its way down, by ranged GETs straight into the memory that wants it."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from iobench.errors import DataMismatchError, TransferError
+from iobench.units import KIB, MIB
+from iobench.writers.image import Bytes
+from iobench.writers.s3_store.checksum import Checksum
+from iobench.writers.s3_store.client import S3Client
+from iobench.writers.s3_store.errors import CorruptedError, having
+from iobench.writers.s3_store.parts import MOST_BYTES
+from iobench.writers.s3_store.target import S3Target
+from iobench.writers.transfer import Meter
+
+__all__ = ["RANGED_GET", "S3Download"]
+
+RANGED_GET = "ranged get"
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_SLOWEST = KIB  # bytes per second; a body that comes slower than that has failed
+_AT_ONCE = MIB  # checksummed while it is still in the processor's cache
+
+
+class S3Download:
+    """One version of the object `target`, held fast by its ETag from the first request on.
+
+    Raises TransferError (ENOENT) when there is no such object.
+    """
+
+    def __init__(self, client: S3Client, target: S3Target, meter: Meter, *, verify: bool) -> None:
+        self._client, self._target = client, target
+        self._where = {"Bucket": target.bucket, "Key": target.key}
+        self.stop = threading.Event()
+        mode = {"ChecksumMode": "ENABLED"} if verify else {}
+        with meter.phase("open"):
+            found = self._call(
+                lambda s3: _described(s3.head_object(**self._where, **mode)), "opening", meter
+            )
+        self.size_bytes: int = found["ContentLength"]
+        self._etag = found["ETag"]
+        known = Checksum.of_object(found) if verify else None
+        self._checksum = known[0] if known else None
+        self._wanted = known[1] if known else ""
+        self._told: dict[int, tuple[int, int]] = {}
+
+    @property
+    def verifiable(self) -> bool:
+        """Whether the server told a checksum of the whole object."""
+        return self._checksum is not None
+
+    def fill(self, views: Sequence[Bytes], begin: int, end: int, meter: Meter) -> None:
+        """Fill `views`, which are the bytes [begin, end), going on where a connection broke."""
+        state = _Filling(views, self._checksum, self._client.patience_s)
+
+        def attempt(s3: Any) -> None:
+            start = begin + state.filled
+            answer = s3.get_object(
+                **self._where, Range=f"bytes={start}-{end - 1}", IfMatch=self._etag
+            )
+            body = answer["Body"]
+            try:
+                self._check(answer, start, end, meter)
+                state.fill(_fastest(body))
+            except BaseException:
+                body.close()
+                raise
+            body._raw_stream.release_conn()
+
+        with meter.phase("read"):
+            self._call(attempt, f"reading bytes {begin} to {end}", meter)
+        meter.count(RANGED_GET, end - begin)
+        self._told[begin] = (state.value, end - begin)
+
+    def verify(self) -> None:
+        """Compare the checksum of all ranges with the object's. Raises DataMismatchError."""
+        if self._checksum is None:
+            return
+        found = self._checksum.combined(self._told[begin] for begin in sorted(self._told))
+        if self._checksum.text(found) != self._wanted:
+            raise DataMismatchError(
+                f"{self._target}: what came back has {self._checksum.name} "
+                f"{self._checksum.text(found)}, the object's is {self._wanted}"
+            )
+
+    def _call(self, request: Any, doing: str, meter: Meter) -> Any:
+        return self._client.call(request, meter, doing=doing, where=self._target, stop=self.stop)
+
+    def _check(self, answer: Any, start: int, end: int, meter: Meter) -> None:
+        status = answer["ResponseMetadata"]["HTTPStatusCode"]
+        told = _RANGE.fullmatch(answer.get("ContentRange", ""))
+        exact = told is not None and (int(told[1]), int(told[2])) == (start, end - 1)
+        if not exact or answer.get("ContentLength") != end - start:
+            raise TransferError(
+                f"{self._target}: bytes {start} to {end} were asked for, the server answered "
+                f"{status} with {answer.get('ContentRange') or 'no Content-Range'} and "
+                f"{answer.get('ContentLength', 'an unknown number of')} bytes; it cannot be "
+                "restored from by ranges"
+            )
+        if answer.get("ETag") != self._etag or (told and int(told[3]) != self.size_bytes):
+            raise DataMismatchError(
+                f"{self._target}: was changed while it was read (another ETag); restore it again"
+            )
+        if status != 206:
+            meter.fell_back(
+                "206 Partial Content",
+                f"{status} with the right Content-Range",
+                "the server answers ranges so",
+            )
+
+
+def _described(found: Any) -> Any:
+    """An answer to HeadObject, if it is one of an object."""
+    size = having(found, "ETag", "ContentLength")["ContentLength"]
+    if not 0 <= size <= MOST_BYTES:
+        raise CorruptedError(f"the server says that the object has {size} bytes, S3 holds 5 TiB")
+    return found
+
+
+def _fastest(body: Any) -> Any:
+    """What reads the body into memory without a copy: http.client's response within urllib3's."""
+    raw = body._raw_stream
+    inner: Any = getattr(raw, "_fp", None)
+    if getattr(raw, "chunked", False) or not hasattr(getattr(inner, "fp", None), "readinto1"):
+        return raw
+    inner.fp = _OneReceive(inner.fp)
+    return inner
+
+
+class _OneReceive:
+    """A file object of http.client whose `readinto` returns after one receive.
+
+    BufferedReader's returns only when all that was asked for is there, at whatever rate it comes.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def readinto(self, buffer: Any) -> int:
+        count: int = self._file.readinto1(buffer)
+        return count
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+class _Pace:
+    """Raises TimeoutError when less than 1 KiB/s arrived for `window_s` seconds."""
+
+    def __init__(self, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._window_s, self._clock = window_s, clock
+        self._since, self._bytes = clock(), 0
+
+    def arrived(self, size_bytes: int) -> None:
+        self._bytes += size_bytes
+        passed_s = self._clock() - self._since
+        if passed_s < self._window_s:
+            return
+        if self._bytes < _SLOWEST * passed_s:
+            raise TimeoutError(
+                f"{self._bytes} bytes arrived in {passed_s:.1f} s, less than 1 KiB/s"
+            )
+        self._since, self._bytes = self._since + passed_s, 0
+
+
+class _Filling:
+    """Views on their way to be filled; knows how far they are when a connection breaks."""
+
+    def __init__(
+        self, views: Sequence[Bytes], checksum: Checksum | None, patience_s: float
+    ) -> None:
+        self._pieces = [
+            view.data[start : start + _AT_ONCE]
+            for view in views
+            for start in range(0, len(view), _AT_ONCE)
+        ]
+        self._checksum, self._patience_s = checksum, patience_s
+        self._index = 0
+        self._within = 0
+        self.filled = 0
+        self.value = 0
+
+    def fill(self, source: Any) -> None:
+        pace = _Pace(self._patience_s)
+        while self._index < len(self._pieces):
+            piece = self._pieces[self._index]
+            while self._within < len(piece):
+                count = source.readinto(piece[self._within :])
+                if not count:
+                    raise ConnectionError(f"the body ended after {self.filled} bytes")
+                pace.arrived(count)
+                self._within += count
+                self.filled += count
+            if self._checksum is not None:
+                self.value = self._checksum.update(piece, self.value)
+            self._index += 1
+            self._within = 0

@@ -1,0 +1,201 @@
+"""What the errors of S3 mean: worth another try or not, and in one line what to do about them."""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import re
+from typing import Any
+
+from iobench.errors import (
+    DataMismatchError,
+    IobenchError,
+    TargetError,
+    TransferError,
+    UnavailableError,
+)
+from iobench.writers.s3_store.retry import Trouble
+from iobench.writers.s3_store.tls import broken_tls, explain_tls
+
+__all__ = [
+    "CorruptedError",
+    "code_of",
+    "explain",
+    "having",
+    "judge",
+    "status_of",
+    "without_login",
+]
+
+_THROTTLING = {
+    *("SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded"),
+    *("TooManyRequests", "ServiceUnavailable", "503", "429", "RequestThrottled"),
+}
+_TRANSIENT = {
+    *("InternalError", "RequestTimeout", "RequestTimeoutException", "OperationAborted"),
+    *("500", "502", "504", "IncompleteBody", "BadDigest"),
+}
+_CREDENTIALS = {
+    "ExpiredToken": "Get new credentials (aws sso login, or whatever issues them) and try again.",
+    "ExpiredTokenException": "Get new credentials (aws sso login, or whatever issues them).",
+    "TokenRefreshRequired": "Get new credentials (aws sso login, or whatever issues them).",
+    "InvalidToken": "Check AWS_SESSION_TOKEN; it belongs to the keys that it came with.",
+    "InvalidAccessKeyId": "Check the access key, and that it is one of this endpoint.",
+    "InvalidClientTokenId": "Check the access key, and that it is one of this endpoint.",
+    "SignatureDoesNotMatch": "Check the secret key, the region and this machine's clock.",
+    "RequestTimeTooSkewed": "Set this machine's clock.",
+}
+_DENIED = {"AccessDenied", "AllAccessDisabled", "AccountProblem", "403", "Forbidden"}
+_LOGIN_HELP = (
+    "Set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role."
+)
+# Of a URL, which is nobody's to read: to the last @, as a raw password may hold / and @ itself. Of
+# a key's own @ nothing is lost, botocore escapes it.
+_LOGIN = re.compile(r"//\S*@")
+_UNREACHED = (
+    *("EndpointConnectionError", "ConnectTimeoutError", "ProxyConnectionError"),
+    *("ConnectionClosedError", "ReadTimeoutError", "HTTPClientError", "ResponseStreamingError"),
+)
+
+
+class CorruptedError(OSError):
+    """An answer that is not the store's, or a checksum that is not ours: worth another try."""
+
+
+def having(answer: Any, *names: str) -> Any:
+    """`answer`, if it has `names`. Raises CorruptedError: a page of a proxy has none of them."""
+    for name in names:
+        if answer.get(name) in (None, ""):
+            raise CorruptedError(f"the server's answer has no {name}")
+    return answer
+
+
+def code_of(error: BaseException) -> str:
+    """The S3 error code: `NoSuchBucket`; the HTTP status where the answer had no body."""
+    response: Any = getattr(error, "response", None)
+    if not isinstance(response, dict):
+        return ""
+    return str(response.get("Error", {}).get("Code", ""))
+
+
+def status_of(error: BaseException) -> int:
+    """The HTTP status, 0 where there was no answer."""
+    response: Any = getattr(error, "response", None)
+    if not isinstance(response, dict):
+        return 0
+    return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def judge(error: Exception) -> Trouble:
+    """Whether `error` may be gone next time: throttling, server errors, broken connections."""
+    if isinstance(error, IobenchError):
+        return Trouble(transient=False)
+    code, status = code_of(error), status_of(error)
+    if code in _THROTTLING or status in (429, 503):
+        return Trouble(transient=True, throttled=True)
+    if code in _TRANSIENT or (status >= 500 and status != 501):
+        return Trouble(transient=True)
+    broken = (ConnectionError, TimeoutError, CorruptedError, http.client.HTTPException)
+    reached_once = isinstance(error, broken) or broken_tls(error)
+    return Trouble(transient=reached_once or _kind(error) in _UNREACHED)
+
+
+def without_login(text: str) -> str:
+    """`text` without `user:password@` in its URLs."""
+    return _LOGIN.sub("//", text)
+
+
+def _kind(error: BaseException) -> str:
+    """The name of botocore's class that says most, without importing botocore."""
+    if type(error).__module__.split(".")[0] not in ("botocore", "urllib3"):
+        return ""
+    names = [cls.__name__ for cls in type(error).__mro__]
+    if "SSLError" in names:
+        return "SSLError"
+    found = next((name for name in names if name in _UNREACHED), names[0])
+    return "HTTPClientError" if type(error).__module__.startswith("urllib3") else found
+
+
+def explain(error: Exception, doing: str, where: object) -> Exception:
+    """`error` as one of ours: what was being done to which object, the S3 code, the remedy.
+
+    An error that is neither S3's nor the network's is given back as it is.
+    """
+    if isinstance(error, IobenchError):
+        return error
+    code, kind = code_of(error), _kind(error)
+    if code or status_of(error):
+        return _answered(error, code, doing, where)
+    if kind in ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"):
+        return UnavailableError("s3", f"no credentials were found ({kind}).", _LOGIN_HELP)
+    if kind in ("ProfileNotFound", "ConfigNotFound", "ConfigParseError"):
+        return UnavailableError("s3", f"the AWS configuration cannot be used ({kind}).", "See it.")
+    if "SSO" in kind or "Token" in kind or kind == "UnauthorizedSSOTokenError":
+        return UnavailableError("s3", f"the credentials ran out ({kind}).", "Type: aws sso login.")
+    if kind == "SSLError" and not broken_tls(error):
+        return UnavailableError("s3", *map(without_login, explain_tls(error)))
+    unreached = kind in _UNREACHED or kind == "SSLError"
+    if unreached or isinstance(error, OSError | http.client.HTTPException):
+        return _broke(error, kind, doing, where)
+    if kind:
+        text = without_login(" ".join(str(error).split()))
+        return _transfer_error(errno.EIO, f"{doing}: {kind}: {text}", where)
+    return error
+
+
+def _answered(error: Exception, code: str, doing: str, where: object) -> Exception:
+    status = status_of(error)
+    message: Any = getattr(error, "response", {}).get("Error", {}).get("Message", "")
+    said = f"{code or status}{f': {message}' if message and message != code else ''}"
+    said = said.rstrip(".")
+    if code == "NoSuchBucket":
+        return TargetError(f"{where}: no such bucket ({code}); check its name, or create it")
+    if code == "InvalidBucketName":
+        return TargetError(f"{where}: no bucket can have that name ({code}); check it")
+    if code in ("PermanentRedirect", "IllegalLocationConstraintException", "301") or status == 301:
+        return UnavailableError(
+            "s3", f"{where} is in another region ({said}).", "Set AWS_REGION to the bucket's."
+        )
+    if code in _CREDENTIALS:
+        return UnavailableError("s3", f"the credentials are refused ({code}).", _CREDENTIALS[code])
+    if code in _DENIED or status == 403:
+        return UnavailableError(
+            "s3",
+            f"{doing} {where} is not permitted ({said}).",
+            "It needs s3:GetObject, s3:PutObject, s3:DeleteObject, s3:AbortMultipartUpload "
+            "and s3:ListBucket on it.",
+        )
+    if code == "PreconditionFailed" or status == 412:
+        return DataMismatchError(
+            f"{where}: was changed while it was read ({code or 412}); restore it again"
+        )
+    if code == "400":  # an answer without a body
+        return UnavailableError(
+            "s3",
+            f"{doing} {where} is refused without a word (400).",
+            "Expired credentials are the usual cause: get new ones.",
+        )
+    number = errno.ENOENT if status == 404 else errno.EAGAIN if judge(error).throttled else 0
+    return _transfer_error(number or errno.EIO, f"{doing}: {said}", where)
+
+
+def _broke(error: Exception, kind: str, doing: str, where: object) -> TransferError:
+    inner = error.__cause__ or error.__context__
+    number = getattr(error, "errno", None) or getattr(inner, "errno", None)
+    text = without_login(" ".join(str(error).split())) or type(error).__name__
+    if kind in ("EndpointConnectionError", "ConnectTimeoutError", "ProxyConnectionError"):
+        number = number or errno.ECONNREFUSED
+        text += "; check endpoint_url (AWS_ENDPOINT_URL_S3), the network and the proxy settings"
+    elif kind == "ReadTimeoutError" or isinstance(error, TimeoutError):
+        number = number or errno.ETIMEDOUT
+    elif number in (errno.ENOENT, errno.ENOTDIR):  # of an object these say that there is none
+        number = errno.EIO
+        text += (
+            "; a file of this machine, not of the bucket: check AWS_WEB_IDENTITY_TOKEN_FILE and "
+            "the files that the AWS configuration names"
+        )
+    return _transfer_error(number or errno.EIO, f"{doing}: {kind or 'broken'}: {text}", where)
+
+
+def _transfer_error(number: int, text: str, where: object) -> TransferError:
+    return TransferError(number, text, str(where))

@@ -1,0 +1,126 @@
+"""S3Proof: whether the key holds what was sent; only what is ours is removed from it.
+
+A broken proxy may answer for the store. An answer proves a save only if it has an ETag, and an
+object is known as ours only by the ETag that the store gave to it.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from iobench.errors import TransferError
+from iobench.writers.s3_store.checksum import Checksum
+from iobench.writers.s3_store.client import S3Client
+from iobench.writers.s3_store.errors import code_of, having
+from iobench.writers.s3_store.target import S3Target
+from iobench.writers.transfer import Meter
+
+__all__ = ["S3Proof", "SentObject"]
+
+_REMOVAL_ATTEMPTS = 4
+_LEFT = "the key holds another object, which was left there"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentObject:
+    """An object as it was sent.
+
+    `checksums` are the texts that a store may return for it: of the whole, or of its parts'
+    checksums. `etag` is the one that stores compute from MD5s, empty where it cannot be known.
+    """
+
+    size_bytes: int
+    checksum: Checksum | None
+    checksums: tuple[str, ...] = ()
+    etag: str = ""
+
+    def is_in(self, found: Mapping[str, Any]) -> bool:
+        """Whether an answer to HeadObject proves that the key holds these bytes."""
+        if found.get("ContentLength") != self.size_bytes:
+            return False
+        if self.checksum is not None and found.get(self.checksum.field) in self.checksums:
+            return True
+        return bool(self.etag) and str(found.get("ETag")).strip('"') == self.etag
+
+
+class S3Proof:
+    """What the store holds under the key `target`, compared with what was sent there."""
+
+    def __init__(self, client: S3Client, target: S3Target) -> None:
+        self._client, self._target = client, target
+        self._where = {"Bucket": target.bucket, "Key": target.key}
+
+    def head(self, s3: Any) -> Any:
+        """The answer to HeadObject, with the checksum if the store keeps one."""
+        return having(s3.head_object(**self._where, ChecksumMode="ENABLED"), "ETag")
+
+    def check(self, answer: Mapping[str, Any], sent: SentObject, meter: Meter) -> None:
+        """Compare the checksum that the store returns, in `answer` or else by HeadObject.
+
+        Raises TransferError if the key holds something else. An object with the ETag of `answer` is
+        removed then, and so it is if HeadObject fails or is interrupted: a write that fails
+        publishes nothing.
+        """
+        if sent.checksum is None:
+            return
+        found, field = answer, sent.checksum.field
+        if found.get(field) is None:
+            try:
+                found = self._client.call(
+                    self.head, meter, doing="checking what was stored", where=self._target
+                )
+            except BaseException as error:
+                why = "the server could not be asked what it stored"
+                self.take_back(error, [answer["ETag"]], why)
+                raise
+        told, stored = found.get(field), found.get("ContentLength", sent.size_bytes)
+        if stored == sent.size_bytes and told in sent.checksums:
+            return
+        if stored == sent.size_bytes and told is None:
+            meter.fell_back(
+                f"{sent.checksum.name} compared after completion",
+                "the ETag of the answer",
+                "the server returns no checksum of what it stored",
+            )
+            return
+        raise TransferError(
+            f"{self._target}: the server stored something else ({stored} bytes with "
+            f"{sent.checksum.name} {told}, not {sent.size_bytes} with {sent.checksums[0]}); "
+            f"{self._removed([answer['ETag']])}"
+        )
+
+    def take_back(self, error: BaseException, etags: Collection[str], why: str) -> None:
+        """Remove the object for `error`, which says so: another TransferError, else a note."""
+        fate = self._removed(etags)
+        if isinstance(error, TransferError):
+            text = f"{error.strerror}; {fate}"
+            raise TransferError(error.errno, text, error.filename) from error
+        error.add_note(f"{self._target}: {why}; {fate}")
+
+    def _removed(self, etags: Collection[str]) -> str:
+        """Remove the object if it has one of the `etags`; in words, what became of it."""
+
+        def remove(s3: Any) -> str:
+            etag = s3.head_object(**self._where).get("ETag")
+            if not etag or etag not in etags:
+                return _LEFT
+            s3.delete_object(**self._where, IfMatch=etag)  # somebody may replace it just now
+            return "it was removed"
+
+        try:
+            return self._client.call(
+                remove,
+                Meter(),
+                doing="removing it",
+                where=self._target,
+                attempts=_REMOVAL_ATTEMPTS,
+            )
+        except Exception as error:  # noqa: BLE001 -- must not hide why it is removed
+            if getattr(error, "errno", None) == errno.ENOENT:
+                return "it is not there any more"
+            if code_of(error.__cause__ or error) == "PreconditionFailed":
+                return _LEFT
+            return f"it could not be removed and is still there ({error})"

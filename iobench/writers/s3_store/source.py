@@ -1,0 +1,70 @@
+"""S3Source: an object opened for looking into it: headers, directories, small files."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable
+
+import numpy as np
+
+from iobench.units import KIB
+from iobench.writers.blocks.workers import Blocks, run_workers
+from iobench.writers.image import Bytes
+from iobench.writers.s3_store.client import S3Client
+from iobench.writers.s3_store.download import S3Download
+from iobench.writers.s3_store.target import S3Target
+from iobench.writers.source import RangeSource
+from iobench.writers.transfer import Meter
+
+__all__ = ["S3Source"]
+
+_AHEAD = 256 * KIB  # fetched at once: one more request costs more than these bytes
+_AT_ONCE = 16
+
+
+class S3Source(RangeSource):
+    """Reads and seeks in one version of an object, each miss one ranged GET of 256 KiB or more."""
+
+    def __init__(self, client: S3Client, target: S3Target) -> None:
+        super().__init__()
+        self._meter = Meter()
+        self._download = S3Download(client, target, self._meter, verify=False)
+        self.size_bytes = self._download.size_bytes
+        self._cached_at = 0
+        self._cached = b""
+
+    def read_at(self, offsets: Iterable[int], size: int) -> list[bytes]:
+        wanted = list(offsets)
+        if not wanted:
+            return []
+        found = [b""] * len(wanted)
+
+        def work(numbers: Blocks, _: Meter) -> None:
+            for number, _end in numbers:
+                found[number] = self._fetch(wanted[number], size)
+
+        run_workers(min(len(wanted), _AT_ONCE), Blocks(0, len(wanted), 1), work, Meter())
+        return found
+
+    def _fill(self, offset: int, room: Bytes) -> int:
+        data = np.frombuffer(self._at(offset, len(room)), dtype=np.uint8)
+        room[: len(data)] = data
+        return len(data)
+
+    def _at(self, offset: int, size: int) -> bytes:
+        begin = offset - self._cached_at
+        if begin < 0 or begin + min(size, self.size_bytes - offset) > len(self._cached):
+            at = max(0, min(offset, self.size_bytes - _AHEAD))  # the end is read backwards
+            self._cached = self._fetch(at, max(offset + size - at, _AHEAD))
+            self._cached_at, begin = at, offset - at
+        return self._cached[begin : begin + size]
+
+    def _fetch(self, offset: int, size: int) -> bytes:
+        if offset < 0:
+            raise OSError(errno.EINVAL, f"a read at {offset}")
+        end = min(offset + size, self.size_bytes)
+        if end <= offset:
+            return b""
+        memory = np.empty(end - offset, dtype=np.uint8)
+        self._download.fill([memory], offset, end, Meter())
+        return memory.tobytes()

@@ -1,0 +1,266 @@
+"""S3Upload: one object on its way up, in one piece or in parts; visible only once published."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from iobench.errors import IobenchError, TransferError
+from iobench.writers.image import Bytes
+from iobench.writers.s3_store.checksum import Checksum
+from iobench.writers.s3_store.client import S3Client
+from iobench.writers.s3_store.errors import CorruptedError, code_of, having, judge, status_of
+from iobench.writers.s3_store.parts import PartBody, SentPart, etag_of
+from iobench.writers.s3_store.proof import S3Proof, SentObject
+from iobench.writers.s3_store.target import S3Target
+from iobench.writers.transfer import Meter
+
+__all__ = ["PART_UPLOAD", "PUT", "S3Upload"]
+
+PART_UPLOAD, PUT = "part upload", "put"
+_NOT_KNOWN = {"NotImplemented", "InvalidRequest", "InvalidArgument", "XNotImplemented"}
+_ABORT_ATTEMPTS = 4
+_unfinished: dict[str, S3Client] = {}
+"""Clients with an upload to abort. Garbage that the collector takes apart with its stream, a client
+could not do that any more."""
+
+
+class S3Upload:
+    """The object `target` until it is complete: `put` for a small one, else parts, then `complete`.
+
+    `abort` takes back what was not completed. Parts may be sent from many threads at once, and one
+    number again, which replaces what it was.
+    """
+
+    def __init__(self, client: S3Client, target: S3Target, checksum: Checksum | None) -> None:
+        self._client, self._target, self._checksum = client, target, checksum
+        self._where = {"Bucket": target.bucket, "Key": target.key}
+        self._id: str | None = None
+        self._parts: dict[int, SentPart] = {}
+        self._proof = S3Proof(client, target)
+        self.stop = threading.Event()
+        """Set when no more parts are sent: none waits for another attempt then."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether the server knows of a multipart upload."""
+        return self._id is not None
+
+    def put(self, views: Sequence[Bytes], meter: Meter) -> None:
+        """Send the whole object in one request; durable and visible on return.
+
+        What an attempt stored of other bytes is visible too: another replaces it, or it is removed.
+        """
+        value = self._checksum_of(views, meter)
+        size = sum(map(len, views))
+        damaged: set[str] = set()
+
+        def attempt(s3: Any, known: dict[str, str]) -> Any:
+            answer = s3.put_object(**self._where, Body=PartBody(views), **known)
+            if any(answer.get(name, sent) != sent for name, sent in known.items()):
+                damaged.add(answer.get("ETag", ""))
+            return self._checked(answer, value)
+
+        with meter.phase("upload"):
+            try:
+                answer, used = self._with_checksum(attempt, self._field(value), meter)
+            except BaseException as error:
+                if damaged:
+                    self._proof.take_back(error, damaged, "the server stored something else")
+                raise
+            if used:
+                assert self._checksum is not None
+                text = (self._checksum.text(value),)
+                sent = SentObject(size_bytes=size, checksum=self._checksum, checksums=text)
+                self._proof.check(answer, sent, meter)
+        meter.count(PUT, size)
+
+    def begin(self, meter: Meter) -> None:
+        """Begin a multipart upload."""
+        wanted = (
+            {"ChecksumAlgorithm": self._checksum.algorithm, "ChecksumType": "FULL_OBJECT"}
+            if self._checksum
+            else {}
+        )
+        with meter.phase("open"):
+            answer, used = self._with_checksum(self._create, wanted, meter)
+        self._id = answer["UploadId"]
+        _unfinished[self._id] = self._client
+        if not used:
+            self._checksum = None
+
+    def send(self, number: int, views: Sequence[Bytes], meter: Meter) -> None:
+        """Send part `number` (from 1); the bytes are views of memory that stays as it is."""
+        value = self._checksum_of(views, meter)
+        size = sum(map(len, views))
+        with meter.phase("upload"):
+            answer = self._call(
+                lambda s3: self._checked(
+                    s3.upload_part(
+                        **self._where,
+                        UploadId=self._id,
+                        PartNumber=number,
+                        Body=PartBody(views),
+                        **self._field(value),
+                    ),
+                    value,
+                ),
+                f"uploading part {number}",
+                meter,
+                self.stop,
+            )
+        meter.count(PART_UPLOAD, size)
+        self._parts[number] = SentPart(etag=answer["ETag"], size_bytes=size, checksum=value)
+
+    def complete(self, meter: Meter) -> None:
+        """Publish the object: durable and visible on return, its checksum compared.
+
+        An answer without an ETag is a lost answer; see S3Proof for an object that is not what was
+        sent. The upload can be aborted until there is proof.
+        """
+        parts = sorted(self._parts.items())
+        request: dict[str, Any] = {
+            "MultipartUpload": {
+                "Parts": [
+                    {"PartNumber": number, "ETag": part.etag, **self._field(part.checksum)}
+                    for number, part in parts
+                ]
+            }
+        }
+        sent = self._sent([part for _, part in parts])
+        if self._checksum:
+            request |= {"ChecksumType": "FULL_OBJECT", self._checksum.field: sent.checksums[0]}
+        with meter.phase("commit"):
+            try:
+                answer = self._call(
+                    lambda s3: self._complete(s3, request, sent), "completing the upload", meter
+                )
+            except TransferError as error:
+                answer = self._completed_unanswered(error, sent, meter)
+            self._proof.check(answer, sent, meter)
+        self._forget()
+
+    def abort(self) -> None:
+        """Take back what was sent in parts. Never raises: what stays behind is told in a warning.
+
+        Call it when no part is on its way any more.
+        """
+        upload = self._id
+        self.stop.set()
+        if upload is None:
+            return
+        try:
+            self._client.call(
+                lambda s3: s3.abort_multipart_upload(**self._where, UploadId=upload),
+                Meter(),
+                doing="aborting the upload",
+                where=self._target,
+                attempts=_ABORT_ATTEMPTS,
+            )
+        except Exception as error:  # noqa: BLE001 -- must not hide why the upload was given up
+            if code_of(error.__cause__ or error) == "NoSuchUpload":
+                return
+            left = (
+                f"{self._target}: its multipart upload could not be aborted ({error}); type: "
+                f"iobench s3 abort-uploads {self._target}"
+            )
+            if error.__context__ is not None and error.__context__.__context__ is not None:
+                error.__context__.__context__.add_note(left)
+            warnings.warn(left, ResourceWarning, stacklevel=2)
+
+        finally:
+            self._forget()
+
+    # Inside.
+
+    def _create(self, s3: Any, known: dict[str, str]) -> Any:
+        return having(s3.create_multipart_upload(**self._where, **known), "UploadId")
+
+    def _sent(self, parts: Sequence[SentPart]) -> SentObject:
+        checksums: tuple[str, ...] = ()
+        if self._checksum:
+            whole = self._checksum.combined((part.checksum, part.size_bytes) for part in parts)
+            composite = self._checksum.composite([part.checksum for part in parts])
+            checksums = (self._checksum.text(whole), composite)
+        return SentObject(
+            size_bytes=sum(part.size_bytes for part in parts),
+            checksum=self._checksum,
+            checksums=checksums,
+            etag=etag_of(parts),
+        )
+
+    def _forget(self) -> None:
+        if self._id is not None:
+            _unfinished.pop(self._id, None)
+        self._id = None
+
+    def _call(
+        self, request: Any, doing: str, meter: Meter, stop: threading.Event | None = None
+    ) -> Any:
+        return self._client.call(request, meter, doing=doing, where=self._target, stop=stop)
+
+    def _field(self, value: int) -> dict[str, str]:
+        return {self._checksum.field: self._checksum.text(value)} if self._checksum else {}
+
+    def _checksum_of(self, views: Sequence[Bytes], meter: Meter) -> int:
+        if self._checksum is None:
+            return 0
+        with meter.phase("checksum"):
+            return self._checksum.of(views)
+
+    def _with_checksum(self, request: Any, known: dict[str, str], meter: Meter) -> tuple[Any, bool]:
+        """The answer, and whether the server took the checksum; asked without it if it did not."""
+        doing = "uploading"
+        try:
+            return self._call(lambda s3: request(s3, known), doing, meter), bool(known)
+        except IobenchError as error:
+            cause = error.__cause__
+            refused = cause is not None and (
+                code_of(cause) in _NOT_KNOWN or status_of(cause) == 501
+            )
+            if not known or not refused:
+                raise
+            answer = self._call(lambda s3: request(s3, {}), doing, meter)
+            assert self._checksum is not None
+            reason = f"the server refuses it ({code_of(cause) or 501})" if cause else ""
+            meter.fell_back(f"{self._checksum.name} checksum", "none", reason)
+            return answer, False
+
+    def _checked(self, answer: Any, value: int) -> Any:
+        """`answer` of the store, where its checksum, if it returns one, is ours."""
+        if self._checksum is not None:
+            told, sent = answer.get(self._checksum.field), self._checksum.text(value)
+            if told not in (None, sent):
+                raise CorruptedError(
+                    f"the server received other bytes: {self._checksum.name} is {told}, "
+                    f"{sent} was sent"
+                )
+        return having(answer, "ETag")
+
+    def _complete(self, s3: Any, request: dict[str, Any], sent: SentObject) -> Any:
+        try:
+            answer = s3.complete_multipart_upload(**self._where, UploadId=self._id, **request)
+            return having(answer, "ETag")
+        except Exception as error:
+            if code_of(error) == "NoSuchUpload":  # an earlier attempt, whose answer was lost?
+                found = self._proof.head(s3)
+                if sent.is_in(found):
+                    return found
+            raise
+
+    def _completed_unanswered(self, error: TransferError, sent: SentObject, meter: Meter) -> Any:
+        """The object as the store holds it although no attempt got an answer. Raises `error`."""
+        cause = error.__cause__
+        if not isinstance(cause, Exception) or not judge(cause).transient:
+            raise error
+        try:
+            found = self._call(self._proof.head, "looking for the object", meter)
+        except IobenchError as failure:
+            error.add_note(f"{self._target}: what it holds is not known ({failure})")
+            raise error from cause
+        if not sent.is_in(found):
+            raise error
+        self.abort()  # what the key holds may be of an earlier save of the same bytes
+        return found

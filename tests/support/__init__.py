@@ -1,0 +1,1 @@
+"""Test doubles and servers that several tests share."""

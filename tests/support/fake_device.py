@@ -1,0 +1,261 @@
+"""FakeDevice: device memory without a device, which copies as late as it may.
+
+    make = functools.partial(on_device(MyWriter, FakeDevice()), threads=3)
+    iobench.testing.check_writer(make, "/mnt/scratch")
+
+puts the memory of every image on the device first. A copy happens when somebody waits for it, and
+never before: what forgets to wait moves wrong bytes, every time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Self, cast
+
+import numpy as np
+
+from iobench import linux
+from iobench.errors import TransferError
+from iobench.testing.content import BrokenImage
+from iobench.writers.base import Writer
+from iobench.writers.device.base import Device, DeviceBytes, Lane, Mark
+from iobench.writers.image import Bytes, FileImage, Memory, Segment
+from iobench.writers.transfer import Transfer
+
+__all__ = ["FakeBytes", "FakeDevice", "on_device"]
+
+_NOT_YET = 0xDB  # what memory holds while the copy to it has not happened
+
+
+class FakeBytes(DeviceBytes):
+    """Memory of a FakeDevice. Only its lanes, `upload` and `download` look into it."""
+
+    def __init__(self, device: Device, memory: Bytes, breaks_at: int | None = None) -> None:
+        self.device, self.memory, self.breaks_at = device, memory, breaks_at
+
+    @property
+    def address(self) -> int:
+        return self.memory.ctypes.data
+
+    @property
+    def tensor(self) -> Any:
+        """A CPU tensor on the memory, for who restores into tensors of this device."""
+        import torch
+
+        return torch.from_numpy(self.memory)
+
+    def __len__(self) -> int:
+        return len(self.memory)
+
+    def __getitem__(self, part: slice) -> Self:
+        breaks = None
+        if self.breaks_at is not None:
+            breaks = self.breaks_at - part.indices(len(self))[0]
+        return type(self)(self.device, self.memory[part], breaks)
+
+    def check(self) -> None:
+        """Raise TransferError when these bytes include the broken one."""
+        if self.breaks_at is not None and 0 <= self.breaks_at < len(self):
+            raise TransferError("a byte of the device cannot be had")
+
+
+class _Stream:
+    """Operations in order, each done when somebody waits for it or for a later one."""
+
+    def __init__(self) -> None:
+        self._operations: list[Callable[[], None]] = []
+        self._failed: dict[int, str] = {}  # no exceptions: their frames would live on
+        self._done = 0
+        self._lock = threading.RLock()
+
+    def queue(self, operation: Callable[[], None]) -> int:
+        with self._lock:
+            self._operations.append(operation)
+            return len(self._operations)
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._operations)
+
+    @property
+    def pending(self) -> int:
+        return len(self) - self._done
+
+    def run_to(self, position: int) -> None:
+        """Do what was queued before `position`. Raises what failed there, to each who waits."""
+        with self._lock:
+            while self._done < position:
+                self._done += 1
+                try:
+                    self._operations[self._done - 1]()
+                except TransferError as error:
+                    self._failed[self._done] = str(error)
+                self._operations[self._done - 1] = _nothing
+            for failed, why in self._failed.items():
+                if failed <= position:
+                    raise TransferError(why)
+
+
+def _nothing() -> None:
+    pass
+
+
+class FakeDevice(Device):
+    """A device whose memory is host memory that nobody may touch.
+
+    Counts `copies`, those of them that went through memory that was not pinned (`pageable`), and
+    the most copies that were ever queued at once (`most_pending`). `pinnable=False` refuses to pin.
+    """
+
+    def __init__(self, name: str = "fake:0", *, pinnable: bool = True) -> None:
+        self.name, self.pinnable = name, pinnable
+        self.copies = self.pageable = self.most_pending = 0
+        self.lanes: list[_FakeLane] = []
+        self.pinned: dict[int, int] = {}
+        self._here = threading.local()
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @property
+    def stream(self) -> _Stream:
+        """What the calling thread has queued itself, as a trainer queues kernels."""
+        if not hasattr(self._here, "stream"):
+            self._here.stream = _Stream()
+        return cast(_Stream, self._here.stream)
+
+    @property
+    def pending(self) -> int:
+        """Copies of all lanes that have not happened yet."""
+        return sum(lane.stream.pending for lane in self.lanes)
+
+    def lane(self) -> _FakeLane:
+        self.lanes = [lane for lane in self.lanes if lane.stream.pending]
+        lane = _FakeLane(self)
+        self.lanes.append(lane)
+        return lane
+
+    def pin(self, block: Bytes) -> str | None:
+        if not self.pinnable:
+            return "the fake device pins nothing"
+        root = block
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        self.pinned[root.ctypes.data] = root.nbytes
+        return None
+
+    def allocate(self, size_bytes: int) -> FakeBytes:
+        room = np.full(size_bytes + linux.PAGE, _NOT_YET, dtype=np.uint8)
+        begin = -room.ctypes.data % linux.PAGE
+        return FakeBytes(self, room[begin : begin + size_bytes])
+
+    def upload(self, data: Bytes) -> FakeBytes:
+        """Device memory that holds `data` once the calling thread's stream has come so far."""
+        memory = np.full(len(data), _NOT_YET, dtype=np.uint8)
+        kept = data.copy()
+        self.stream.queue(lambda: np.copyto(memory, kept))
+        return FakeBytes(self, memory)
+
+    def download(self, memory: FakeBytes) -> Bytes:
+        """What the calling thread sees in `memory`, behind what it queued itself."""
+        self.stream.run_to(len(self.stream))
+        return memory.memory.copy()
+
+    def is_pinned(self, block: Bytes) -> bool:
+        """Whether all of `block` lies in pinned memory."""
+        at, length = block.ctypes.data, len(block)
+        known = self.pinned.copy()  # other workers pin meanwhile
+        return any(s <= at and at + length <= s + size for s, size in known.items())
+
+
+class _FakeLane(Lane):
+    def __init__(self, device: FakeDevice) -> None:
+        self.device, self.stream = device, _Stream()
+        caller, position = device.stream, len(device.stream)
+        self.stream.queue(lambda: caller.run_to(position))
+
+    def copy(self, source: Memory, destination: Memory) -> None:
+        assert len(source) == len(destination)
+        within = [m for m in (source, destination) if isinstance(m, FakeBytes)]
+        assert within, "no copy between host memories"
+        for memory in (source, destination):
+            if isinstance(memory, np.ndarray) and not self.device.is_pinned(memory):
+                self.device.pageable += 1
+        to, out = _raw(destination), _raw(source)
+        to[:] = _NOT_YET
+
+        def move() -> None:
+            for memory in within:
+                memory.check()
+            np.copyto(to, out)
+
+        self.stream.queue(move)
+        self.device.copies += 1
+        self.device.most_pending = max(self.device.most_pending, self.stream.pending)
+
+    def mark(self) -> _FakeMark:
+        return _FakeMark(self.stream, len(self.stream))
+
+    def close(self) -> None:
+        self.stream.run_to(len(self.stream))
+
+
+class _FakeMark(Mark):
+    def __init__(self, stream: _Stream, position: int) -> None:
+        self._stream, self._position = stream, position
+
+    def wait(self) -> None:
+        self._stream.run_to(self._position)
+
+
+def _raw(memory: Memory) -> Bytes:
+    return memory.memory if isinstance(memory, FakeBytes) else cast(Bytes, memory)
+
+
+def on_device(writer_class: type[Writer], device: Any, *, mixed: bool = False) -> type[Writer]:
+    """A kind of `writer_class` whose images have their memory on `device`, wherever they had it.
+
+    What is written goes to the device first, what is read comes back from there. With `mixed`
+    every second segment stays on the host. `device` has `upload` and `download`, as FakeDevice.
+    """
+
+    class OnDevice(writer_class):  # type: ignore[valid-type, misc]
+        def write(self, image: FileImage, target: str | Path, **how: bool) -> Transfer:
+            return cast(Transfer, super().write(_lifted(image, device, mixed), target, **how))
+
+        def write_many(
+            self, images: Iterable[FileImage], target: str | Path, **how: bool
+        ) -> Transfer:
+            lifted = [_lifted(image, device, mixed) for image in images]
+            return cast(Transfer, super().write_many(lifted, target, **how))
+
+        def read(self, image: FileImage, target: str | Path, **where: Any) -> Transfer:
+            if not image.writable:
+                return cast(Transfer, super().read(image, target, **where))
+            lifted = _lifted(image, device, mixed)
+            try:
+                return cast(Transfer, super().read(lifted, target, **where))
+            finally:
+                for ours, theirs in zip(image.segments, lifted.segments, strict=True):
+                    if isinstance(theirs.memory, DeviceBytes):
+                        np.copyto(cast(Bytes, ours.memory), device.download(theirs.memory))
+
+    OnDevice.__name__ = writer_class.__name__
+    return OnDevice
+
+
+def _lifted(image: FileImage, device: Any, mixed: bool) -> FileImage:
+    """The image with its memory on the device; one that has some there already as it is."""
+    if image.on_device:
+        return image
+    segments = []
+    for number, segment in enumerate(image.segments):
+        memory = segment.memory
+        if not (mixed and number % 2):
+            memory = device.upload(memory)
+            if isinstance(image, BrokenImage):
+                memory.breaks_at = image.breaks_at - segment.offset
+        segments.append(Segment(offset=segment.offset, length=segment.length, memory=memory))
+    return FileImage(path=image.path, segments=tuple(segments))

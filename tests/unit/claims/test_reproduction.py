@@ -1,0 +1,183 @@
+"""Findings by hand: yes, no, undecided and not comparable, from valid pairs only."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iobench.claims.claims import CLAIMS, Answer, Claim, ClaimFinding, ClaimMeasure, Side, study
+from iobench.claims.reproduction import judge_records
+from iobench.errors import ResultFileError, UnknownNameError
+from iobench.results import AxisValues, ResultFile, Verified
+
+
+@pytest.fixture
+def record(example: ResultFile) -> ResultFile:
+    """The example's odirect as hybrid: it saves 2, 3.125 and 1.28 times as fast as buffered."""
+    samples = [
+        replace(one, setting=replace(one.setting, writer="hybrid"))
+        if one.writer == "odirect"
+        else one
+        for one in example.samples
+    ]
+    return replace(example, samples=tuple(samples))
+
+
+def claim(measure: ClaimMeasure, value: float) -> Claim:
+    ours, theirs = Side(writer="hybrid", mode="sync"), Side(writer="buffered", mode="sync")
+    return Claim(
+        text="x", workload="llama7b", measure=measure, value=value, ours=ours, theirs=theirs
+    )
+
+
+def judged(record: ResultFile, measure: ClaimMeasure, value: float) -> ClaimFinding:
+    about = replace(CLAIMS["hybrid-io"], claims=(claim(measure, value),))
+    return judge_records(about, [record])[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "answer"),
+    [(1.2, Answer.YES), (1.7, Answer.UNDECIDED), (3.0, Answer.UNDECIDED), (3.2, Answer.NO)],
+)
+def test_a_ratio_holds_if_its_whole_interval_does(
+    record: ResultFile, value: float, answer: Answer
+) -> None:
+    """The median of three pairs is 2, between 1.28 and 3.125."""
+    found = judged(record, "save", value)
+    assert found.ours == pytest.approx(2)
+    assert found.interval is not None
+    assert (found.interval.low, found.interval.high) == pytest.approx((1.28, 3.125))
+    assert found.answer is answer
+    assert "hybrid over buffered, rank 0, 1.00 GiB of 12.55 GiB, 3 pairs" in found.setting
+
+
+def test_the_wall_clock_is_computed_and_not_called_reproduced(record: ResultFile) -> None:
+    """12.55 s with buffered, half of it with hybrid, in steps of 3.87 s: 38 % at most.
+
+    It is 12 % up to (6.28 / 0.12 - 12.55) / 3.87 = 10 steps between saves.
+    """
+    found = judged(record, "wall clock", 0.12)
+    save_s = record.run.workload.full_bytes / record.run.workload.bytes
+    assert found.ours == pytest.approx(save_s / 2 / (save_s + 3.87))
+    assert found.answer is Answer.NOT_COMPARABLE
+    assert "computed, not trained; it would hold up to a save every 10 steps" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("value", "steps", "every"), [(0.117, 10.6, "10 steps"), (0.32, 1.8, "step")]
+)
+def test_the_steps_between_saves_are_never_rounded_up(
+    record: ResultFile, value: float, steps: float, every: str
+) -> None:
+    """With a save every 11 steps 12.55 s would shrink by less than 11.7 %."""
+    save_s = record.run.workload.full_bytes / record.run.workload.bytes
+    assert (save_s / 2 / value - save_s) / 3.87 == pytest.approx(steps, abs=0.1)
+    found = judged(record, "wall clock", value)
+    assert f"it would hold up to a save every {every}, and" in found.reason
+
+
+def test_what_even_a_save_after_every_step_cannot_give_is_a_no(record: ResultFile) -> None:
+    found = judged(record, "wall clock", 0.9)
+    assert found.answer is Answer.NO
+    assert found.reason == "not even with a save after every step"
+
+
+@pytest.mark.parametrize("ratios", [(0.98, 1.03, 1.2), (0.9, 0.95, 1.2)])
+def test_a_gain_that_the_median_never_reaches_has_no_steps(
+    record: ResultFile, ratios: tuple[float, ...]
+) -> None:
+    """Within the interval, and less than claimed even with a save after every step."""
+    samples = tuple(
+        replace(s, elapsed_s=1 / ratios[s.repetition - 1] if s.writer == "hybrid" else 1.0)
+        for s in record.samples
+    )
+    found = judged(replace(record, samples=samples), "wall clock", 0.12)
+    assert found.answer is Answer.NOT_COMPARABLE
+    assert found.reason == (
+        "computed, not trained; by the median not even a save after every step gains as much"
+    )
+
+
+def test_one_pair_decides_nothing(record: ResultFile) -> None:
+    first = replace(record, samples=tuple(s for s in record.samples if s.repetition == 1))
+    found = judged(first, "save", 1.7)
+    assert (found.answer, found.interval) == (Answer.UNDECIDED, None)
+    assert "1 pair" in found.setting
+
+
+def test_invalid_samples_make_no_pair(record: ResultFile) -> None:
+    """Without any restore that was right there is nothing to compare."""
+    wrong = Verified(tensors=20, bytes=1, mismatches=1)
+    samples = tuple(
+        replace(s, verified=wrong) if (s.writer, s.operation) == ("hybrid", "restore") else s
+        for s in record.samples
+    )
+    with pytest.raises(ResultFileError, match="no repetition has a valid restore of both hybrid"):
+        judged(replace(record, samples=samples), "restore", 1.6)
+
+
+@pytest.mark.parametrize(
+    ("operation", "changed", "named"),
+    [
+        (
+            "save",
+            {"axes": AxisValues(format="torch", numjobs=4)},
+            "hybrid numjobs=1, hybrid numjobs=4",
+        ),
+        ("save", {"options": {"iodepth": 9}}, "hybrid iodepth=9"),
+        (
+            "restore",
+            {"axes": AxisValues(format="torch", restore_as="subset=0.1")},
+            "hybrid restore-as=subset=0.1",
+        ),
+    ],
+)
+def test_a_record_of_several_settings_is_refused(
+    record: ResultFile, operation: ClaimMeasure, changed: dict[str, Any], named: str
+) -> None:
+    """None of them wins silently, valid or not; the error tells what to do."""
+    more = tuple(
+        replace(one, setting=replace(one.setting, **changed))
+        for one in record.samples
+        if (one.writer, one.operation, one.repetition) == ("hybrid", operation, 1)
+    )
+    both = replace(record, samples=(*record.samples, *more))
+    with pytest.raises(ResultFileError, match="in more than one setting") as caught:
+        judged(both, operation, 1.7)
+    assert named in str(caught.value)
+    assert "iobench reproduce CLAIM --target DIR" in str(caught.value)
+
+
+def test_claims_without_a_record_are_left_out(record: ResultFile) -> None:
+    """Of hybrid-io the three on llama7b; a record of another workload alone is refused."""
+    found = judge_records(study("hybrid-io"), [record])
+    assert [one.claim.workload for one in found] == ["llama7b"] * 3
+    other = replace(record.run, workload=replace(record.run.workload, name="gpt2-xl"))
+    with pytest.raises(ResultFileError, match="none of the records is of llama7b or gpt5b-nemo"):
+        judge_records(study("hybrid-io"), [replace(record, run=other)])
+
+
+@pytest.mark.parametrize("measure", ["save", "wall clock"])
+def test_two_records_of_one_workload_are_refused(record: ResultFile, measure: ClaimMeasure) -> None:
+    """None of them wins silently; both are named."""
+    about = replace(CLAIMS["hybrid-io"], claims=(claim(measure, 1.7),))
+    records = [replace(record, path=Path(name)) for name in ("old.jsonl", "new.jsonl")]
+    with pytest.raises(ResultFileError) as caught:
+        judge_records(about, records)
+    assert str(caught.value) == (
+        "old.jsonl, new.jsonl: 2 records of llama7b; a claim is judged by one: give --results for "
+        "one of them"
+    )
+
+
+def test_two_records_that_no_claim_is_about(record: ResultFile) -> None:
+    """They are nobody's choice."""
+    other = replace(record.run, workload=replace(record.run.workload, name="gpt2-xl"))
+    others = [replace(record, run=other)] * 2
+    assert len(judge_records(study("hybrid-io"), [*others, record])) == 3
+
+
+def test_an_unknown_claim_is_named() -> None:
+    with pytest.raises(UnknownNameError, match="unknown claim 'hybridio'; did you mean"):
+        study("hybridio")

@@ -1,0 +1,123 @@
+"""Forecasts: the best of the formulas, what is saved by hand, intervals, and honest warnings."""
+
+import pytest
+
+from iobench.errors import OptionError
+from iobench.goodput import goodput
+from iobench.goodput.costs import Costs
+from iobench.goodput.forecast import Forecast, Method, forecast
+from iobench.goodput.job import MONTH_S, TrainingJob
+from iobench.goodput.measured import SavingMethod, from_results
+from iobench.results import ResultFile
+
+QUICK = Method(failures=20_000)
+JOB = TrainingJob(nodes=2048)
+SLOW = SavingMethod(name="slow", costs=Costs(blocking_s=60, restore_s=60))
+FAST = SavingMethod(name="fast", costs=Costs(blocking_s=10, restore_s=30))
+
+
+def texts(one: Forecast) -> str:
+    return "; ".join(map(str, one.warnings))
+
+
+def one(costs: Costs, job: TrainingJob, method: Method = QUICK) -> Forecast:
+    candidate = SavingMethod(name="one", costs=costs)
+    return forecast([candidate], candidate, job, method)[0]
+
+
+def test_the_best_is_the_best_of_the_proposals() -> None:
+    for found in forecast([SLOW, FAST], SLOW, JOB, QUICK):
+        assert [p.formula for p in found.proposals] == [
+            *("best", "Young", "Daly", "availability", "CheckFreq")
+        ]
+        assert found.best.ettr == max(p.ettr for p in found.proposals)
+        assert found.lost_work_s == goodput.lost_work_s(
+            found.best.interval_s, found.candidate.costs, JOB
+        )
+        assert not found.warnings
+
+
+def test_what_is_saved_by_hand() -> None:
+    """The same work takes ETTR_slow / ETTR_fast of the time; on 16,384 GPUs."""
+    slow, fast = forecast([SLOW, FAST], SLOW, JOB, QUICK)
+    assert slow.baseline
+    assert slow.saved is None
+    assert not fast.baseline
+    assert fast.saved is not None
+    assert fast.saved.wall_s == pytest.approx(MONTH_S * (1 - slow.best.ettr / fast.best.ettr))
+    assert fast.saved.gpu_hours == pytest.approx(fast.saved.wall_s / 3600 * 16_384)
+    assert fast.saved.wall_s_interval is None
+
+
+def test_a_slower_writer_saves_less_than_nothing() -> None:
+    slow, _ = forecast([SLOW, FAST], FAST, JOB, QUICK)
+    assert slow.saved is not None
+    assert slow.saved.wall_s < 0
+
+
+def test_intervals_come_from_the_resampled_medians(example: ResultFile) -> None:
+    """They hold the figure itself, and its bounds are those of the fastest and slowest samples."""
+    candidates, _ = from_results(example, size_bytes=2**36)
+    odirect, buffered = forecast(candidates, candidates[1], JOB, Method(failures=0))
+    for found in (odirect, buffered):
+        assert found.ettr_interval is not None
+        assert found.interval_s_interval is not None
+        assert found.best.ettr in found.ettr_interval
+        assert found.best.interval_s in found.interval_s_interval
+        assert found.ettr_interval.low < found.ettr_interval.high
+        assert found.best.simulated is None
+    best = min(odirect.candidate.resampled, key=lambda costs: costs.blocking_s + costs.restore_s)
+    assert odirect.ettr_interval is not None
+    assert odirect.ettr_interval.high == one(best, JOB, Method(failures=0)).best.ettr
+    assert odirect.saved is not None
+    assert odirect.saved.gpu_hours_interval is not None
+    assert odirect.saved.gpu_hours in odirect.saved.gpu_hours_interval
+
+
+def test_intervals_below_the_slot_limit_are_raised_to_it() -> None:
+    costs = Costs(blocking_s=1, persist_s=3600, restore_s=60)
+    found = one(costs, JOB)
+    assert found.best.raised
+    assert found.best.interval_s == 3600
+    assert "the persist time sets the interval" in texts(found)
+    assert not one(Costs(blocking_s=1, persist_s=3600, restore_s=60, slots=60), JOB).best.raised
+
+
+def test_it_says_where_assumptions_break() -> None:
+    """A save of half an hour where failures come every 13 minutes."""
+    found = one(Costs(blocking_s=1800, restore_s=900), TrainingJob(nodes=16_384))
+    said = texts(found)
+    assert "not far below the MTBF" in said
+    assert "Daly's formula returns the MTBF" in said
+    assert "recovery takes longer than the MTBF" in said
+    near = one(Costs(blocking_s=120, restore_s=120), TrainingJob(nodes=16_384))
+    assert "the first-order ETTR is too low (by 0." in texts(near)
+    assert "believe neither" not in texts(near)
+
+
+def test_a_formula_that_the_simulation_denies_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = goodput.ettr
+    monkeypatch.setattr(goodput, "ettr", lambda *given: right(*given) * 0.95)
+    assert "believe neither" in texts(one(FAST.costs, JOB))
+
+
+def test_too_few_saves_check_nothing() -> None:
+    found = one(Costs(blocking_s=1800, restore_s=900), TrainingJob(nodes=131_072))
+    assert "too few simulated saves became durable to check the best interval" in texts(found)
+
+
+def test_a_job_that_gets_nowhere_has_nothing_to_save() -> None:
+    costs = Costs(blocking_s=1e6, restore_s=1e6)
+    stuck = SavingMethod(name="stuck", costs=costs)
+    found = forecast([stuck, FAST], stuck, TrainingJob(nodes=131_072), QUICK)
+    assert [one.saved for one in found] == [None, None]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"budget": 0.0}, {"budget": float("nan")}, {"step_s": 0.0}, {"failures": 1}]
+)
+def test_a_method_out_of_range_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(OptionError):
+        Method(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,157 @@
+"""ETTR, lost work and failure rates: hand-worked values, published figures and limits."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iobench.errors import OptionError
+from iobench.goodput import goodput, intervals
+from iobench.goodput.costs import Costs
+from iobench.goodput.job import DAY_S, TrainingJob
+
+costs = st.builds(
+    Costs,
+    blocking_s=st.floats(1e-3, 1e4),
+    persist_s=st.floats(0, 1e4),
+    restore_s=st.floats(0, 1e4),
+    slots=st.integers(1, 4),
+)
+jobs = st.builds(TrainingJob, nodes=st.integers(1, 131_072), restart_s=st.floats(0, 3600))
+
+
+def job_with(mtbf_s: float, restart_s: float = 0) -> TrainingJob:
+    return TrainingJob(
+        nodes=1, failures_per_1000_node_days=1000 * DAY_S / mtbf_s, restart_s=restart_s
+    )
+
+
+@pytest.mark.parametrize(("gpus", "hours"), [(16_384, 1.8), (131_072, 0.23)])
+def test_mtbf_of_the_reliability_paper(gpus: int, hours: float) -> None:
+    """arXiv 2410.21680: 6.50 failures per 1000 node-days, 8 GPUs to a node."""
+    mtbf_h = TrainingJob(nodes=gpus // 8, failures_per_1000_node_days=6.5).mtbf_s / 3600
+    assert float(f"{mtbf_h:.2g}") == hours
+
+
+def test_mtbf_of_llama_3() -> None:
+    """arXiv 2407.21783: 419 interruptions in 54 days on 16,384 GPUs, one every 3.1 hours."""
+    rate = 419 / (2048 * 54) * 1000
+    assert TrainingJob(nodes=2048, failures_per_1000_node_days=rate).mtbf_s == pytest.approx(
+        54 * DAY_S / 419
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"nodes": 0},
+        {"gpus_per_node": 0},
+        {"failures_per_1000_node_days": 0.0},
+        {"failures_per_1000_node_days": math.nan},
+        {"restart_s": -1.0},
+        {"restart_s": math.inf},
+    ],
+)
+def test_a_job_out_of_range_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(OptionError, match=next(iter(wrong)).replace("_", "-").removesuffix("-s")):
+        TrainingJob(**({"nodes": 1} | wrong))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"blocking_s": -1.0}, {"restore_s": math.nan}, {"blocking_s": 0.0}, {"slots": 0}]
+)
+def test_costs_out_of_range_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(OptionError):
+        Costs(**({"blocking_s": 1.0, "restore_s": 1.0} | wrong))  # type: ignore[arg-type]
+
+
+def test_first_order_by_hand() -> None:
+    """(1 - (300 + 60 + 600/2) / 6600) / (1 + 30/600)."""
+    found = goodput.first_order_ettr(
+        600, Costs(blocking_s=30, restore_s=60), job_with(6600, restart_s=300)
+    )
+    assert found == pytest.approx(0.9 / 1.05)
+
+
+def test_ettr_by_hand() -> None:
+    """t = 60, b = 40, R = 50, P = 0 and 20, M = 100: 0.6 e^-0.5 / (e - 1), and e^-0.2 of it."""
+    sync, job = Costs(blocking_s=40, restore_s=30), job_with(100, restart_s=20)
+    expected = 0.6 * math.exp(-0.5) / (math.e - 1)
+    assert goodput.ettr(60, sync, job) == pytest.approx(expected)
+    behind = Costs(blocking_s=40, restore_s=30, persist_s=20)
+    assert goodput.ettr(60, behind, job) == pytest.approx(expected * math.exp(-0.2))
+
+
+def test_lost_work_by_hand() -> None:
+    """Far from failing: half an interval, the save and the persist time, as far as it trains."""
+    found = goodput.lost_work_s(90, Costs(blocking_s=10, persist_s=5, restore_s=0), job_with(1e9))
+    assert found == pytest.approx(0.9 * (45 + 10 + 5), rel=1e-5)
+
+
+@given(costs, st.floats(1, 1e5))
+def test_a_job_that_never_fails_pays_for_blocking_only(costs: Costs, interval: float) -> None:
+    """MTBF without end: t / (t + b), by either formula."""
+    interval = max(interval, intervals.shortest(costs))
+    expected = interval / (interval + costs.blocking_s)
+    never = job_with(1e18)
+    assert goodput.ettr(interval, costs, never) == pytest.approx(expected)
+    assert goodput.first_order_ettr(interval, costs, never) == pytest.approx(expected)
+
+
+def test_saves_that_cost_nothing_leave_only_recovery() -> None:
+    """Cost to zero at the best interval: e^(-R / M), and no work lost."""
+    job = job_with(1000, restart_s=100)
+    costs = Costs(blocking_s=1e-9, restore_s=0)
+    interval = intervals.optimal(1e-9, 1000)
+    assert goodput.ettr(interval, costs, job) == pytest.approx(math.exp(-0.1), rel=1e-5)
+    assert goodput.lost_work_s(interval, costs, job) == pytest.approx(0, abs=1e-2)
+
+
+def test_training_for_no_time_between_saves_gets_nowhere() -> None:
+    job = job_with(1000)
+    assert goodput.ettr(0, Costs(blocking_s=1, restore_s=0), job) == 0
+    assert goodput.first_order_ettr(0, Costs(blocking_s=1, restore_s=0), job) == 0
+
+
+@given(costs, jobs, st.floats(1, 1e3))
+def test_ettr_is_a_share_and_more_cost_never_helps(
+    costs: Costs, job: TrainingJob, factor: float
+) -> None:
+    """Within 0 and 1, at any interval, and lower for a dearer save, restore or persist."""
+    interval = intervals.shortest(costs) * factor + 10
+    found = goodput.ettr(interval, costs, job)
+    assert 0 <= found <= 1
+    assert 0 <= goodput.first_order_ettr(interval, costs, job) <= 1
+    assert goodput.lost_work_s(interval, costs, job) >= 0
+    dearer = Costs(
+        blocking_s=costs.blocking_s + 1,
+        persist_s=costs.persist_s,
+        restore_s=costs.restore_s + 1,
+        slots=costs.slots,
+    )
+    assert goodput.ettr(interval, dearer, job) <= found
+
+
+@given(costs, jobs)
+def test_the_interval_under_the_slot_limit_has_no_formula(costs: Costs, job: TrainingJob) -> None:
+    """Saves that wait for slots are not what the formulas describe: refused."""
+    least = intervals.shortest(costs)
+    if least > 0:
+        for formula in (goodput.ettr, goodput.first_order_ettr, goodput.lost_work_s):
+            formula(least, costs, job)
+            with pytest.raises(ValueError, match="wait for slots"):
+                formula(least * 0.99, costs, job)
+
+
+def test_first_order_is_the_limit_of_the_exact_one() -> None:
+    """They part by a term of second order: a hundredth of the cost, a ten-thousandth of the gap."""
+
+    def gap(scale: float) -> float:
+        costs, job = Costs(blocking_s=scale, restore_s=scale), job_with(1000)
+        interval = 10 * scale
+        exact = goodput.ettr(interval, costs, job)
+        return abs(exact - goodput.first_order_ettr(interval, costs, job))
+
+    assert gap(0.1) < 1e-3
+    assert gap(0.01) / gap(0.1) < 0.2

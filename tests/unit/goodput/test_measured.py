@@ -1,0 +1,236 @@
+"""Times from result files: scaled by rate, only what is valid, and intervals by resampling."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iobench.errors import OptionError, ResultFileError
+from iobench.goodput.measured import by_hand, from_results
+from iobench.results import AxisValues, Failure, ResultFile, Sample, VariantFacts, Verified, read
+
+
+def test_times_are_medians_scaled_by_rate(example: ResultFile) -> None:
+    """1 GiB was measured; at 3 GiB each time is three times the median. Fastest save first."""
+    found, notes = from_results(example, size_bytes=3 * 2**30)
+    assert [one.name for one in found] == ["odirect", "buffered"]
+    assert [one.costs.blocking_s for one in found] == pytest.approx([3 * 0.5, 3 * 1.0])
+    assert [one.costs.restore_s for one in found] == pytest.approx([3 * 0.4, 3 * 0.8])
+    assert [(one.mode, one.save_samples, one.restore_samples) for one in found] == [
+        ("sync", 3, 3),
+        ("sync", 3, 3),
+    ]
+    assert "times are those of 1.00 GiB, scaled to 3.00 GiB by the measured rate" in notes
+
+
+def test_the_workload_at_full_size_is_the_default(example: ResultFile) -> None:
+    found, notes = from_results(example)
+    full = example.run.workload.full_bytes / example.run.workload.bytes
+    assert found[0].costs.blocking_s == pytest.approx(0.5 * full)
+    assert "scaled to 12.55 GiB" in notes[0]
+
+
+def test_a_size_of_nothing_is_not_the_full_size(example: ResultFile) -> None:
+    with pytest.raises(OptionError, match="a checkpoint must take time"):
+        from_results(example, size_bytes=0)
+
+
+def test_what_was_measured_whole_is_not_called_scaled(example: ResultFile) -> None:
+    found, notes = from_results(example, size_bytes=example.run.workload.bytes)
+    assert found[0].costs.blocking_s == 0.5
+    assert not [note for note in notes if "scaled" in note]
+
+
+def test_blocking_time_adds_asynchronous_candidates(example: ResultFile) -> None:
+    """They persist for as long as the save took, in the slots given, after the others."""
+    found, _ = from_results(example, size_bytes=2**30, blocking_s=0.1, slots=3)
+    assert [(one.name, one.mode) for one in found] == [
+        ("odirect", "sync"),
+        ("buffered", "sync"),
+        ("odirect", "async"),
+        ("buffered", "async"),
+    ]
+    costs = found[2].costs
+    assert (costs.blocking_s, costs.persist_s, costs.restore_s, costs.slots) == (0.1, 0.5, 0.4, 3)
+
+
+def test_resampled_medians_stay_among_the_samples(example: ResultFile) -> None:
+    """Of 3 samples every resampled median is one of them, each of them turns up, and repeatably."""
+    found, _ = from_results(example, size_bytes=2**30)
+    drawn = found[0].resampled
+    assert {costs.blocking_s for costs in drawn} == {0.4, 0.5, 0.625}
+    assert {costs.restore_s for costs in drawn} == {0.32, 0.4, 0.5}
+    assert drawn == from_results(example, size_bytes=2**30)[0][0].resampled
+
+
+def test_one_sample_says_nothing_about_the_spread(example: ResultFile) -> None:
+    first = tuple(one for one in example.samples if one.repetition == 1)
+    found, _ = from_results(replace(example, samples=first))
+    assert [one.resampled for one in found] == [(), ()]
+
+
+def _with_a_wrong_restore(example: ResultFile) -> ResultFile:
+    wrong = Verified(tensors=20, bytes=1, mismatches=1)
+    samples = [
+        replace(one, verified=wrong)
+        if (one.writer, one.operation, one.repetition) == ("odirect", "restore", 2)
+        else one
+        for one in example.samples
+    ]
+    return replace(example, samples=tuple(samples))
+
+
+def test_invalid_samples_are_left_out_and_said(example: ResultFile) -> None:
+    """The restore with wrong bytes and the save that it proves wrong do not count."""
+    found, notes = from_results(_with_a_wrong_restore(example), size_bytes=2**30)
+    odirect = next(one for one in found if one.name == "odirect")
+    assert (odirect.save_samples, odirect.restore_samples) == (2, 2)
+    assert odirect.costs.blocking_s == pytest.approx((0.5 + 0.625) / 2)
+    assert [note for note in notes if note.startswith("odirect: 2 invalid samples left out: wrong")]
+
+
+def test_invalid_samples_count_when_asked(example: ResultFile) -> None:
+    found, notes = from_results(_with_a_wrong_restore(example), invalid_too=True)
+    assert all(one.save_samples == one.restore_samples == 3 for one in found)
+    assert [note for note in notes if "odirect: 2 invalid samples counted all the same" in note]
+
+
+def test_a_writer_without_restores_is_not_planned_for(example: ResultFile) -> None:
+    samples = tuple(
+        one for one in example.samples if (one.writer, one.operation) != ("odirect", "restore")
+    )
+    found, notes = from_results(replace(example, samples=samples))
+    assert [one.name for one in found] == ["buffered"]
+    assert "odirect is not planned for: no save and restore of it counts" in notes
+
+
+@pytest.mark.parametrize("samples_too", [True, False], ids=["after 3 samples", "at once"])
+def test_a_writer_that_failed_is_not_planned_for(example: ResultFile, samples_too: bool) -> None:
+    """What it measured before is left aside, also where samples that are not VALID count."""
+    own = [one for one in example.samples if one.writer == "odirect"]
+    failure = Failure(
+        run_id=example.run.run_id,
+        repetition=4,
+        order=0,
+        setting=own[0].setting,
+        operation="restore",
+        error="OSError: gone",
+        started_at=own[0].started_at,
+    )
+    samples = tuple(one for one in example.samples if samples_too or one not in own)
+    result = replace(example, samples=samples, failures=(failure,))
+    found, notes = from_results(result, invalid_too=True)
+    assert [one.name for one in found] == ["buffered"]
+    why = "its restore failed in repetition 4 (OSError: gone)"
+    assert f"odirect is not planned for: {why}" in notes
+    told = r"it has no samples; odirect serializer=torch: its restore failed"
+    with pytest.raises(ResultFileError, match=told):
+        from_results(replace(result, samples=()))
+
+
+def _several(example: ResultFile, field: str, *values: Any) -> ResultFile:
+    """The example once for each value of an axis; the n-th takes n times as long."""
+    samples = tuple(
+        replace(one, setting=one.setting.at(**{field: value}), elapsed_s=number * one.elapsed_s)
+        for number, value in enumerate(values, start=1)
+        for one in example.samples
+    )
+    return replace(example, samples=samples)
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "axis"),
+    [
+        ("numjobs", (1, 4), "numjobs"),
+        ("granularity", ("blob", "layer"), "granularity"),
+        ("format", ("safetensors", "torch"), "serializer"),
+    ],
+)
+def test_different_measurements_are_not_pooled(
+    example: ResultFile, field: str, values: tuple[Any, Any], axis: str
+) -> None:
+    """A candidate for each value of an axis, named by it, of its own samples."""
+    found, _ = from_results(_several(example, field, *values), size_bytes=2**30)
+    assert {one.name: one.costs.blocking_s for one in found} == {
+        f"odirect {axis}={values[0]}": 0.5,
+        f"odirect {axis}={values[1]}": 1.0,
+        f"buffered {axis}={values[0]}": 1.0,
+        f"buffered {axis}={values[1]}": 2.0,
+    }
+    assert [(one.save_samples, one.restore_samples) for one in found] == [(3, 3)] * 4
+
+
+def _of_some(one: Sample) -> Sample:
+    return replace(
+        one, setting=one.setting.at(restore_as="subset=0.1"), bytes=one.bytes // 10, elapsed_s=0.01
+    )
+
+
+def test_a_restore_of_some_tensors_is_not_that_of_a_job(example: ResultFile) -> None:
+    """It is left out and said, beside restores of all; alone there is nothing to plan with."""
+    part = tuple(_of_some(one) for one in example.samples if one.operation == "restore")
+    found, notes = from_results(
+        replace(example, samples=(*example.samples, *part)), size_bytes=2**30
+    )
+    assert [(one.name, one.costs.restore_s) for one in found] == [
+        ("odirect", 0.4),
+        ("buffered", 0.8),
+    ]
+    assert [one.restore_samples for one in found] == [3, 3]
+    assert "odirect: 3 restores of subset=0.1 left out: a job restores all tensors" in notes
+    assert not [note for note in notes if "invalid" in note]
+    saves = tuple(one for one in example.samples if one.operation == "save")
+    with pytest.raises(ResultFileError, match=r"1 restore of subset=0.1 left out.*no restore of"):
+        from_results(replace(example, samples=(*saves, part[0])), invalid_too=True)
+
+
+def test_the_note_on_size_tells_all_that_were_measured(example: ResultFile) -> None:
+    """Four processes moved four times the bytes."""
+    variants = tuple(
+        VariantFacts(operation="save", axes=AxisValues(numjobs=n), bytes=n * 2**30, files=1)
+        for n in (4, 1)
+    )
+    run = replace(example.run, variants=variants)
+    samples = tuple(
+        replace(one, setting=one.setting.at(numjobs=n), bytes=n * one.bytes)
+        for n in (1, 4)
+        for one in example.samples
+    )
+    _, notes = from_results(
+        replace(example, run=run, samples=samples), size_bytes=2**30, invalid_too=True
+    )
+    assert "times are those of 1.00 GiB to 4.00 GiB, scaled to 1.00 GiB by the measured" in notes[0]
+
+
+def test_nothing_to_plan_with_is_an_error_that_says_why(example: ResultFile) -> None:
+    saves = tuple(one for one in example.samples if one.operation == "save")
+    with pytest.raises(
+        ResultFileError, match=r"nothing to plan with: .*not verified.*iobench show"
+    ):
+        from_results(replace(example, samples=saves))
+    with pytest.raises(ResultFileError, match="nothing to plan with: it has no samples; see"):
+        from_results(replace(example, samples=()))
+
+
+def test_a_record_of_training_is_named_as_such() -> None:
+    """Not notes on sizes and scaling: there is nothing that was scaled."""
+    record = Path(__file__).parents[3] / "results" / "reference-train-gpt5b-nemo.jsonl"
+    with pytest.raises(
+        ResultFileError, match=r"nothing to plan with: it is of iobench train, and plans .*; see"
+    ):
+        from_results(read(record))
+
+
+def test_times_by_hand() -> None:
+    """A synchronous save, an asynchronous one, which persists for the save's time unless told."""
+    both = by_hand(save_s=30, blocking_s=2, persist_s=None, restore_s=60)
+    assert [(one.mode, one.costs.blocking_s, one.costs.persist_s) for one in both] == [
+        ("sync", 30, 0),
+        ("async", 2, 30),
+    ]
+    only = by_hand(save_s=None, blocking_s=2, persist_s=20, restore_s=60, slots=2)
+    assert [(one.mode, one.costs.persist_s, one.costs.slots) for one in only] == [("async", 20, 2)]
+    assert [
+        one.mode for one in by_hand(save_s=3, blocking_s=None, persist_s=None, restore_s=1)
+    ] == ["sync"]

@@ -1,0 +1,112 @@
+"""The simulation against the formulas, against single failures by hand, and against itself."""
+
+import pytest
+
+from iobench.errors import OptionError
+from iobench.goodput import goodput, intervals, simulation
+from iobench.goodput.costs import Costs
+from iobench.goodput.job import TrainingJob
+from iobench.goodput.simulation import Simulated, simulate
+
+SYNC = Costs(blocking_s=30, restore_s=60)
+ASYNC = Costs(blocking_s=2, persist_s=20, restore_s=60)
+FOUR_SLOTS = Costs(blocking_s=2, persist_s=200, restore_s=60, slots=4)
+
+
+@pytest.mark.parametrize("nodes", [16, 2048, 16_384, 65_536])
+@pytest.mark.parametrize("costs", [SYNC, ASYNC, FOUR_SLOTS])
+@pytest.mark.parametrize("stretch", [1, 3])
+def test_it_agrees_with_the_formulas(nodes: int, costs: Costs, stretch: float) -> None:
+    """Within four standard errors, from an MTBF of 9 days down to one shorter than recovery."""
+    job = TrainingJob(nodes=nodes)
+    best = max(intervals.optimal(costs.blocking_s, job.mtbf_s), intervals.shortest(costs))
+    interval = best * stretch
+    found = simulate(interval, costs, job, failures=200_000, seed=nodes)
+    exact = goodput.ettr(interval, costs, job)
+    assert abs(found.ettr - exact) < 4 * found.ettr_error
+    assert found.ettr_error < 0.02 * exact
+    assert found.lost_work_s is not None
+    assert found.lost_work_error is not None
+    lost = goodput.lost_work_s(interval, costs, job)
+    assert abs(found.lost_work_s - lost) < 4 * found.lost_work_error
+
+
+def test_the_standard_error_is_that_of_repeated_runs() -> None:
+    """The spread over 200 seeds is what each run says of itself."""
+    runs = [
+        simulate(600, SYNC, TrainingJob(nodes=2048), failures=2000, seed=seed)
+        for seed in range(200)
+    ]
+    mean = sum(run.ettr for run in runs) / len(runs)
+    spread = (sum((run.ettr - mean) ** 2 for run in runs) / (len(runs) - 1)) ** 0.5
+    assert spread == pytest.approx(runs[0].ettr_error, rel=0.2)
+    exact = goodput.ettr(600, SYNC, TrainingJob(nodes=2048))
+    assert abs(mean - exact) < 4 * spread / len(runs) ** 0.5
+
+
+def test_equal_seeds_give_equal_results() -> None:
+    def run(seed: int) -> Simulated:
+        return simulate(600, SYNC, TrainingJob(nodes=2048), failures=1000, seed=seed)
+
+    assert run(7) == run(7)
+    assert run(7) != run(8)
+
+
+def _played(monkeypatch: pytest.MonkeyPatch, gaps: list[float], costs: Costs) -> Simulated:
+    """A simulation whose failures come exactly `gaps` apart; intervals of 100, restart 10."""
+
+    class Given:
+        def exponential(self, scale: float, size: int) -> object:
+            return simulation.np.array(gaps)
+
+    monkeypatch.setattr(simulation.np.random, "default_rng", lambda _: Given())
+    return simulate(100, costs, TrainingJob(nodes=1, restart_s=10), failures=len(gaps), seed=0)
+
+
+def test_single_failures_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recovery takes 10 + 5; saves block for 20 and are durable 30 later: at 150, 270, 390, ...
+
+    A failure at 14 after the last one hits the restart; at 15 + 149 the first save is in flight and
+    129 of work are lost; at 15 + 150 it has just become durable, 130 were done and 100 are kept; at
+    15 + 275 the second save is too, 220 + 35 of the third interval were done.
+    """
+    costs = Costs(blocking_s=20, persist_s=30, restore_s=5)
+    found = _played(monkeypatch, [14, 15 + 149, 15 + 150, 15 + 275], costs)
+    kept, wall = 0 + 0 + 100 + 200, 14 + 164 + 165 + 290
+    assert found.ettr == pytest.approx(kept / wall)
+    assert found.lost_work_s == pytest.approx((129 + 30 + 35) / 3)
+    assert found.saves == 3
+
+
+def test_saves_wait_for_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one slot and 300 to persist, the second save waits from 220 until the first is done.
+
+    Saves start at 100 and 420 (when the slot is free), and are durable at 420 and 740; training
+    goes on at 440. A failure at 430 finds one checkpoint and the 200 of two intervals.
+    """
+    costs = Costs(blocking_s=20, persist_s=300, restore_s=5)
+    found = _played(monkeypatch, [15 + 430, 15 + 739, 15 + 740], costs)
+    assert found.saves == 1 + 1 + 2
+    lost = (200 - 100) + (300 - 100) + (300 - 200)
+    assert found.lost_work_s == pytest.approx(lost / 3)
+
+
+def test_a_second_slot_lifts_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two in flight: saves at 100 and 220, durable at 420 and 540; the third waits until 420."""
+    costs = Costs(blocking_s=20, persist_s=300, restore_s=5, slots=2)
+    found = _played(monkeypatch, [15 + 540, 15 + 739, 15 + 740], costs)
+    assert found.saves == 2 + 2 + 3
+
+
+def test_a_job_that_never_runs_has_no_lost_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _played(monkeypatch, [1, 2, 3], SYNC)
+    assert (found.ettr, found.saves, found.lost_work_s) == (0, 0, None)
+
+
+def test_what_cannot_be_simulated_is_refused() -> None:
+    with pytest.raises(OptionError, match="--simulate 0"):
+        simulate(
+            0.001, Costs(blocking_s=1e-6, restore_s=0), TrainingJob(nodes=1), failures=9, seed=0
+        )
+    with pytest.raises(OptionError, match="2 failures or more"):
+        simulate(100, SYNC, TrainingJob(nodes=1), failures=1, seed=0)

@@ -1,0 +1,266 @@
+"""Large files that are replaced or removed: who holds them, until when, and when nobody does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from iobench.testing.footprint import Footprint
+from iobench.units import MIB
+from iobench.writers.image import FileImage
+from iobench.writers.local import deferred_free
+from iobench.writers.local.new_file import NewFile
+from iobench.writers.registry import make
+from iobench.writers.transfer import Meter
+
+from ...conftest import MakeFilesystem
+
+_LARGE = 64 * MIB
+
+
+@pytest.fixture(scope="module")
+def ext4(shared_filesystems: MakeFilesystem) -> Path:
+    return shared_filesystems("ext4")
+
+
+def _make(path: Path, size_bytes: int = _LARGE) -> Path:
+    """A file with that many bytes of blocks."""
+    with path.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, size_bytes)
+    return path
+
+
+def _open_here(path: Path) -> int:
+    """How many descriptors of this process lead to the file, by whatever name it has now."""
+    wanted = path.stat()
+    found = (os.stat(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd))
+    return sum((one.st_dev, one.st_ino) == (wanted.st_dev, wanted.st_ino) for one in found)
+
+
+def _is_open(fd: str) -> bool:
+    return os.path.exists(f"/proc/self/fd/{fd}")
+
+
+def _free_bytes(directory: Path) -> int:
+    room = os.statvfs(directory)
+    return room.f_bavail * room.f_frsize
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    with Footprint.unchanged():
+        yield
+
+
+def test_held_while_it_loses_its_name(ext4: Path) -> None:
+    before = _free_bytes(ext4)
+    file = _make(ext4 / "file")
+    with deferred_free.freed_later(file):
+        assert _open_here(file) == 1
+        file.unlink()
+    deferred_free.wait()
+    assert _free_bytes(ext4) == before
+
+
+def test_not_held_where_that_gains_nothing(
+    ext4: Path, tmp_path: Path, shared_filesystems: MakeFilesystem
+) -> None:
+    small = _make(ext4 / "small", _LARGE - 1)
+    linked = _make(ext4 / "linked")
+    os.link(linked, ext4 / "again")
+    symlink = ext4 / "symlink"
+    symlink.symlink_to(linked)
+    elsewhere = _make(shared_filesystems("tmpfs") / "file")
+    for path in (small, linked, symlink, elsewhere):
+        with deferred_free.freed_later(path):
+            assert _open_here(path) == 0, path
+    with deferred_free.freed_later(tmp_path / "nothing there"):
+        pass
+    for path in (small, linked, symlink, ext4 / "again"):
+        path.unlink()
+
+
+def test_a_failure_inside_goes_on_and_the_file_stays(ext4: Path) -> None:
+    file = _make(ext4 / "file")
+    with pytest.raises(ZeroDivisionError), deferred_free.freed_later(file):
+        _ = 1 / 0
+    assert file.exists()
+    file.unlink()
+
+
+def test_a_publish_holds_what_it_replaces(ext4: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = _make(ext4 / "file")
+    held = []
+    replace = os.replace
+
+    def watched(one: str, other: str) -> None:
+        held.append(_open_here(old))
+        replace(one, other)
+
+    monkeypatch.setattr(os, "replace", watched)
+    with NewFile(old, 0, Meter()) as new:
+        os.write(new.fd, b"new")
+        new.publish(sync_names=True)
+    assert held == [1]
+    assert old.read_bytes() == b"new"
+    old.unlink()
+
+
+@pytest.mark.slow
+def test_saves_over_the_one_before_find_room(
+    new_filesystem: MakeFilesystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is still to be freed is never missed, however slow that is and little the room."""
+    close = os.close
+
+    def slow(fd: int) -> None:
+        if threading.current_thread().name == "iobench-freeing":
+            time.sleep(0.3)
+        close(fd)
+
+    monkeypatch.setattr(os, "close", slow)
+    disk = new_filesystem("ext4")
+    for share in (0.6, 0.4, 0.3):  # of what is free when a save begins; at 0.6 only one fits beside
+        size_bytes = int(_free_bytes(disk) * share / (1 + share)) & ~4095
+        image = FileImage.of("file", [np.ones(size_bytes, dtype=np.uint8)])
+        for _ in range(6):
+            make("odirect").write(image, disk)
+        assert (disk / "file").stat().st_size == size_bytes
+        (disk / "file").unlink()
+        deferred_free.wait()
+
+
+def test_held_in_all_no_more_than_there_is_room_for(new_filesystem: MakeFilesystem) -> None:
+    disk = new_filesystem("ext4")
+    files = [_make(disk / str(n)) for n in range(3)]
+    with deferred_free.freed_later(files[0]):
+        kept = _free_bytes(disk) - 3 * _LARGE  # room for twice one of them, not for twice two
+        filler = _make(disk / "filler", kept)
+        with deferred_free.freed_later(files[1]):
+            assert [_open_here(file) for file in files] == [1, 0, 0]
+        filler.unlink()
+        with deferred_free.freed_later(files[2]):
+            assert [_open_here(file) for file in files] == [1, 0, 1]
+
+
+def test_what_is_being_freed_counts_too(
+    new_filesystem: MakeFilesystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close, closing, go_on = os.close, threading.Event(), threading.Event()
+
+    def stopped(fd: int) -> None:
+        if threading.current_thread().name == "iobench-freeing":
+            closing.set()
+            assert go_on.wait(60)
+        close(fd)
+
+    monkeypatch.setattr(os, "close", stopped)
+    disk = new_filesystem("ext4")
+    files = [_make(disk / str(n)) for n in range(2)]
+    filler = _make(disk / "filler", _free_bytes(disk) - 3 * _LARGE)
+    with deferred_free.freed_later(files[0]):
+        pass
+    assert closing.wait(60)
+    try:
+        with deferred_free.freed_later(files[1]):
+            assert _open_here(files[1]) == 0
+    finally:
+        go_on.set()
+    filler.unlink()
+
+
+def test_a_forked_child_holds_nothing(ext4: Path) -> None:
+    file = _make(ext4 / "file")
+    with deferred_free.freed_later(file):
+        child = os.fork()
+        if child == 0:
+            try:
+                deferred_free.wait()  # usable there
+                with deferred_free.freed_later(file):
+                    held = _open_here(file)
+                os._exit(0 if held == 1 else 1)  # its own, and not the parent's as well
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert _open_here(file) == 1
+    file.unlink()
+
+
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError, KeyboardInterrupt])
+def test_without_a_thread_to_be_had_it_is_freed_at_once(
+    ext4: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """Then, and when the start is interrupted; nobody waits for what never began."""
+
+    def refuse(self: threading.Thread) -> None:
+        raise error("can't start new thread")
+
+    file = _make(ext4 / "file")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        expected = contextlib.nullcontext() if error is RuntimeError else pytest.raises(error)
+        with expected, deferred_free.freed_later(file):
+            pass
+    assert _open_here(file) == 0
+    deferred_free.wait()
+    file.unlink()
+
+
+def test_an_interpreter_that_ends_leaves_no_space_behind(ext4: Path) -> None:
+    before = _free_bytes(ext4)
+    file = _make(ext4 / "file")
+    code = (
+        "import os, sys\n"
+        "from iobench.writers.local.deferred_free import freed_later\n"
+        "with freed_later(sys.argv[1]):\n"
+        "    os.unlink(sys.argv[1])\n"
+    )
+    subprocess.run([sys.executable, "-c", code, file], check=True, timeout=60)
+    assert _free_bytes(ext4) == before
+
+
+def test_remove_tree(ext4: Path) -> None:
+    before = _free_bytes(ext4)
+    root = ext4 / "tree"
+    (root / "below").mkdir(parents=True)
+    for path in (root / "one", root / "below" / "two"):
+        _make(path)
+    (root / "small").write_text("x")
+    outside = _make(ext4 / "outside", 4096)
+    (root / "link").symlink_to(outside)
+    (root / "directory link").symlink_to(ext4)
+    deferred_free.remove_tree(root)
+    assert not root.exists()
+    assert outside.exists()
+    outside.unlink()
+    deferred_free.wait()
+    assert _free_bytes(ext4) == before
+
+
+def test_remove_tree_follows_no_link(tmp_path: Path) -> None:
+    """Neither at the top, where the link alone goes, nor below; also where it leads nowhere."""
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "file").write_text("old")
+    tree = tmp_path / "tree"
+    (tree / "below").mkdir(parents=True)
+    for link in (tmp_path / "link", tree / "link", tree / "below" / "link"):
+        link.symlink_to(victim)
+    (tmp_path / "nowhere").symlink_to(tmp_path / "nothing")
+    for name in ("link", "nowhere", "tree"):
+        deferred_free.remove_tree(tmp_path / name)
+    assert sorted(tmp_path.rglob("*")) == [victim, victim / "file"]
+
+
+def test_remove_tree_of_nothing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        deferred_free.remove_tree(tmp_path / "nothing")

@@ -1,0 +1,323 @@
+"""InFlight: operations are followed until they are whole, and none is ever left in flight."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iobench.errors import DataMismatchError
+from iobench.testing import content
+from iobench.writers.direct import in_flight as module
+from iobench.writers.direct.in_flight import InFlight
+from iobench.writers.image import Bytes
+from iobench.writers.transfer import Meter, PathCount
+
+_ALIGNMENT = 512
+_BLOCK = 8 * _ALIGNMENT
+
+
+class FakeRing:
+    """A ring over a file in memory. Ends operations in any order, short, or with an errno.
+
+    `outcomes` are taken one for each completion: how many units of the alignment at most, or a
+    negative errno; when there are none left every operation is whole.
+    """
+
+    def __init__(self, file: bytearray, outcomes: list[int] = [], seed: int = 0) -> None:  # noqa: B006
+        self.file, self.outcomes, self.order = file, list(outcomes), random.Random(seed)
+        self.queued: dict[int, tuple[bool, int, int, int]] = {}
+        self.closed = False
+        self.refuses: BaseException | None = None
+        self.most = 0
+
+    def write(self, fd: int, address: int, length: int, offset: int, tag: int) -> None:
+        self._queue(True, address, length, offset, tag)
+
+    def read(self, fd: int, address: int, length: int, offset: int, tag: int) -> None:
+        self._queue(False, address, length, offset, tag)
+
+    def _queue(self, writes: bool, address: int, length: int, offset: int, tag: int) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        assert length % _ALIGNMENT == offset % _ALIGNMENT == 0, "the kernel would say EINVAL"
+        assert tag not in self.queued
+        self.queued[tag] = (writes, address, length, offset)
+        self.most = max(self.most, len(self.queued))
+
+    def wait(self) -> tuple[int, int]:
+        assert self.queued, "waits for ever"
+        tag = self.order.choice(list(self.queued))
+        writes, address, length, offset = self.queued.pop(tag)
+        outcome = self.outcomes.pop(0) if self.outcomes else length
+        if outcome < 0:
+            return tag, outcome
+        count = min(length, outcome * _ALIGNMENT if outcome < length else outcome)
+        memory = (ctypes.c_char * length).from_address(address)
+        if writes:
+            self.file[offset : offset + count] = memory[:count]
+            return tag, count
+        found = bytes(self.file[offset : offset + count])
+        memory[: len(found)] = found
+        return tag, len(found)
+
+    def peek(self) -> tuple[int, int] | None:
+        return self.wait() if self.queued and self.order.random() < 0.5 else None
+
+    def close(self) -> None:
+        assert not self.queued, "closed with operations in flight"
+        self.closed = True
+
+
+def _flight(ring: FakeRing, *, writes: bool, meter: Meter | None = None) -> InFlight:
+    return InFlight(
+        ring, 3, writes=writes, alignment=_ALIGNMENT, path="fake", meter=meter or Meter()
+    )
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.time, "sleep", lambda _: None)
+
+
+_OUTCOMES = st.lists(
+    st.one_of(
+        st.integers(1, _BLOCK // _ALIGNMENT),
+        st.sampled_from([-errno.EAGAIN, -errno.EINTR, -errno.ECANCELED]),
+    ),
+    max_size=60,
+)
+
+
+@given(
+    outcomes=_OUTCOMES,
+    seed=st.integers(0, 9999),
+    depth=st.integers(1, 6),
+    blocks=st.integers(1, 12),
+)
+def test_every_byte_is_written(outcomes: list[int], seed: int, depth: int, blocks: int) -> None:
+    """Short counts and passing refusals, in any order of completions, lose and mix nothing."""
+    data = content(blocks * _BLOCK, seed)
+    ring, meter, ended = FakeRing(bytearray(), outcomes, seed), Meter(), Counter[int]()
+    ring.file.extend(bytes(len(data)))
+    with _flight(ring, writes=True, meter=meter) as flight:
+        for start in range(0, len(data), _BLOCK):
+            while len(flight) >= depth:
+                flight.wait_one()
+            block = data[start : start + _BLOCK]
+            flight.start(block, start, _BLOCK, lambda whole, at=start: ended.update({at: whole}))
+        flight.drain()
+    assert bytes(ring.file) == data.tobytes()
+    assert ended == Counter(dict.fromkeys(range(0, len(data), _BLOCK), 1))
+    assert ring.most <= depth
+    assert ring.closed
+    assert meter.paths["fake"].bytes == len(data)
+    turned_down = sum(o < 0 for o in outcomes) - sum(o < 0 for o in ring.outcomes)
+    assert meter.retries == turned_down
+
+
+@given(outcomes=_OUTCOMES, seed=st.integers(0, 9999), tail=st.integers(1, _BLOCK))
+def test_every_byte_is_read(outcomes: list[int], seed: int, tail: int) -> None:
+    """The same for reads, where the last block has room for more than the file holds."""
+    data = content(4 * _BLOCK + tail, seed)
+    ring = FakeRing(bytearray(data.tobytes()), outcomes, seed)
+    room = np.zeros(5 * _BLOCK, dtype=np.uint8)
+    with _flight(ring, writes=False) as flight:
+        for start in range(0, len(data), _BLOCK):
+            wanted = min(_BLOCK, len(data) - start)
+            padded = -(-wanted // _ALIGNMENT) * _ALIGNMENT
+            flight.start(room[start : start + padded], start, wanted, lambda _: None)
+        flight.drain()
+    assert np.array_equal(room[: len(data)], data)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EFBIG])
+@pytest.mark.parametrize("nth", [0, 3, 7])
+def test_an_error_in_a_completion(number: int, nth: int) -> None:
+    """It is raised with its errno, once everything else in flight has been awaited."""
+    ring = FakeRing(bytearray(8 * _BLOCK), [8] * nth + [-number])
+    ended: list[bool] = []
+    data = content(8 * _BLOCK)
+
+    def save() -> None:
+        with _flight(ring, writes=True) as flight:
+            for start in range(0, 8 * _BLOCK, _BLOCK):
+                flight.start(data[start : start + _BLOCK], start, _BLOCK, ended.append)
+            flight.drain()
+
+    with pytest.raises(OSError, match=r"\[Errno") as caught:
+        save()
+    assert caught.value.errno == number
+    assert ring.closed
+    assert not ring.queued
+    assert len(ended) == 8  # each once: whole before the failure, let go after it
+    assert sum(ended) == nth
+
+
+def test_refused_too_often() -> None:
+    """What the kernel always turns down fails in the end, with the errno."""
+    ring = FakeRing(bytearray(_BLOCK), [-errno.EAGAIN] * 1000)
+    with pytest.raises(OSError, match="Resource temporarily") as caught:
+        _move_one(ring)
+    assert caught.value.errno == errno.EAGAIN
+
+
+def _move_one(ring: FakeRing, *, writes: bool = True, data: Bytes | None = None) -> None:
+    with _flight(ring, writes=writes) as flight:
+        data = content(_BLOCK) if data is None else data
+        flight.start(data, 0, len(data), lambda _: None)
+        flight.wait_one()
+
+
+def test_a_write_of_nothing() -> None:
+    """A write that takes no byte is EIO, not an endless loop."""
+    with pytest.raises(OSError, match="took 0 bytes") as caught:
+        _move_one(FakeRing(bytearray(_BLOCK), [0]))
+    assert caught.value.errno == errno.EIO
+
+
+def test_a_file_that_ends() -> None:
+    """A read beyond the end of the file is a mismatch."""
+    with pytest.raises(DataMismatchError, match="ended at 4000"):
+        _move_one(FakeRing(bytearray(4000)), writes=False)
+
+
+def test_an_operation_that_cannot_be_queued() -> None:
+    """The failure arrives, its memory is let go, and what was in flight is awaited."""
+    ring, ended = FakeRing(bytearray(2 * _BLOCK)), []
+    data = content(_BLOCK)
+
+    def save() -> None:
+        with _flight(ring, writes=True) as flight:
+            flight.start(data, 0, _BLOCK, ended.append)
+            ring.refuses = OSError(errno.EBADF, "Bad file descriptor")
+            flight.start(data, _BLOCK, _BLOCK, ended.append)
+
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        save()
+    assert ended == [False, False]
+    assert ring.closed
+
+
+def test_a_callback_that_fails() -> None:
+    """What `on_complete` raises arrives; the rest is awaited all the same."""
+    ring = FakeRing(bytearray(4 * _BLOCK))
+
+    def fails(whole: bool) -> None:
+        if whole:
+            raise ValueError("scatter")
+
+    def save() -> None:
+        with _flight(ring, writes=True) as flight:
+            for start in range(0, 4 * _BLOCK, _BLOCK):
+                flight.start(content(_BLOCK), start, _BLOCK, fails)
+            flight.drain()
+
+    with pytest.raises(ValueError, match="scatter"):
+        save()
+    assert ring.closed
+
+
+def test_memory_that_cannot_be_awaited_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the ring itself breaks, the kernel may still use the memory: it is never freed."""
+    lost: list[object] = []
+    monkeypatch.setattr(module, "_lost", lost)
+    ring, ended = FakeRing(bytearray(_BLOCK)), []
+    data = content(_BLOCK)
+
+    def broken() -> tuple[int, int]:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(ring, "wait", broken)
+    monkeypatch.setattr(ring, "close", lambda: None)
+
+    def save() -> None:
+        with _flight(ring, writes=True) as flight:
+            flight.start(data, 0, _BLOCK, ended.append)
+            flight.wait_one()
+
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        save()
+    assert ended == []
+    assert [memory is data for memory in lost] == [True]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_ring_that_fails_when_it_is_closed(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """That is raised, or a note of what was raised before; nothing is in flight after it."""
+    lost: list[Bytes] = []
+    monkeypatch.setattr(module, "_lost", lost)
+    ring, ended = FakeRing(bytearray(2 * _BLOCK)), []
+    data, flight = content(2 * _BLOCK), _flight(ring, writes=True)
+
+    def broken() -> tuple[int, int]:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    def save() -> None:
+        with flight:
+            for start in (0, _BLOCK):
+                flight.start(data[start : start + _BLOCK], start, _BLOCK, ended.append)
+            monkeypatch.setattr(ring, "wait", broken)
+            if fails:
+                raise ValueError("the caller's")
+
+    monkeypatch.setattr(ring, "close", lambda: setattr(ring, "closed", True))
+    with pytest.raises(ValueError if fails else OSError) as caught:
+        save()
+    assert any("Bad file" in note for note in getattr(caught.value, "__notes__", [])) == fails
+    assert (ring.closed, len(flight), ended, len(lost)) == (True, 0, [], 2)
+
+
+def test_a_callback_that_fails_while_the_ring_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was not awaited for it is kept, not given to others while the kernel uses it."""
+    lost: list[Bytes] = []
+    monkeypatch.setattr(module, "_lost", lost)
+    ring, data = FakeRing(bytearray(3 * _BLOCK)), content(_BLOCK)
+    monkeypatch.setattr(ring, "close", lambda: setattr(ring, "closed", True))
+
+    def fails(_: bool) -> None:
+        raise ValueError("a callback's")
+
+    def save() -> None:
+        with _flight(ring, writes=True) as flight:
+            for start in range(0, 3 * _BLOCK, _BLOCK):
+                flight.start(data, start, _BLOCK, fails)
+
+    with pytest.raises(ValueError, match="a callback's"):
+        save()
+    assert ring.closed
+    assert len(lost) == len(ring.queued) == 2
+
+
+def test_memory_that_runs_out_when_an_operation_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows whether the kernel has it, so it is not given back; the rest is awaited."""
+    lost: list[Bytes] = []
+    monkeypatch.setattr(module, "_lost", lost)
+    ring, ended, data = FakeRing(bytearray(2 * _BLOCK)), [], content(2 * _BLOCK)
+
+    def save() -> None:
+        with _flight(ring, writes=True) as flight:
+            flight.start(data[:_BLOCK], 0, _BLOCK, ended.append)
+            ring.refuses = MemoryError()
+            flight.start(data[_BLOCK:], _BLOCK, _BLOCK, ended.append)
+
+    with pytest.raises(MemoryError):
+        save()
+    assert (ring.closed, ended) == (True, [False])
+    assert [memory.ctypes.data for memory in lost] == [data[_BLOCK:].ctypes.data]
+
+
+def test_what_is_counted() -> None:
+    """Operations are what the kernel was given, bytes are the blocks."""
+    ring, meter = FakeRing(bytearray(_BLOCK), [3, 3]), Meter()
+    with _flight(ring, writes=True, meter=meter) as flight:
+        flight.start(content(_BLOCK), 0, _BLOCK, lambda _: None)
+        flight.drain()
+    assert meter.paths == {"fake": PathCount(operations=3, bytes=_BLOCK)}
+    assert set(meter.seconds) == {"submit", "wait"}

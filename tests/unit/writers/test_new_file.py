@@ -1,0 +1,435 @@
+"""NewFile: beside its name until it is whole."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from iobench import linux
+from iobench.errors import DataMismatchError, TargetError, TransferError
+from iobench.testing import Footprint
+from iobench.writers.local import new_file
+from iobench.writers.local.new_file import PART_SUFFIX, NewFile, open_source, try_directory
+from iobench.writers.transfer import Meter
+
+
+def _new(path: Path, data: bytes = b"new") -> NewFile:
+    file = NewFile(path, 0, Meter())
+    os.pwrite(file.fd, data, 0)
+    return file
+
+
+def _names(directory: Path) -> list[str]:
+    return sorted(os.listdir(directory))
+
+
+def test_published_under_its_name(tmp_path: Path) -> None:
+    """Before publish only a hidden name in the same directory, afterwards only its own."""
+    with Footprint.unchanged():
+        file = _new(tmp_path / "file")
+        (part,) = _names(tmp_path)
+        assert part.startswith(".file.")
+        assert part.endswith(PART_SUFFIX)
+        file.publish(sync_names=True)
+        assert _names(tmp_path) == ["file"]
+        assert (tmp_path / "file").read_bytes() == b"new"
+
+
+def test_replaces_what_was_there(tmp_path: Path) -> None:
+    """The old file is whole until publish; who has it open keeps it."""
+    (tmp_path / "file").write_bytes(b"old")
+    with (tmp_path / "file").open("rb") as reader:
+        file = _new(tmp_path / "file")
+        assert (tmp_path / "file").read_bytes() == b"old"
+        file.publish(sync_names=False)
+        assert (tmp_path / "file").read_bytes() == b"new"
+        assert reader.read() == b"old"
+
+
+def test_abandoned_leaves_nothing(tmp_path: Path) -> None:
+    """abandon removes the hidden name, may be repeated, and leaves the old file."""
+    (tmp_path / "file").write_bytes(b"old")
+    with Footprint.unchanged():
+        file = _new(tmp_path / "file")
+        file.abandon()
+        file.abandon()
+    assert _names(tmp_path) == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"old"
+
+
+def test_a_with_block_left_before_publish(tmp_path: Path) -> None:
+    """Left by an exception or without publish the block leaves nothing; published, the file."""
+    with pytest.raises(KeyError), _new(tmp_path / "a"):
+        raise KeyError
+    with _new(tmp_path / "b"):
+        pass
+    with _new(tmp_path / "c") as file:
+        file.publish(sync_names=True)
+    assert _names(tmp_path) == ["c"]
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    """Written through a symbolic link, the link's target is replaced and the link stays."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "real").write_bytes(b"old")
+    (tmp_path / "link").symlink_to("elsewhere/real")
+    _new(tmp_path / "link").publish(sync_names=True)
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "elsewhere" / "real").read_bytes() == b"new"
+    assert _names(tmp_path / "elsewhere") == ["real"]
+
+
+def test_a_dangling_link_gets_its_target(tmp_path: Path) -> None:
+    """The file that the link names is made, its directories too."""
+    (tmp_path / "link").symlink_to("not/yet")
+    _new(tmp_path / "link").publish(sync_names=True)
+    assert (tmp_path / "not" / "yet").read_bytes() == b"new"
+
+
+def test_mode_follows_the_umask(tmp_path: Path) -> None:
+    """A published file is as readable as any that `open` makes."""
+    before = os.umask(0o027)
+    try:
+        _new(tmp_path / "file").publish(sync_names=False)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
+
+
+def _synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The directories that are synced from now on."""
+    synced: list[str] = []
+    real = new_file.sync_directory
+
+    def spy(path: str) -> None:
+        synced.append(path)
+        real(path)
+
+    monkeypatch.setattr(new_file, "sync_directory", spy)
+    return synced
+
+
+def test_every_directory_that_gained_a_name_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made directories become durable with the file; without sync_names nothing is synced."""
+    synced = _synced(monkeypatch)
+    _new(tmp_path / "a" / "b" / "file").publish(sync_names=True)
+    assert set(synced) == {str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")}
+    del synced[:]
+    _new(tmp_path / "a" / "b" / "file").publish(sync_names=True)
+    assert synced == [str(tmp_path / "a" / "b")]
+    del synced[:]
+    _new(tmp_path / "c" / "file").publish(sync_names=False)
+    assert synced == []
+
+
+def test_directories_made_for_another_file_are_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file is not durable before the directories above it are, whoever made them."""
+    synced = _synced(monkeypatch)
+    first = _new(tmp_path / "a" / "b" / "first")
+    _new(tmp_path / "a" / "b" / "second").publish(sync_names=True)
+    assert set(synced) == {str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")}
+    del synced[:]
+    first.publish(sync_names=True)
+    assert synced == [str(tmp_path / "a" / "b")]
+
+
+def test_a_path_with_slashes_to_spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Directories are the same however they are spelled."""
+    synced = _synced(monkeypatch)
+    NewFile(f"/{tmp_path}//a//b//first", 0, Meter()).publish(sync_names=True)
+    del synced[:]
+    _new(tmp_path / "a" / "b" / "second").publish(sync_names=True)
+    assert synced == [str(tmp_path / "a" / "b")]
+
+
+def test_a_directory_that_could_not_be_synced_is_synced_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name counts as durable only once a sync has succeeded; a name that was made is kept."""
+
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, "I/O error")
+
+    with monkeypatch.context() as broken, _new(tmp_path / "a" / "file") as file:
+        broken.setattr(os, "fsync", fail)
+        with pytest.raises(TransferError, match="publishing"):
+            file.publish(sync_names=True)
+    synced = _synced(monkeypatch)
+    _new(tmp_path / "a" / "file").publish(sync_names=True)
+    assert synced == [str(tmp_path / "a"), str(tmp_path)]
+
+
+def test_the_bytes_are_synced_before_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order that makes a crash harmless: file sync, rename, directory sync."""
+    steps: list[str] = []
+    for name in ("fsync", "replace"):
+        real = getattr(os, name)
+
+        def spy(*arguments, _name=name, _real=real):
+            steps.append(_name)
+            return _real(*arguments)
+
+        monkeypatch.setattr(os, name, spy)
+    file = _new(tmp_path / "file")
+    file.sync()
+    file.publish(sync_names=True)
+    assert steps == ["fsync", "replace", "fsync"]
+
+
+def test_directory_removed_underneath(tmp_path: Path) -> None:
+    """publish raises TransferError, ENOENT; abandon is quiet, for there is nothing to remove."""
+    with Footprint.unchanged():
+        for end in ("publish", "abandon"):
+            file = _new(tmp_path / "sub" / "file")
+            Path(file.part).unlink()
+            (tmp_path / "sub").rmdir()
+            if end == "abandon":
+                file.abandon()
+                continue
+            with pytest.raises(TransferError, match="publishing") as caught:
+                file.publish(sync_names=True)
+            assert caught.value.errno == errno.ENOENT
+        assert _names(tmp_path) == []
+
+
+@pytest.mark.parametrize("through_link", [False, True])
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["directory", "pipe"])
+def test_what_is_no_regular_file_stays(
+    make: Callable[[Path], None], through_link: bool, tmp_path: Path
+) -> None:
+    """A directory, pipe or device that has the name is refused before anything is made."""
+    make(tmp_path / "file")
+    before = (tmp_path / "file").stat()
+    (tmp_path / "link").symlink_to("file")
+    with Footprint.unchanged(), pytest.raises(TargetError, match=r"file: is a (directory|pipe)"):
+        NewFile(tmp_path / ("link" if through_link else "file"), 0, Meter())
+    assert (tmp_path / "file").stat() == before
+    assert _names(tmp_path) == ["file", "link"]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o666, 0o400, 0o755, 0o060])
+def test_permissions_of_what_is_replaced_stay(mode: int, tmp_path: Path) -> None:
+    """Whatever the umask; and at no time is the new file open to more than the old one was."""
+    (tmp_path / "file").write_bytes(b"old")
+    (tmp_path / "file").chmod(mode)
+    meter = Meter()
+    with NewFile(tmp_path / "file", 0, meter) as file:
+        assert stat.S_IMODE(os.fstat(file.fd).st_mode) == mode | 0o600
+        file.publish(sync_names=False)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
+    assert not meter.fallbacks
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_the_owner_of_what_is_replaced_stays(tmp_path: Path) -> None:
+    """A file that root writes anew stays its owner's, who could not read it otherwise."""
+    (tmp_path / "file").write_bytes(b"old")
+    (tmp_path / "file").chmod(0o600)
+    os.chown(tmp_path / "file", 1234, 5678)
+    _new(tmp_path / "file").publish(sync_names=False)
+    found = (tmp_path / "file").stat()
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (1234, 5678, 0o600)
+
+
+def _attributes(path: Path) -> dict[str, bytes]:
+    kept = ("user.", "system.")
+    return {n: os.getxattr(path, n) for n in os.listxattr(path) if n.startswith(kept)}
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o460])
+def test_attributes_of_what_is_replaced_stay(mode: int, tmp_path: Path) -> None:
+    """Those of users, and an access control list; the permissions stay those of its mask."""
+    old = tmp_path / "file"
+    old.write_bytes(b"old")
+    old.chmod(mode)
+    entries = [(1, mode >> 6, -1), (2, 4, 1234), (4, 0, -1), (16, mode >> 3 & 7, -1), (32, 0, -1)]
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *one) for one in entries)
+    try:
+        os.setxattr(old, "user.run", b"7")
+        os.setxattr(old, "system.posix_acl_access", acl)
+    except OSError as error:
+        pytest.skip(f"no attributes here: {error}")
+    before, meter = _attributes(old), Meter()
+    with NewFile(old, 0, meter) as file:
+        assert stat.S_IMODE(os.fstat(file.fd).st_mode) == mode | 0o600
+        file.publish(sync_names=False)
+    assert len(before) == 2
+    assert _attributes(old) == before
+    assert stat.S_IMODE(old.stat().st_mode) == mode
+    assert not meter.fallbacks
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+def test_permissions_that_cannot_be_kept(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that keeps none takes the file all the same, and that is recorded."""
+
+    def refuse(fd: int, mode: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fchmod", refuse)
+    (tmp_path / "file").write_bytes(b"old")
+    (tmp_path / "file").chmod(0o755)
+    meter = Meter()
+    with NewFile(tmp_path / "file", 0, meter) as file:
+        file.publish(sync_names=False)
+    (fallback,) = meter.fallbacks
+    assert fallback.wanted == "permissions 755"
+    assert fallback.reason == os.strerror(number)
+
+
+def test_a_failure_to_keep_permissions_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error that is no refusal is raised; neither file nor descriptor is left."""
+
+    def fail(fd: int, mode: int) -> None:
+        raise OSError(errno.EIO, "I/O error")
+
+    monkeypatch.setattr(os, "fchmod", fail)
+    (tmp_path / "file").write_bytes(b"old")
+    (tmp_path / "file").chmod(0o755)
+    with Footprint.unchanged(), pytest.raises(OSError, match="I/O error"):
+        NewFile(tmp_path / "file", 0, Meter())
+    assert _names(tmp_path) == ["file"]
+
+
+def test_a_file_where_a_directory_should_be(tmp_path: Path) -> None:
+    """A path that leads through a file is refused, and the file stays."""
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(OSError, match=r"exists|Not a directory"):
+        NewFile(tmp_path / "file" / "below", 0, Meter())
+    assert (tmp_path / "file").read_bytes() == b"x"
+
+
+def test_what_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failing unlink hides no earlier error: it is its note; alone, it is a warning."""
+
+    def refuse(path: str) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    with Footprint.unchanged():
+        with pytest.raises(KeyError) as caught, _new(tmp_path / "file"):
+            raise KeyError
+        assert "left behind" in caught.value.__notes__[0]
+        file = _new(tmp_path / "file")
+        with pytest.warns(ResourceWarning, match="Read-only file system"):
+            file.abandon()
+
+
+@pytest.mark.parametrize("reserved", [0, 5, 100_000])
+@pytest.mark.parametrize("size", [0, 3, 5000])
+def test_set_size_is_exact(tmp_path: Path, reserved: int, size: int) -> None:
+    """Whatever was reserved or padded, the size is the one asked for and nothing lies beyond."""
+    with _new(tmp_path / "file", bytes(4096)) as file:
+        file.reserve(0, reserved)
+        file.set_size(size)
+        file.publish(sync_names=False)
+    found = (tmp_path / "file").stat()
+    assert found.st_size == size
+    assert found.st_blocks * 512 <= 2 * 4096 + 4096
+
+
+@pytest.mark.parametrize("heeds_after_sync", [True, False])
+def test_a_size_that_is_not_set(
+    tmp_path: Path, heeds_after_sync: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ftruncate that does nothing, as with s3fs, is noticed: repeated, or an error."""
+    real, synced, meter = os.ftruncate, [], Meter()
+    monkeypatch.setattr(os, "fsync", synced.append)
+    monkeypatch.setattr(
+        os, "ftruncate", lambda fd, size: heeds_after_sync and synced and real(fd, size)
+    )
+    with NewFile(tmp_path / "file", 0, meter) as file:
+        os.write(file.fd, bytes(4096))
+        if heeds_after_sync:
+            file.set_size(1000)
+            assert os.fstat(file.fd).st_size == 1000
+        else:
+            with pytest.raises(TransferError, match="has 4096 bytes after ftruncate to 1000"):
+                file.set_size(1000)
+    assert [fallback.wanted for fallback in meter.fallbacks] == ["ftruncate"]
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
+def test_reserving_where_it_cannot_be(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system without fallocate is a recorded fallback and no failure."""
+
+    def refuse(fd: int, offset: int, length: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(linux, "fallocate", refuse)
+    meter = Meter()
+    with NewFile(tmp_path / "file", 0, meter) as file:
+        file.reserve(0, 100)
+    (fallback,) = meter.fallbacks
+    assert (fallback.wanted, fallback.used) == ("fallocate", "none")
+    assert os.strerror(number) in fallback.reason
+
+
+def test_no_room_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk without the room is told before anything is written."""
+
+    def refuse(fd: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(linux, "fallocate", refuse)
+    with (
+        pytest.raises(TransferError, match="reserving space: No space left"),
+        NewFile(tmp_path / "file", 0, Meter()) as file,
+    ):
+        file.reserve(0, 100)
+    assert _names(tmp_path) == []
+
+
+def test_a_failing_sync_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fsync's error names the file and is never tried again."""
+    calls: list[int] = []
+
+    def fail(fd: int) -> None:
+        calls.append(fd)
+        raise OSError(errno.EIO, "I/O error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(TransferError, match="syncing") as caught, _new(tmp_path / "file") as file:
+        file.sync()
+    assert caught.value.filename == str(tmp_path / "file")
+    assert len(calls) == 1
+    assert _names(tmp_path) == []
+
+
+def test_a_source_of_the_right_size(tmp_path: Path) -> None:
+    """A file of the image's size is opened; of any other it is a mismatch, and nothing leaks."""
+    (tmp_path / "file").write_bytes(b"12345")
+    with Footprint.unchanged():
+        os.close(open_source(tmp_path / "file", 0, 5))
+        for wrong in (4, 6, 0):
+            with pytest.raises(DataMismatchError, match=f"has 5 bytes, its image has {wrong}"):
+                open_source(tmp_path / "file", 0, wrong)
+        with pytest.raises(TransferError, match="opening"):
+            open_source(tmp_path / "missing", 0, 5)
+
+
+def test_try_directory(tmp_path: Path) -> None:
+    """A directory that may be written is one; a file and a missing directory are not."""
+    assert try_directory(tmp_path).ok
+    (tmp_path / "file").touch()
+    for wrong in ("file", "missing"):
+        assert not try_directory(tmp_path / wrong).ok
+    assert _names(tmp_path) == ["file"]

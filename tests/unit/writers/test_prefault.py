@@ -1,0 +1,269 @@
+"""faulted_ahead: pages that are made before a read comes by, and what must not depend on it."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from iobench import linux
+from iobench.errors import TransferError
+from iobench.formats import safetensors, torch_file
+from iobench.units import MIB
+from iobench.writers.blocks import prefault
+from iobench.writers.blocks.pages import HUGE_PAGE, fresh_pages
+from iobench.writers.blocks.prefault import faulted_ahead
+from iobench.writers.image import Bytes, FileImage
+from iobench.writers.registry import make
+
+
+@pytest.fixture
+def lead(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A lead that small files have too."""
+    monkeypatch.setattr(prefault, "LEAD_BYTES", 4 * HUGE_PAGE)
+    return 4 * HUGE_PAGE
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left() -> Iterator[None]:
+    yield
+    assert not any(t.name == "iobench-fault-ahead" for t in threading.enumerate())
+
+
+def ahead(*parts: Bytes) -> AbstractContextManager[None]:
+    """Beside a read of all of them."""
+    return faulted_ahead(FileImage.of("file", parts), 0, sum(map(len, parts)))
+
+
+def pages(memory: Bytes) -> list[bool]:
+    """Whether each huge page of the memory has its last small page."""
+    begin = memory.ctypes.data
+    ends = range(begin + HUGE_PAGE - 1, begin + len(memory), HUGE_PAGE)
+    return [linux.has_page(end) for end in ends]
+
+
+def wait_for(memory: Bytes, first: int) -> None:
+    deadline = time.monotonic() + 60
+    while not all(pages(memory)[first:]):
+        assert time.monotonic() < deadline, pages(memory)
+        time.sleep(0.001)
+
+
+def test_pages_appear_beyond_the_lead(lead: int) -> None:
+    """All whole huge pages but those of the lead, which are the read's own; all of it zeros."""
+    memory = fresh_pages(16 * HUGE_PAGE + 99, huge=False)
+    with ahead(memory):
+        wait_for(memory, lead // HUGE_PAGE)
+    assert pages(memory) == [False] * 4 + [True] * 12
+    assert not memory.any()
+
+
+def test_a_small_file_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "Thread", None)
+    with ahead(np.zeros(64 * MIB, np.uint8)):
+        pass
+
+
+def test_it_leaps_over_a_read_that_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where pages are there already it goes on a lead further, and leaves what is between."""
+    monkeypatch.setattr(prefault, "LEAD_BYTES", 8 * HUGE_PAGE)
+    memory = fresh_pages(24 * HUGE_PAGE, huge=False)
+    memory[12 * HUGE_PAGE - 1] = 1  # the last page of the first stretch beyond the lead
+    with ahead(memory):
+        wait_for(memory, 16)
+    assert pages(memory) == [False] * 11 + [True] + [False] * 4 + [True] * 8
+
+
+@pytest.mark.usefixtures("lead")
+def test_a_part_of_a_file() -> None:
+    """Only what will be read gets pages."""
+    memory = fresh_pages(16 * HUGE_PAGE, huge=False)
+    image = FileImage.of("file", [memory])
+    with faulted_ahead(image, HUGE_PAGE - 1, 14 * HUGE_PAGE + 1):
+        wait_for(memory[: 14 * HUGE_PAGE], 5)
+    assert pages(memory) == [False] * 5 + [True] * 9 + [False] * 2
+
+
+@pytest.mark.usefixtures("lead")
+def test_bytes_stay() -> None:
+    """Memory of others that has bytes keeps them, at addresses that are no multiple of anything."""
+    whole = np.random.default_rng(0).integers(0, 255, 9 * HUGE_PAGE, np.uint8)
+    wanted = whole.copy()
+    cuts = [0, 1, 5_000, HUGE_PAGE + 7, 6 * HUGE_PAGE - 1, len(whole)]
+    parts = [whole[a:b] for a, b in itertools.pairwise(cuts)]
+    with ahead(*parts):
+        pass
+    assert np.array_equal(whole, wanted)
+
+
+@pytest.mark.usefixtures("lead")
+def test_many_tensors_smaller_than_a_huge_page() -> None:
+    parts = [np.full(HUGE_PAGE // 3, number, np.uint8) for number in range(60)]
+    with ahead(*parts):
+        pass
+    assert all((part == number).all() for number, part in enumerate(parts))
+
+
+@pytest.mark.usefixtures("lead")
+def test_a_read_that_fails_ends_it() -> None:
+    memory = fresh_pages(512 * MIB, huge=False)
+    with pytest.raises(RuntimeError, match="the read"), ahead(memory):
+        raise RuntimeError("the read")
+
+
+@pytest.mark.usefixtures("lead")
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOMEM])
+def test_a_kernel_that_cannot(code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Before Linux 5.14, or without memory, it ends and the read goes on."""
+
+    def refuse(address: int, length: int) -> None:
+        tried.append(length)
+        raise OSError(code, "no")
+
+    tried: list[int] = []
+    monkeypatch.setattr(linux, "populate", refuse)
+    state = {"a": torch.arange(16 * HUGE_PAGE // 8)}
+    writer = make("odirect")
+    if not writer.available(tmp_path).ok:
+        pytest.skip("no O_DIRECT")
+    safetensors.save(state, "file", tmp_path, writer)
+    found, _ = safetensors.load("file", tmp_path, writer)
+    assert torch.equal(found["a"], state["a"])
+    assert len(tried) <= 1
+
+
+@pytest.mark.usefixtures("lead")
+def test_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The body runs all the same, once, and what it raises is raised."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    memory = fresh_pages(16 * HUGE_PAGE, huge=False)
+    with ahead(memory):
+        memory[:] = 1
+    assert memory.all()
+    with pytest.raises(ValueError, match="the read"), ahead(memory):
+        raise ValueError("the read")
+
+
+@pytest.mark.usefixtures("lead")
+@pytest.mark.parametrize("name", ["buffered", "odirect", "uring", "hybrid", "aiofiles"])
+@pytest.mark.parametrize("form", [safetensors, torch_file])
+def test_loads_are_right(name: str, form: object, tmp_path: Path) -> None:
+    """Beside every writer, with tensors longer and shorter than a huge page."""
+    writer = make(name)
+    answer = writer.available(tmp_path)
+    if not answer.ok:
+        pytest.skip(f"{answer.reason} {answer.remedy}")
+    state = {
+        str(n): torch.randint(0, 255, (size,), dtype=torch.uint8)
+        for n, size in enumerate([5 * HUGE_PAGE + 3, 17, HUGE_PAGE - 64, 0, 9 * HUGE_PAGE, 4096])
+    }
+    form.save(state, "file", tmp_path, writer)  # type: ignore[attr-defined]
+    found, _ = form.load("file", tmp_path, writer)  # type: ignore[attr-defined]
+    assert all(torch.equal(found[key], tensor) for key, tensor in state.items())
+
+
+@pytest.mark.usefixtures("lead")
+def test_a_file_that_is_gone_is_told(tmp_path: Path) -> None:
+    with pytest.raises(TransferError, match="file"):
+        safetensors.load("file", tmp_path, make("buffered"))
+
+
+class Kernel:
+    """A kernel in which pages of each size take a time of their own; what it was asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.huge, self.huge_s, self.small_s = 0.0, False, 1.0, 2.0
+        self.made: list[tuple[bool, int, int]] = []
+        monkeypatch.setattr(linux, "advise_huge", self.advise)
+        monkeypatch.setattr(linux, "populate", self.populate)
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+
+    def advise(self, address: int, length: int, *, huge: bool) -> None:
+        self.huge = huge
+
+    def populate(self, address: int, length: int) -> None:
+        self.now += length / HUGE_PAGE * (self.huge_s if self.huge else self.small_s)
+        self.made.append((self.huge, address, length))
+
+    @property
+    def huge_share(self) -> float:
+        total = sum(length for _, _, length in self.made)
+        return sum(length for huge, _, length in self.made if huge) / total
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    return Kernel(monkeypatch)
+
+
+def run(policy: prefault._Pages, first: int, last: int) -> None:
+    """Stretches of 4 huge pages, in order."""
+    for number in range(first, last):
+        policy.make(number * 4 * HUGE_PAGE, 4 * HUGE_PAGE)
+
+
+def test_huge_pages_where_they_are_quick(kernel: Kernel) -> None:
+    """All but the one that tells what small ones cost; every byte once and in order."""
+    run(prefault._Pages(), 0, 50)
+    assert kernel.huge_share == pytest.approx(199 / 200)
+    position = 0
+    for _, address, length in kernel.made:
+        assert address == position
+        position += length
+    assert position == 200 * HUGE_PAGE
+
+
+def test_small_pages_where_huge_ones_must_be_found_first(kernel: Kernel) -> None:
+    """One huge page in 64 MiB is tried: a thirty-third of them."""
+    kernel.huge_s = 10.0
+    run(prefault._Pages(), 0, 200)
+    assert 0.02 < kernel.huge_share < 0.035
+
+
+def test_it_changes_over_and_back(kernel: Kernel) -> None:
+    policy = prefault._Pages()
+    run(policy, 0, 20)
+    kernel.made.clear()
+    kernel.huge_s = 10.0
+    run(policy, 20, 60)
+    assert kernel.huge_share < 0.08
+    kernel.huge_s = 1.0
+    run(policy, 60, 70)
+    kernel.made.clear()
+    run(policy, 70, 80)
+    assert kernel.huge_share == 1.0
+
+
+def test_a_stretch_of_one_huge_page(kernel: Kernel) -> None:
+    policy = prefault._Pages()
+    for number in range(3):
+        policy.make(number * HUGE_PAGE, HUGE_PAGE)
+    assert [(huge, length) for huge, _, length in kernel.made] == [
+        (False, HUGE_PAGE),
+        (True, HUGE_PAGE),
+        (True, HUGE_PAGE),
+    ]
+
+
+def test_has_page() -> None:
+    """True of memory that was touched, false of other memory, an error where there is none."""
+    memory = fresh_pages(4 * linux.PAGE, huge=False)
+    memory[linux.PAGE + 5] = 1
+    begin = memory.ctypes.data
+    assert [linux.has_page(begin + n * linux.PAGE) for n in range(4)] == [False, True, False, False]
+    with pytest.raises(OSError, match="memory") as caught:
+        linux.has_page(ctypes.c_size_t(-linux.PAGE).value)
+    assert caught.value.errno == errno.ENOMEM
