@@ -532,3 +532,20 @@ def test_a_thread_that_cannot_be_had(
 
     _within(_SOON_S, use)
     assert work.handled == [1] or isinstance(work.channel.failure, RuntimeError)
+
+
+def test_a_worker_that_dies_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits finds it out: its lease is LOST, its memory is not given back."""
+    monkeypatch.setattr(module, "_LOOK_AGAIN_S", 0.01)
+    work = _Work()
+    monkeypatch.setattr(work.channel, "_run", work.channel.next)
+    work.channel.submit(lease := Lease(1))
+
+    def drain() -> None:
+        with pytest.raises(RuntimeError, match="ended before its work"):
+            work.channel.drain()
+        work.channel.close()
+
+    _within(_SOON_S, drain)
+    assert lease.state is State.LOST
+    assert not work.released
