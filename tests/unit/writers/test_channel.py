@@ -547,5 +547,5 @@ def test_a_worker_that_dies_without_a_word(monkeypatch: pytest.MonkeyPatch) -> N
         work.channel.close()
 
     _within(_SOON_S, drain)
-    assert lease.state is State.LOST
+    assert lease.state is LeaseState.LOST
     assert not work.released
