@@ -142,7 +142,7 @@ _KILLED = """
 import sys, warnings
 from pathlib import Path
 warnings.simplefilter("ignore")
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from test_lightning import AsyncCheckpointIO, CheckpointIO, fit
 fit(Path({directory!r}), {plugin}, kill_at=8)
 """
@@ -152,7 +152,7 @@ def test_killed_and_resumed(stock: tuple[Path, dict[int, float]], tmp_path: Path
     """kill -9 in the middle: what has a name is whole, and the resumed run ends as the other."""
     directory = tmp_path / "killed"
     code = _KILLED.format(
-        tests=str(Path(__file__).parent),
+        tests=[str(Path(__file__).parent), str(Path(__file__).parents[1])],
         directory=str(directory),
         plugin="AsyncCheckpointIO('odirect', slots=1)",
     )

@@ -67,8 +67,10 @@ def run_workers(
                 helper.join()
         else:
             run(meters[0])
-    finally:
+    except BaseException:  # a thread could not be started, or a handler raised in a wait
         blocks.cancel()
+        raise
+    finally:
         for helper in helpers:
             while helper.is_alive():  # the descriptor and the memory are theirs until they end
                 try:
