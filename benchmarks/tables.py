@@ -3,7 +3,7 @@
     python benchmarks/tables.py              rewrite every marked block
     python benchmarks/tables.py RECORD...    print the table of a record of `--record`
 
-A marked block is what stands between these two lines; the first names the table and its arguments:
+A marked block is the text between two such lines; the first names the table and its arguments:
 
     <!-- table: rates save results/reference-peers-llama7b.jsonl -->
     <!-- end -->
@@ -211,7 +211,7 @@ def _table(head: Row, rows: Iterable[Row]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-# What stands below a table: when, where and how it was measured.
+# The text below a table: when, where and how it was measured.
 
 
 def _source(path: Path, link: str) -> str:
