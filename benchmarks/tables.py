@@ -29,6 +29,7 @@ from unittest import mock
 
 import record as benchmark
 
+from iobench.bench.judging.comparison import noise_floor
 from iobench.cli.main import app
 from iobench.errors import ResultFileError
 from iobench.report.summary import Summary, summarise
@@ -105,13 +106,12 @@ def _times(one: Summary) -> str:
 
 def noise(path: Path) -> str:
     """How far one writer differs from itself."""
-    report = summarise(read(path))
-    rows = []
-    for winner in report.winners:
-        one = report.summaries[winner.fastest]
-        if winner.measured:
+    result, rows = read(path), []
+    for one in summarise(result).summaries:
+        floor = noise_floor(same for same in result.samples if same.operation == one.operation)
+        if floor is not None:
             rate = f"{one.median_bytes_per_s / GIB:.2f}"
-            rows.append([winner.operation, rate, _interval(one), f"{winner.floor:.1%}"])
+            rows.append([one.operation, rate, _interval(one), f"{floor:.1%}"])
     return _table(["", "GiB/s", "interval", "noise floor"], rows)
 
 
