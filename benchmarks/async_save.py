@@ -1,6 +1,6 @@
 """How long a trainer stands still for a checkpoint: save_async beside a plain copy of its bytes.
 
-    python benchmarks/async_save.py --target DIRECTORY [--size 1GiB] [--rounds 7]
+    python benchmarks/async_save.py --target DIRECTORY [--size 1GiB] [--rounds 7] [--record FILE]
 
 Arms, in random order within each round, each on the same state (a transformer's weights in bf16
 and AdamW's moments in fp32) and with nothing left in the background:
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import record
 import torch
 
 from iobench import Checkpointer, KeepLast
@@ -149,8 +150,12 @@ def main() -> None:
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--size", default="1GiB")
     parser.add_argument("--rounds", type=int, default=7)
+    record.add_option(parser)
     arguments = parser.parse_args()
-    with scratch_directory(arguments.target) as scratch:
+    with (
+        record.Record(arguments.record, target=arguments.target) as samples,
+        scratch_directory(arguments.target) as scratch,
+    ):
         arms = Arms(scratch, parse_size(arguments.size))
         work = {
             "copy, torch": arms.torch_copy,
@@ -169,6 +174,7 @@ def main() -> None:
             for name in order.sample(list(work), len(work)):
                 settle(scratch, monitor)
                 seconds[name].append(work[name]())
+                samples.sample(name, turn, seconds[name][-1], bytes=arms.size_bytes)
             print(f"round {turn + 1} of {arguments.rounds} done", flush=True)
         arms.close()
     print(

@@ -1,6 +1,7 @@
-"""DCP with stock file system classes and with ours, saves durable, loads cold, in random order.
+r"""DCP with stock file system classes and with ours, saves durable, loads cold, in random order.
 
-    python benchmarks/dcp.py --target DIRECTORY [--size 2GiB] [--rounds 3] [--writer odirect]
+    python benchmarks/dcp.py --target DIRECTORY [--size 2GiB] [--rounds 3] [--writer odirect] \
+        [--record FILE]
 
 The state is tensors of 64 MiB. Everything is compared after each load.
 """
@@ -17,6 +18,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import record
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
@@ -38,6 +40,7 @@ def main() -> None:
     parser.add_argument("--size", default="2GiB")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--writer", default="odirect,uring")
+    record.add_option(parser)
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
     count = max(1, parse_size(asked.size) // _TENSOR)
@@ -55,14 +58,18 @@ def main() -> None:
             lambda p, name=name: StorageReader(p, name),
         )
     rates: dict[tuple[str, str], list[float]] = {}
-    with scratch_directory(asked.target) as scratch:
+    with (
+        record.Record(asked.record, target=asked.target) as samples,
+        scratch_directory(asked.target) as scratch,
+    ):
         monitor = DeviceMonitor(scratch)
-        for _ in range(asked.rounds):
+        for turn in range(asked.rounds):
             for arm in random.sample(list(arms), len(arms)):
                 place = scratch / "checkpoint"
                 settle(scratch, monitor)
                 for what, seconds in one_round(state, place, *arms[arm]):
                     rates.setdefault((arm, what), []).append(count * 64 / seconds)
+                    samples.sample(f"{what} {arm}", turn, seconds, bytes=count * _TENSOR)
                 shutil.rmtree(place)
     for (arm, what), found in sorted(rates.items(), key=lambda item: (item[0][1], item[0][0])):
         spread = " ".join(f"{rate:.0f}" for rate in sorted(found))

@@ -1,6 +1,7 @@
-"""What a save takes in scripts that know nothing of iobench: as they are, and under `iobench exec`.
+r"""How long saves of scripts take that do not know iobench: as they are, and under `iobench exec`.
 
-    python benchmarks/exec.py --target /mnt/nvme --writer hybrid --size 1.5GiB --rounds 2
+    python benchmarks/exec.py --target /mnt/nvme --writer hybrid --size 1.5GiB --rounds 2 \
+        [--record FILE]
 
 Two scripts, a loop with torch.save and a stock Transformers Trainer, each as three arms: `stock`,
 whose clock stops when the call returns, the bytes being in the page cache still; `stock, synced`,
@@ -23,6 +24,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+import record
 
 from iobench.units import GIB, parse_size
 
@@ -152,19 +155,31 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--pause", type=float, default=20, help="idle seconds before each save")
     parser.add_argument("--only", default="", help="scripts whose name contains this")
+    record.add_option(parser)
     arguments = parser.parse_args()
     order = random.Random(1)
     scripts = {name: script for name, script in _SCRIPTS.items() if arguments.only in name}
     samples: dict[str, dict[str, list[Any]]] = {n: {arm: [] for arm in _ARMS} for n in scripts}
     losses: dict[str, set[str]] = {name: set() for name in scripts}
-    for _ in range(arguments.rounds):
-        for name, script in scripts.items():
-            for arm in order.sample(_ARMS, len(_ARMS)):
-                found, loss = _run(script, arm, arguments, arguments.writer)
-                samples[name][arm] += found
-                losses[name].add(loss)
-                shown = ", ".join(f"{one['seconds']:.2f}+{one['removal_s']:.2f}" for one in found)
-                print(f"{name}: {arm}: {shown} s (save + removal)", file=sys.stderr)
+    with record.Record(arguments.record, target=arguments.target) as kept:
+        for turn in range(arguments.rounds):
+            for name, script in scripts.items():
+                for arm in order.sample(_ARMS, len(_ARMS)):
+                    found, loss = _run(script, arm, arguments, arguments.writer)
+                    samples[name][arm] += found
+                    losses[name].add(loss)
+                    for one in found:
+                        kept.sample(
+                            f"{name}: {arm}",
+                            turn,
+                            one["seconds"],
+                            bytes=one["bytes"],
+                            removal_s=one["removal_s"],
+                        )
+                    shown = ", ".join(
+                        f"{one['seconds']:.2f}+{one['removal_s']:.2f}" for one in found
+                    )
+                    print(f"{name}: {arm}: {shown} s (save + removal)", file=sys.stderr)
     assert all(len(found) == 1 for found in losses.values()), losses
     summary = {
         name: {

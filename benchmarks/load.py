@@ -1,6 +1,7 @@
-"""Whole files loaded into fresh memory, cold: our formats by several writers, and what torch does.
+r"""Whole files loaded into fresh memory, cold: our formats by several writers, and what torch does.
 
-    python benchmarks/load.py --target DIRECTORY [--size 2GiB] [--rounds 5] [--only PATTERN]
+    python benchmarks/load.py --target DIRECTORY [--size 2GiB] [--rounds 5] [--only PATTERN] \
+        [--record FILE]
 
 The tensors are those of Llama layers, in bfloat16, in one safetensors file and one torch file. An
 arm "in place" loads as iobench does by default, "no pages ahead" leaves it to the read to make the
@@ -21,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import record
 import safetensors.torch
 import torch
 
@@ -103,13 +105,17 @@ def main() -> None:
     parser.add_argument("--size", type=parse_size, default="2GiB")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="arms whose name matches this")
+    record.add_option(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     state = make_state(arguments.size)
     size = sum(tensor.nbytes for tensor in state.values())
     rates: dict[str, list[float]] = {}
     cpu_s: dict[str, list[float]] = {}
-    with scratch_directory(arguments.target) as directory:
+    with (
+        record.Record(arguments.record, target=arguments.target) as samples,
+        scratch_directory(arguments.target) as directory,
+    ):
         monitor = DeviceMonitor(directory)
         safetensors.torch.save_file(state, directory / "s")
         torch.save(state, directory / "t")
@@ -124,8 +130,10 @@ def main() -> None:
                 began, cpu = time.perf_counter(), time.process_time()
                 found = loads[name]()
                 look(found)
-                rates.setdefault(name, []).append(size / (time.perf_counter() - began))
-                cpu_s.setdefault(name, []).append((time.process_time() - cpu) / (size / GIB))
+                elapsed_s, own_s = time.perf_counter() - began, time.process_time() - cpu
+                rates.setdefault(name, []).append(size / elapsed_s)
+                cpu_s.setdefault(name, []).append(own_s / (size / GIB))
+                samples.sample(name, turn, elapsed_s, bytes=size, cpu_s=own_s)
                 for key, tensor in state.items():
                     if not torch.equal(found[key].view(torch.int16), tensor.view(torch.int16)):
                         raise SystemExit(f"{name}: wrong bytes in {key}")

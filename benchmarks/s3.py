@@ -1,6 +1,7 @@
-"""Upload and restore beside boto3, obstore and s3torchconnector, on one server in one run.
+r"""Upload and restore beside boto3, obstore and s3torchconnector, on one server in one run.
 
-    python benchmarks/s3.py [--size 256MiB] [--rounds 5] [--threads 2,4,8] [--server rclone|moto]
+    python benchmarks/s3.py [--size 256MiB] [--rounds 5] [--threads 2,4,8] [--server rclone|moto] \
+        [--record FILE]
 
 Everything goes from memory and to memory; boto3's file methods get a file in /dev/shm. Arms are
 interleaved in random order within each round. Each peer is measured at several settings and counted
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import record
 
 from iobench.testing import LocalS3, local_s3, moto_s3
 from iobench.units import MIB, parse_size
@@ -52,7 +54,7 @@ class Bench:
     def add(self, operation: str, tool: str, setting: str, arm: Arm) -> None:
         self.arms[operation, tool, setting] = arm
 
-    def run(self, rounds: int, seed: int) -> None:
+    def run(self, rounds: int, seed: int, samples: record.Record) -> None:
         order = random.Random(seed)
         for turn in range(rounds + 1):  # the first one warms up and is not counted
             for operation in ("upload", "restore"):
@@ -68,9 +70,10 @@ class Bench:
                         print(f"left out: {' '.join(name)} fails here ({error})")
                         del self.arms[name]
                         continue
-                    rate = self.size / (time.perf_counter() - began) / MIB
+                    elapsed_s = time.perf_counter() - began
                     if turn:
-                        self.rates.setdefault(name, []).append(rate)
+                        self.rates.setdefault(name, []).append(self.size / elapsed_s / MIB)
+                        samples.sample(" ".join(name), turn - 1, elapsed_s, bytes=self.size)
 
     def report(self) -> None:
         best: dict[tuple[str, str], tuple[float, str]] = {}
@@ -247,6 +250,7 @@ def main() -> None:
     parser.add_argument("--server", choices=("rclone", "moto"), default="rclone")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
+    record.add_option(parser)
     asked = parser.parse_args()
     if asked.memory_of:
         memory(asked.memory_of, parse_size(asked.size))
@@ -262,7 +266,8 @@ def main() -> None:
                     add(bench, threads)
                 except ImportError as error:
                     print(f"left out: {add.__name__.removesuffix('_arms')} ({error})")
-            bench.run(asked.rounds, asked.seed)
+            with record.Record(asked.record, target=bench.file.parent) as samples:
+                bench.run(asked.rounds, asked.seed, samples)
             bench.report()
             same = all(np.array_equal(a, b) for a, b in zip(bench.data, bench.room, strict=True))
             print("bytes    " + ("as they were" if same else "WRONG"), flush=True)

@@ -1,11 +1,11 @@
-"""Writers, fio and stock tools side by side: saves durable, restores cold, arms in random order.
+r"""Writers, fio and stock tools side by side: saves durable, restores cold, arms in random order.
 
-    python benchmarks/side_by_side.py --target DIRECTORY [--size 4GiB] [--rounds 5] [--only REGEX]
+    python benchmarks/side_by_side.py --target DIRECTORY [--size 4GiB] [--rounds 5] [--only REGEX] \
+        [--record FILE]
 
-Prints the median of every arm, and each figure that docs/performance.md asks for as a ratio of two
-arms, with the rounds' own ratios beside it. "in place" is a restore into memory laid out as the
-file is, which direct reads fill without a copy. DeepSpeed's aio_handle takes part if it is
-installed.
+Prints the median of every arm, and each ratio of two arms that has a limit, with the ratios of the
+rounds. "in place" is a restore into memory that has the file's layout, which direct reads fill
+without a copy. DeepSpeed's aio_handle takes part if it is installed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import record
 import torch
 
 from iobench import linux
@@ -45,8 +46,8 @@ DEEPSPEED = "deepspeed aio_handle"
 class Bench:
     """The arms of one benchmark, the tensors they move, and the rates they reached."""
 
-    def __init__(self, directory: Path, size: int) -> None:
-        self.directory, self.size = directory, size
+    def __init__(self, directory: Path, size: int, samples: record.Record) -> None:
+        self.directory, self.size, self.samples = directory, size, samples
         self.monitor = DeviceMonitor(directory)
         self.saves: dict[str, Callable[[], float | None]] = {}
         self.restores: dict[str, tuple[str, Callable[[], float | None]]] = {}
@@ -89,25 +90,27 @@ class Bench:
             order.shuffle(names)
             for name in names:
                 settle(self.directory, self.monitor)
-                self._time(f"save {name}", self.saves[name])
+                self._time(f"save {name}", turn, self.saves[name])
                 for label, (source, restore) in self.restores.items():
                     if source == name:
                         settle(self.directory, self.monitor)
                         cold = make_cold(p for p in self.directory.iterdir() if p.name != "lock")
                         if cold.resident_fraction > 0.01:
                             raise SystemExit(f"{label}: {cold.resident_fraction:.1%} not cold")
-                        self._time(f"restore {label}", restore)
+                        self._time(f"restore {label}", turn, restore)
                 for left in self.directory.iterdir():
                     if left.name != "lock":
                         shutil.rmtree(left) if left.is_dir() else left.unlink()
             print(f"round {turn + 1} of {rounds} done", flush=True)
 
-    def _time(self, name: str, call: Callable[[], float | None]) -> None:
+    def _time(self, name: str, turn: int, call: Callable[[], float | None]) -> None:
         began, cpu = time.perf_counter(), time.process_time()
         own = call()
         seconds = time.perf_counter() - began if own is None else own
-        self.cpu_s.setdefault(name, []).append(time.process_time() - cpu)
+        cpu_s = time.process_time() - cpu
+        self.cpu_s.setdefault(name, []).append(cpu_s)
         self.rates.setdefault(name, []).append(self.size / seconds)
+        self.samples.sample(name, turn, seconds, bytes=self.size, cpu_s=cpu_s)
 
     def best(self, pattern: str) -> str:
         names = [name for name in self.rates if re.fullmatch(pattern, name)]
@@ -274,10 +277,14 @@ def main() -> None:
     parser.add_argument("--size", type=parse_size, default="4GiB")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="arms whose name matches this")
+    record.add_option(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    with scratch_directory(arguments.target) as directory:
-        bench = Bench(directory, arguments.size)
+    with (
+        record.Record(arguments.record, target=arguments.target) as samples,
+        scratch_directory(arguments.target) as directory,
+    ):
+        bench = Bench(directory, arguments.size, samples)
         memory_speed(bench)
         for add in (add_writers, add_fio, add_torch):
             add(bench)

@@ -1,6 +1,6 @@
 """A directory of many small files, saved durable by several writers, in random order.
 
-    python benchmarks/small_files.py --target DIRECTORY [--files 10000] [--rounds 3]
+    python benchmarks/small_files.py --target DIRECTORY [--files 10000] [--rounds 3] [--record FILE]
 
 Files of 1 to 64 KiB. Each writer saves them twice: "one by one" calls `write` for each with
 `sync_directory=False` and syncs the directory once at the end, as a checkpoint does; "together"
@@ -23,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import record
 
 from iobench.bench.targets.scratch import scratch_directory
 from iobench.bench.targets.settle import settle
@@ -104,13 +105,17 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--way", choices=sorted(WAYS), help="one of the two ways only")
+    record.add_option(parser)
     arguments = parser.parse_args()
     images = make_images(arguments.files)
     ways = {name: way for name, way in WAYS.items() if arguments.way in (None, name)}
     arms = [(name, way) for name in WRITERS for way in ways]
     seconds: dict[tuple[str, str], list[float]] = {arm: [] for arm in arms}
     order = random.Random(0)
-    with scratch_directory(arguments.target) as scratch:
+    with (
+        record.Record(arguments.record, target=arguments.target) as samples,
+        scratch_directory(arguments.target) as scratch,
+    ):
         spread(scratch)
         monitor = DeviceMonitor(scratch)
         for turn in range(arguments.rounds):
@@ -122,7 +127,9 @@ def main() -> None:
                 settle(scratch, monitor)
                 began = time.perf_counter()
                 ways[way](writer, images, directory)
-                seconds[name, way].append(time.perf_counter() - began)
+                elapsed_s = time.perf_counter() - began
+                seconds[name, way].append(elapsed_s)
+                samples.sample(f"{name}, {way}", turn, elapsed_s, files=arguments.files)
                 check(images, directory)
             print(f"round {turn + 1} of {arguments.rounds} done", flush=True)
         report(seconds, arguments.files)

@@ -1,0 +1,295 @@
+"""The tables and outputs in README.md and docs/, made from the records that they name.
+
+    python benchmarks/tables.py              rewrite every marked block
+    python benchmarks/tables.py RECORD...    print the table of a record of `--record`
+
+A marked block is the text between two such lines; the first names the table and its arguments:
+
+    <!-- table: rates save results/reference-peers-llama7b.jsonl -->
+    <!-- end -->
+
+`<!-- output: 18 iobench show ... -->` is the first 18 lines that the command prints on a terminal
+of 80 columns. A test makes every block again and compares.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shlex
+import statistics
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import record as benchmark
+
+from iobench.bench.judging.comparison import noise_floor
+from iobench.cli.main import app
+from iobench.errors import ResultFileError
+from iobench.report.summary import Summary, summarise
+from iobench.report.training import TrainingCost, training_costs
+from iobench.results import ResultFile, TrainBlock, read
+from iobench.results.labels import labels
+from iobench.units import GIB, format_seconds, format_size
+
+ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+BLOCK = re.compile(r"(<!-- (table|output): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+_WIDTH = 116
+
+Row = Sequence[str]
+
+
+def rendered(page: Path) -> str:
+    """The page with all its marked blocks made again."""
+
+    def again(found: re.Match[str]) -> str:
+        begin, kind, arguments, _, end = found.groups()
+        return begin + _block(kind, shlex.split(arguments), page) + end
+
+    return BLOCK.sub(again, page.read_text(encoding="utf-8"))
+
+
+def _block(kind: str, arguments: Sequence[str], page: Path) -> str:
+    if kind == "output":
+        return _output(int(arguments[0]), arguments[1:])
+    name, *rest = arguments
+    path = rest.pop()
+    up = os.path.relpath(ROOT, page.parent)
+    link = f"[{Path(path).name}]({path if up == '.' else f'{up}/{path}'})"
+    return TABLES[name](ROOT / path, *rest) + "\n" + _source(ROOT / path, link)
+
+
+# Tables: each is a function of the record's path and of further words of the marker.
+
+
+def rates(path: Path, operation: str) -> str:
+    """A row per contender, the fastest first."""
+    report = summarise(read(path))
+    shown = [one for one in report.summaries if one.operation == operation]
+    baseline = str(report.baseline["name"]) if report.baseline else ""
+    with_fio = any(one.of_ceiling is not None for one in shown)
+    jobs = any(one.axes.numjobs != 1 for one in shown)
+    head = [operation, "GiB/s", "interval"]
+    head += [f"times `{baseline}`"] * bool(baseline) + ["of fio's best"] * with_fio
+    head += ["first done", "last done"] * jobs + ["CPU s/GiB"]
+    rows = []
+    for name, one in zip(labels(one.setting for one in shown), shown, strict=True):
+        row = [f"`{name}`", f"{one.median_bytes_per_s / GIB:.2f}", _interval(one)]
+        row += [_times(one)] * bool(baseline)
+        row += ["-" if one.of_ceiling is None else f"{one.of_ceiling:.0%}"] * with_fio
+        row += [f"{one.first_done_s:.2f} s", f"{one.last_done_s:.2f} s"] * jobs
+        rows.append([*row, f"{one.cpu_s_per_gib:.2f}"])
+    return _table(head, rows)
+
+
+def _interval(one: Summary) -> str:
+    if one.ci95_bytes_per_s is None:
+        return "-"
+    low, high = one.ci95_bytes_per_s
+    return f"{low / GIB:.2f} - {high / GIB:.2f}"
+
+
+def _times(one: Summary) -> str:
+    if one.ratio is None:
+        return "-"
+    if one.ratio_ci95 is None:
+        return f"{one.ratio:.2f}"
+    return f"{one.ratio:.2f} ({one.ratio_ci95[0]:.2f} - {one.ratio_ci95[1]:.2f})"
+
+
+def noise(path: Path) -> str:
+    """How far one writer differs from itself."""
+    result, rows = read(path), []
+    for one in summarise(result).summaries:
+        floor = noise_floor(same for same in result.samples if same.operation == one.operation)
+        if floor is not None:
+            rate = f"{one.median_bytes_per_s / GIB:.2f}"
+            rows.append([one.operation, rate, _interval(one), f"{floor:.1%}"])
+    return _table(["", "GiB/s", "interval", "noise floor"], rows)
+
+
+def training(path: Path) -> str:
+    """What checkpoints cost a training loop, an arm a row."""
+    result = read(path)
+    costs = [one for one in training_costs(result) if one.mode != "none"]
+    stock = next((one for one in costs if one.writer.startswith("peer:")), None)
+    head = ["checkpoints", "stall", "steps while persisting", "persist", "overhead", "interval"]
+    rows = [
+        [
+            f"`{one.label}`",
+            format_seconds(one.stall_s or 0.0),
+            "-" if one.slowdown is None else f"{one.slowdown:+.1%}",
+            "-" if one.persist_s is None else format_seconds(one.persist_s),
+            "-" if one.overhead is None else f"{one.overhead:+.1%}",
+            "-"
+            if one.overhead_interval is None
+            else f"{one.overhead_interval.low:+.1%} to {one.overhead_interval.high:+.1%}",
+            *([_of_stock(result, one, stock)] if stock else []),
+        ]
+        for one in costs
+    ]
+    return _table([*head, *([f"of `{stock.label}`"] if stock else [])], rows)
+
+
+def _of_stock(result: ResultFile, one: TrainingCost, stock: TrainingCost) -> str:
+    """The overhead as a part of stock's in the same repetition; the median of these."""
+    if one is stock:
+        return "-"
+    own, other, plain = (
+        {block.repetition: block.wall_s for block in result.training if of(block)}
+        for of in (_arm(one), _arm(stock), lambda block: block.mode == "none")
+    )
+    parts = [(own[turn] - plain[turn]) / (other[turn] - plain[turn]) for turn in plain]
+    return f"{statistics.median(parts):.2f}"
+
+
+def _arm(one: TrainingCost) -> Callable[[TrainBlock], bool]:
+    return lambda block: (
+        (block.writer, block.mode, block.slots)
+        == (
+            one.writer,
+            one.mode,
+            one.slots,
+        )
+    )
+
+
+def arms(path: Path) -> str:
+    """The record of a benchmark script, an arm a row."""
+    found = benchmark.read(path).arms
+    with_rate = all("bytes" in one or "files" in one for of in found.values() for one in of)
+    with_cpu = all("cpu_s" in one and "bytes" in one for of in found.values() for one in of)
+    removes = any("removal_s" in one for of in found.values() for one in of)
+    head = ["arm", *["rate", "slowest - fastest"] * with_rate, "median time", "rounds"]
+    head += ["CPU s/GiB"] * with_cpu + ["removal"] * removes
+    rows = []
+    for name, samples in sorted(found.items(), key=_rank):
+        row = [name, *(_rates(samples) if with_rate else [])]
+        row += [f"{statistics.median(one['elapsed_s'] for one in samples):.3f} s"]
+        row += [str(len(samples))]
+        if with_cpu:
+            cpu_s = statistics.median(one["cpu_s"] / (one["bytes"] / GIB) for one in samples)
+            row.append(f"{cpu_s:.2f}")
+        if removes:
+            row.append(f"{statistics.median(one['removal_s'] for one in samples):.3f} s")
+        rows.append(row)
+    return _table(head, rows)
+
+
+def _rank(arm: tuple[str, Sequence[Mapping[str, Any]]]) -> tuple[str, float]:
+    """By the operation, which is an arm's first word; then the quickest first."""
+    name, samples = arm
+    return name.split()[0], statistics.median(one["elapsed_s"] for one in samples)
+
+
+def _rates(samples: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    files = "files" in samples[0]
+    key, unit, digits = ("files", 1, 0) if files else ("bytes", GIB, 2)
+    each = sorted(one[key] / one["elapsed_s"] / unit for one in samples)
+    noun = "files/s" if files else "GiB/s"
+    middle = statistics.median(each)
+    return f"{middle:.{digits}f} {noun}", f"{each[0]:.{digits}f} - {each[-1]:.{digits}f}"
+
+
+TABLES: Mapping[str, Callable[..., str]] = {
+    "rates": rates,
+    "noise": noise,
+    "training": training,
+    "arms": arms,
+}
+
+
+def _table(head: Row, rows: Iterable[Row]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+# The text below a table: when, where and how it was measured.
+
+
+def _source(path: Path, link: str) -> str:
+    started_at, environment, command, what = _origin(path)
+    lines = textwrap.wrap(f"{what}{started_at[:10]}, {_machine(environment)}.", _WIDTH)
+    return "\n".join([*lines, f"Record: {link}.", "", "```sh", *_shell(command), "```", ""])
+
+
+def _origin(path: Path) -> tuple[str, Mapping[str, Any], Sequence[str], str]:
+    """When, where and by which command it was recorded, and what was moved."""
+    try:
+        run = read(path).run
+    except ResultFileError:
+        header = benchmark.read(path).header
+        environment, command = header["environment"], header["command"]
+        return header["started_at"], environment, _asked(command, "--record"), ""
+    facts = {"machine": run.environment.machine, "storage": run.environment.storage}
+    size = f"{run.workload.name}, {format_size(run.workload.bytes)}; "
+    return run.started_at, facts, _asked(run.command, "-o"), size
+
+
+def _asked(command: Sequence[str], option: str) -> Sequence[str]:
+    """The command without where its record went."""
+    if option not in command:
+        return command
+    at = command.index(option)
+    return [*command[:at], *command[at + 2 :]]
+
+
+def _machine(environment: Mapping[str, Any]) -> str:
+    machine, storage = environment["machine"], environment["storage"]
+    memory = machine["memory"]["total_bytes"] / GIB
+    disk = (storage.get("device") or {}).get("type") or "no disk of its own"
+    return (
+        f"{machine['cpu']['model']} with {machine['cpu']['usable_cpus']} cores, {memory:.0f} GiB, "
+        f"Linux {machine['kernel_version']}, {storage['fs_type']} on {disk}"
+    )
+
+
+def _shell(command: Sequence[str]) -> Iterator[str]:
+    """The command, with a backslash where a line would be too long: after a space or a comma."""
+    text = shlex.join(command)
+    while len(text) > _WIDTH:
+        cut = max(text.rfind(between, 0, _WIDTH - 1) for between in " ,") + 1
+        yield text[:cut] + "\\"
+        text = text[cut:]
+    yield text
+
+
+def _output(lines: int, command: Sequence[str]) -> str:
+    """The first `lines` lines that `iobench ...` prints on a terminal of 80 columns."""
+    terminal = _Terminal()
+    plain = {"COLUMNS": "80", "LINES": "40", "TERM": "dumb", "NO_COLOR": "1"}
+    here = os.getcwd()
+    os.chdir(ROOT)
+    try:
+        with mock.patch.dict(os.environ, plain), redirect_stdout(terminal):
+            app(list(command[1:]), standalone_mode=False)
+    finally:
+        os.chdir(here)
+    shown = terminal.getvalue().splitlines()[:lines]
+    return "\n".join(["```text", f"$ {shlex.join(command)}", *shown, "```", ""])
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def main() -> None:
+    for path in map(Path, sys.argv[1:]):
+        print(arms(path) + "\n" + _source(path.resolve(), str(path)))
+    if len(sys.argv) == 1:
+        for page in PAGES:
+            if (text := rendered(page)) != page.read_text(encoding="utf-8"):
+                page.write_text(text, encoding="utf-8")
+                print(page.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""README.md and docs/: every python block runs, in the order of its page, in an empty directory.
+
+Stand-ins take the place of what a reader has: a model, data, a trainer of some framework, a bucket.
+docs/checkpointer.md has a test of its own: tests/unit/checkpoint/test_documented.py.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.scripted_s3 import scripted_s3
+
+import iobench
+from iobench.formats import safetensors, torch_file
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the frameworks' own
+
+Names = dict[str, Any]
+
+_ROOT = Path(__file__).parents[2]
+_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_PAGES = [
+    page
+    for page in (_ROOT / "README.md", *sorted((_ROOT / "docs").rglob("*.md")))
+    if _BLOCK.search(page.read_text()) and page.name != "checkpointer.md"
+]
+_ELSEWHERE = {"/mnt/nvme": "nvme", '"cuda:1"': '"cpu"', '"cuda"': '"cpu"'}
+"""What a page names and this machine may lack."""
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """s3://bucket, as boto3 finds it by its environment."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+        monkeypatch.setenv(name, "x")
+    with scripted_s3() as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.endpoint_url)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory, with the writer.toml that pages name."""
+    monkeypatch.chdir(tmp_path)
+    Path("writer.toml").write_text(iobench.dump_writer(iobench.load_writer("buffered")))
+
+
+def _nothing(*given: Any, **more: Any) -> None:
+    """Stands for what costs time."""
+
+
+def _training() -> Names:
+    """Enough steps for one checkpoint of `Every(500)`."""
+    model = torch.nn.Linear(4, 4)
+    return {
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "data": range(501),
+        "train": _nothing,
+        "state": {"weight": torch.ones(3), "step": 7},
+        "tensors": {"weight": torch.ones(3)},
+    }
+
+
+class _LightningTrainer:
+    """Takes plugins as Lightning's does; a real one is in test_lightning.py."""
+
+    def __init__(self, plugins: list[Any]) -> None:
+        import lightning.pytorch.plugins as found
+
+        assert all(isinstance(one, found.CheckpointIO) for one in plugins)
+
+    def fit(self, model: Any, ckpt_path: str) -> None:
+        """Nothing is trained."""
+
+
+def _engine() -> Any:
+    """A DeepSpeed engine as far as checkpoints go; a real one is in test_deepspeed.py."""
+    from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
+
+    engine = SimpleNamespace(checkpoint_engine=TorchCheckpointEngine())
+
+    def save_checkpoint(directory: str) -> None:
+        Path(directory).mkdir(parents=True)
+        engine.checkpoint_engine.save({"w": torch.ones(3)}, f"{directory}/state.pt")
+
+    engine.save_checkpoint = save_checkpoint
+    return engine
+
+
+def _initialize(**given: Any) -> tuple[Any, None]:
+    return _engine(), None
+
+
+def _transformers_trainer() -> Any:
+    from transformers import Trainer, TrainingArguments
+
+    return Trainer(torch.nn.Linear(1, 1), TrainingArguments("out", report_to=[], use_cpu=True))
+
+
+def _readme() -> Iterator[Names]:
+    from accelerate import Accelerator
+
+    from iobench.integrations import transformers
+
+    yield {
+        **_training(),
+        "Trainer": _LightningTrainer,
+        "accelerator": Accelerator(),
+        "engine": _engine(),
+    }
+    transformers.unpatch()
+    state = iobench.load_checkpoint("runs/a")
+    assert set(state) == {"model", "optimizer"}
+    assert set(torch.load("step-1000/stream.pt")) == {"weight", "bias"}
+
+
+def _integrations() -> Iterator[Names]:
+    import accelerate
+    from transformers import Trainer
+
+    from iobench.integrations import transformers
+
+    names = {**_training(), "Accelerator": accelerate.Accelerator}
+    names |= {"LightningTrainer": _LightningTrainer, "TransformersTrainer": Trainer}
+    names["deepspeed"] = SimpleNamespace(initialize=_initialize)
+    names |= {"config": {}, "made": _transformers_trainer}
+    yield names
+    transformers.unpatch()
+    names["engine"].checkpoint_engine.cleanup()
+    names["future"].result(timeout=60)
+    assert torch.equal(names["state"]["weight"], torch.ones(3))
+    assert list(Path("runs/last").iterdir())
+    assert Path("runs/a/state.pt").exists()
+
+
+def _s3() -> Iterator[Names]:
+    names = {**_training(), "iobench": iobench, "torch": torch}
+    names |= {"safetensors": safetensors, "torch_file": torch_file}
+    names["state"] = names["tensors"]
+    yield names
+    assert torch.equal(names["state"]["weight"], names["model"].weight)
+
+
+def _gds() -> Iterator[Names]:
+    names = {**_training(), "safetensors": safetensors, "torch_file": torch_file}
+    writer = names["writer"] = iobench.load_writer("buffered")
+    torch_file.save(names["state"], "model.pt", "step-1000", writer)
+    yield names
+    assert names["state"]["step"] == 7
+
+
+def _exec() -> Iterator[Names]:
+    Path("step-100").mkdir()  # stock torch.save needs it too
+    names = _training()
+    yield names
+    assert names["state"]["step"] == 7
+    assert torch.equal(names["tensors"]["weight"], torch.ones(3))
+
+
+def _plain() -> Iterator[Names]:
+    yield {**_training(), "iobench": iobench, "torch": torch}
+
+
+_STAND_INS: dict[str, Callable[[], Iterator[Names]]] = {
+    "README.md": _readme,
+    "exec.md": _exec,
+    "gds.md": _gds,
+    "integrations.md": _integrations,
+    "s3.md": _s3,
+}
+
+
+@pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.name)
+def test_every_block_runs(page: Path, bucket: None) -> None:
+    """One block after the other, as a reader types them."""
+    made = _STAND_INS.get(page.name, _plain)()
+    names = next(made)
+    for code in _BLOCK.findall(page.read_text()):
+        for one, other in _ELSEWHERE.items():
+            code = code.replace(one, other)
+        if "lightning" in code and "LightningTrainer" in names:
+            names["Trainer"] = names["LightningTrainer"]
+        if "transformers" in code and "TransformersTrainer" in names:
+            names["Trainer"], names["trainer"] = names["TransformersTrainer"], names["made"]()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            exec(compile(code, str(page), "exec"), names)
+    assert next(made, None) is None

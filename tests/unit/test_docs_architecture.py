@@ -1,0 +1,43 @@
+"""docs/architecture.md: its floors are those of test_layering, its rooms and files exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[2]
+_PAGE = (_ROOT / "docs" / "architecture.md").read_text()
+
+
+def _rooms(parent: str) -> set[str]:
+    """Packages inside a floor."""
+    return {path.parent.name for path in (_ROOT / "iobench" / parent).glob("*/__init__.py")}
+
+
+def test_floors_are_those_that_are_checked() -> None:
+    """In the same order."""
+    tree = ast.parse((_ROOT / "tests" / "unit" / "test_layering.py").read_text())
+    floors = next(
+        ast.unparse(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_FLOORS"
+    )
+    table = _PAGE.split("| floor |", 1)[1].split("\n\n", 1)[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == re.findall(r"'(\w+)'", floors)
+
+
+def test_every_room_is_named() -> None:
+    """Those of writers/ in the table, those of bench/ below it."""
+    writers, bench = _PAGE.split("Inside `writers/`", 1)[1].split("Inside `bench/`", 1)
+    assert set(re.findall(r"^\| `(\w+)/`", writers, re.MULTILINE)) == _rooms("writers")
+    assert set(re.findall(r"`(\w+)/` \(", bench)) == _rooms("bench")
+
+
+def test_every_file_exists() -> None:
+    """Paths are relative to the repository, or to the package; NAME stands for a new file."""
+    named = set(re.findall(r"`((?:\w+/)+(?:\w+\.\w+)?)`", _PAGE))
+    assert len(named) > 30
+    homes = [_ROOT, *(_ROOT / "iobench" / part for part in ("", "writers", "bench"))]
+    known = {path for path in named if any((home / path).exists() for home in homes)}
+    assert not {path for path in named - known if "NAME" not in path}

@@ -1,0 +1,107 @@
+"""README.md and docs/: tables and outputs are those that their records give; results/ is small."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from iobench.units import MIB
+
+_ROOT = Path(__file__).parents[2]
+_PERFORMANCE = _ROOT / "docs" / "performance.md"
+
+
+def _script(name: str) -> ModuleType:
+    """A module of benchmarks/, whose scripts import one another by their bare names."""
+    if name not in sys.modules:
+        found = importlib.util.spec_from_file_location(name, _ROOT / "benchmarks" / f"{name}.py")
+        assert found is not None
+        assert found.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(found)
+        found.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+_record, _tables = _script("record"), _script("tables")
+_PAGES = [page for page in _tables.PAGES if _tables.BLOCK.search(page.read_text())]
+
+
+@pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.name)
+def test_tables_are_those_of_their_records(page: Path) -> None:
+    """`python benchmarks/tables.py` would change nothing."""
+    assert page.read_text() == _tables.rendered(page)
+
+
+def test_performance_has_only_tables_of_records() -> None:
+    """A table that someone wrote by hand has no record, and would go unnoticed."""
+    assert "| ---" in _PERFORMANCE.read_text()
+    by_hand = _tables.BLOCK.sub("", _PERFORMANCE.read_text())
+    assert not [line for line in by_hand.splitlines() if line.startswith("|")]
+
+
+def test_performance_is_read_in_two_minutes() -> None:
+    """No long lines, and no bullet of more than three."""
+    text = _PERFORMANCE.read_text()
+    assert not [line for line in text.splitlines() if len(line) > 120]
+    assert not re.findall(r"^- .*\n(?:  .*\n){3,}", text, re.MULTILINE)
+
+
+def test_readme_is_short() -> None:
+    """What it is, how to start, and links."""
+    assert len((_ROOT / "README.md").read_text().splitlines()) <= 130
+
+
+def test_results_stay_small() -> None:
+    """Everyone who clones the repository downloads them."""
+    assert sum(path.stat().st_size for path in (_ROOT / "results").glob("reference-*")) < 2 * MIB
+
+
+def test_a_benchmark_record_becomes_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every sample counts: the median, the slowest and fastest round, by operation."""
+    path = tmp_path / "dcp.jsonl"
+    monkeypatch.setattr(sys, "argv", ["benchmarks/dcp.py", "--rounds", "3", "--record", str(path)])
+    with _record.Record(path, target=tmp_path) as samples:
+        for turn, seconds in enumerate((1.0, 4.0, 2.0)):
+            samples.sample("save stock", turn, 2 * seconds, bytes=2**30, cpu_s=0.5)
+            samples.sample("save ours", turn, seconds, bytes=2**30, cpu_s=0.25)
+        samples.sample("load ours", 0, 0.5, bytes=2**30, cpu_s=0.25)
+    monkeypatch.setattr(sys, "argv", ["tables.py", str(path)])
+    _tables.main()
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if line.startswith("|")] == [
+        "| arm | rate | slowest - fastest | median time | rounds | CPU s/GiB |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| load ours | 2.00 GiB/s | 2.00 - 2.00 | 0.500 s | 1 | 0.25 |",
+        "| save ours | 0.50 GiB/s | 0.25 - 1.00 | 2.000 s | 3 | 0.25 |",
+        "| save stock | 0.25 GiB/s | 0.12 - 0.50 | 4.000 s | 3 | 0.50 |",
+    ]
+    assert "python benchmarks/dcp.py --rounds 3\n" in out
+
+
+def test_records_are_not_overwritten(tmp_path: Path) -> None:
+    """A record is evidence: an older one stays."""
+    path = tmp_path / "old.jsonl"
+    path.write_text("old")
+    with pytest.raises(FileExistsError):
+        _record.Record(path, target=tmp_path)
+    assert path.read_text() == "old"
+
+
+def test_without_a_record_nothing_is_written(tmp_path: Path) -> None:
+    """The option is optional."""
+    with _record.Record(None, target=tmp_path) as samples:
+        samples.sample("arm", 0, 1.0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_of_another_schema_is_refused() -> None:
+    """A record of `iobench run` is not one of a script."""
+    with pytest.raises(ValueError, match="line 1: not of the schema"):
+        _record.read(_ROOT / "results" / "reference-aa-llama7b.jsonl")
