@@ -143,9 +143,9 @@ def _file(tmp_path: Path, text: str) -> Path:
         ('schema = "iobench.writer/2"\nwriter = "odirect"\nnew = 1', UsageError, "upgrade"),
         ('schema = "iobench.result/1"\nwriter = "odirect"', UsageError, "iobench.writer/1"),
         ('writer = "odirect"', UsageError, "schema is None"),
-        ("writer = ", UsageError, "is no TOML"),
-        ("writer = " + "[" * 5000, UsageError, "is no TOML"),
-        ("writer = " + "9" * 5000, UsageError, "is no TOML"),
+        ("writer = ", UsageError, "is not TOML"),
+        ("writer = " + "[" * 5000, UsageError, "is not TOML"),
+        ("writer = " + "9" * 5000, UsageError, "is not TOML"),
         (f'schema = "iobench.writer/{"9" * 5000}"', UsageError, "schema is 'iobench.writer/999"),
         (
             'schema = "iobench.writer/1"\nwriter = "null"\n[tuned]\nmachin = "x"',

@@ -75,13 +75,13 @@ def test_without_threads() -> None:
         assert isinstance(executor.submit(_fail).exception(0), ValueError)
     with asyncio.Runner(loop_factory=OwnLoop) as runner:
         assert runner.run(asyncio.to_thread(threading.current_thread)) is here
-    for apart in (True, False):
+    for caller_waits in (True, False):
         found: list[int] = []
 
         def work(blocks: Blocks, _: Meter, found: list[int] = found) -> None:
             found += [start for start, _ in blocks]
 
-        run_workers(3, Blocks(0, 5, 1), work, Meter(), apart=apart)
+        run_workers(3, Blocks(0, 5, 1), work, Meter(), caller_waits=caller_waits)
         assert found == list(range(5))
 
 

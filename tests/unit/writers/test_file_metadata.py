@@ -13,7 +13,12 @@ import pytest
 from iobench.errors import TransferError
 from iobench.writers import registry
 from iobench.writers.image import FileImage
-from iobench.writers.local.file_metadata import check_replaceable, standing, take_after, take_owner
+from iobench.writers.local.file_metadata import (
+    check_replaceable,
+    copy_metadata,
+    copy_owner,
+    existing_file,
+)
 from iobench.writers.local.new_file import NewFile
 from iobench.writers.transfer import Meter
 
@@ -27,7 +32,7 @@ def _as_other(path: Path) -> os.stat_result:
 
 def test_a_name_that_is_free(tmp_path: Path) -> None:
     """Nothing stands there, and nothing is in the way."""
-    path, found = standing(tmp_path / "file")
+    path, found = existing_file(tmp_path / "file")
     assert (path, found) == (str(tmp_path / "file"), None)
     check_replaceable(path, found)
 
@@ -37,10 +42,10 @@ def test_a_link_is_looked_through(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"old")
     (tmp_path / "link").symlink_to("file")
     (tmp_path / "dangling").symlink_to("later")
-    path, found = standing(tmp_path / "link")
+    path, found = existing_file(tmp_path / "link")
     assert path == str(tmp_path / "file")
     assert found == (tmp_path / "file").stat()
-    assert standing(tmp_path / "dangling") == (str(tmp_path / "later"), None)
+    assert existing_file(tmp_path / "dangling") == (str(tmp_path / "later"), None)
 
 
 def test_a_link_that_the_kernel_does_not_follow(
@@ -90,7 +95,7 @@ def test_an_owner_that_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "file").write_bytes(b"old")
     old, meter = _as_other(tmp_path / "file"), Meter()
     with (tmp_path / "file").open("rb") as new:
-        take_after(new.fileno(), tmp_path / "file", old, meter)
+        copy_metadata(new.fileno(), tmp_path / "file", old, meter)
     assert asked == [(old.st_uid, old.st_gid), (-1, old.st_gid)]
     (fallback,) = meter.fallbacks
     assert fallback.wanted == f"owner {old.st_uid}"
@@ -113,7 +118,7 @@ def test_an_attribute_that_cannot_be_kept(
     (tmp_path / "file").write_bytes(b"old")
     meter = Meter()
     with (tmp_path / "file").open("rb") as new, suppress(OSError) if raised else nullcontext():
-        take_after(new.fileno(), tmp_path / "file", (tmp_path / "file").stat(), meter)
+        copy_metadata(new.fileno(), tmp_path / "file", (tmp_path / "file").stat(), meter)
         assert not raised
     assert [fallback.wanted for fallback in meter.fallbacks] == ["attribute user.run"][raised:]
 
@@ -131,7 +136,7 @@ def test_attributes_that_cannot_be_had(
     (tmp_path / "file").write_bytes(b"old")
     meter = Meter()
     with (tmp_path / "file").open("rb") as new:
-        take_after(new.fileno(), tmp_path / "file", (tmp_path / "file").stat(), meter)
+        copy_metadata(new.fileno(), tmp_path / "file", (tmp_path / "file").stat(), meter)
     assert not meter.fallbacks
 
 
@@ -145,4 +150,4 @@ def test_a_broken_disk_is_no_lack_of_rights(
 
     monkeypatch.setattr(os, "chown", chown)
     with pytest.raises(OSError, match="I/O error"):
-        take_owner(tmp_path, tmp_path.stat())
+        copy_owner(tmp_path, tmp_path.stat())

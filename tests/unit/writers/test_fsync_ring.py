@@ -78,7 +78,7 @@ def test_what_was_never_tried_is_synced_here(
     ("refuse", "says"),
     [
         ("_SYS_SETUP", "no io_uring"),
-        ("_SYS_REGISTER", "cannot be had"),
+        ("_SYS_REGISTER", "cannot be set up for fsync"),
     ],
 )
 def test_refused(monkeypatch: pytest.MonkeyPatch, refuse: str, says: str) -> None:

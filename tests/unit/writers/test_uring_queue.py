@@ -128,17 +128,17 @@ def test_what_was_put_off_cannot_be_awaited_after_a_failure(make) -> None:
 @pytest.mark.parametrize("refused", [0, 1, 2, 3])
 def test_setup_flags_are_tried(monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
     """The most that the kernel takes is used, and nothing where it takes none."""
-    wishes = list(module._WISHES)
+    flag_sets = list(module._FLAG_SETS)
 
     class Binding:
         @staticmethod
         def UringCtx(*, entries: int, setup_flags: int) -> _Ctx:  # noqa: N802, ARG004 -- pyuring's
-            if wishes.index(setup_flags) < refused:
+            if flag_sets.index(setup_flags) < refused:
                 raise OSError(errno.EINVAL, "Invalid argument")
             return _Ctx(setup_flags=setup_flags)
 
     monkeypatch.setattr(module, "_pyuring", lambda: Binding)
-    assert setup_flags.__wrapped__() == wishes[refused]
+    assert setup_flags.__wrapped__() == flag_sets[refused]
 
 
 def test_a_kernel_without(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,8 +113,8 @@ def test_ctrl_c_while_working_stops_the_helpers() -> None:
     assert _helpers() == []
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_ctrl_c_while_waiting_waits_on(impatience: _Impatience, apart: bool) -> None:
+@pytest.mark.parametrize("caller_waits", [False, True])
+def test_ctrl_c_while_waiting_waits_on(impatience: _Impatience, caller_waits: bool) -> None:
     """KeyboardInterrupt while the caller waits for a helper is raised once the helper has ended."""
     caller = threading.current_thread()
     go_on = threading.Event()
@@ -126,7 +126,8 @@ def test_ctrl_c_while_waiting_waits_on(impatience: _Impatience, apart: bool) -> 
             ended.append(True)
 
     with impatience(go_on):
-        run_workers(1 if apart else 2, Blocks(0, 10, 1), work, Meter(), apart=apart)
+        threads = 1 if caller_waits else 2
+        run_workers(threads, Blocks(0, 10, 1), work, Meter(), caller_waits=caller_waits)
     assert ended == [True]
 
 
@@ -176,8 +177,8 @@ def _helpers() -> list[threading.Thread]:
 
 
 @pytest.mark.parametrize("size", [4096, 12288, 1 << 20, (1 << 20) + 4096, 3 << 20])
-def test_blocks_are_aligned_and_apart(size: int) -> None:
-    """However many one huge page holds, blocks are page-aligned, writable and apart."""
+def test_blocks_are_aligned_and_do_not_overlap(size: int) -> None:
+    """Blocks are page-aligned, writable and do not overlap, however many a huge page holds."""
     pool = BlockPool(size)
     blocks = [pool.take() for _ in range((4 << 20) // size + 2)]
     for number, block in enumerate(blocks):
@@ -188,8 +189,8 @@ def test_blocks_are_aligned_and_apart(size: int) -> None:
         assert block[0] == block[-1] == number % 256
 
 
-def test_workers_apart() -> None:
-    """With `apart` all the work is done in other threads than the caller's."""
+def test_a_caller_that_waits() -> None:
+    """With `caller_waits` other threads than the caller's do all the work."""
     seen: set[int] = set()
 
     def work(blocks: Blocks, meter: Meter) -> None:
@@ -198,12 +199,12 @@ def test_workers_apart() -> None:
             meter.retries += 1
 
     meter = Meter()
-    run_workers(2, Blocks(0, 1000, 10), work, meter, apart=True)
+    run_workers(2, Blocks(0, 1000, 10), work, meter, caller_waits=True)
     assert threading.get_ident() not in seen
     assert meter.retries == 100
 
 
-def test_an_interrupt_of_workers_apart() -> None:
+def test_an_interrupt_of_a_caller_that_waits() -> None:
     """Ctrl-C in the caller cancels the blocks and goes on when every worker has ended."""
     ended: list[int] = []
     begun = threading.Barrier(2, action=_thread.interrupt_main)
@@ -213,7 +214,7 @@ def test_an_interrupt_of_workers_apart() -> None:
         ended.append(sum(1 for _ in blocks))
 
     with pytest.raises(KeyboardInterrupt):
-        run_workers(2, Blocks(0, 1 << 40, 1), work, Meter(), apart=True)
+        run_workers(2, Blocks(0, 1 << 40, 1), work, Meter(), caller_waits=True)
     assert len(ended) == 2
 
 
@@ -238,5 +239,5 @@ def test_a_handler_that_ends_the_process_does_not_cut_the_wait_short(
 
     monkeypatch.setattr(Worker, "join", interrupted)
     with pytest.raises(SystemExit):
-        run_workers(1, Blocks(0, 1, 1), work, Meter(), apart=True)
+        run_workers(1, Blocks(0, 1, 1), work, Meter(), caller_waits=True)
     assert ended == [True]
