@@ -153,7 +153,7 @@ class BackgroundWriter:
             # The stream's own meter counts the time that it waits for these threads.
             meter.seconds = {} if self._ring else {"write": meter.seconds.get("write", 0.0)}
         # If the end failed, the kernel may still use the memory of blocks in flight.
-        self._channel.end_mine(LeaseState.LOST if len(blocks) else LeaseState.FAILED)
+        self._channel.end_all(LeaseState.LOST if len(blocks) else LeaseState.FAILED)
 
     def _start(self, blocks: BlocksInFlight, lease: Lease[_Block]) -> None:
         def on_complete(whole: bool) -> None:

@@ -189,7 +189,6 @@ def _submitters_life(work: _Work, leases: list[Lease[int]], *, drains: bool) -> 
             channel.wait(leases[2])
             channel.submit(leases[3])
             channel.drain()
-            channel.raise_failure()
     finally:
         channel.close(drop=True)
         channel.afterwards(lambda: called.append(1))
@@ -286,7 +285,7 @@ class _Any(RuleBasedStateMachine):
         if self.fates[number] == "fail":
             raise OSError(number, "failed")
         if self.fates[number] == "lose":
-            self.channel.end_mine(LeaseState.LOST)
+            self.channel.end_all(LeaseState.LOST)
 
     def _pending(self) -> list[Lease[int]]:
         return [one for one in self.leases if one.state in (LeaseState.QUEUED, LeaseState.RUNNING)]
