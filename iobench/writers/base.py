@@ -33,7 +33,7 @@ class Writer(ABC):
     schemes: ClassVar[tuple[str, ...]] = ("file",)
     """Accepted kinds of targets: `file` for directories, `s3` for `s3://bucket/prefix`."""
     Options: ClassVar[type[WriterOptions]]
-    stands_in: Fallback | None = None
+    replaces: Fallback | None = None
     """Set by `iobench.load_writer` when this writer replaces another one that is unavailable.
 
     Each Transfer of this writer reports it among its `fallbacks`.
@@ -147,7 +147,7 @@ class Writer(ABC):
 
     def _meter(self) -> Meter:
         """Return the meter of one operation; its clock starts now."""
-        return Meter(fallbacks={self.stands_in: None} if self.stands_in else {})
+        return Meter(fallbacks={self.replaces: None} if self.replaces else {})
 
     @staticmethod
     def _range_to_fill(image: FileImage, start: int, stop: int | None) -> tuple[int, int]:
@@ -161,7 +161,7 @@ class Writer(ABC):
 
     def __reduce__(self) -> tuple[type[Writer], tuple[WriterOptions], dict[str, Any] | None]:
         """A pickle or copy holds the options alone, and the writer is made from them again."""
-        state = {"stands_in": self.stands_in} if self.stands_in else None
+        state = {"replaces": self.replaces} if self.replaces else None
         return type(self), (self.options,), state
 
     def __repr__(self) -> str:

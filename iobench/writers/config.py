@@ -215,7 +215,7 @@ def _replacement(name: str, error: UnavailableError, place: str | Path | None) -
                 f"{error.remedy} To store elsewhere, use load_writer({name!r}).".lstrip(),
             ) from error
         writer.require(place)
-    writer.stands_in = Fallback(wanted=error.name, used=name, reason=error.reason)
+    writer.replaces = Fallback(wanted=error.name, used=name, reason=error.reason)
     warnings.warn(f"{name} is used in its place: {error}", RuntimeWarning, stacklevel=3)
     return writer
 

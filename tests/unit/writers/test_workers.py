@@ -1,4 +1,4 @@
-"""Workers: blocks shared out, failures raised, nobody left behind."""
+"""run_workers: blocks are shared, failures are raised, no thread is left."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_blocks_cover_the_range(start: int, length: int, block_size: int) -> Non
 
 @pytest.mark.parametrize("threads", [1, 2, 7])
 def test_each_block_goes_to_one_worker(threads: int) -> None:
-    """Whatever the number of workers, every block is taken exactly once, and all is counted."""
+    """With any number of workers, every block is taken exactly once, and all is counted."""
     taken: list[tuple[int, int]] = []
     meter = Meter()
 
@@ -62,7 +62,7 @@ def test_this_thread_is_one_of_them() -> None:
 
 @pytest.mark.parametrize("in_helper", [False, True])
 def test_a_failure_cancels_the_rest_and_is_raised(in_helper: bool) -> None:
-    """Whichever worker fails, no more blocks are handed out and the caller gets the failure."""
+    """If any worker fails, no more blocks are yielded, and the caller gets the failure."""
     caller = threading.current_thread()
     failed = threading.Event()
     many = 1_000_000
@@ -83,7 +83,7 @@ def test_a_failure_cancels_the_rest_and_is_raised(in_helper: bool) -> None:
 
 
 def test_further_failures_are_notes() -> None:
-    """Of several failures the first is raised and the others are told in its notes."""
+    """The first of several failures is raised, with the others as its notes."""
     barrier = threading.Barrier(3)
 
     def work(blocks: Blocks, own: Meter) -> None:
@@ -132,7 +132,7 @@ def test_ctrl_c_while_waiting_waits_on(impatience: _Impatience, caller_waits: bo
 
 
 def test_a_helper_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When a thread cannot be started, those that were are ended and the error is raised."""
+    """When a thread cannot start, the others end and the error is raised."""
     start = threading.Thread.start
     started: list[threading.Thread] = []
 
@@ -165,7 +165,7 @@ def test_blocks_are_page_aligned_and_kept() -> None:
 
 
 def test_a_block_comes_back_after_an_error() -> None:
-    """The `with` gives the block back whatever happens inside."""
+    """The `with` returns the block to the pool after any exception."""
     pool = BlockPool(4096)
     with pytest.raises(_WorkerError), pool.block() as block:
         raise _WorkerError
@@ -205,7 +205,7 @@ def test_a_caller_that_waits() -> None:
 
 
 def test_an_interrupt_of_a_caller_that_waits() -> None:
-    """Ctrl-C in the caller cancels the blocks and goes on when every worker has ended."""
+    """Ctrl-C in the caller cancels the blocks and is raised when every worker has ended."""
     ended: list[int] = []
     begun = threading.Barrier(2, action=_thread.interrupt_main)
 
@@ -221,7 +221,7 @@ def test_an_interrupt_of_a_caller_that_waits() -> None:
 def test_a_handler_that_ends_the_process_does_not_cut_the_wait_short(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """SIGTERM's may raise SystemExit in each wait for a worker, which still uses the memory."""
+    """A SIGTERM handler may raise SystemExit in each wait for a worker that uses the memory."""
     release, ended, exits = threading.Event(), [], iter(range(3))
     join = Worker.join
 
