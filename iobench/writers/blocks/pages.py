@@ -25,6 +25,7 @@ def fresh_pages(size_bytes: int, *, huge: bool) -> Bytes:
     Raises OSError (ENOMEM).
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    # mmap aligns to a small page only: map one huge page more, and begin at a boundary inside.
     memory = mmap.mmap(-1, size_bytes + HUGE_PAGE, flags=flags)
     room = np.frombuffer(memory, dtype=np.uint8)
     begin = -room.ctypes.data % HUGE_PAGE

@@ -92,6 +92,7 @@ class InFlight:
 
     def _submit(self, tag: int) -> None:
         operation = self._operations[tag]
+        # io_uring may complete an operation in part; the rest is submitted as another one.
         left = operation.data[operation.done :]
         move = self._ring.write if self._writes else self._ring.read
         try:

@@ -97,6 +97,7 @@ class DirectStream(Stream):
         with self._meter.phase("wait"):
             self._background.drain()
         if self._filled:
+            # O_DIRECT needs whole units of the alignment; `set_size` cuts off the padding.
             padded = -(-self._filled // self._alignment) * self._alignment
             with self._meter.phase("write"):
                 self._background.put(self._block[:padded], self._offset, self._meter)

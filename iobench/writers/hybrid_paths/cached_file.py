@@ -60,9 +60,10 @@ class CachedFile:
     def leave(self, start: int, stop: int) -> None:
         """Put the written ranges that overlap [start, stop) on storage and drop their pages."""
         with self._lock:
-            met = [r for r in self._written if r[0] < stop and start < r[1]]
-            self._written = [r for r in self._written if r not in met]
-        for begin, end in met:
+            overlapping = [r for r in self._written if r[0] < stop and start < r[1]]
+            self._written = [r for r in self._written if r not in overlapping]
+        for begin, end in overlapping:
+            # posix_fadvise drops clean pages only, and whole ones only: sync, then round outwards.
             on_storage(self._fd, begin, end - begin, drop=False)
             page = begin - begin % linux.PAGE
             length = round_up(end, linux.PAGE) - page

@@ -17,7 +17,7 @@ def written_on(done: int, count: int, offset: int, alignment: int) -> int:
     `offset` is where the whole operation began in the file. A direct write continues at a multiple
     of `alignment`. Raises OSError when less than one such unit was taken.
     """
-    if count < alignment:
+    if count < alignment:  # rounded down to the alignment this is 0: no progress
         raise OSError(errno.EIO, f"a write at {offset + done} took {count} bytes")
     return done + count - count % alignment
 

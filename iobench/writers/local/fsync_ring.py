@@ -65,7 +65,7 @@ class _Queues:
         places = (first + np.arange(len(fds))) % self.entries
         self._operations[places, 1] = fds
         self._operations[places, 8] = np.arange(len(fds))  # user_data, its lower half
-        self._queued[0] = (first + len(fds)) & _MASK
+        self._queued[0] = (first + len(fds)) & _MASK  # last: the kernel reads entries up to here
 
     def __len__(self) -> int:
         """Return the number of fsyncs that the kernel has not taken yet."""
@@ -76,7 +76,7 @@ class _Queues:
         seen, ended = int(self._seen[0]), int(self._ended[0])
         count = (ended - seen) & _MASK
         found = self._results[(seen + np.arange(count)) % len(self._results)]
-        self._seen[0] = ended
+        self._seen[0] = ended  # after the copy above: the kernel may now reuse these entries
         return count, dict(found[found[:, 2] < 0][:, (0, 2)].tolist())
 
 

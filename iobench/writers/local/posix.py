@@ -242,7 +242,7 @@ def _all(
     flags: int,
 ) -> int:
     calls = 0
-    views = list(reversed(views))
+    views = list(reversed(views))  # a copy, in an order in which pop() removes the first view
     while views:
         batch = views[: -IOV_MAX - 1 : -1]
         done = call(fd, batch, offset, flags)
