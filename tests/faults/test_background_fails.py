@@ -14,6 +14,7 @@ import pytest
 
 from iobench.testing import Footprint, content
 from iobench.writers import hybrid, uring
+from iobench.writers.direct import background, engine
 from iobench.writers.hybrid_paths.cached_file import CachedFile
 from iobench.writers.local.direct_io import pwrite_direct
 from iobench.writers.registry import make
@@ -97,22 +98,11 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Storage]:
     monkeypatch.setattr(CachedFile, "resident_bytes", lambda *_: 0)
     for module in (uring, hybrid):
         monkeypatch.setattr(module, "open_ring", Ring)
-    for name in ("background", "crew", "direct_engine"):
-        module = _module(name)
-        if module is not None:
-            assert module.pwrite_direct is pwrite_direct
-            monkeypatch.setattr(module, "pwrite_direct", write)
+    for module in (background, engine):
+        assert module.pwrite_direct is pwrite_direct
+        monkeypatch.setattr(module, "pwrite_direct", write)
     yield storage
     storage.go_on.set()
-
-
-def _module(name: str):
-    import importlib
-
-    try:
-        return importlib.import_module(f"iobench.writers.{name}")
-    except ImportError:
-        return None
 
 
 @pytest.fixture(params=_SETTINGS)

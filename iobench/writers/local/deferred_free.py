@@ -48,7 +48,7 @@ class _DeferredFree:
         self._lock = threading.RLock()  # a signal handler that saves may run while it is held
         self._channel: Channel[_Held] = Channel(
             lambda: self._channel.serve(self._close),
-            name="iobench-freeing",
+            name="iobench-deferred-free",
             limit=4 * _MOST_HELD,
             lingers=False,
             daemon=False,

@@ -123,7 +123,7 @@ def test_a_save_that_replaces_another_finds_space(
     close = os.close
 
     def slow(fd: int) -> None:
-        if threading.current_thread().name == "iobench-freeing":
+        if threading.current_thread().name == "iobench-deferred-free":
             time.sleep(0.3)
         close(fd)
 
@@ -158,7 +158,7 @@ def test_files_being_closed_count_too(
     close, closing, go_on = os.close, threading.Event(), threading.Event()
 
     def stopped(fd: int) -> None:
-        if threading.current_thread().name == "iobench-freeing":
+        if threading.current_thread().name == "iobench-deferred-free":
             closing.set()
             assert go_on.wait(60)
         close(fd)
