@@ -154,7 +154,7 @@ class Trial:
         subset: float | None = None,
     ) -> Sample:
         contender = self.variant.contender
-        total = Transfer.beside([Transfer.total(one.transfers) for one in done])
+        total = Transfer.concurrent([Transfer.total(one.transfers) for one in done])
         phases = dict(total.phases_s)
         if commit_s:
             phases["commit"] = phases.get("commit", 0.0) + commit_s

@@ -46,13 +46,13 @@ def exec_(
     """
     from iobench.integrations.redirect import launch as launching
     from iobench.integrations.redirect.summary import summary
-    from iobench.writers.local.file_metadata import check_replaceable, standing
+    from iobench.writers.local.file_metadata import check_replaceable, existing_file
 
     writer = _writer(config)
     if report is not None and not os.access(report.parent, os.W_OK):
         raise TargetError(f"--report {report}: its directory is missing or not writable")
     if report is not None:
-        check_replaceable(*standing(report))
+        check_replaceable(*existing_file(report))
     outcome = launching.launch(command, writer)
     for line in summary(outcome, writer):
         print(f"iobench exec: {printable(line)}", file=sys.stderr)

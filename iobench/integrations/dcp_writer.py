@@ -143,7 +143,7 @@ class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
 
         with _newest.step(last=not self._finishes):
             threads = max(1, min(self._thread_count, len(groups)))
-            run_workers(threads, Blocks(0, len(groups), 1), work, Meter(), apart=True)
+            run_workers(threads, Blocks(0, len(groups), 1), work, Meter(), caller_waits=True)
         in_order = [files[number] for number in range(len(groups))]
         self.transfers += [transfer for transfer, _ in in_order]
         done: Future[list[WriteResult]] = Future()

@@ -10,7 +10,7 @@ from pathlib import Path
 from iobench.checkpoint.staged import STAGING_SUFFIX, exchange, reraise
 from iobench.errors import TransferError, UsageError
 from iobench.writers.local.deferred_free import remove_tree
-from iobench.writers.local.file_metadata import standing, take_owner
+from iobench.writers.local.file_metadata import copy_owner, existing_file
 from iobench.writers.local.new_file import sync_directory
 
 __all__ = ["StagedDirectory"]
@@ -31,7 +31,7 @@ class StagedDirectory:
         """
         if root is None:
             try:
-                standing(final)  # realpath alone would follow every link
+                existing_file(final)  # realpath alone would follow every link
             except OSError as error:
                 raise TransferError.wrap(error, "staging", final) from error
         self.final = Path(os.path.realpath(final) if root is None else os.path.abspath(final))
@@ -105,7 +105,7 @@ def _holds_working_directory(directory: Path) -> bool:
 
 def _take_after(old: Path, new: Path) -> None:
     """Give the directory `new` what `old` has: owner and group as permitted, all else."""
-    take_owner(new, old.stat())
+    copy_owner(new, old.stat())
     shutil.copystat(old, new)  # after the owner, whose change clears bits
 
 

@@ -1,4 +1,4 @@
-"""Availability: whether a writer works somewhere, and if not why."""
+"""Availability: whether a writer works on a target, and if not, why."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 @dataclass(frozen=True, kw_only=True)
 class Availability:
-    """Whether a writer works on a target; if not (or not quite) why, and what to do."""
+    """Whether a writer works on a target; if not (or only in part), why, and what to do."""
 
     ok: bool
     reason: str = ""
@@ -20,5 +20,5 @@ class Availability:
 
 
 def remedy_of(error: OSError) -> str:
-    """What to do about a write that was tried in a directory and failed; empty if that is open."""
+    """Return what to do about a failed trial write in a directory; empty if unknown."""
     return "Make room there, or name another directory." if error.errno in _FULL else ""

@@ -19,25 +19,28 @@ __all__ = ["Availability", "Writer"]
 
 
 class Writer(ABC):
-    """Moves file images by one I/O path. Made from options alone; safe to use from many threads.
+    """Moves file images by one I/O path. Made from options alone; thread-safe.
 
-    A target is a directory (for `write`, `read`, `available`) or a file (for `open`); for writers
-    of an object store `s3://bucket/prefix` and `s3://bucket/key`.
+    A target is a directory (for `write`, `read`, `available`) or a file (for `open`). Writers of an
+    object store take `s3://bucket/prefix` and `s3://bucket/key`.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     """One line for `iobench writers`."""
     stores: ClassVar[bool] = True
-    """False for a writer that keeps nothing and only measures the harness."""
+    """False for a writer that stores nothing and only measures the harness."""
     schemes: ClassVar[tuple[str, ...]] = ("file",)
-    """The kinds of targets it takes: `file` for directories, `s3` for `s3://bucket/prefix`."""
+    """Accepted kinds of targets: `file` for directories, `s3` for `s3://bucket/prefix`."""
     Options: ClassVar[type[WriterOptions]]
-    stands_in: Fallback | None = None
-    """What was wanted in its place (see `iobench.load_writer`); each of its Transfers tells so."""
+    replaces: Fallback | None = None
+    """Set by `iobench.load_writer` when this writer replaces another one that is unavailable.
+
+    Each Transfer of this writer reports it among its `fallbacks`.
+    """
 
     def __init__(self, options: WriterOptions | None = None, **values: Any) -> None:
-        """`options`, or `values` for some of them: `ODirectWriter(block_size="8MiB")`."""
+        """Take `options`, or `values` for some of them: `ODirectWriter(block_size="8MiB")`."""
         if options is not None and values:
             raise UsageError("give options or values for them, not both")
         if options is not None and type(options) is not self.Options:
@@ -53,14 +56,16 @@ class Writer(ABC):
         durable: bool = True,
         sync_directory: bool = True,
     ) -> Transfer:
-        """Write `image` to `target/image.path`, replacing what is there whole or not at all.
+        """Write `image` to `target/image.path`. Replaces an existing file whole or not at all.
 
-        On return the file is complete under its name and, unless `durable=False`, its bytes are on
-        storage; so is its name unless `sync_directory=False`, for a caller that syncs the directory
-        once for many files. A file that is replaced leaves owner and permissions to the new one, as
-        far as they may be set. On failure nothing new is under the name and what was there before
-        still is. Raises TransferError; UnavailableError when the path cannot be had there;
-        TargetError for a name that is a directory's, pipe's or device's.
+        On return the file is complete under its name. Unless `durable=False`, its bytes are on
+        storage. Its name is durable too, unless `sync_directory=False`: a caller that writes many
+        files can then sync the directory once. A replaced file passes its owner and permissions
+        to the new one, as far as this process may set them.
+
+        On failure the name keeps what it had before. Raises TransferError, UnavailableError when
+        the I/O path is unavailable at the target, and TargetError when the name is that of a
+        directory, pipe or device.
         """
 
     def write_many(
@@ -71,11 +76,12 @@ class Writer(ABC):
         durable: bool = True,
         sync_directory: bool = True,
     ) -> Transfer:
-        """Write files that belong together; on return each is as `write` would have left it.
+        """Write many files. On return each file is in the state in which `write` leaves it.
 
-        A writer may share among them what one by one costs most, the waiting for storage. On
-        failure each name holds the whole new file, or what it held before. Raises what `write`
-        raises. The Transfer tells of all files; its clock ran once over all of them.
+        A writer may wait for storage once for many files: that wait is the largest cost of writing
+        them one by one. On failure each name holds the whole new file, or what it held before.
+        Raises what `write` raises. The Transfer counts all files; its clock runs once over all of
+        them.
         """
         meter = self._meter()
         parts = [
@@ -92,26 +98,26 @@ class Writer(ABC):
     ) -> Transfer:
         """Fill bytes [start, stop) of the image's memory from `target/image.path`.
 
-        Raises DataMismatchError when the file's size is not the image's, TransferError,
+        Raises DataMismatchError when the sizes of file and image differ, TransferError,
         UnavailableError. On failure the memory's content is undefined.
         """
 
     @abstractmethod
     def open(self, target: str | Path, size: int | None = None) -> Stream:
-        """A binary file object that writes the new file `target` over the same path.
+        """Return a binary file object that writes the new file `target` by the same path.
 
-        For serializers that stream. `size`, if known, lets space be reserved. See `Stream` for when
-        the file becomes visible and durable.
+        It is for serializers that stream. With a known `size` the writer reserves space. `Stream`
+        says when the file becomes visible and durable.
         """
 
     @abstractmethod
     def available(self, target: str | Path = ".") -> Availability:
-        """Whether this writer works in the directory `target`, found by trying."""
+        """Try whether this writer works in the directory `target`."""
 
     def open_source(self, target: str | Path) -> Source:
-        """The stored file `target`, for looking into it before a restore: its header, its size.
+        """Open the stored file `target` to inspect it before a restore: its header, its size.
 
-        Raises TransferError when there is none.
+        Raises TransferError when the file does not exist.
         """
         self.check_scheme(target)
         try:
@@ -121,7 +127,7 @@ class Writer(ABC):
 
     @classmethod
     def check_scheme(cls, target: str | Path) -> None:
-        """Raise UsageError for a target of a kind that this writer does not take."""
+        """Raise UsageError for a target of a kind that this writer does not accept."""
         scheme, separator, _ = str(target).partition("://")
         scheme = scheme if separator else "file"
         if scheme in cls.schemes:
@@ -140,22 +146,22 @@ class Writer(ABC):
             raise UnavailableError(self.name, answer.reason, answer.remedy)
 
     def _meter(self) -> Meter:
-        """The meter of one operation, begun now."""
-        return Meter(fallbacks={self.stands_in: None} if self.stands_in else {})
+        """Return the meter of one operation; its clock starts now."""
+        return Meter(fallbacks={self.replaces: None} if self.replaces else {})
 
     @staticmethod
     def _range_to_fill(image: FileImage, start: int, stop: int | None) -> tuple[int, int]:
-        """[start, stop) of `read`, where the image may be filled. Raises UsageError."""
+        """Check the range of `read` and return it as (start, stop). Raises UsageError."""
         stop = image.size_bytes if stop is None else stop
         if not 0 <= start <= stop <= image.size_bytes:
-            raise UsageError(f"[{start}, {stop}) is no range of {image.size_bytes} bytes")
+            raise UsageError(f"[{start}, {stop}) is not a range of {image.size_bytes} bytes")
         if not image.writable:
             raise UsageError(f"image {image.path!r}: its memory is read-only")
         return start, stop
 
     def __reduce__(self) -> tuple[type[Writer], tuple[WriterOptions], dict[str, Any] | None]:
-        """Pickled and copied as what it is made from: its options."""
-        state = {"stands_in": self.stands_in} if self.stands_in else None
+        """A pickle or copy holds the options alone, and the writer is made from them again."""
+        state = {"replaces": self.replaces} if self.replaces else None
         return type(self), (self.options,), state
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The `buffered` writer: through the page cache, as nearly every framework writes today."""
+"""The `buffered` writer: through the page cache, like nearly every framework today."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A writer as a TOML file: what a tuner emits and a trainer loads."""
+"""A writer as a TOML file: a tuner writes it, and a trainer loads it."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _FAMILY, _VERSION = SCHEMA.split("/")
 _KEYS = ("schema", "writer", "format", "options", "tuned")
 
 _warned: set[str] = set()
-"""The files whose other machine was told of already."""
+"""The files that have already caused the warning about another machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriterConfig:
-    """A file that was read: the writer it makes, and what else it says.
+    """The content of a TOML file: a writer, its options and their origin.
 
-    `format` is that of the files that were tuned for (`torch`, `safetensors`, `raw`), None where
-    the file does not say.
+    `format` is the format of the files that were tuned (`torch`, `safetensors`, `raw`), or None if
+    the file has no such key.
     """
 
     path: Path
@@ -51,11 +51,11 @@ class WriterConfig:
     tuned: Tuned | None = None
 
     def make(self, **overrides: Any) -> Writer:
-        """The writer, `overrides` set over the file's options. Raises as `load_writer`."""
+        """Make the writer; `overrides` replace options of the file. Raises like `load_writer`."""
         try:
             return registry.make(self.name, **{**self.options, **overrides})
         except IobenchError as error:
-            _say_where(error, self.path)
+            _add_path(error, self.path)
             raise
 
 
@@ -66,9 +66,9 @@ def dump_writer(
     file_format: str | None = None,
     comment: Iterable[str] = (),
 ) -> str:
-    """The TOML text from which `load_writer` makes an equal writer.
+    """Return the TOML text from which `load_writer` makes an equal writer.
 
-    `comment` are lines for people on top, `tuned` says where the settings come from.
+    `comment` are comment lines at the top, `tuned` is the origin of the settings.
     """
     lines = [f"# {printable(line)}" for line in comment]
     lines += [f'schema = "{SCHEMA}"', f'writer = "{writer.name}"']
@@ -85,7 +85,7 @@ def dump_writer(
 
 
 def is_path(text: str) -> bool:
-    """Whether `text` is the path of a writer's file, and no name, with or without options."""
+    """Whether `text` is the path of a writer's file, and not a name with or without options."""
     return text.endswith(".toml") or "/" in text.partition(",")[0]
 
 
@@ -96,31 +96,31 @@ def load_writer(
     target: str | Path | None = None,
     **overrides: Any,
 ) -> Writer:
-    """The writer of that name, or of that TOML file; `overrides` set options over the file's.
+    """Make the writer of that name or TOML file; `overrides` replace options of the file.
 
-    A text that ends in `.toml` or holds a `/` is a path. Whether the writer works is tried in
-    `target`, or else where the file says that it was tuned, if that is there; without either it
-    shows with the first transfer. A file from another machine warns once (RuntimeWarning).
+    A text that ends in `.toml` or contains a `/` is a path. The writer is tried in `target`, or
+    else in the target that the file was tuned for, if that exists. Without either, the first
+    transfer shows whether it works. A file from another machine causes one RuntimeWarning.
 
-    With `fallback`, the name of another writer, that one comes in place of one that does not work
-    here; a RuntimeWarning says so, and each of its Transfers records it among its `fallbacks`. A
-    writer of files is none for a bucket, nor the other way round: that raises UnavailableError too.
+    `fallback` is the name of another writer. It replaces a writer that does not work here, with a
+    RuntimeWarning, and each of its Transfers records that among its `fallbacks`. A writer of files
+    cannot replace one of buckets, nor the reverse: both raise UnavailableError.
 
-    Raises UsageError for a file that is no writer's or of a newer schema, UnknownNameError and
-    OptionError for what it names, UnavailableError, with the remedy, for a writer that does not
-    work here.
+    Raises UsageError for a file that is not a writer's or has a newer schema, UnknownNameError and
+    OptionError for its content, and UnavailableError with a remedy for a writer that does not work
+    here.
     """
     text = os.fspath(path_or_name)
     config = read_config(text) if text.endswith(".toml") or "/" in text else None
     try:
         writer = config.make(**overrides) if config else registry.make(text, **overrides)
-        place = _place(target, config)
+        place = _trial_target(target, config)
         if place is not None:
             _require(writer, place, given=target is not None)
     except UnavailableError as error:
-        place = _place(target, config)
+        place = _trial_target(target, config)
         if fallback is not None:
-            return _stand_in(fallback, error, place)
+            return _replacement(fallback, error, place)
         if not is_s3(place):
             error.add_note("fallback='buffered' would take another writer in its place")
         raise
@@ -130,14 +130,14 @@ def load_writer(
 
 
 def read_config(path: str | os.PathLike[str]) -> WriterConfig:
-    """What the TOML file at `path` says; no writer is made. Raises UsageError and its kin."""
+    """Read the TOML file at `path` without making a writer. Raises UsageError or a subclass."""
     file = Path(path)
     document = _read(file)
     options = document.get("options", {})
     if not isinstance(document.get("writer"), str) or not isinstance(options, dict):
         raise UsageError(f"{file}: must have writer = NAME and may have a table [options]")
-    told, tuned = document.get("format"), document.get("tuned")
-    if not (told is None or isinstance(told, str)) or not (
+    file_format, tuned = document.get("format"), document.get("tuned")
+    if not (file_format is None or isinstance(file_format, str)) or not (
         tuned is None or isinstance(tuned, dict)
     ):
         raise UsageError(f"{file}: format must be a text, [tuned] a table")
@@ -146,16 +146,16 @@ def read_config(path: str | os.PathLike[str]) -> WriterConfig:
             path=file,
             name=document["writer"],
             options=options,
-            format=told,
+            format=file_format,
             tuned=None if tuned is None else Tuned.from_mapping(tuned),
         )
     except UsageError as error:
-        _say_where(error, file)
+        _add_path(error, file)
         raise
 
 
-def _say_where(error: IobenchError, path: Path) -> None:
-    """Have the message begin with the file that is wrong."""
+def _add_path(error: IobenchError, path: Path) -> None:
+    """Put the path of the file before the message."""
     error.args = (f"{path}: {error}", *error.args[1:])
 
 
@@ -164,8 +164,8 @@ def _read(path: Path) -> dict[str, Any]:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:  # of tomllib, and of integers that are too long
-        raise UsageError(f"{path}: is no TOML ({error})") from error
+    except (ValueError, RecursionError) as error:  # tomllib's own, and that of too long integers
+        raise UsageError(f"{path}: is not TOML ({error})") from error
     schema = document.get("schema")
     family, _, version = schema.partition("/") if isinstance(schema, str) else ("", "", "")
     if family != _FAMILY or not (version.isdecimal() and len(version) < 10):
@@ -183,8 +183,8 @@ def _read(path: Path) -> dict[str, Any]:
     return document
 
 
-def _place(target: str | Path | None, config: WriterConfig | None) -> str | Path | None:
-    """Where to try the writer; None for nowhere."""
+def _trial_target(target: str | Path | None, config: WriterConfig | None) -> str | Path | None:
+    """Return the target to try the writer in, or None."""
     if target is not None or config is None or config.tuned is None:
         return target
     tuned_for = config.tuned.target
@@ -192,7 +192,10 @@ def _place(target: str | Path | None, config: WriterConfig | None) -> str | Path
 
 
 def _require(writer: Writer, place: str | Path, *, given: bool) -> None:
-    """Raise UnavailableError unless it works there. What was only tuned for may be gone."""
+    """Raise UnavailableError unless the writer works there.
+
+    A target that comes only from the file may be missing.
+    """
     try:
         writer.require(place)
     except TargetError:
@@ -200,7 +203,7 @@ def _require(writer: Writer, place: str | Path, *, given: bool) -> None:
             raise
 
 
-def _stand_in(name: str, error: UnavailableError, place: str | Path | None) -> Writer:
+def _replacement(name: str, error: UnavailableError, place: str | Path | None) -> Writer:
     writer = registry.make(name)
     if place is not None:
         try:
@@ -212,7 +215,7 @@ def _stand_in(name: str, error: UnavailableError, place: str | Path | None) -> W
                 f"{error.remedy} To store elsewhere, use load_writer({name!r}).".lstrip(),
             ) from error
         writer.require(place)
-    writer.stands_in = Fallback(wanted=error.name, used=name, reason=error.reason)
+    writer.replaces = Fallback(wanted=error.name, used=name, reason=error.reason)
     warnings.warn(f"{name} is used in its place: {error}", RuntimeWarning, stacklevel=3)
     return writer
 
@@ -237,6 +240,6 @@ def _toml(value: Any) -> str:
         return repr(value)
     if isinstance(value, tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
-    text = str(value).encode("utf-8", "replace").decode()  # a path may be no text
-    # A basic string of TOML is one of JSON, but for surrogate pairs and this one character.
+    text = str(value).encode("utf-8", "replace").decode()  # a path may contain lone surrogates
+    # A basic string of TOML equals one of JSON, except for surrogate pairs and this character.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

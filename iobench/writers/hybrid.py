@@ -1,8 +1,8 @@
 """The `hybrid` writer: each operation takes the path that suits it.
 
-A write: `_send` writes a small file at once. It hands a large one to `_run`, which moves block
-after block by `HybridFile.write`, from one thread with a ring, or from several without. The way of
-one block from there to the kernel and back is drawn in hybrid_file.py.
+`_send` writes a small file at once. It hands a large file to `_run`, which calls
+`HybridFile.write` for each block: in one thread with a ring, or in several threads without one.
+hybrid_paths/file.py draws the way of one block from there to the kernel and back.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _PATHS = {
 
 _Move = Callable[[int, int, Meter, DirectEngine], None]
 
-_SYNCS = 32  # side by side, by the kernel's threads; measured in docs/decisions/0020
-_PIECE = 2 * MIB  # of a large operation on a ring; measured in docs/decisions/0036
+_SYNCS = 32  # concurrent fsyncs in threads of the kernel; measured in docs/decisions/0020
+_PIECE = 2 * MIB  # one operation on a ring; measured in docs/decisions/0036
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +69,13 @@ class HybridOptions(WriterOptions):
         low=1,
         high=256,
         search=(1, 2, 3, 4, 6, 8),
-        help="large operations in flight; without io_uring each is a thread's",
+        help="large operations in flight; without io_uring one thread for each",
     )
     uring: bool = option(
         True,
         search=(True, False),
-        help="direct operations (in pieces of 2 MiB) and the syncs of write_many go by io_uring, "
-        "where the kernel admits it",
+        help="use io_uring, where available, for direct operations (in pieces of 2 MiB) and the "
+        "syncs of write_many",
     )
     small_size: int = option(
         256 * KIB,
@@ -83,16 +83,16 @@ class HybridOptions(WriterOptions):
         low=linux.PAGE,
         high=GIB,
         search=(64 * KIB, 256 * KIB, MIB),
-        help="below this a file or a tail goes through the page cache",
+        help="a file or a tail below this size goes through the page cache",
     )
     paths: str = option(
         "all",
         choices=tuple(_PATHS),
         search=tuple(_PATHS),
-        help="what large operations may take: direct, uncached, or all, the faster one",
+        help="paths of large operations: direct, uncached, or all (the faster of both)",
     )
     read_soon: bool = option(
-        False, help="the files will be read soon: keep them in memory, unless that is short"
+        False, help="the files will be read soon: keep them in memory unless it is short"
     )
     fallocate: bool = option(
         True, search=(True, False), help="reserve the space of large files before writing"
@@ -100,18 +100,18 @@ class HybridOptions(WriterOptions):
 
 
 class HybridWriter(PosixWriter):
-    """Small records through the page cache, large blocks past it, by the way that is faster now.
+    """Writes small records through the page cache, and large blocks past it by the faster path.
 
-    `PathPolicy` decides for every operation, `HybridFile` carries it out. The `decisions` of a
-    Transfer count them by path and reason. A path that the file system refuses is given up with a
-    recorded fallback, so this writer works everywhere.
+    `PathPolicy` chooses the path of every operation, and `HybridFile` carries the operation out.
+    The `decisions` of a Transfer count operations by path and reason. When the file system refuses
+    a path, the writer records a fallback and stops using that path, so it works everywhere.
     """
 
     name = "hybrid"
-    summary = "chooses for each operation: page cache, RWF_DONTCACHE or O_DIRECT, that by io_uring"
+    summary = "chooses for each operation: page cache, RWF_DONTCACHE, or O_DIRECT with io_uring"
     Options = HybridOptions
     options: HybridOptions
-    _reserves = False  # small files gain nothing by it, so it is done here for large ones
+    _reserves = False  # small files gain nothing from it; `_send` reserves space for large ones
 
     def __init__(self, options: WriterOptions | None = None, **values: object) -> None:
         super().__init__(options, **values)
@@ -119,10 +119,10 @@ class HybridWriter(PosixWriter):
         self._pieces = BlockPool(min(_PIECE, self.options.block_size))
         self._pressure = MemoryPressure()
         self._small_size = min(self.options.small_size, self.options.block_size)
-        self._small_files = self._policy()  # what is small teaches it nothing
+        self._small_files = self._policy()  # small operations do not change it
 
     def available(self, target: str | Path = ".") -> Availability:
-        """Yes wherever files can be made; the reason tells which paths cannot be had there."""
+        """Whether files can be made in `target`; the reason names the paths that do not work."""
         answer = try_directory(target)
         if not answer.ok:
             return answer
@@ -139,8 +139,8 @@ class HybridWriter(PosixWriter):
         except OSError as error:
             reason = f"writing in {target} failed ({error.strerror or error})."
             return Availability(ok=False, reason=reason, remedy=remedy_of(error))
-        lacks = [f"{one.reason}; {one.used} is used in its place." for one in meter.fallbacks]
-        return Availability(ok=True, reason=" ".join(lacks))
+        missing = [f"{one.reason}; {one.used} is used in its place." for one in meter.fallbacks]
+        return Availability(ok=True, reason=" ".join(missing))
 
     def _policy(self) -> PathPolicy:
         return PathPolicy(
@@ -174,9 +174,9 @@ class HybridWriter(PosixWriter):
             self._run(hybrid, 0, size, move, meter, writes=True)
 
     def _send_small(self, file: NewFile, image: FileImage, meter: Meter) -> bool:
-        """Write a whole small file through the page cache, unless the policy will spare that.
+        """Write a small file through the page cache; False if the policy chooses another path.
 
-        With nothing but one write to be done, what a HybridFile would set up costs more than it.
+        For a single write, the set-up of a HybridFile costs more than the write itself.
         """
         operation = IoOperation(size_bytes=image.size_bytes, position=Position.WHOLE)
         decision = self._small_files.choose(operation, self._pressure.now())
@@ -194,9 +194,9 @@ class HybridWriter(PosixWriter):
             def move(begin: int, end: int, own: Meter, engine: DirectEngine) -> None:
                 hybrid.read(image, begin, max(begin, start), end, own, engine)
 
-            # Not for the page cache, which would want the same free memory.
-            ahead = hybrid.may_go_direct()
-            with faulted_ahead(image, start, stop) if ahead else contextlib.nullcontext():
+            # Not for a read through the page cache, which needs the same free memory.
+            prefault = hybrid.may_go_direct()
+            with faulted_ahead(image, start, stop) if prefault else contextlib.nullcontext():
                 self._run(hybrid, start - start % linux.PAGE, stop, move, meter, writes=False)
 
     def _run(
@@ -209,7 +209,7 @@ class HybridWriter(PosixWriter):
         *,
         writes: bool,
     ) -> None:
-        """Move every block: from a ring as long as that goes, the rest from threads."""
+        """Move every block: by a ring while direct I/O works, the rest by threads."""
         size = self.options.block_size
         if stop - start > size and hybrid.may_go_direct() and self._admits_ring(meter):
             start = self._run_in_ring(hybrid, start, stop, move, meter, writes=writes)
@@ -223,7 +223,7 @@ class HybridWriter(PosixWriter):
         if stop - start <= size:
             work(blocks, meter)
             return
-        # A single reader in order, when it goes through the page cache, has the kernel read ahead.
+        # The kernel reads ahead in the page cache only for a reader that goes in order.
         threads = self.options.iodepth if writes or hybrid.may_go_direct() else 1
         run_workers(min(threads, -(-(stop - start) // size)), blocks, work, meter)
 
@@ -237,7 +237,7 @@ class HybridWriter(PosixWriter):
         *,
         writes: bool,
     ) -> int:
-        """Move blocks until all are, or none may go direct any more; where the rest begins."""
+        """Move blocks until direct I/O is given up; return where the remaining blocks begin."""
         position = start
 
         def work(blocks: Blocks, own: Meter) -> None:
@@ -251,7 +251,7 @@ class HybridWriter(PosixWriter):
                 engine.drain()
 
         blocks = Blocks(start, stop, self.options.block_size)
-        run_workers(1, blocks, work, meter, apart=True)
+        run_workers(1, blocks, work, meter, caller_waits=True)
         return position
 
     def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:
@@ -273,10 +273,13 @@ class HybridWriter(PosixWriter):
         return BlockingEngine(self._pool, meter, path=IoPath.DIRECT)
 
     def _engine(self, meter: Meter, *, writes: bool) -> DirectEngine:
-        """A ring for the calling thread, or what goes without if it cannot be had after all."""
-        # A restore has a quarter in flight: few blocks stay in the processor's cache between the
-        # device and the copy, many hide a longer latency. Measuring which is better just now was
-        # no faster than this number (docs/decisions/0036).
+        """Return a ring engine for the calling thread, or a blocking one if no ring is available.
+
+        The second case is recorded as a fallback.
+        """
+        # A restore has a quarter of the blocks in flight: few blocks stay in the processor's cache
+        # until they are copied, many hide a longer latency. Choosing the number by measurement at
+        # run time was no faster (docs/decisions/0036).
         iodepth = self._ring_depth if writes else max(1, self._ring_depth // 4)
         try:
             ring = open_ring(iodepth)
@@ -301,7 +304,7 @@ class HybridWriter(PosixWriter):
         return self.options.iodepth * -(-self.options.block_size // self._pieces.block_size)
 
     def _admits_ring(self, meter: Meter) -> bool:
-        """Whether rings can be had; wanted and refused is recorded as a fallback."""
+        """Whether rings are wanted and available; a refused ring is recorded as a fallback."""
         if not self.options.uring or IoPath.DIRECT not in _PATHS[self.options.paths]:
             return False
         if self._ring_refusal:
@@ -310,7 +313,7 @@ class HybridWriter(PosixWriter):
 
     @functools.cached_property
     def _ring_refusal(self) -> str:
-        """Why no ring can be had here; empty when one can. Found by setting one up."""
+        """Set up a ring as a test; return why that fails, or an empty text."""
         try:
             open_ring(self._ring_depth).close()
         except UnavailableError as error:

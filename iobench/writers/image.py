@@ -1,4 +1,7 @@
-"""FileImage: the bytes of one file, described and not copied. The narrow waist of iobench."""
+"""FileImage: the bytes of one file, as references to memory.
+
+Formats produce file images, writers move them to storage and back.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,11 @@ if TYPE_CHECKING:
 __all__ = ["Bytes", "FileImage", "Memory", "Segment"]
 
 Memory = Bytes | DeviceBytes
-"""What a segment's memory may be."""
+"""The memory of a segment: on the host or on a device."""
 
 
 def _as_bytes(memory: Any) -> Memory:
-    """`memory` (anything with a contiguous buffer) as a one-dimensional uint8 view; no copy."""
+    """Return `memory` (any contiguous buffer) as a one-dimensional uint8 view, without a copy."""
     if isinstance(memory, np.ndarray) and memory.dtype == np.uint8 and memory.ndim == 1:
         view: Bytes = memory
     elif isinstance(memory, DeviceBytes):
@@ -49,7 +52,7 @@ def _as_bytes(memory: Any) -> Memory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segment:
-    """`length` bytes at `offset` of the file that live in `memory` (uint8, one dimension)."""
+    """`length` bytes of the file from `offset`, held in `memory` (uint8, one dimension)."""
 
     offset: int
     length: int
@@ -58,11 +61,11 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class FileImage:
-    """The bytes of the file `path` (relative to whatever target it is written to), in memory.
+    """The bytes of the file `path`, in memory. `path` is relative to the target of a transfer.
 
     The segments follow one another without gaps from offset 0. Nothing is copied: the memory must
-    stay as it is until the transfer returns. Where some of it is a device's (`on_device`), a writer
-    works on `staging.staged(image)`, which has the bytes on the host.
+    not change until the transfer returns. When some of it is on a device (`on_device`), a writer
+    works on `staging.staged(image)`, which provides the bytes on the host.
     """
 
     path: str
@@ -86,15 +89,15 @@ class FileImage:
             expected += segment.length
         object.__setattr__(self, "size_bytes", expected)
         object.__setattr__(self, "_starts", tuple(s.offset for s in self.segments))
-        there = not all(isinstance(segment.memory, np.ndarray) for segment in self.segments)
-        object.__setattr__(self, "on_device", there)
+        on_device = not all(isinstance(segment.memory, np.ndarray) for segment in self.segments)
+        object.__setattr__(self, "on_device", on_device)
 
     @classmethod
     def of(cls, path: str, memories: Iterable[Any]) -> FileImage:
-        """The image of `memories` one after another; empty ones are left out.
+        """Make an image of `memories` in this order; empty ones are skipped.
 
-        Each is anything with a contiguous buffer (bytes, memoryview, numpy array, mmap), or
-        DeviceBytes. Raises UsageError for memory without such a buffer.
+        Each has a contiguous buffer (bytes, memoryview, numpy array, mmap), or is DeviceBytes.
+        Raises UsageError for any other memory.
         """
         views = [view for view in map(_as_bytes, memories) if len(view)]
         ends = itertools.accumulate(len(view) for view in views)
@@ -106,16 +109,16 @@ class FileImage:
 
     @property
     def writable(self) -> bool:
-        """Whether every segment's memory may be written, as a restore needs it."""
+        """Whether the memory of every segment is writable, which a restore requires."""
         return all(
             isinstance(segment.memory, DeviceBytes) or segment.memory.flags.writeable
             for segment in self.segments
         )
 
     def views(self, start: int, stop: int) -> list[Bytes]:
-        """Views, in order and without a copy, of the bytes [start, stop) of the file.
+        """Return views of the bytes [start, stop) of the file, in order and without a copy.
 
-        Raises UsageError where they are a device's.
+        Raises UsageError when some of them are on a device.
         """
         pieces = self.pieces(start, stop)
         if self.on_device and any(isinstance(piece, DeviceBytes) for piece in pieces):
@@ -126,7 +129,7 @@ class FileImage:
         return cast(list[Bytes], pieces)
 
     def pieces(self, start: int, stop: int) -> list[Memory]:
-        """`views`, of host and device memory alike."""
+        """Like `views`, for both host and device memory."""
         if not 0 <= start <= stop <= self.size_bytes:
             raise IndexError(f"[{start}, {stop}) of an image of {self.size_bytes} bytes")
         if start == stop:
@@ -144,26 +147,31 @@ class FileImage:
 
     @contextmanager
     def outgoing(self, start: int, stop: int, meter: Meter) -> Iterator[list[Bytes]]:  # noqa: ARG002
-        """Host views of the bytes [start, stop), in order, to be stored inside the `with`.
+        """Provide host views of the bytes [start, stop), in order; store them inside the `with`.
 
-        The memory itself; of a staged image a copy, whose waiting `meter` times as `gather`.
+        They are views of the memory itself. A staged image provides a copy, and `meter` counts the
+        wait for it as `gather`.
         """
         yield self.views(start, stop)
 
     @contextmanager
     def incoming(self, start: int, stop: int, meter: Meter) -> Iterator[list[Bytes]]:  # noqa: ARG002
-        """Host views to be filled inside the `with`; left without an error, the image has them.
+        """Provide host views of the bytes [start, stop), in order; fill them inside the `with`.
 
-        The memory itself; of a staged image a block that is copied on, timed as `scatter`.
+        They are views of the memory itself. A staged image provides a block, and copies it to the
+        device when the `with` ends without an error; `meter` counts that as `scatter`.
         """
         yield self.views(start, stop)
 
     def gather(self, start: int, stop: int, block: Bytes) -> int:
-        """Copy the bytes [start, stop) to the beginning of `block`; the count copied. GIL free."""
+        """Copy the bytes [start, stop) to the beginning of `block`; return their count.
+
+        np.copyto releases the GIL, so that other threads work during the copy.
+        """
         return _copy(self.views(start, stop), block, to_block=True)
 
     def scatter(self, start: int, stop: int, block: Bytes) -> int:
-        """Fill the bytes [start, stop) from the beginning of `block`; the count copied."""
+        """Fill the bytes [start, stop) from the beginning of `block`; return their count."""
         return _copy(self.views(start, stop), block, to_block=False)
 
 

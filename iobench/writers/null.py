@@ -1,4 +1,4 @@
-"""The `null` writer: gathers every byte and stores none. It measures the harness itself."""
+"""The `null` writer: gathers every byte and stores nothing. It measures the harness itself."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class NullOptions(WriterOptions):
     block_size: int = option(
         16 * MIB, unit="bytes", low=4 * KIB, high=GIB, help="bytes of one block"
     )
-    threads: int = option(1, low=1, high=256, help="workers that copy blocks side by side")
+    threads: int = option(1, low=1, high=256, help="workers that copy blocks concurrently")
 
 
 class NullWriter(Writer):
     """Copies every byte of the image to a block (write) or a block to the image (read). No I/O.
 
-    What a read leaves in the image's memory is undefined, and `open` throws everything away.
+    After a read the content of the image's memory is undefined. `open` discards everything.
     """
 
     name = "null"
@@ -93,7 +93,7 @@ class NullWriter(Writer):
 
 
 class _NoFile:
-    """Stands where a stream has its new file."""
+    """Takes the place of a stream's new file, and does nothing."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -112,7 +112,7 @@ class _NoFile:
 
 
 class _NullStream(Stream):
-    """Copies what is written to a block and forgets it."""
+    """Copies everything written to a block, and stores nothing."""
 
     def __init__(self, target: str | Path, pool: BlockPool, meter: Meter) -> None:
         super().__init__(_NoFile(os.fspath(target)), "null", meter, durable=False)

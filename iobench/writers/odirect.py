@@ -1,4 +1,4 @@
-"""The `odirect` writer: past the page cache, staged through aligned blocks by a few workers."""
+"""The `odirect` writer: past the page cache, through aligned blocks, by a few threads."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class ODirectOptions(WriterOptions):
 
 
 class ODirectWriter(DirectWriter):
-    """Each worker takes the next block of the image, gathers it and writes it, O_DIRECT.
+    """Each worker takes the next block of the image, gathers it and writes it with O_DIRECT.
 
-    With two workers or more the copy of one block runs beside the write of another. A block whose
-    memory already lies as the device wants it is written without a copy. The tail is padded,
-    written and cut off again.
+    With two or more workers, the copy of one block overlaps the write of another. A block whose
+    memory has the alignment that the device needs is written without a copy. The tail is padded,
+    written, and the file is truncated to its size.
     """
 
     name = "odirect"

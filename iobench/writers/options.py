@@ -1,4 +1,4 @@
-"""Options of a writer: a frozen dataclass whose fields know unit, range and search range."""
+"""Options of a writer: a frozen dataclass whose fields have a unit, a range and search values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 
 @dataclass(frozen=True, kw_only=True)
 class OptionInfo:
-    """What is known of one option. Sizes have the unit "bytes" and may be written as `16MiB`."""
+    """The description of one option. Sizes have the unit "bytes"; users may write `16MiB`."""
 
     name: str
     type: type
@@ -31,7 +31,10 @@ class OptionInfo:
     help: str
 
     def parse(self, value: Any) -> Any:
-        """`value`, perhaps text, as this option's type and within its range. Raises OptionError."""
+        """Convert `value`, which may be text, to this option's type and check its range.
+
+        Raises OptionError.
+        """
         parsed = self._typed(value)
         if self.choices and parsed not in self.choices:
             raise self._error(value, f"one of {', '.join(self.choices)}")
@@ -44,7 +47,7 @@ class OptionInfo:
         return parsed
 
     def show(self, value: Any) -> str:
-        """`value` as a person writes it."""
+        """Return `value` in the form in which a user writes it."""
         if value is None:
             return "any"
         if isinstance(value, bool):
@@ -65,7 +68,8 @@ class OptionInfo:
                 if self.unit == "bytes" and isinstance(value, str):
                     return parse_size(value)
                 parsed = self.type(value)
-                exact = parsed == (parsed if isinstance(value, str) else value)  # NaN never is
+                # NaN is not equal to itself.
+                exact = parsed == (parsed if isinstance(value, str) else value)
                 if exact and not isinstance(value, bool):
                     return parsed
             except (TypeError, ValueError, OverflowError):
@@ -91,7 +95,7 @@ def option(
     choices: tuple[str, ...] = (),
     search: tuple[Any, ...] = (),
 ) -> Any:
-    """A field of a WriterOptions class. `search` lists the values that a tuner shall try."""
+    """Declare a field of a WriterOptions class. `search` lists the values that a tuner tries."""
     known = {
         "help": help,
         "unit": unit,
@@ -106,7 +110,7 @@ def option(
 
 @dataclass(frozen=True, kw_only=True)
 class WriterOptions:
-    """Base of every writer's options. Values are checked when made; text is understood."""
+    """Base of every writer's options. The constructor checks the values and accepts text."""
 
     def __post_init__(self) -> None:
         for info in self.describe():
@@ -114,7 +118,7 @@ class WriterOptions:
 
     @classmethod
     def describe(cls) -> list[OptionInfo]:
-        """Every option, in the order declared."""
+        """Return every option, in the order of declaration."""
         types = get_type_hints(cls)
         return [
             OptionInfo(name=f.name, type=types[f.name], default=f.default, **f.metadata)
@@ -123,7 +127,10 @@ class WriterOptions:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Options from names and values (text or typed). Raises UnknownNameError, OptionError."""
+        """Make options from names and values (text or typed).
+
+        Raises UnknownNameError, OptionError.
+        """
         known = [f.name for f in dataclasses.fields(cls)]
         for name in values:
             if name not in known:
@@ -131,7 +138,7 @@ class WriterOptions:
         return cls(**values)
 
     def changed(self) -> list[str]:
-        """`name=value` of each option that is not at its default, as a person writes it."""
+        """Return `name=value` of each option that differs from its default."""
         return [
             f"{info.name}={info.show(getattr(self, info.name))}"
             for info in self.describe()
@@ -139,5 +146,5 @@ class WriterOptions:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Names and plain values (bytes as int); `from_mapping` gives equal options back."""
+        """Return names and plain values (bytes as int). `from_mapping` makes equal options."""
         return dataclasses.asdict(self)

@@ -1,4 +1,4 @@
-"""Writers by name: entry points in the group `iobench.writers`, ours and third parties' alike."""
+"""Finds writers by name: built-in and third-party entry points of the group `iobench.writers`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """The classes that entry points of one group name, those of this package included.
+    """The classes of the entry points of one group, including those of this package.
 
-    `base` is what all of them derive from. `noun` says what they are, `prefix` comes before a name
-    where a user reads it.
+    All derive from `base`. Messages call them `noun`, and put `prefix` before a name.
     """
 
     def __init__(self, group: str, base: type[Any], *, noun: str, prefix: str = "") -> None:
@@ -29,18 +28,18 @@ class Registry(Generic[T]):
 
     @functools.cached_property
     def entries(self) -> dict[str, EntryPoint]:
-        """The entry points by name; read once, as each one is a file of an installed package."""
+        """The entry points by name. They are read once, from a file of each installed package."""
         return {entry.name: entry for entry in entry_points(group=self.group)}
 
     def names(self) -> list[str]:
-        """Every registered name, whether its class works here or not."""
+        """Return every registered name, even if its class does not work here."""
         return sorted(self.entries)
 
     def find(self, name: str) -> type[T]:
-        """The class registered as `name`; imported now.
+        """Import and return the class registered as `name`.
 
-        Raises UnknownNameError; UnavailableError where it cannot be imported or derives from
-        something else.
+        Raises UnknownNameError, and UnavailableError if the import fails or the class does not
+        derive from the base.
         """
         entry = self.entries.get(name)
         if entry is None:
@@ -59,23 +58,23 @@ _WRITERS: Registry[Writer] = Registry(GROUP, Writer, noun="writer")
 
 
 def names() -> list[str]:
-    """Every registered writer, whether it works here or not."""
+    """Return the name of every registered writer, even if it does not work here."""
     return _WRITERS.names()
 
 
 def writer_class(name: str) -> type[Writer]:
-    """The class registered as `name`; imported now. Raises UnknownNameError, UnavailableError."""
+    """Import and return the class of a writer. Raises UnknownNameError, UnavailableError."""
     return _WRITERS.find(name)
 
 
 def make(name: str, /, **values: Any) -> Writer:
-    """A writer by name with some options set: `make("odirect", block_size="8MiB")`."""
+    """Make a writer by name with some options: `make("odirect", block_size="8MiB")`."""
     cls = writer_class(name)
     return cls(cls.Options.from_mapping(values))
 
 
 def split_specs(text: str) -> list[tuple[str, dict[str, str]]]:
-    """Names, each with its options, from `uring,iodepth=16,block_size=4MiB,odirect`.
+    """Split `uring,iodepth=16,block_size=4MiB,odirect` into names with their options.
 
     A token with `=` is an option of the name before it. Raises UsageError.
     """
@@ -98,7 +97,7 @@ def split_specs(text: str) -> list[tuple[str, dict[str, str]]]:
 
 
 def _is_option(token: str, writer: str) -> bool:
-    """Whether `token`, which might be a writer's name, is an option of the writer before it."""
+    """Whether `token` is not a writer's name but an option of `writer`, the name before it."""
     known = names()
     if token in known or writer not in known:
         return False
@@ -106,7 +105,7 @@ def _is_option(token: str, writer: str) -> bool:
 
 
 def parse_specs(text: str) -> list[Writer]:
-    """The writers that `split_specs` names, each once. Raises UsageError and its kin."""
+    """Make the writers that `split_specs` returns. Raises UsageError, also for duplicates."""
     writers = [make(name, **values) for name, values in split_specs(text)]
     for index, writer in enumerate(writers):
         if any(w.name == writer.name and w.options == writer.options for w in writers[:index]):

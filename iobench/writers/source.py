@@ -1,4 +1,4 @@
-"""Source: a stored file opened for looking into it, as a format does before it restores."""
+"""Source: a stored file that is open for inspection, which a format does before a restore."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["ImageSource", "LocalSource", "RangeSource", "Source"]
 
 
 class Source(Protocol):
-    """A binary file object that reads and seeks, and can fetch many small ranges at once."""
+    """A binary file object that reads, seeks, and fetches many small ranges in one call."""
 
     def read(self, size: int = -1, /) -> bytes: ...
     def seek(self, offset: int, whence: int = 0, /) -> int: ...
@@ -25,11 +25,11 @@ class Source(Protocol):
     def close(self) -> None: ...
 
     def read_at(self, offsets: Iterable[int], size: int) -> list[bytes]:
-        """Up to `size` bytes at each of `offsets`, fewer at the end of the file."""
+        """Return up to `size` bytes at each of `offsets`; fewer at the end of the file."""
 
 
 class LocalSource(io.FileIO):
-    """A file of a mounted file system. Raises the OSError of open(2) as it is."""
+    """A file of a mounted file system. Raises the unchanged OSError of open(2)."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(os.fspath(path), "rb")
@@ -39,7 +39,7 @@ class LocalSource(io.FileIO):
 
 
 class RangeSource(io.RawIOBase):
-    """A Source of `size_bytes` that is read by ranges."""
+    """A Source of `size_bytes`; a subclass reads its ranges."""
 
     size_bytes: int
 
@@ -49,7 +49,7 @@ class RangeSource(io.RawIOBase):
 
     @abstractmethod
     def _fill(self, offset: int, room: Bytes) -> int:
-        """Copy the bytes from `offset` to the beginning of `room`, up to the end; the count."""
+        """Copy bytes from `offset` into `room`, up to the end of the file; return the count."""
 
     def readable(self) -> bool:
         return True
@@ -74,7 +74,7 @@ class RangeSource(io.RawIOBase):
 
 
 class ImageSource(RangeSource):
-    """A file as it is in memory, whatever becomes of the one that it was read from."""
+    """A file whose bytes are in memory, independent of the file that they were read from."""
 
     def __init__(self, image: FileImage) -> None:
         super().__init__()

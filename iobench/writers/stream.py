@@ -1,4 +1,4 @@
-"""Stream: a binary file object over one I/O path, for serializers that write as they go."""
+"""Stream: a binary file object over one I/O path, for serializers that stream."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Stream"]
 
 
 class _File(Protocol):
-    """What a stream asks of its new file; see `iobench.writers.local.new_file.NewFile`."""
+    """The interface of a stream's new file; see `iobench.writers.local.new_file.NewFile`."""
 
     path: str
 
@@ -37,16 +37,17 @@ class _File(Protocol):
 class Stream(io.RawIOBase):
     """A new file written from beginning to end. It appears under its name whole or not at all.
 
-    - `with writer.open(path) as f: torch.save(obj, f)` publishes on a clean exit, durable; an
-      exception removes everything written.
-    - `f.close()` does the same by hand. While an exception is propagating (a `finally` block, say)
-      it removes instead of publishing, and warns: half a file is no file.
-    - `torch.save(obj, writer.open(path))` works too: `flush`, which torch calls last, makes the
-      bytes durable, raising what went wrong, and dropping the flushed object publishes them.
+    - `with writer.open(path) as f: torch.save(obj, f)` publishes a durable file on a clean exit.
+      An exception removes everything written.
+    - `f.close()` does the same without a `with`. While an exception is propagating (in a `finally`
+      block, for example) it removes the file and warns, as the file may be incomplete.
+    - `torch.save(obj, writer.open(path))` works too. torch calls `flush` last, which makes the
+      bytes durable or raises the failure. Dropping the flushed object publishes the file.
 
-    A forked child does not own the stream: `close` raises there, the file stays the parent's.
-    Dropped in any other state, it removes the file and warns; so it does when the interpreter ends
-    first, with exit code 120. `transfer` tells what happened once the file is published.
+    A forked child does not own the stream: `close` raises there, and the parent keeps the file.
+    An object that is dropped in any other state removes the file and warns. The same happens, with
+    exit code 120, when the interpreter ends first. Once the file is published, `transfer` is its
+    record.
     """
 
     def __init__(self, file: _File, writer: str, meter: Meter, *, durable: bool = True) -> None:
@@ -59,29 +60,29 @@ class Stream(io.RawIOBase):
         self._opened_by = threading.current_thread()
         interpreter_end.at_end(self, Stream._at_end)
         self.transfer: Transfer | None = None
-        """What happened; None until the file is published."""
+        """The record of the write; None until the file is published."""
 
     @property
     def failure(self) -> BaseException | None:
-        """What went wrong first; None while nothing has."""
+        """The first failure; None if there is none."""
         return self._failure
 
-    # What a path provides.
+    # Implemented by each I/O path.
 
     @abstractmethod
     def _append(self, data: Bytes) -> None:
-        """Take `data` over; it may change when this returns."""
+        """Take over `data`; the caller may change it after the return."""
 
     @abstractmethod
     def _drain(self) -> int:
-        """Hand all that was taken over to the kernel; the file's size in bytes."""
+        """Hand all bytes taken over to the kernel; return the size of the file in bytes."""
 
     @abstractmethod
     def _release(self) -> None:
-        """Give back threads and memory, whatever state they are in. Called once."""
+        """Release threads and memory in whatever state they are. Called once."""
 
     def _afterwards(self, call: Callable[[], None]) -> None:
-        """`call` once no thread uses the file any more; by default that is now."""
+        """Call `call` once no thread uses the file any more; by default at once."""
         call()
 
     @property
@@ -89,7 +90,7 @@ class Stream(io.RawIOBase):
     def _position(self) -> int:
         """Bytes taken over so far."""
 
-    # What a file object offers.
+    # The interface of a file object.
 
     def writable(self) -> bool:
         return True
@@ -98,7 +99,10 @@ class Stream(io.RawIOBase):
         return self._position
 
     def write(self, data: Any, /) -> int:
-        """Take over all of `data` (any buffer); its length in bytes. Raises TransferError."""
+        """Take over all of `data` (any buffer); return its length in bytes.
+
+        Raises TransferError.
+        """
         self._check_usable()
         self._flushed = False
         view = np.frombuffer(data, dtype=np.uint8)
@@ -110,7 +114,7 @@ class Stream(io.RawIOBase):
         return len(view)
 
     def flush(self) -> None:
-        """Make what was written durable, under a temporary name still. Raises TransferError."""
+        """Make the bytes durable, still under a temporary name. Raises TransferError."""
         if self.closed or self._done:
             return
         self._check_usable()
@@ -127,10 +131,10 @@ class Stream(io.RawIOBase):
         self._flushed = True
 
     def close(self) -> None:
-        """Publish the file, durable. Raises TransferError, the file being gone then.
+        """Make the file durable and publish it. On failure remove it and raise TransferError.
 
-        While an exception is propagating, or was caught and is being handled, the file is removed
-        in place of that, with a RuntimeWarning.
+        While an exception is propagating or being handled, remove the file instead, with a
+        RuntimeWarning.
         """
         if self.closed:
             return
@@ -168,7 +172,7 @@ class Stream(io.RawIOBase):
             )
 
     def abort(self) -> None:
-        """Remove what was written; what the name held before stays."""
+        """Remove the new file; the name keeps what it held before."""
         if self.closed:
             return
         self._failure = self._failure or TransferError(f"{self._file.path}: aborted")
@@ -195,7 +199,7 @@ class Stream(io.RawIOBase):
         if error is not None:
             self.abort()
         else:
-            self._opened_under = sys.exception()  # a block left cleanly is no trouble
+            self._opened_under = sys.exception()  # a `with` that ends without an error
             self.close()
 
     def __del__(self) -> None:
@@ -218,11 +222,11 @@ class Stream(io.RawIOBase):
         )
 
     def _at_end(self) -> None:
-        """The interpreter ends, and with it the threads that `_release` waits for."""
+        """Finish at the end of the interpreter, before the threads end that `_release` awaits."""
         if self.closed:
             return
         path, failed = self._file.path, self._failure is not None
-        if self._opened_by.daemon and self._opened_by.is_alive():  # and may be in `write` just now
+        if self._opened_by.daemon and self._opened_by.is_alive():  # it may be inside `write`
             interpreter_end.lost(
                 f"{path}: a daemon thread had not closed it when the interpreter ended"
             )
@@ -236,11 +240,11 @@ class Stream(io.RawIOBase):
                     f"{path}: the interpreter ended before close(); nothing was published"
                 )
 
-    # Inside.
+    # Internals.
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
-        """Time spent in the stream; the rest of its life is the serializer's."""
+        """Count the time spent in the stream; all other time is `serialize`."""
         begin = self._meter.elapsed_s()
         try:
             yield
@@ -248,7 +252,7 @@ class Stream(io.RawIOBase):
             self._inside_s += self._meter.elapsed_s() - begin
 
     def _in_trouble(self) -> bool:
-        """Whether an exception is propagating that was not when the stream was opened."""
+        """Whether an exception is propagating now that was not when the stream was opened."""
         return sys.exception() not in (None, self._opened_under)
 
     def _check_usable(self) -> None:
@@ -262,7 +266,7 @@ class Stream(io.RawIOBase):
             ) from self._failure
 
     def _failed(self, error: BaseException, doing: str) -> BaseException:
-        """Remember `error`; what to raise for it."""
+        """Remember `error`; return the exception to raise."""
         if isinstance(error, OSError) and not isinstance(error, IobenchError):
             error = TransferError.wrap(error, doing, self._file.path)
         self._failure = error

@@ -1,4 +1,4 @@
-"""Transfer: what happened when a file image moved. Meter: the running count it is made from."""
+"""Transfer: the record of one write or read. Meter: the running counts that become a Transfer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Literal
 __all__ = ["TICK_S", "Fallback", "Meter", "PathCount", "Transfer"]
 
 TICK_S = 0.01
-"""How finely time is kept in `Transfer.completed`."""
+"""The resolution of `Transfer.completed`, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class PathCount:
 
 @dataclass(frozen=True, kw_only=True)
 class Fallback:
-    """Something wanted that could not be had, what was used in its place, and why."""
+    """A feature that was unavailable (`wanted`), the one that replaced it (`used`), and why."""
 
     wanted: str
     used: str
@@ -34,15 +34,15 @@ class Fallback:
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """One or several files moved by one writer.
+    """The record of one or several files that one writer moved.
 
-    `phases_s` are seconds of wall clock: what workers do side by side (gather, write, read,
-    scatter) is averaged over them, so that the phases add up to about `elapsed_s`. The `write` of
-    a direct stream is the exception: it runs beside `serialize`, `gather` and `wait`.
+    `phases_s` are seconds of wall clock. Phases of concurrent workers (gather, write, read,
+    scatter) are averaged over the workers, so that all phases add up to about `elapsed_s`. The
+    `write` of a direct stream is the exception: it overlaps `serialize`, `gather` and `wait`.
     `durable` says whether the bytes are on storage, under their final name, on return.
-    `decisions` counts, for a writer that chooses, operations by path and why: "direct: large".
-    `completed` are the bytes of the operations that ended in each tick of `TICK_S` seconds of
-    time.perf_counter; padding counts, as in `paths`.
+    `decisions` counts the operations of a writer that chooses by path and reason: "direct: large".
+    `completed` maps each tick of `TICK_S` seconds of time.perf_counter to the bytes of the
+    operations that ended in it. Padding counts, as in `paths`.
     """
 
     writer: str
@@ -60,12 +60,12 @@ class Transfer:
 
     @property
     def rate_bytes_per_s(self) -> float:
-        """Bytes over seconds; infinite when no time passed."""
+        """Bytes divided by seconds; infinite when no time passed."""
         return self.bytes / self.elapsed_s if self.elapsed_s else float("inf")
 
     @classmethod
     def total(cls, parts: Sequence[Transfer]) -> Transfer:
-        """The sum of transfers made one after another by one writer. Raises ValueError if empty."""
+        """Add up transfers that one writer made in sequence. Raises ValueError if empty."""
         if not parts:
             raise ValueError("no transfers to add up")
         phases: dict[str, float] = {}
@@ -96,8 +96,8 @@ class Transfer:
         )
 
     @classmethod
-    def beside(cls, parts: Sequence[Transfer]) -> Transfer:
-        """The sum of transfers made at the same time: `elapsed_s` is the longest, phases averaged.
+    def concurrent(cls, parts: Sequence[Transfer]) -> Transfer:
+        """Add up concurrent transfers: `elapsed_s` is the longest, and phases are averaged.
 
         Raises ValueError if empty.
         """
@@ -118,7 +118,10 @@ def _add_paths(into: dict[str, PathCount], more: Mapping[str, PathCount]) -> Non
 
 
 class _Phase:
-    """A class, since a generator costs twice as much, and a small file passes six phases."""
+    """The timer of `Meter.phase`.
+
+    A class, as a generator costs twice as much, and a small file passes six phases.
+    """
 
     __slots__ = ("_began", "_name", "_seconds")
 
@@ -135,7 +138,10 @@ class _Phase:
 
 @dataclass(kw_only=True)
 class Meter:
-    """Counts one worker's phases and paths. Not shared between threads: one each, then `absorb`."""
+    """Counts the phases and paths of one worker.
+
+    Not thread-safe: each thread has its own meter, and `absorb` adds them up.
+    """
 
     seconds: dict[str, float] = field(default_factory=dict)
     paths: dict[str, PathCount] = field(default_factory=dict)
@@ -146,25 +152,25 @@ class Meter:
     started_s: float = field(default_factory=time.perf_counter)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Add the time inside the block to the phase `name`."""
+        """Add the time inside the `with` to the phase `name`."""
         return _Phase(self.seconds, name)
 
     def count(self, path: str, size_bytes: int, operations: int = 1) -> None:
-        """`operations` of `size_bytes` together took `path`, and ended just now."""
+        """Count `operations` that took `path` and have just ended; `size_bytes` is their sum."""
         _add_paths(self.paths, {path: PathCount(operations=operations, bytes=size_bytes)})
         if size_bytes:
             self.completed[int(time.perf_counter() / TICK_S)] += size_bytes
 
     def fell_back(self, wanted: str, used: str, reason: str) -> None:
-        """Record a fallback; the same one twice counts once."""
+        """Record a fallback; equal ones count once."""
         self.fallbacks[Fallback(wanted=wanted, used=used, reason=reason)] = None
 
     def decided(self, path: str, reason: str) -> None:
-        """One operation was given `path` for `reason`."""
+        """Count one operation for which `path` was chosen for `reason`."""
         self.decisions[f"{path}: {reason}"] += 1
 
     def absorb(self, workers: Iterable[Meter]) -> None:
-        """Add what workers side by side counted: their seconds averaged, all else summed."""
+        """Add the counts of concurrent workers: seconds are averaged, all else is summed."""
         meters = list(workers)
         for meter in meters:
             for name, seconds in meter.seconds.items():
@@ -188,7 +194,7 @@ class Meter:
         durable: bool,
         files: int = 1,
     ) -> Transfer:
-        """What was counted, as a Transfer; the clock ran since the meter was made."""
+        """Return the counts as a Transfer; `elapsed_s` is the time since the meter was made."""
         return Transfer(
             writer=writer,
             operation=operation,

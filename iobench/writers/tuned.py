@@ -1,4 +1,4 @@
-"""Tuned: where a writer's settings come from, as the table [tuned] of its file tells."""
+"""Tuned: the origin of a writer's settings, from the table [tuned] of its TOML file."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["Tuned"]
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """What `iobench autotune` measured before it chose. For people, but for `fingerprint`.
+    """The measurements of `iobench autotune` for its choice. Programs read only `fingerprint`.
 
-    `fingerprint` is that of the machine (`iobench.environment.machine_fingerprint`), `target` the
-    directory or prefix that was tuned for, `--s3-local` where its server ended with the tuning.
-    `median` and `interval` are what the objective is about, in words with units, of `samples`
-    confirmations of `size_bytes`. `ratio` says how many times better than `baseline` the setting
-    is, with its 95 % interval, `over_runner_up` likewise; None where there is nothing to compare
-    with. `paths` are those that its bytes took, `verdict` is that of the samples (docs/results.md).
+    `fingerprint` identifies the machine (`iobench.environment.machine_fingerprint`). `target` is
+    the directory or prefix that was tuned, or `--s3-local` if that server ended with the tuning.
+    `median` and `interval` are texts with units: the objective in `samples` confirmations of
+    `size_bytes`. `ratio` says how many times better than `baseline` the setting is, with a 95 %
+    interval; `over_runner_up` compares it with the second best. They are None without such a
+    setting. `paths` are those that the bytes took. `verdict` judges the samples (docs/results.md).
     """
 
     date: str
@@ -47,7 +47,7 @@ class Tuned:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Tuned:
-        """From the table of a file. Raises UnknownNameError, OptionError."""
+        """Make it from the table of a file. Raises UnknownNameError, OptionError."""
         fields = {field.name: field for field in dataclasses.fields(cls)}
         for name in values:
             if name not in fields:
@@ -63,7 +63,7 @@ class Tuned:
         return cls(**{name: _typed(name, kinds[name], value) for name, value in values.items()})
 
     def items(self) -> list[tuple[str, Any]]:
-        """What is known, in order."""
+        """Return the names and values that are not None, in order."""
         named = [(field.name, getattr(self, field.name)) for field in dataclasses.fields(self)]
         return [(name, value) for name, value in named if value is not None]
 

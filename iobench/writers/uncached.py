@@ -1,4 +1,4 @@
-"""The `uncached` writer: through the page cache without staying in it (RWF_DONTCACHE)."""
+"""The `uncached` writer: through the page cache, leaving no pages in it (RWF_DONTCACHE)."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ class UncachedOptions(CachedOptions):
     method: str = option(
         "auto",
         choices=("auto", "dontcache", "sync_file_range"),
-        help="RWF_DONTCACHE, or write-back pushed by sync_file_range; auto: the first that works",
+        help="RWF_DONTCACHE, or write-back by sync_file_range; auto: the first one that works",
     )
 
 
 class UncachedWriter(CachedWriter):
     """RWF_DONTCACHE (Linux >= 6.14): the kernel starts write-back at once and drops clean pages.
 
-    Where kernel or file system refuse the flag, `method="auto"` pushes write-back by
+    If the kernel or the file system refuses the flag, `method="auto"` starts write-back by
     sync_file_range, drops pages by POSIX_FADV_DONTNEED, and records the fallback.
     """
 
     name = "uncached"
-    summary = "through the page cache, dropped behind (RWF_DONTCACHE, else sync_file_range)"
+    summary = "through the page cache, then dropped (RWF_DONTCACHE, else sync_file_range)"
     Options = UncachedOptions
     options: UncachedOptions
 

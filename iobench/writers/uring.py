@@ -37,24 +37,24 @@ class UringOptions(WriterOptions):
         search=(512 * KIB, MIB, 2 * MIB, 4 * MIB, 16 * MIB),
         help="bytes of one write or read",
     )
-    rings: int = option(1, low=1, high=64, search=(1, 2), help="threads, each with a ring")
+    rings: int = option(1, low=1, high=64, search=(1, 2), help="threads, each with its own ring")
     direct: bool = option(True, help="past the page cache (O_DIRECT)")
     fallocate: bool = option(True, search=(True, False), help="reserve the space before writing")
 
 
 class UringWriter(DirectWriter):
-    """One thread keeps `iodepth` blocks in flight and copies into free ones meanwhile.
+    """One thread keeps `iodepth` blocks in flight, and fills free blocks at the same time.
 
-    Each further ring has a thread of its own and takes blocks from the same file. A block whose
-    memory already lies as the device wants it is moved without a copy. The calling thread only
-    waits: a Ctrl-C in it ends the transfer when the kernel has let go of all memory.
+    Each further ring has its own thread and takes blocks of the same file. A block whose memory has
+    the alignment that the device needs is moved without a copy. The calling thread only waits:
+    Ctrl-C in it ends the transfer once the kernel uses none of the memory any more.
     """
 
     name = "uring"
     summary = "past the page cache by io_uring: many aligned blocks in flight from one thread"
     Options = UringOptions
     options: UringOptions
-    _apart = True
+    _caller_waits = True
 
     def __init__(self, options: WriterOptions | None = None, **values: object) -> None:
         super().__init__(options, **values)

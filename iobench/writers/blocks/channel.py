@@ -1,27 +1,28 @@
-"""Channel: hands work to background threads, and waits for it without ever hanging.
+"""Channel: passes work to background threads and waits for it; no wait can hang.
 
 A piece of work is a `Lease` on some memory. Its states:
 
-    HELD                 its maker's; also while `submit` waits for room
+    HELD                 owned by its maker, also while `submit` waits for room
     QUEUED               submitted; no worker has begun it
-    RUNNING              a worker's
-    DONE, FAILED, LOST   ended, exactly once; LOST memory is never given back
+    RUNNING              owned by a worker
+    DONE, FAILED, LOST   ended, exactly once; LOST memory is never released
 
-A lease that has not ended is outstanding, which is its permit: at most `limit` are. So there is no
-moment at which a permit is taken and nothing refers to it.
+A lease that is submitted and has not ended is outstanding. At most `limit` leases are: the entry
+in `_outstanding` is the permit, so that no permit exists without its lease.
 
-A channel is open, then closed: a state, not an item in the queue. The first failure stays. After
-it, and after `close(drop=True)`, what is queued ends unbegun.
+A channel is open or closed; this is a state, not an item in the queue. The first failure is kept.
+After it, and after `close(drop=True)`, queued leases end as FAILED without being worked on.
 
-An exception may be raised at any point (Ctrl-C, a signal handler, MemoryError), and the collector
-or a signal handler may enter any method of a channel that its thread is in. Therefore:
+An exception may be raised at any point (Ctrl-C, a signal handler, MemoryError). The garbage
+collector or a signal handler may enter a method while its thread is in another one. Therefore:
 
 - The lock is reentrant, and each change of the state is one store or one call into C.
-- `with` takes the RLock itself. A Condition's `__exit__` is Python code: Ctrl-C at its first
+- `with` takes the RLock itself. `__exit__` of a Condition is Python code: Ctrl-C at its first
   instruction leaves the lock locked.
-- A wait looks again after `_LOOK_AGAIN_S`: the thread that should notify may have been interrupted
-  before it did, or the change came from a handler that ran between our look and our wait.
-- Each look attends to workers that died: their leases are LOST, queued ones get a new worker.
+- A wait checks its condition again after `_LOOK_AGAIN_S`: an interrupt may prevent a notification,
+  or a handler may change the state between the check and the wait.
+- Each check recovers from workers that died: their leases become LOST, queued ones get a new
+  worker.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
@@ -40,13 +41,13 @@ __all__ = ["Channel", "Lease", "LeaseState"]
 _LOOK_AGAIN_S = 1.0
 
 _lost: list[Any] = []
-"""Leases on memory that the kernel may still use."""
+"""Leases on memory that the kernel may still use: kept forever."""
 
 T = TypeVar("T")
 
 
 class LeaseState(Enum):
-    """LeaseState of a lease; see the module."""
+    """The state of a lease; see the docstring of the module."""
 
     HELD = "held"
     QUEUED = "queued"
@@ -61,7 +62,7 @@ _ENDED = (LeaseState.DONE, LeaseState.FAILED, LeaseState.LOST)
 
 
 class Lease(Generic[T]):
-    """One piece of work. When `submit` raises, the lease is the caller's if it is HELD."""
+    """One piece of work. When `submit` raises, the caller owns the lease if it is HELD."""
 
     __slots__ = ("item", "state", "worker")
 
@@ -72,12 +73,12 @@ class Lease(Generic[T]):
 
 
 class Channel(Generic[T]):
-    """Up to `workers` threads each run `work`, which gets leases by `next`, or by `serve`.
+    """Runs `work` in up to `workers` threads; `work` takes leases by `next` or `serve`.
 
-    `release` takes back the memory of each submitted lease that ends, except LOST ones. Threads
-    start with the first leases. They refer to the channel, not to the object that uses it, so that
-    an abandoned one is collected. With `lingers` they wait for more work until the channel is
-    closed; otherwise they end when nothing is queued.
+    `release` is called with the item of each submitted lease that ends, except LOST ones. Threads
+    start with the first leases. They refer to the channel and not to its user, so that an abandoned
+    user is collected. With `lingers` they wait for more work until the channel is closed; otherwise
+    they end when nothing is queued.
     """
 
     def __init__(
@@ -91,78 +92,67 @@ class Channel(Generic[T]):
         lingers: bool = True,
         daemon: bool = True,
     ) -> None:
-        self._work, self._name, self._most, self._limit = work, name, workers, limit
+        self._work, self._name, self._max_workers, self._limit = work, name, workers, limit
         self._release, self._lingers, self._daemon = release, lingers, daemon
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._outstanding: dict[Lease[T], None] = {}  # in the order in which they came
+        self._outstanding: dict[Lease[T], None] = {}  # in the order of submission
         self._workers: dict[Worker, None] = {}
-        self._threads: deque[Worker] = deque()  # to be joined: a worker retires just before its end
-        self._failures: list[BaseException] = []
+        self._threads: deque[Worker] = deque()  # to join: a worker leaves `_workers` before it ends
+        self.failure: BaseException | None = None
+        """The first failure; None if there is none."""
         self._closed = self._dropping = False
         self._afterwards: deque[Callable[[], None]] = deque()
 
-    # What the submitting side calls.
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The first failure; None while nothing has failed."""
-        return self._failures[0] if self._failures else None
-
-    def raise_failure(self) -> None:
-        """Raise the first failure, if there is one."""
-        if self._failures:
-            raise self._failures[0]
+    # Called by the submitting side.
 
     def submit(self, lease: Lease[T]) -> None:
-        """Hand `lease` over, once there is room.
+        """Submit `lease` once there is room.
 
-        Raises the first failure; RuntimeError: closed, or no thread can be started.
+        Raises the first failure. Raises RuntimeError if the channel is closed or no thread can be
+        started.
         """
 
         def entered() -> bool:
-            if len(self._outstanding) < self._limit and not self._failures:
+            if len(self._outstanding) < self._limit and self.failure is None:
                 self._outstanding[lease] = None
             return lease in self._outstanding
 
         self._check_process()
         try:
-            self._until(entered)
-            self.raise_failure()
+            self._wait_until(entered)
             with self._lock:
                 if self._closed:
                     raise RuntimeError(f"{self._name}: closed")
                 lease.state = LeaseState.QUEUED
-                self._staff()
+                self._start_worker()
                 self._changed.notify_all()
         except BaseException:
             with self._lock:
                 if lease.state is LeaseState.QUEUED:
                     lease.state = LeaseState.HELD
             if lease.state is LeaseState.HELD:
-                self._forget(lease)
+                self._remove(lease)
                 self._call_afterwards()
             raise
 
     def wait(self, lease: Lease[T]) -> None:
         """Wait until `lease` has ended. Raises the first failure."""
         self._check_process()
-        self._until(lambda: lease not in self._outstanding)
-        self.raise_failure()
+        self._wait_until(lambda: lease not in self._outstanding)
 
     def drain(self) -> None:
         """Wait until no submitted lease is outstanding. Raises the first failure."""
         self._check_process()
-        self._until(self._drained)
-        self.raise_failure()
+        self._wait_until(self._drained)
 
     def close(self, *, drop: bool = False) -> None:
-        """Admit no more leases, wait until the submitted ones have ended, and end the threads.
+        """Accept no more leases, wait until all submitted ones have ended, and end the threads.
 
-        Interrupts are raised after that; failures are not raised. One of its own workers, into
-        which the collector may bring this call, does not wait: see `afterwards`. In a forked child
-        this does nothing, as threads and leases are the parent's.
+        Interrupts are raised after that; failures are not raised. The garbage collector may run
+        this call in one of the channel's own workers, which does not wait: see `afterwards`. In a
+        forked child this does nothing, as the parent owns the threads and leases.
         """
 
         def end() -> None:
@@ -171,19 +161,19 @@ class Channel(Generic[T]):
                 self._closed = True
                 self._changed.notify_all()
             if threading.current_thread() not in self._threads:
-                self._until(self._drained, despite_failure=True)
+                self._wait_until(self._drained, despite_failure=True)
                 for thread in tuple(self._threads):
                     if thread.ident is not None:
                         thread.join()
 
         if os.getpid() == self._pid:
-            # `end` raises no Exception of its own: a handler did, such as TimeoutError of an alarm.
+            # `end` raises no Exception itself. A signal handler may: TimeoutError of an alarm.
             uninterrupted(end, (KeyboardInterrupt, SystemExit, Exception))
 
     def afterwards(self, call: Callable[[], None]) -> None:
-        """`call` when nothing is outstanding and no worker is left: now, or in the last worker.
+        """Call `call` once no lease is outstanding and no worker is left: now, or in the last one.
 
-        Now in a forked child, which has neither.
+        A forked child has neither, and calls it now.
         """
         if os.getpid() != self._pid:
             call()
@@ -191,18 +181,21 @@ class Channel(Generic[T]):
         self._afterwards.append(call)
         self._call_afterwards()
 
-    # What a worker calls.
+    # Called by a worker.
 
     def next(self, *, wait: bool = True) -> Lease[T] | None:
-        """The next lease, RUNNING; None when none is queued and none is to be waited for."""
+        """Take the next lease, which is RUNNING then.
+
+        Returns None when no lease is queued and the worker must end, or with `wait=False`.
+        """
         while (lease := self._take(wait)) is not None:
-            if not self._failures and not self._dropping:
+            if self.failure is None and not self._dropping:
                 return lease
             self.end(lease, LeaseState.FAILED)
         return None
 
     def serve(self, handle: Callable[[T], None]) -> None:
-        """`handle` one lease after the other, for a worker; what it raises is a failure."""
+        """Call `handle` for one lease after the other; its exceptions are failures."""
         try:
             while (lease := self.next()) is not None:
                 try:
@@ -212,32 +205,46 @@ class Channel(Generic[T]):
                     self.end(lease, LeaseState.FAILED)
                 else:
                     self.end(lease, LeaseState.DONE)
-                del lease  # its memory would be kept while this waits for the next
+                del lease  # its memory must not be kept while this waits for the next lease
         except BaseException as error:
             self.fail(error)
-            self.end_mine(LeaseState.FAILED)  # `next` took it, and was interrupted
+            self.end_all(LeaseState.FAILED)  # an interrupt may come just after `next` took one
             raise
 
     def fail(self, error: BaseException) -> None:
-        """Note `error`, unless something has failed before."""
+        """Record `error` if it is the first failure."""
         with self._lock:
-            if not self._failures:
-                self._failures.append(error)
+            if self.failure is None:
+                self.failure = error
             self._changed.notify_all()
 
-    def end(self, lease: Lease[T], state: LeaseState) -> None:
-        """End `lease` as `state`; nothing happens to one that has ended."""
+    def end(
+        self, lease: Lease[T], state: LeaseState, *, among: Sequence[LeaseState] = _PENDING
+    ) -> None:
+        """End `lease` as `state` and release its memory, if its state is one of `among`."""
         with self._lock:
-            if lease.state in _ENDED:
+            if lease.state not in among:
                 return
             lease.state = state
-        self._give_back(lease)
+        try:
+            if state is LeaseState.LOST:
+                _lost.append(lease)
+            elif self._release is not None:
+                self._release(lease.item)
+        finally:
+            self._remove(lease)
 
-    def end_mine(self, state: LeaseState) -> None:
-        """End every lease of the calling worker; one that is LOST is a failure."""
-        self._end_all_of(threading.current_thread(), state)
+    def end_all(self, state: LeaseState, worker: threading.Thread | None = None) -> None:
+        """End every lease of `worker`, by default the calling thread. LOST is a failure."""
+        worker = worker or threading.current_thread()
+        for lease in tuple(self._outstanding):
+            if lease.worker is worker:
+                if state is LeaseState.LOST:
+                    self.fail(RuntimeError(f"{self._name}: a thread ended before its work"))
+                self.end(lease, state)
+                self._remove(lease)  # also if an interrupt ended `end` early
 
-    # Inside.
+    # Internals.
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -246,12 +253,15 @@ class Channel(Generic[T]):
     def _drained(self) -> bool:
         return all(lease.state is LeaseState.HELD for lease in tuple(self._outstanding))
 
-    def _until(self, met: Callable[[], bool], *, despite_failure: bool = False) -> None:
-        """Wait for `met()`, or a failure."""
+    def _wait_until(self, met: Callable[[], bool], *, despite_failure: bool = False) -> None:
+        """Wait until `met()`. Unless `despite_failure`, stop at the first failure and raise it."""
         while True:
-            self._attend()
+            self._recover()
             with self._lock:
-                if met() or (self._failures and not despite_failure):
+                failure = None if despite_failure else self.failure
+                if failure is not None:
+                    raise failure
+                if met():
                     return
                 self._pause()
 
@@ -259,24 +269,24 @@ class Channel(Generic[T]):
         try:
             self._changed.wait(_LOOK_AGAIN_S)
         except BaseException:
-            # Condition.wait is Python code too: Ctrl-C may come when it has just unlocked.
+            # Condition.wait is Python code: Ctrl-C may come when it has just released the lock.
             if not self._lock._is_owned():  # type: ignore[attr-defined]
                 self._lock.acquire()
             raise
 
-    def _attend(self) -> None:
-        """Do what dead workers left undone, and end what none is to begin."""
+    def _recover(self) -> None:
+        """Clean up after dead workers, end leases that no worker may begin, start a worker."""
         for lease in tuple(self._outstanding):
             if lease.worker is not None and not lease.worker.working:
-                self._end_all_of(lease.worker, LeaseState.LOST)
-            elif lease.worker is None and lease.state in _ENDED:  # interrupted in `_withdraw`
-                self._forget(lease)
-        if self._failures or self._dropping:
+                self.end_all(LeaseState.LOST, lease.worker)
+            elif lease.worker is None and lease.state in _ENDED:  # `end` was interrupted
+                self._remove(lease)
+        if self.failure is not None or self._dropping:
             for lease in self._queued():
-                self._withdraw(lease)
+                self.end(lease, LeaseState.FAILED, among=(LeaseState.QUEUED,))
         try:
             with self._lock:
-                self._staff()
+                self._start_worker()
         except RuntimeError as error:  # no thread can be started
             if not self._alive():
                 self.fail(error)
@@ -284,57 +294,43 @@ class Channel(Generic[T]):
     def _queued(self) -> list[Lease[T]]:
         return [lease for lease in tuple(self._outstanding) if lease.state is LeaseState.QUEUED]
 
-    def _withdraw(self, lease: Lease[T]) -> None:
-        """End a queued lease unbegun."""
-        with self._lock:
-            if lease.state is not LeaseState.QUEUED:
-                return
-            lease.state = LeaseState.FAILED
-        self._give_back(lease)
-
     def _alive(self) -> list[Worker]:
         return [worker for worker in tuple(self._workers) if worker.working]
 
-    def _staff(self) -> None:
-        """Start a worker if there is work for one more."""
+    def _start_worker(self) -> None:
+        """Start a worker if there is work for one more. Raises RuntimeError if it cannot start."""
         pending = [one for one in tuple(self._outstanding) if one.state in _PENDING]
         for dead in set(self._workers).difference(alive := self._alive()):
             self._workers.pop(dead, None)
-        if len(alive) < min(self._most, len(pending)):
+        if len(alive) < min(self._max_workers, len(pending)):
             worker = Worker(target=self._run, name=self._name, daemon=self._daemon)
             while self._threads and self._threads[0].over.is_set():
                 self._threads.popleft()
-            self._threads.append(worker)  # before: it may run although `start` is interrupted
+            self._threads.append(worker)  # first, as an interrupted `start` may start it
             self._workers[worker] = None
             worker.start()
 
     def _run(self) -> None:
         try:
             try:
-                if threading.current_thread() in self._workers:  # else nobody knows of it any more
+                if (
+                    threading.current_thread() in self._workers
+                ):  # else it was given up before it started
                     self._work()
             except BaseException as error:  # noqa: BLE001 -- raised on the submitting side
                 self.fail(error)
             self._retire()
-        except BaseException as error:  # noqa: BLE001 -- again, in case that was interrupted
+        except BaseException as error:  # noqa: BLE001 -- once more, after an interrupt
             self.fail(error)
             self._retire()
         self._call_afterwards()
 
     def _retire(self) -> None:
         me: Any = threading.current_thread()
-        self._end_all_of(me, LeaseState.LOST)
+        self.end_all(LeaseState.LOST, me)
         with self._lock:
             self._workers.pop(me, None)
             self._changed.notify_all()
-
-    def _end_all_of(self, worker: threading.Thread, state: LeaseState) -> None:
-        for lease in tuple(self._outstanding):
-            if lease.worker is worker:
-                if state is LeaseState.LOST:
-                    self.fail(RuntimeError(f"{self._name}: a thread ended before its work"))
-                self.end(lease, state)
-                self._forget(lease)  # also where `end` was interrupted before
 
     def _take(self, wait: bool) -> Lease[T] | None:
         me: Any = threading.current_thread()
@@ -346,26 +342,17 @@ class Channel(Generic[T]):
                     self._workers.pop(me, None)
                     return None
                 self._pause()
-            queued[0].worker = me  # first: a RUNNING lease of no worker would never end
+            queued[0].worker = me  # first: a RUNNING lease without a worker would never end
             queued[0].state = LeaseState.RUNNING
             return queued[0]
 
-    def _give_back(self, lease: Lease[T]) -> None:
-        try:
-            if lease.state is LeaseState.LOST:
-                _lost.append(lease)
-            elif self._release is not None:
-                self._release(lease.item)
-        finally:
-            self._forget(lease)
-
-    def _forget(self, lease: Lease[T]) -> None:
+    def _remove(self, lease: Lease[T]) -> None:
         with self._lock:
             self._outstanding.pop(lease, None)
             self._changed.notify_all()
 
     def _call_afterwards(self) -> None:
-        """One call after the other, so that none is taken from the list and not called."""
+        """Make the calls of `afterwards` if no lease is outstanding and no worker is left."""
         while True:
             with self._lock:
                 if not self._afterwards or self._outstanding or self._alive():

@@ -1,7 +1,7 @@
-"""An executor and an event loop that an ending interpreter does not refuse.
+"""An executor and an event loop that still work while the interpreter ends.
 
-From the script's last line on `ThreadPoolExecutor.submit` raises RuntimeError, in saves too that
-were begun before and go on in the background. asyncio's calls in threads need it as well.
+After the last line of the script, `ThreadPoolExecutor.submit` raises RuntimeError, also for saves
+that still run in the background. asyncio uses a ThreadPoolExecutor for its calls in threads.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _Ts = TypeVarTuple("_Ts")
 
 
 class WorkerExecutor(Executor):
-    """Up to `threads` Workers; without any the caller makes the call. Used by one thread.
+    """Runs calls in up to `threads` Workers, or in the caller if none can start.
 
-    The workers are daemons: an executor that is never shut down does not hold the interpreter.
+    Used by one thread. The workers are daemons: an executor that is never shut down does not block
+    the end of the interpreter.
     """
 
     def __init__(self, threads: int, name: str) -> None:
@@ -34,10 +35,10 @@ class WorkerExecutor(Executor):
         self._workers: list[Worker] = []
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._idle = threading.Semaphore(0)
-        self._down = False
+        self._is_shut_down = False
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
-        if self._down:
+        if self._is_shut_down:
             raise RuntimeError("the executor is shut down")
         future: Future[_T] = Future()
 
@@ -51,20 +52,20 @@ class WorkerExecutor(Executor):
             else:
                 future.set_result(result)
 
-        if self._idle.acquire(blocking=False) or self._hire():
+        if self._idle.acquire(blocking=False) or self._start_worker():
             self._calls.put(call)
         else:
             call()
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Waits for every call, whatever is asked for: each is somebody's memory or descriptor."""
+        """Wait for every call, whatever the arguments: each call uses memory or a descriptor."""
         del wait, cancel_futures
-        self._down = True
+        self._is_shut_down = True
         end_workers(self._workers, self._calls)
 
-    def _hire(self) -> bool:
-        """Whether there is a worker: one more, below the limit."""
+    def _start_worker(self) -> bool:
+        """Start a worker unless `threads` run; return whether there is any."""
         if len(self._workers) < self._threads:
             worker = Worker(
                 target=_work, args=(self._calls, self._idle), name=self._name, daemon=True
@@ -81,7 +82,7 @@ def _work(calls: SimpleQueue[Callable[[], None] | None], idle: threading.Semapho
 
 
 class OwnLoop(asyncio.SelectorEventLoop):
-    """An event loop whose calls in threads are made by Workers."""
+    """An event loop that runs its calls in threads by a WorkerExecutor."""
 
     def __init__(self) -> None:
         super().__init__()

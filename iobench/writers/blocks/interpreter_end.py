@@ -1,9 +1,10 @@
-"""The end of the interpreter: every save that was begun is finished, or the exit code is 120.
+"""The end of the interpreter: finishes every save that has begun, or sets the exit code to 120.
 
-CPython refuses new futures first (3.12.0 to 3.12.2: new threads too), joins the threads that are
-not daemons, calls the functions of atexit, kills the daemon threads and clears the modules. What
-needs a daemon thread, such as a stream, can be finished by atexit and not later. `sys.exit` has
-no effect there; the one documented way to an exit code is a flush of stdout or stderr that fails.
+At its end CPython does this, in order. It refuses new futures (3.12.0 to 3.12.2: new threads too),
+joins the threads that are not daemons, calls the functions of atexit, kills the daemon threads and
+clears the modules. An object that needs a daemon thread, such as a stream, must finish in atexit.
+`sys.exit` has no effect there: the only documented way to set an exit code is a flush of stdout or
+stderr that fails.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ _Owner = TypeVar("_Owner")
 def at_end(owner: _Owner, finish: Callable[[_Owner], None]) -> None:
     """Call `finish(owner)` when the interpreter ends, the newest owner first.
 
-    `owner` is not kept alive. What `finish` raises is reported by `lost`.
+    `owner` is held by a weak reference. Exceptions of `finish` are reported like `lost` does.
     """
     _ending.owners[owner] = finish
 
 
 def begun() -> bool:
-    """Whether the functions of `at_end` are called, or were: no thread is waited for any more."""
+    """Whether the calls of `at_end` functions have begun: no thread is awaited after that."""
     return _ending.begun
 
 
 def lost(message: str) -> None:
-    """Report a save that failed and that no caller can ask about: a warning, and exit code 120.
+    """Report a failed save that no caller can find out about: a warning, and exit code 120.
 
-    The message is also the interpreter's last line on stderr.
+    The message is also printed on stderr when the interpreter ends.
     """
     if _ending.begun:
         _ending.report(message)
@@ -51,7 +52,7 @@ def lost(message: str) -> None:
 
 
 class _Ending:
-    """What is left to do, and what was lost. A forked child has neither of its parent's."""
+    """The owners to finish and the lost saves. A forked child forgets those of its parent."""
 
     def __init__(self) -> None:
         self.forget()
@@ -69,7 +70,7 @@ class _Ending:
         _quiet_handlers()
         for message in self.lost:
             self.report(message)
-        for reference in reversed(self.owners.keyrefs()):  # other threads may still add some
+        for reference in reversed(self.owners.keyrefs()):  # a copy: other threads may add owners
             owner = reference()
             if owner is None:
                 continue
@@ -86,10 +87,10 @@ class _Ending:
 
 
 def _quiet_handlers() -> None:
-    """Let no signal's handler raise SystemExit here: the interpreter ends already.
+    """Suppress the SystemExit of signal handlers, as the interpreter is ending already.
 
-    It would cut a wait short, or leave a lock taken that the thread waited for needs. SIGINT still
-    gives up what is not finished.
+    It could end a wait early, or leave a lock locked that the awaited thread needs. SIGINT still
+    interrupts.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -108,7 +109,7 @@ def _without_exit(handler: Callable[[int, FrameType | None], Any]) -> Any:
 
 
 class _Unflushable:
-    """Stands for `sys.stderr`; the flush that the interpreter ends with fails: exit code 120."""
+    """Replaces `sys.stderr`: the last flush of the interpreter fails, so the exit code is 120."""
 
     closed = False
 

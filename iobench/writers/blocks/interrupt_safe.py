@@ -1,4 +1,7 @@
-"""Waits that no interrupt cuts short: what is waited for still uses memory or a descriptor."""
+"""Threads and waits that an interrupt does not end early.
+
+A thread that is still running uses memory or a descriptor, which the caller must not free.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ __all__ = ["Worker", "end_workers", "start_workers", "uninterrupted"]
 
 
 class Worker(threading.Thread):
-    """A thread that is alive until it has ended, however often Ctrl-C meets `join`.
+    """A thread that counts as alive until it has ended, even if Ctrl-C interrupts `join`.
 
-    CPython 3.11 and 3.12 take any other for ended once a join was interrupted: what is done about
-    bpo-45274 releases the lock that the thread still holds. A forked child has none of its
-    parent's threads: none is alive there, and `join` does not wait.
+    CPython 3.11 and 3.12 consider a plain Thread ended after an interrupted join: the fix of
+    bpo-45274 releases the lock that the thread still holds. A forked child has no threads of its
+    parent: there no Worker is alive, and `join` does not wait.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -32,18 +35,18 @@ class Worker(threading.Thread):
             self.over.set()
 
     def start(self) -> None:
-        """Raises RuntimeError where no thread can be started, as at the interpreter's end."""
-        if sys.is_finalizing():  # CPython 3.11 would wait for ever for the thread to begin
+        """Raises RuntimeError when no thread can start, for example at the interpreter's end."""
+        if sys.is_finalizing():  # CPython 3.11 would wait forever for the thread to begin
             raise RuntimeError("can't create new thread at interpreter shutdown")
         super().start()
 
     @property
     def working(self) -> bool:
-        """Whether it has been started and not ended. `is_alive` has the same fault as `join`."""
+        """Whether the thread has started and not ended. `is_alive` has the same bug as `join`."""
         return self.ident is not None and not self.over.is_set() and os.getpid() == self._pid
 
     def join(self, timeout: float | None = None) -> None:
-        # A finalizing interpreter has killed its daemon threads: they never set `over`.
+        # An interpreter that finalizes has killed its daemon threads: they never set `over`.
         if os.getpid() != self._pid or sys.is_finalizing():
             return
         if self.ident is not None:
@@ -52,9 +55,10 @@ class Worker(threading.Thread):
 
 
 def start_workers(workers: Sequence[Worker]) -> list[Worker]:
-    """Start `workers`; those that run. An ending interpreter may refuse them, none or all.
+    """Start `workers`; return those that run.
 
-    The caller then does the work of those itself. Raises RuntimeError where threads are short.
+    An interpreter that ends may refuse to start some or all; the caller then does their work.
+    Raises RuntimeError when the system has no more threads.
     """
     started = []
     for worker in workers:
@@ -69,16 +73,16 @@ def start_workers(workers: Sequence[Worker]) -> list[Worker]:
 
 
 def end_workers(workers: Sequence[Worker], queue: SimpleQueue[Any]) -> None:
-    """Have each find a None in the `queue` that it works off, and wait until all have ended.
+    """Put a None for each worker into the `queue`, and wait until all workers have ended.
 
-    KeyboardInterrupt is raised when they have.
+    KeyboardInterrupt is raised after that.
     """
 
     def end() -> None:
         for _ in workers:
             queue.put(None)
         for worker in workers:
-            if worker.is_alive():  # one that could not be started is not
+            if worker.is_alive():  # not if it could not be started
                 worker.join()
 
     uninterrupted(end)
@@ -88,10 +92,10 @@ def uninterrupted(
     wait: Callable[[], None],
     interrupts: tuple[type[BaseException], ...] = (KeyboardInterrupt, SystemExit),
 ) -> None:
-    """`wait()` to its end. What interrupts it has it called again, and is raised after.
+    """Call `wait()` until it returns. The first interrupt is raised after that.
 
-    SystemExit is what many a handler of SIGTERM raises. A RuntimeError is always raised at once:
-    it would come again.
+    Handlers of SIGTERM often raise SystemExit. A RuntimeError is always raised at once: the next
+    call would raise it again.
     """
     interrupt: BaseException | None = None
     while True:

@@ -1,4 +1,4 @@
-"""Fresh memory that begins with a page, huge or not."""
+"""fresh_pages: new memory that begins at a page boundary, huge pages where possible."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ import numpy.typing as npt
 __all__ = ["HUGE_PAGE", "Bytes", "fresh_pages"]
 
 Bytes = npt.NDArray[np.uint8]
-"""One dimension of bytes: host memory inside iobench."""
+"""A one-dimensional array of bytes: host memory inside iobench."""
 
 HUGE_PAGE = 2 << 20
-"""Bytes of a huge page of x86-64 and, with 4 KiB pages, arm64."""
+"""The size of a huge page in bytes, on x86-64 and on arm64 with pages of 4 KiB."""
 
 
 def fresh_pages(size_bytes: int, *, huge: bool) -> Bytes:
-    """`size_bytes` of zeros that begin with a page, or a huge one where the kernel gives them.
+    """Return `size_bytes` of zeros, aligned to a huge page.
 
-    What is beyond the last whole huge page is in ordinary ones. The memory goes when the last array
-    on it does. Raises OSError (ENOMEM).
+    With `huge` they are in huge pages where the kernel provides them; the part after the last whole
+    huge page is in ordinary pages. The memory is freed with the last array that refers to it.
+    Raises OSError (ENOMEM).
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    # mmap aligns to a small page only: map one huge page more, and begin at a boundary inside.
     memory = mmap.mmap(-1, size_bytes + HUGE_PAGE, flags=flags)
     room = np.frombuffer(memory, dtype=np.uint8)
     begin = -room.ctypes.data % HUGE_PAGE

@@ -1,4 +1,4 @@
-"""Fresh memory gets its pages while a read fills what lies before it."""
+"""faulted_ahead: makes the pages of new memory while a read fills the memory before them."""
 
 from __future__ import annotations
 
@@ -17,29 +17,28 @@ from iobench.writers.image import FileImage
 __all__ = ["LEAD_BYTES", "faulted_ahead"]
 
 LEAD_BYTES = 64 * MIB
-"""How far before the read pages are made: more than a writer has in flight."""
+"""The distance between the read and the pages made: more than a writer has in flight."""
 
 _STRETCH = 8 * MIB
-_RETRY = 64 * MIB  # of small pages, until a huge one is tried again
+_RETRY = 64 * MIB  # of small pages between two trials of a huge page
 
 
 @contextmanager
 def faulted_ahead(image: FileImage, start: int, stop: int) -> Iterator[None]:
-    """While the body reads bytes [start, stop) of `image`, make the pages that they still lack.
+    """Make missing pages of the memory of [start, stop) while the body reads these bytes.
 
     A read into memory without pages spends half of its time on making them, in the thread that
-    submits. Here another thread makes them, a distance ahead; where the read is there already, it
-    leaps over that. Pages are huge ones as long as these cost less per byte than small ones do,
-    which is measured all the time (docs/decisions/0033). No byte is touched: memory that has pages
-    keeps them, and its bytes. Where pages cannot be made, or no thread can be started, the read
-    makes them, or fails.
+    submits. Here another thread makes them ahead of the read, and skips those that the read has
+    reached already. It makes huge pages while they cost less per byte than small ones, which it
+    measures continuously (docs/decisions/0033). No byte changes: memory with pages keeps them.
+    If no pages can be made or no thread can be started, the read makes the pages, or fails.
     """
     if stop - start <= LEAD_BYTES:
         yield
         return
     ahead = _Ahead(image, start, stop)
     thread = Worker(target=ahead.run, name="iobench-fault-ahead", daemon=True)
-    with suppress(RuntimeError):  # no more threads here: the read is not to fail for that
+    with suppress(RuntimeError):  # no thread can be started; the read works without one
         thread.start()
     try:
         yield
@@ -47,11 +46,11 @@ def faulted_ahead(image: FileImage, start: int, stop: int) -> Iterator[None]:
         ahead.stopped = True
         if thread.ident is not None:
             uninterrupted(thread.join)
-        ahead.even_out()
+        ahead.advise_all()
 
 
 class _Ahead:
-    """Goes over the whole huge pages of a range of an image's host memory, in file order."""
+    """Makes the whole huge pages in the host memory of a range of an image, in file order."""
 
     def __init__(self, image: FileImage, start: int, stop: int) -> None:
         self._image, self._start, self._stop = image, start, stop
@@ -72,16 +71,16 @@ class _Ahead:
                 else:
                     self._advised.append((address, length))
                     self._pages.make(address, length)
-            except OSError:  # an older kernel, or no memory: the read is to tell
+            except OSError:  # an older kernel, or no memory: the read reports it
                 return
 
-    def even_out(self) -> None:
-        """The same advice for all that was given one, so that the kernel can join the parts."""
+    def advise_all(self) -> None:
+        """Give all parts the same advice, so that the kernel merges their mappings."""
         for address, length in self._advised:
             linux.advise_huge(address, length, huge=True)
 
     def _stretches(self) -> Iterator[tuple[int, int, int]]:
-        """(offset in the image, address, length) of whole huge pages, a few at a time."""
+        """Yield (offset in the image, address, length) of whole huge pages, a few at a time."""
         for segment in self._image.segments:
             if not isinstance(segment.memory, np.ndarray):  # on a device
                 continue
@@ -95,10 +94,10 @@ class _Ahead:
 
 
 class _Pages:
-    """Makes pages, huge or small, whichever cost less per byte the last time.
+    """Makes pages of the kind, huge or small, that last cost less per byte.
 
-    Huge ones take a fifth of the time of small ones, unless the kernel or the host of a virtual
-    machine has to find them first: then it is five times as much.
+    Huge pages take a fifth of the time of small ones. They take five times as long when the kernel,
+    or the host of a virtual machine, must first find free ones.
     """
 
     def __init__(self) -> None:
@@ -107,21 +106,21 @@ class _Pages:
         self._small_since = _RETRY  # bytes
 
     def make(self, address: int, length: int) -> None:
-        """Both are multiples of HUGE_PAGE. Raises OSError."""
+        """Make the pages of a range. Both arguments are multiples of HUGE_PAGE. Raises OSError."""
         if self._small_cost is None:
-            address, length = self._one(address, length, huge=False)
+            address, length = self._make_first(address, length, huge=False)
         if not self._huge and self._small_since >= _RETRY and length:
-            address, length = self._one(address, length, huge=True)
+            address, length = self._make_first(address, length, huge=True)
             self._small_since = 0
         if length:
-            self._made(address, length, huge=self._huge)
+            self._make_all(address, length, huge=self._huge)
 
-    def _one(self, address: int, length: int, *, huge: bool) -> tuple[int, int]:
-        """As much as one huge page; what is left."""
-        self._made(address, HUGE_PAGE, huge=huge)
+    def _make_first(self, address: int, length: int, *, huge: bool) -> tuple[int, int]:
+        """Make the pages of the first HUGE_PAGE bytes; return the rest of the range."""
+        self._make_all(address, HUGE_PAGE, huge=huge)
         return address + HUGE_PAGE, length - HUGE_PAGE
 
-    def _made(self, address: int, length: int, *, huge: bool) -> None:
+    def _make_all(self, address: int, length: int, *, huge: bool) -> None:
         linux.advise_huge(address, length, huge=huge)
         began = time.perf_counter()
         linux.populate(address, length)

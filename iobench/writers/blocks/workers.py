@@ -1,4 +1,4 @@
-"""Workers that share one range of a file: each takes the next block until none is left."""
+"""run_workers: threads that share the blocks of one range of a file. BlockPool: their memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["BlockPool", "Blocks", "run_workers"]
 
 
 class Blocks:
-    """The blocks [start, stop) of a range, handed out one by one to whoever asks; thread-safe."""
+    """Iterates over the blocks (start, stop) of a range; several threads share one iteration."""
 
     def __init__(self, start: int, stop: int, block_size: int) -> None:
         self._starts = iter(range(start, stop, block_size))
@@ -26,7 +26,7 @@ class Blocks:
             yield begin, min(begin + self._block_size, self._stop)
 
     def cancel(self) -> None:
-        """Hand out no more."""
+        """Yield no more blocks."""
         self._starts = iter(range(0))
 
 
@@ -36,15 +36,16 @@ def run_workers(
     work: Callable[[Blocks, Meter], None],
     meter: Meter,
     *,
-    apart: bool = False,
+    caller_waits: bool = False,
 ) -> None:
-    """Run `work(blocks, own_meter)` in `threads` workers, this thread being one of them.
+    """Run `work(blocks, own_meter)` in `threads` workers. The calling thread is one of them.
 
-    With `apart` this thread only waits, so that no signal handler ever runs inside `work`. Where
-    an ending interpreter refuses threads, this one does all of the work.
+    With `caller_waits` the calling thread only waits, so that no signal handler runs inside `work`.
+    If the interpreter ends and refuses new threads, the calling thread does all the work.
 
-    Returns when all have ended. The first failure, KeyboardInterrupt in this thread included,
-    cancels the rest and is raised when they have ended; further failures are added as its notes.
+    Returns when all workers have ended. The first failure, or KeyboardInterrupt in this thread,
+    cancels the remaining blocks. It is raised when all workers have ended; further failures are
+    added to it as notes.
     """
     meters = [Meter() for _ in range(threads)]
     failures: list[BaseException] = []
@@ -58,11 +59,11 @@ def run_workers(
 
     helpers = [
         Worker(target=run, args=(own,), name="iobench-worker")
-        for own in (meters if apart else meters[1:])
+        for own in (meters if caller_waits else meters[1:])
     ]
     try:
         started = start_workers(helpers)
-        if apart and started:
+        if caller_waits and started:
             for helper in started:
                 helper.join()
         else:
@@ -72,7 +73,7 @@ def run_workers(
         raise
     finally:
         for helper in helpers:
-            while helper.is_alive():  # the descriptor and the memory are theirs until they end
+            while helper.is_alive():  # they use the descriptor and the memory
                 try:
                     helper.join()
                 except BaseException as error:  # noqa: BLE001 -- Ctrl-C, or SystemExit of a handler
@@ -86,14 +87,14 @@ def run_workers(
 
 
 class BlockPool:
-    """Aligned blocks of one size, kept for the next transfer instead of faulted in anew.
+    """Aligned blocks of one size. They are kept for the next transfer, which saves page faults.
 
-    Blocks are cut from huge pages where the kernel gives them. A device takes a limited number of
-    memory segments per request (254 on virtio): of scattered 4 KiB pages that is less than 1 MiB,
-    of huge ones the device's full request size. Measured in docs/decisions/0004 and 0010.
+    Blocks are parts of huge pages where the kernel provides them. A device accepts a limited number
+    of memory segments per request (254 on virtio). With scattered 4 KiB pages that is less than
+    1 MiB, with huge pages the device's full request size (docs/decisions/0004 and 0010).
 
-    There is no lock: the collector may run the finalizer of a stream, which gives its blocks back,
-    inside `take`. `list.pop` and `list.append` are atomic under the GIL.
+    There is no lock: inside `take` the garbage collector may run the finalizer of a stream, which
+    calls `give`. `list.pop` and `list.append` are atomic under the GIL.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -101,7 +102,7 @@ class BlockPool:
         self._free: list[Bytes] = []
 
     def take(self) -> Bytes:
-        """A block; its content is undefined."""
+        """Return a block; its content is undefined."""
         try:
             return self._free.pop()
         except IndexError:
@@ -110,7 +111,7 @@ class BlockPool:
             return block
 
     def _make(self) -> list[Bytes]:
-        """As many blocks as one huge page holds, or one block of several huge pages."""
+        """Make as many blocks as one huge page holds, or one block of several huge pages."""
         count = max(1, HUGE_PAGE // self.block_size)
         size = count * self.block_size
         room = fresh_pages(size + -size % HUGE_PAGE, huge=True)
@@ -118,12 +119,12 @@ class BlockPool:
         return [room[start : start + self.block_size] for start in reversed(starts)]
 
     def give(self, block: Bytes) -> None:
-        """Give a block back."""
+        """Return a block to the pool."""
         self._free.append(block)
 
     @contextmanager
     def block(self) -> Iterator[Bytes]:
-        """A block for the length of a `with`."""
+        """Provide a block for the duration of a `with`."""
         block = self.take()
         try:
             yield block

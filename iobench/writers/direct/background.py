@@ -18,7 +18,7 @@ __all__ = ["BackgroundWriter", "BlocksInFlight", "OneAtATime"]
 
 
 class BlocksInFlight(Protocol):
-    """What a thread writes its blocks with: an InFlight, or an object that behaves like one."""
+    """The writes in flight of one thread: an InFlight, or an object with the same methods."""
 
     def __len__(self) -> int: ...
 
@@ -37,7 +37,7 @@ class BlocksInFlight(Protocol):
 
 
 class OneAtATime:
-    """Writes each block before `start` returns, past the page cache."""
+    """Writes each block past the page cache before `start` returns."""
 
     def __init__(self, fd: int, alignment: int, meter: Meter) -> None:
         self._fd, self._alignment, self._meter = fd, alignment, meter
@@ -65,16 +65,16 @@ class OneAtATime:
 class _Block:
     data: Bytes
     offset: int
-    of_pool: bool = True  # otherwise the caller's
+    of_pool: bool = True  # otherwise the caller owns it
 
 
 class BackgroundWriter:
-    """Each of `threads` writes blocks by what `begin` makes in that thread.
+    """Writes blocks in `threads` threads. Each thread calls `begin` for its own BlocksInFlight.
 
-    At most `in_flight` blocks are submitted and not written; `submit` waits beyond that. A block
-    that comes while a ring's thread has others in flight is started when the next of them has
-    ended: the faster the stream, the more are in flight. Threads start with the first block, so
-    that small files cost none.
+    At most `in_flight` blocks are submitted and not yet written; beyond that `submit` waits. While
+    the thread of a ring has blocks in flight, a new block starts when the next of them ends. A
+    faster stream therefore has more blocks in flight. Threads start with the first block, so that
+    small files need none.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class BackgroundWriter:
         begin: Callable[[Meter], BlocksInFlight],
         ring: bool,
     ) -> None:
-        """`ring`: what `begin` makes may only be used in a thread that no signal handler enters."""
+        """With `ring`, the result of `begin` is used only in a thread without signal handlers."""
         self._pool, self._begin, self._ring = pool, begin, ring
         self._meters: list[Meter] = []
         self._channel: Channel[_Block] = Channel(
@@ -98,14 +98,17 @@ class BackgroundWriter:
         )
 
     def submit(self, block: Bytes, offset: int) -> None:
-        """Take `block` over and write it at `offset`; it goes back to the pool afterwards.
+        """Take over `block` and write it at `offset`; then return it to the pool.
 
-        Raises what an earlier block's write raised; `block` is then lost to the pool.
+        Raises the failure of an earlier block; `block` does not return to the pool then.
         """
         self._channel.submit(Lease(_Block(data=block, offset=offset)))
 
     def put(self, data: Bytes, offset: int, meter: Meter) -> None:
-        """Write `data`, a multiple of the alignment that stays the caller's, before returning."""
+        """Write `data` before returning. Its length is a multiple of the alignment.
+
+        The caller keeps the memory.
+        """
         if self._ring:
             self._channel.submit(Lease(_Block(data=data, offset=offset, of_pool=False)))
             self.drain()
@@ -114,22 +117,22 @@ class BackgroundWriter:
             blocks.start(data, offset, len(data), lambda _: None)
 
     def drain(self) -> None:
-        """Wait until no block is in flight. Raises what a block's write raised."""
+        """Wait until no block is in flight. Raises the first failure of a block."""
         self._channel.drain()
 
     def shutdown(self, meter: Meter, *, drop: bool = False) -> None:
-        """End the threads, once they have finished what was submitted; count it in `meter`.
+        """Wait for the submitted blocks, end the threads and add their counts to `meter`.
 
-        With `drop` what no thread has begun yet is not written. Interrupts are raised when all
-        have ended: the descriptor is theirs until then. The collector may bring this call into one
-        of these threads, which does not wait for itself: see `afterwards`.
+        With `drop`, blocks that no thread has begun are not written. Interrupts are raised after
+        all threads have ended, as these use the descriptor until then. The garbage collector may
+        run this call in one of these threads, which does not wait for itself: see `afterwards`.
         """
         self._channel.close(drop=drop)
         if self._meters:
             meter.absorb(self._meters)
 
     def afterwards(self, call: Callable[[], None]) -> None:
-        """`call` once no thread uses the file any more: now, or in the last thread."""
+        """Call `call` once no thread uses the file any more: now, or in the last thread."""
         self._channel.afterwards(call)
 
     def _work(self) -> None:
@@ -145,12 +148,12 @@ class BackgroundWriter:
                         self._start(blocks, lease)
                     del lease
         except BaseException as error:  # noqa: BLE001 -- raised by submit and drain
-            self._channel.fail(error)  # first, so that no dropped block is taken for written
+            self._channel.fail(error)  # first, so that no dropped block counts as written
         finally:
-            # The stream waits while these threads write: its own clock counts that.
+            # The stream's own meter counts the time that it waits for these threads.
             meter.seconds = {} if self._ring else {"write": meter.seconds.get("write", 0.0)}
-        # After an end that failed, the kernel may still use what is in flight.
-        self._channel.end_mine(LeaseState.LOST if len(blocks) else LeaseState.FAILED)
+        # If the end failed, the kernel may still use the memory of blocks in flight.
+        self._channel.end_all(LeaseState.LOST if len(blocks) else LeaseState.FAILED)
 
     def _start(self, blocks: BlocksInFlight, lease: Lease[_Block]) -> None:
         def on_complete(whole: bool) -> None:

@@ -1,4 +1,4 @@
-"""DirectWriter: what the writers past the page cache share."""
+"""DirectWriter: the base of the writers that bypass the page cache."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _NONE = linux.DioAlignment(memory=1, offset=1)
 
 
 class DirectWriter(PosixWriter):
-    """A writer of aligned blocks, O_DIRECT unless a subclass clears `_flags`.
+    """A writer of aligned blocks, with O_DIRECT unless a subclass clears `_flags`.
 
     Its options have `block_size`; `_pool` holds staging blocks of that size. Workers share the
-    blocks of a file, each moves its own by a DirectEngine.
+    blocks of a file, and each moves its blocks by a DirectEngine.
     """
 
     _flags = os.O_DIRECT
-    _apart = False
-    """Whether the caller's thread must not be one of the workers."""
+    _caller_waits = False
+    """Whether the calling thread must not be one of the workers."""
 
     def __init__(self, options: WriterOptions | None = None, **values: object) -> None:
         super().__init__(options, **values)
@@ -52,11 +52,11 @@ class DirectWriter(PosixWriter):
     @property
     @abstractmethod
     def _workers(self) -> int:
-        """How many share a file."""
+        """The most workers that share a file."""
 
     @abstractmethod
     def _engine(self, meter: Meter, *, writes: bool) -> DirectEngine:
-        """What moves the blocks of one worker, in whose thread it is made."""
+        """Make the engine of one worker. Called in the thread of that worker."""
 
     def available(self, target: str | Path = ".") -> Availability:
         answer = try_directory(target)
@@ -95,8 +95,8 @@ class DirectWriter(PosixWriter):
                     engine.read(direct, image, begin, max(begin, start), end)
                 engine.drain()
 
-        apart = self._flags & os.O_DIRECT  # the page cache would want the same free memory
-        with faulted_ahead(image, start, stop) if apart else contextlib.nullcontext():
+        prefault = self._flags & os.O_DIRECT  # the page cache would need the same free memory
+        with faulted_ahead(image, start, stop) if prefault else contextlib.nullcontext():
             self._run(start - start % direct.alignment.offset, stop, work, meter)
 
     def _run(
@@ -105,7 +105,7 @@ class DirectWriter(PosixWriter):
         workers = min(self._workers, -(-(stop - start) // self._block_size))
         if workers:
             blocks = Blocks(start, stop, self._block_size)
-            run_workers(workers, blocks, work, meter, apart=self._apart)
+            run_workers(workers, blocks, work, meter, caller_waits=self._caller_waits)
 
     def _create(self, path: str | Path, meter: Meter, kind: type[NewFile] = NewFile) -> NewFile:
         try:
@@ -128,7 +128,7 @@ class DirectWriter(PosixWriter):
         )
 
     def _alignment(self, fd: int) -> linux.DioAlignment:
-        """What the open file asks of addresses, and of offsets and lengths."""
+        """Return the alignment that the open file needs of addresses, offsets and lengths."""
         if not self._flags & os.O_DIRECT:
             return _NONE
         return direct_alignment(self.name, fd, self._block_size)

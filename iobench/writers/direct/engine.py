@@ -1,4 +1,4 @@
-"""DirectEngine: what carries ranges of one file past the page cache, for one thread."""
+"""DirectEngine: moves ranges of one file past the page cache, in one thread."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def ignore(_ok: bool) -> None:
 
 
 class CompletionLatch:
-    """Calls `on_complete` once everything has ended: the `with` block, and each part added in it.
+    """Calls `on_complete` once the `with` block and every part that was added in it have ended.
 
-    True when all of them went well. A part that never ends keeps it from being called.
+    It passes True if all of them succeeded. If a part never ends, it is never called.
     """
 
     __slots__ = ("_left", "_ok", "_on_complete")
@@ -37,7 +37,7 @@ class CompletionLatch:
         self._left += 1
 
     def end(self, ok: bool) -> None:
-        """One part has ended."""
+        """End one part; `ok` says whether it succeeded."""
         self._left -= 1
         self._ok &= ok
         if not self._left:
@@ -56,12 +56,12 @@ class CompletionLatch:
 
 
 class DirectEngine(ABC):
-    """Moves ranges between an image and one file, always the same. Used by one thread.
+    """Moves ranges between images and one file, the same in every call. Used by one thread.
 
-    Ranges begin at multiples of the file's alignment. `on_complete` is called once for each of
-    them, when the kernel is done with its memory, also when `write` or `read` raises; never when a
-    ring failed, see OnComplete. What is still in flight at the end of a `with` is awaited, so that
-    nothing frees what the kernel uses.
+    Ranges begin at multiples of the file's alignment. `on_complete` is called once for each range,
+    when the kernel is done with its memory, also when `write` or `read` raises. It is never called
+    after a ring failed, see OnComplete. The end of a `with` waits for all operations in flight, so
+    that no memory is freed while the kernel uses it.
     """
 
     @abstractmethod
@@ -75,8 +75,10 @@ class DirectEngine(ABC):
         at: int,
         on_complete: OnComplete = ignore,
     ) -> None:
-        """Write bytes [start, stop) of `image` at `at`; what is padded lies beyond. Raises OSError,
-        perhaps that of an earlier range."""
+        """Write bytes [start, stop) of `image` at offset `at`; padding may follow them.
+
+        Raises OSError, possibly of an earlier range.
+        """
 
     @abstractmethod
     def read(
@@ -89,22 +91,26 @@ class DirectEngine(ABC):
         *,
         on_complete: OnComplete = ignore,
     ) -> None:
-        """Fill bytes [wanted, stop) of `image`; aligned `begin` is not above. Raises OSError,
-        DataMismatchError, perhaps those of an earlier range."""
+        """Fill bytes [wanted, stop) of `image`, reading from aligned `begin` <= `wanted`.
+
+        Raises OSError or DataMismatchError, possibly of an earlier range.
+        """
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many operations are in flight."""
+        """Return the number of operations in flight."""
 
     @property
     @abstractmethod
     def bytes_in_flight(self) -> int:
-        """How many bytes they move."""
+        """The number of bytes that they move."""
 
     @abstractmethod
     def wait_one(self) -> None:
-        """Wait until one operation has ended. Raises what it failed with: one fewer is in flight
-        then too, and none after a failure of the ring itself."""
+        """Wait until one operation has ended. Raises its failure.
+
+        Also after a failure one fewer is in flight. After a failure of the ring itself, none is.
+        """
 
     def drain(self) -> None:
         """Wait until nothing is in flight, then raise the first failure."""
@@ -119,7 +125,7 @@ class DirectEngine(ABC):
 
     @abstractmethod
     def close(self, failure: BaseException | None = None) -> None:
-        """Await what is in flight and end; `failure` is why."""
+        """Wait for all operations in flight and close; `failure` is the reason, if there is one."""
 
     def __enter__(self) -> Self:
         return self
@@ -134,7 +140,7 @@ class DirectEngine(ABC):
 
 
 class BlockingEngine(DirectEngine):
-    """pwrite and preadv in the calling thread; `pool` has blocks as large as the ranges."""
+    """pwrite and preadv in the calling thread. Blocks of `pool` are as large as the ranges."""
 
     def __init__(self, pool: BlockPool, meter: Meter, *, path: str) -> None:
         self._pool, self._meter, self._path = pool, meter, path

@@ -1,4 +1,4 @@
-"""InFlight: the operations of one ring on one file, each followed until it is whole."""
+"""InFlight: the operations of one ring on one file, each continued until it is complete."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ __all__ = ["InFlight", "OnComplete"]
 
 _TRANSIENT = {errno.EAGAIN, errno.EINTR, errno.ECANCELED}
 _PAUSE_S = 0.001
-_TRIES = 100  # of an operation that the kernel turns down for the moment, each after a longer pause
+_TRIES = 100  # of an operation that fails with a transient error; each retry waits longer
 
 _T = TypeVar("_T")
 
 OnComplete = Callable[[bool], None]
-"""Called once, when the kernel is done with the memory; True if all was moved. Must not raise.
+"""Completion callback: called once, when the kernel is done with the memory. Must not raise.
 
-Never called when the ring failed: the kernel may still use the memory, which is lost.
+Its argument is True if all bytes were moved. It is never called when the ring failed: the kernel
+may still use the memory, which is lost.
 """
 
 _lost: list[Bytes] = []
-"""Memory of operations that could not be awaited: kept for ever, as the kernel may still use it."""
+"""Memory of operations that cannot be awaited: never freed, as the kernel may still use it."""
 
 
 class _Operation:
@@ -41,12 +42,12 @@ class _Operation:
 
 
 class InFlight:
-    """Writes to one file, or reads from one; used by one thread, and never by two at once.
+    """Writes to one file, or reads from one. Used by one thread.
 
-    As a context manager: whatever is left in flight is awaited before the ring is closed, so that
-    nothing frees memory which the kernel still uses. When the ring itself fails nothing is in
-    flight any more, and the memory is lost. KeyboardInterrupt must not get inside: it could come
-    between a completion and its being noted.
+    The end of a `with` waits for all operations in flight before it closes the ring, so that no
+    memory is freed while the kernel uses it. After the ring itself failed, nothing is in flight any
+    more, and the memory is lost. KeyboardInterrupt must not occur inside: it could come between a
+    completion and the line that records it.
     """
 
     def __init__(
@@ -54,43 +55,44 @@ class InFlight:
     ) -> None:
         self._ring, self._fd, self._writes = ring, fd, writes
         self._alignment, self._path, self._meter = alignment, path, meter
-        self._operations: dict[int, _Operation] = {}  # io_uring ends them in any order, by tag
+        self._operations: dict[int, _Operation] = {}  # by tag: io_uring completes them in any order
         self._tag = 0
 
     def __len__(self) -> int:
-        """How many operations are in flight."""
+        """Return the number of operations in flight."""
         return len(self._operations)
 
     def start(self, data: Bytes, offset: int, wanted: int, on_complete: OnComplete) -> None:
-        """Move `data` to or from `offset`; it belongs to the kernel until `on_complete` is called.
+        """Move `data` to or from `offset`. The kernel uses `data` until `on_complete` is called.
 
-        Lengths and offsets are multiples of the alignment. A read may want less than it has room
-        for: the file may end there. Raises OSError; `on_complete` was called then too.
+        Lengths and offsets are multiples of the alignment. A read may want fewer bytes than `data`
+        has, as the file may end there. Raises OSError; `on_complete` has been called then too.
         """
         self._tag += 1
         self._operations[self._tag] = _Operation(data, offset, wanted, on_complete)
-        self._launch(self._tag)
+        self._submit(self._tag)
 
     def wait_one(self) -> None:
-        """Wait until one operation is whole. Raises OSError, DataMismatchError."""
+        """Wait until one operation is complete. Raises OSError, DataMismatchError."""
         while True:
             with self._meter.phase("wait"):
-                tag, count = self._ask(self._ring.wait)
-            if self._take(tag, count):
+                tag, count = self._call_ring(self._ring.wait)
+            if self._take_completion(tag, count):
                 return
 
     def reap(self) -> None:
-        """Take what the kernel is done with by now. Raises what `wait_one` does."""
-        while self._operations and (completion := self._ask(self._ring.peek)) is not None:
-            self._take(*completion)
+        """Take the completions that are available now. Raises like `wait_one`."""
+        while self._operations and (completion := self._call_ring(self._ring.peek)) is not None:
+            self._take_completion(*completion)
 
     def drain(self) -> None:
-        """Wait until nothing is in flight. Raises what `wait_one` does."""
+        """Wait until nothing is in flight. Raises like `wait_one`."""
         while self._operations:
             self.wait_one()
 
-    def _launch(self, tag: int) -> None:
+    def _submit(self, tag: int) -> None:
         operation = self._operations[tag]
+        # io_uring may complete an operation in part; the rest is submitted as another one.
         left = operation.data[operation.done :]
         move = self._ring.write if self._writes else self._ring.read
         try:
@@ -99,30 +101,30 @@ class InFlight:
         except OSError:
             self._end(tag, ok=False)
             raise
-        except BaseException:  # out of memory: before the kernel had it, or after
+        except BaseException:  # out of memory, before or after the kernel took the operation
             _lost.append(self._operations.pop(tag).data)
             raise
 
-    def _take(self, tag: int, count: int) -> bool:
-        """Whether the operation is whole by this completion; otherwise it goes on."""
+    def _take_completion(self, tag: int, count: int) -> bool:
+        """Return whether the operation is complete; otherwise submit the rest of it."""
         operation = self._operations[tag]
         try:
-            whole = self._advance(operation, count)
+            complete = self._advance(operation, count)
         except BaseException:
             self._end(tag, ok=False)
             raise
-        if whole:
+        if complete:
             self._meter.count(self._path, len(operation.data), operation.calls)
             self._end(tag, ok=True)
         else:
-            self._launch(tag)
-        return whole
+            self._submit(tag)
+        return complete
 
     def _advance(self, operation: _Operation, count: int) -> bool:
-        """Take note of a completion; whether the operation is whole now."""
+        """Record a completion; return whether the operation is complete."""
         operation.calls += 1
         if count < 0:
-            self._turned_down(operation, -count)
+            self._before_retry(operation, -count)
             return False
         operation.tries = 0
         done, offset = operation.done, operation.offset
@@ -132,8 +134,11 @@ class InFlight:
             operation.done = read_on(done, count, operation.wanted, offset, self._alignment)
         return operation.done >= operation.wanted
 
-    def _turned_down(self, operation: _Operation, number: int) -> None:
-        """The kernel did not make it: short of memory, or its own worker was interrupted."""
+    def _before_retry(self, operation: _Operation, number: int) -> None:
+        """Pause after the transient error `number`; raise OSError for any other one.
+
+        The kernel returns transient errors when memory is short or its own worker is interrupted.
+        """
         operation.tries += 1
         if number not in _TRANSIENT or operation.tries > _TRIES:
             raise OSError(number, os.strerror(number))
@@ -143,16 +148,16 @@ class InFlight:
     def _end(self, tag: int, *, ok: bool) -> None:
         self._operations.pop(tag).on_complete(ok)
 
-    def _ask(self, ring: Callable[[], _T]) -> _T:
-        """What the ring answers. After an error of its own nothing can be awaited any more."""
+    def _call_ring(self, call: Callable[[], _T]) -> _T:
+        """Return the result of `call`. After an error of the ring nothing can be awaited."""
         try:
-            return ring()
+            return call()
         except BaseException:
-            self._lose()
+            self._keep_memory()
             raise
 
-    def _lose(self) -> None:
-        """Keep the memory of what is in flight for ever: it cannot be awaited."""
+    def _keep_memory(self) -> None:
+        """Never free the memory of operations in flight: they cannot be awaited."""
         _lost.extend(operation.data for operation in self._operations.values())
         self._operations.clear()
 
@@ -168,13 +173,13 @@ class InFlight:
         self.close(error)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Await what is in flight and close the ring; `error` is why it ends early, if it does."""
+        """Wait for all operations in flight and close the ring; `error` is why it ends early."""
         try:
             while self._operations:
-                tag, _ = self._ask(self._ring.wait)
+                tag, _ = self._call_ring(self._ring.wait)
                 self._end(tag, ok=False)
         except BaseException as broken:
-            self._lose()
+            self._keep_memory()
             if error is None:
                 raise
             error.add_note(f"the ring then failed to end: {broken!r}")

@@ -1,4 +1,4 @@
-"""DirectStream: what is written fills aligned blocks, which are written in the background."""
+"""DirectStream: collects bytes in aligned blocks and writes these in the background."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from iobench.writers.transfer import Meter
 __all__ = ["DirectStream"]
 
 _RESERVE_STEP = GIB
-_RESERVE_ROOM = 4 * _RESERVE_STEP  # with less free, space is not reserved ahead
+_RESERVE_ROOM = 4 * _RESERVE_STEP  # with less free space, nothing is reserved ahead
 
 
 class DirectStream(Stream):
-    """Memory is bounded by the blocks in flight and one more."""
+    """A stream past the page cache. It uses one block more than `background` has in flight."""
 
     def __init__(
         self,
@@ -63,9 +63,10 @@ class DirectStream(Stream):
                 self._hand_over()
 
     def _hand_over(self) -> None:
-        """Hand the full block over and go on with another."""
+        """Submit the full block and continue with another one."""
         self._reserve()
-        # Ours no more, whatever interrupts: a block given back twice would serve two at once.
+        # Drop our reference first, in case of an interrupt: a block that is given back twice would
+        # be used by two owners at once.
         block, self._block = self._block, self._block[:0]
         with self._meter.phase("wait"):
             self._background.submit(block, self._offset)
@@ -77,7 +78,7 @@ class DirectStream(Stream):
         end = self._offset + len(self._block)
         if not self._reserve_ahead or end <= self._reserved_to:
             return
-        # A reservation that fails has taken all there was by then, from everybody else too.
+        # A fallocate that fails has taken all free space until then, also from other processes.
         room = os.fstatvfs(self._new_file.fd)
         if room.f_bavail * room.f_frsize < _RESERVE_ROOM:
             self._reserve_ahead = False
@@ -87,7 +88,7 @@ class DirectStream(Stream):
         except TransferError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
-            self._reserve_ahead = False  # less may be had than a step; the writes will tell
+            self._reserve_ahead = False  # less than a step is free; the writes may still succeed
             os.ftruncate(self._new_file.fd, self._reserved_to)
             return
         self._reserved_to += _RESERVE_STEP
@@ -96,6 +97,7 @@ class DirectStream(Stream):
         with self._meter.phase("wait"):
             self._background.drain()
         if self._filled:
+            # O_DIRECT needs whole units of the alignment; `set_size` cuts off the padding.
             padded = -(-self._filled // self._alignment) * self._alignment
             with self._meter.phase("write"):
                 self._background.put(self._block[:padded], self._offset, self._meter)

@@ -1,4 +1,4 @@
-"""RingEngine: the direct engine that keeps many blocks in flight on an io_uring."""
+"""RingEngine: a DirectEngine that keeps many blocks in flight on an io_uring."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ __all__ = ["RingEngine"]
 
 @dataclass(slots=True)
 class _Piece:
-    """One operation of a range: memory that the kernel moves to or from `offset`."""
+    """One operation of a range: the kernel moves `data` to or from `offset`."""
 
     latch: CompletionLatch
-    """The range's."""
+    """The latch of the range."""
     data: Bytes
     offset: int
     wanted: int
     block: Bytes | None = None
-    """The block of the pool that `data` is in; None for memory of the image."""
+    """The block of the pool that holds `data`; None if `data` is memory of the image."""
     copy_out: Callable[[], object] | None = None
-    """Of a read into a block: copies it to where its bytes belong."""
+    """Copies a block that was read to the image; None for all other pieces."""
 
 
 class RingEngine(DirectEngine):
-    """Ranges go in pieces, of the blocks of `pool`; at most `iodepth` of them are in flight.
+    """Moves ranges in pieces, each as large as a block of `pool`; at most `iodepth` are in flight.
 
-    The device does not wait for copies: a piece is copied into its block before there is room for
-    it, and what has ended makes room for the next one before it is copied out. A quarter more
-    pieces than are in flight suffice for that, as memory is faster than the device
+    The device does not wait for copies. A write copies a piece into its block before a place in the
+    queue is free. A read first starts the next piece and then copies the completed one out. 25 %
+    more pieces than `iodepth` are enough for that, as memory is faster than the device
     (docs/decisions/0036).
 
-    `write` and `read` return when there is room for a further piece. The ring belongs to the
-    calling thread; KeyboardInterrupt must not get in here, see InFlight.
+    `write` and `read` return when a further piece may be made. The ring belongs to the calling
+    thread. KeyboardInterrupt must not occur inside, see InFlight.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class RingEngine(DirectEngine):
         make: Callable[[CompletionLatch, int, int], _Piece],
         on_complete: OnComplete,
     ) -> None:
-        """Have each piece of the range made, and moved once there is room for it."""
+        """Make each piece of the range by `make`, and start it once the queue has a free place."""
         in_flight, size = self._in_flight_on(file), self._pool.block_size
         most = self._iodepth + max(1, self._iodepth // 4)
         with CompletionLatch(on_complete) as latch:
@@ -131,7 +131,7 @@ class RingEngine(DirectEngine):
                 self._submit(in_flight)
 
     def _submit(self, in_flight: InFlight) -> None:
-        """Have as much in flight as may be."""
+        """Start pieces until `iodepth` are in flight or no piece is due."""
         in_flight.reap()
         while self._due and len(in_flight) < self._iodepth:
             piece = self._due.popleft()
@@ -139,7 +139,7 @@ class RingEngine(DirectEngine):
             in_flight.start(piece.data, piece.offset, piece.wanted, on_complete)
 
     def _moved(self, piece: _Piece, ok: bool) -> None:
-        """The kernel is done with the piece."""
+        """Completion callback of a piece: the kernel is done with its memory."""
         if ok and piece.copy_out is not None:
             self._to_copy.append(piece)
         else:

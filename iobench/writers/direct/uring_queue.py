@@ -1,15 +1,15 @@
-"""Ring: the little of io_uring that a transfer needs, over pyuring.
+"""Ring: the part of io_uring that a transfer needs, on top of pyuring.
 
-pyuring 0.3.0, as read in its C source and tried:
-- Every call leaves the GIL. `write_async_ptr` and `read_async_ptr` queue *and* submit.
-- When they raise, the operation stays queued in memory that the kernel looks at with the next
-  submission: it would then read into a block, or write from one, that has been given back. There
-  is no way to take it out of the queue. So a ring that failed in earnest submits nothing more.
-- They raise EAGAIN also when the queue is full, and queue nothing then. It never is, as a ring has
-  room for all operations that its user has in flight.
+pyuring 0.3.0 behaves as follows (from its C source, and tried):
+- Every call releases the GIL. `write_async_ptr` and `read_async_ptr` queue *and* submit.
+- When they raise, the operation stays queued in memory that the kernel reads at the next
+  submission. It would then use a block that has already returned to the pool. An operation cannot
+  be removed from the queue. Therefore a ring submits nothing after an error that is not transient.
+- They also raise EAGAIN when the queue is full, and then queue nothing. The queue is never full, as
+  a ring has room for all operations that its user has in flight.
 - A wait never submits, and ends with EINTR when a signal arrives.
-- The errno of a ring that cannot be set up is lost, so the kernel is asked once more, by us.
-- Registered buffers and files can only be used one operation at a time, waiting for each; so they
+- It loses the errno of a ring that cannot be set up, so iobench makes that system call once more.
+- Registered buffers and files work for one operation at a time only, with a wait for each. They
   are not used here.
 """
 
@@ -28,10 +28,10 @@ __all__ = ["PyuringRing", "Ring", "open_ring", "setup_flags"]
 
 _TRANSIENT = {errno.EAGAIN, errno.EBUSY, errno.EINTR}
 _PAUSE_S = 0.005
-_PAUSES = 1000  # 5 s without a single operation taken or ended: give up
+_PAUSES = 1000  # give up after 5 s in which the kernel takes and completes no operation
 
 _COOP_TASKRUN, _SINGLE_ISSUER, _DEFER_TASKRUN = 1 << 8, 1 << 12, 1 << 13  # linux/io_uring.h
-_WISHES = (
+_FLAG_SETS = (
     _SINGLE_ISSUER | _COOP_TASKRUN | _DEFER_TASKRUN,  # Linux >= 6.1
     _SINGLE_ISSUER | _COOP_TASKRUN,  # >= 6.0
     _COOP_TASKRUN,  # >= 5.19
@@ -40,33 +40,33 @@ _WISHES = (
 
 
 class Ring(Protocol):
-    """A queue of operations that the kernel works on. Belongs to the thread that opened it.
+    """A queue of operations for the kernel. Belongs to the thread that opened it.
 
-    An error of `wait` or `peek` is the ring's own: what becomes of its operations is not known.
+    An error of `wait` or `peek` is one of the ring itself: the state of its operations is unknown.
     """
 
     def write(self, fd: int, address: int, length: int, offset: int, tag: int) -> None:
-        """Have `length` bytes at `address` written. After an OSError they never will be."""
+        """Start a write of `length` bytes at `address`. After an OSError it never happens."""
 
     def read(self, fd: int, address: int, length: int, offset: int, tag: int) -> None:
-        """Have `length` bytes read to `address`. After an OSError they never will be."""
+        """Start a read of `length` bytes to `address`. After an OSError it never happens."""
 
     def wait(self) -> tuple[int, int]:
-        """The tag of an operation that has ended, and its count of bytes or negative errno."""
+        """Wait for a completion; return its tag, and its count of bytes or negative errno."""
 
     def peek(self) -> tuple[int, int] | None:
-        """The same without waiting; None when none has ended."""
+        """Like `wait`, but return None when no completion is available."""
 
     def close(self) -> None:
-        """Give the ring back. Operations that have not ended may still use their memory."""
+        """Release the ring. Operations without a completion may still use their memory."""
 
 
 class PyuringRing:
-    """A ring for at most `depth` operations at once."""
+    """A ring for at most `depth` operations in flight."""
 
     def __init__(self, depth: int) -> None:
         self._ring = _set_up(depth, setup_flags())
-        self._stuck = False  # whether something may be queued that the kernel has not taken
+        self._stuck = False  # whether an operation may be queued that the kernel has not taken
         self._broken: BaseException | None = None
 
     def write(self, fd: int, address: int, length: int, offset: int, tag: int) -> None:
@@ -78,7 +78,7 @@ class PyuringRing:
     def wait(self) -> tuple[int, int]:
         for _ in range(_PAUSES):
             self._push()
-            # A wait for what the kernel has not taken might never end.
+            # A wait for an operation that the kernel has not taken might never end.
             found = self._next(wait=not self._stuck)
             if found is not None:
                 return found
@@ -94,27 +94,27 @@ class PyuringRing:
         self._ring.close()
 
     def _queue(self, call: Callable[..., object], *arguments: int) -> None:
-        self._expect_whole()
+        self._check_not_broken()
         if self._try(call, *arguments) is None:
             self._stuck = True
 
     def _push(self) -> None:
-        """Have the kernel take what is queued, if it now does."""
+        """Submit queued operations once more, as long as the kernel takes some."""
         while self._stuck:
-            self._expect_whole()
+            self._check_not_broken()
             taken = self._try(self._ring.submit)
             if taken is None:
                 return
             self._stuck = taken > 0
 
     def _next(self, *, wait: bool) -> tuple[int, int] | None:
-        """The next that has ended; None when there is none, or it cannot be waited for just now."""
+        """Return the next completion; None when there is none or the call fails transiently."""
         found: tuple[int, int] | None
         found = self._try(self._ring.wait_completion if wait else self._ring.peek_completion)
         return found
 
     def _try(self, call: Callable[..., Any], *arguments: int) -> Any:
-        """What pyuring returns; None when the kernel turns the call down for the moment."""
+        """Return the result of `call`; None after a transient error of the kernel."""
         try:
             return call(*arguments)
         except BaseException as error:
@@ -123,34 +123,37 @@ class PyuringRing:
             self._broken = error
             raise
 
-    def _expect_whole(self) -> None:
-        """Raise OSError if anything has failed in earnest: to submit again would be wrong."""
+    def _check_not_broken(self) -> None:
+        """Raise OSError after an error that is not transient: submitting again is unsafe then."""
         if self._broken is not None:
             number = getattr(self._broken, "errno", None) or errno.EIO
             raise OSError(number, f"the io_uring has failed: {self._broken}") from self._broken
 
 
 def open_ring(depth: int) -> Ring:
-    """A ring for `depth` operations at once. Raises UnavailableError with reason and remedy."""
+    """Open a ring for `depth` operations in flight.
+
+    Raises UnavailableError with reason and remedy.
+    """
     return PyuringRing(depth)
 
 
 @functools.cache
 def setup_flags() -> int:
-    """The most of SINGLE_ISSUER, COOP_TASKRUN and DEFER_TASKRUN that kernel and binding take.
+    """Return the most of SINGLE_ISSUER, COOP_TASKRUN and DEFER_TASKRUN that work here.
 
-    With them a completion interrupts nobody: the kernel does its part when the ring's thread waits.
-    Raises UnavailableError.
+    With them a completion interrupts no thread: the kernel processes it when the thread of the ring
+    waits. Raises UnavailableError.
     """
     pyuring = _pyuring()
-    for flags in _WISHES[:-1]:
+    for flags in _FLAG_SETS[:-1]:
         try:
             ring = pyuring.UringCtx(entries=1, setup_flags=flags)
-        except OSError:  # an old kernel, or none of io_uring; the last wish tells
+        except OSError:  # an old kernel, or one without io_uring: the caller finds out
             continue
         ring.close()
         return flags
-    return _WISHES[-1]
+    return _FLAG_SETS[-1]
 
 
 def _set_up(depth: int, flags: int) -> Any:
@@ -158,7 +161,7 @@ def _set_up(depth: int, flags: int) -> Any:
         return _pyuring().UringCtx(entries=depth, setup_flags=flags)
     except OSError as error:
         known = describe_io_uring()
-        if known["works"]:  # a small one does
+        if known["works"]:  # a small ring works
             raise UnavailableError(
                 "uring",
                 f"the kernel refuses a ring of {depth} operations.",

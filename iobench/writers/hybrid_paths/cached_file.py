@@ -1,4 +1,4 @@
-"""CachedFile: the way to one open file through its page cache."""
+"""CachedFile: I/O on one open file through the page cache."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ __all__ = ["CachedFile"]
 class CachedFile:
     """Moves ranges of a file by the paths BUFFERED and UNCACHED. Thread-safe.
 
-    `fd` stays the caller's. What was written is remembered until `leave` has it on storage, so that
-    a direct operation meets none of it.
+    The caller owns `fd`. Written ranges are remembered until `leave` puts them on storage and
+    drops their pages; a direct operation on the range is safe after that.
     """
 
     def __init__(self, fd: int) -> None:
@@ -35,8 +35,8 @@ class CachedFile:
     ) -> None:
         """Write bytes [start, stop) of `image` at `offset`.
 
-        On return they are in the page cache, and with UNCACHED they have reached the device like
-        those of a direct write.
+        On return they are in the page cache. With UNCACHED they have also reached the device, like
+        the bytes of a direct write.
         """
         length = stop - start
         with self._lock:
@@ -49,7 +49,7 @@ class CachedFile:
         meter.count(path, length, calls)
 
     def read(self, path: IoPath, image: FileImage, start: int, stop: int, meter: Meter) -> None:
-        """Fill bytes [start, stop) of `image`; with UNCACHED their pages are dropped again."""
+        """Fill bytes [start, stop) of `image`; UNCACHED drops their pages afterwards."""
         flags = self._dontcache.flags(meter) if path == IoPath.UNCACHED else 0
         with image.incoming(start, stop, meter) as views, meter.phase("read"):
             if path == IoPath.UNCACHED:
@@ -58,26 +58,27 @@ class CachedFile:
                 meter.count(path, stop - start, pread_all(self._fd, views, start))
 
     def leave(self, start: int, stop: int) -> None:
-        """Have what was written of [start, stop) on storage and out of the page cache."""
+        """Put the written ranges that overlap [start, stop) on storage and drop their pages."""
         with self._lock:
-            met = [r for r in self._written if r[0] < stop and start < r[1]]
-            self._written = [r for r in self._written if r not in met]
-        for begin, end in met:
+            overlapping = [r for r in self._written if r[0] < stop and start < r[1]]
+            self._written = [r for r in self._written if r not in overlapping]
+        for begin, end in overlapping:
+            # posix_fadvise drops clean pages only, and whole ones only: sync, then round outwards.
             on_storage(self._fd, begin, end - begin, drop=False)
             page = begin - begin % linux.PAGE
             length = round_up(end, linux.PAGE) - page
             os.posix_fadvise(self._fd, page, length, os.POSIX_FADV_DONTNEED)
 
     def holds(self, start: int, stop: int) -> bool:
-        """Whether all of [start, stop) lies in the page cache. No, where that cannot be asked."""
+        """Whether all of [start, stop) is in the page cache; False without cachestat(2)."""
         if self._has_pages is None:
             self._has_pages = self.resident_bytes(0, 0) > 0
         return self._has_pages and self.resident_bytes(start, stop - start) >= stop - start
 
     def resident_bytes(self, start: int, length: int) -> int:
-        """How much of so much from `start` lies in the page cache; 0 where it cannot be asked.
+        """Return how many of `length` bytes from `start` are in the page cache.
 
-        Length 0 means up to the end.
+        Length 0 means up to the end. Returns 0 where cachestat(2) fails: it needs Linux 6.5.
         """
         try:
             return linux.cachestat_resident_bytes(self._fd, start, length)

@@ -1,16 +1,16 @@
-"""HybridFile: one open file with a way through the page cache and a way past it.
+"""HybridFile: one open file that is moved through the page cache or past it.
 
-A write, whole pages first and then the rest of the last page, goes
+A write moves the whole pages first and then the rest of the last page:
 
     PathPolicy.choose ─┬─ buffered, uncached ─> CachedFile ──────────────────────> kernel
                        └─ direct ─> DirectEngine ─ in pieces ─> InFlight ─> Ring ─> kernel
 
-and a direct piece comes back, when its thread writes the next range or waits:
+The completion of a direct piece is taken when its thread writes the next range or waits:
 
-    Ring ─> InFlight ─> RingEngine: gives the block back ─> latch of the range, when it was the
+    Ring ─> InFlight ─> RingEngine: returns the block to the pool ─> latch of the range, after its
     last piece ─> HybridFile: learns the rate ─> latch of the write ─> `on_complete`
 
-A refused direct write goes through the page cache, and so does all that follows it.
+When direct I/O is refused, that write and all later ones take another path.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ __all__ = ["HybridFile"]
 
 
 class _RefusedError(Exception):
-    """Direct I/O is refused; the message says why."""
+    """The file system refuses direct I/O; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Move:
-    """An operation at `offset`, how each path carries it out, and the latch of its call."""
+    """One operation at `offset`: a function for each path, and the latch of the call."""
 
     operation: IoOperation
     offset: int
@@ -55,18 +55,18 @@ class _Move:
 
 
 class HybridFile:
-    """Moves ranges of a file, each by the path that the policy gives it. Thread-safe.
+    """Moves ranges of a file, each by the path that the policy chooses. Thread-safe.
 
-    Ranges that are moved at the same time must not share a page. Then no page is ever touched by a
-    cached and a direct operation at once: ranges are cut at page boundaries, and a direct
-    write over pages that were written through the cache before waits until they are on storage and
-    drops them first.
+    Ranges that are moved at the same time must not share a page. Then a cached and a direct
+    operation never use one page at the same time. Ranges are cut at page boundaries. A direct
+    write over pages that were written through the cache first waits until those are on storage,
+    and drops them.
 
-    `fd` is the way through the page cache and stays the caller's; it is opened once more for the
-    way past it, when the first operation wants that. What goes past it is carried by the engine of
-    the calling thread, at once or later. Where direct I/O is refused it is given up for the whole
-    file and recorded as a fallback; until one direct operation has succeeded each is awaited, so
-    that a refusal is known before anything follows it.
+    `fd` is used for the page cache, and the caller closes it. The first direct operation opens the
+    same file again with O_DIRECT. The engine of the calling thread carries out direct operations,
+    at once or later. When direct I/O is refused, the whole file stops using it, and a fallback is
+    recorded. Until one direct operation has succeeded, each one is awaited: a refusal is then
+    known before the next operation begins.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class HybridFile:
         small_size: int,
     ) -> None:
         self._cached, self._name = CachedFile(fd), name
-        self._again = f"/proc/self/fd/{fd}"  # the same file, whatever happens to its name
+        self._reopen_path = f"/proc/self/fd/{fd}"  # the same file, even if its name changes
         self._writing = writing
         self._policy, self._pressure = policy, pressure
         self._block_size, self._small_size = block_size, small_size
@@ -92,7 +92,7 @@ class HybridFile:
         """Whether a direct operation has succeeded."""
 
     def may_go_direct(self) -> bool:
-        """Whether the way past the page cache by O_DIRECT has not been given up."""
+        """Whether O_DIRECT may still be chosen for this file."""
         return self._policy.has(IoPath.DIRECT)
 
     def write(
@@ -107,10 +107,11 @@ class HybridFile:
         last: bool,
         on_complete: OnComplete = ignore,
     ) -> None:
-        """Write bytes [start, stop) of `image` at offset `at` of the file, a multiple of pages.
+        """Write bytes [start, stop) of `image` at offset `at` of the file, a multiple of the page.
 
-        `last` says that the file ends there for now. `on_complete` is called once, when all is
-        written or has failed: on return, when this raises, or when `engine` waits. See OnComplete.
+        `last` says that the file currently ends there. `on_complete` is called once, when all bytes
+        are written or have failed: before this returns or raises, or when `engine` waits. See
+        OnComplete.
         """
         with CompletionLatch(on_complete) as latch:
             for begin, end, position in self._cut(start, stop, at, last=last):
@@ -155,11 +156,11 @@ class HybridFile:
     def _cut(
         self, start: int, stop: int, at: int, *, last: bool
     ) -> Iterator[tuple[int, int, Position]]:
-        """The operations of one write: all of it, or whole pages and the rest of the last page."""
+        """Cut one write into operations: all of it, or whole pages and the rest of the last one."""
         position = Position.MIDDLE if at else Position.FIRST
         if last:
             position = Position.TAIL if at else Position.WHOLE
-        # O_DIRECT takes whole sectors: the rest would have to be padded, and cut off again.
+        # O_DIRECT needs whole sectors: the rest would be padded and the file truncated again.
         rest = (stop - start) % max(linux.PAGE, self._alignment.offset)
         if not rest or stop - start < self._small_size:
             yield start, stop, position
@@ -176,16 +177,17 @@ class HybridFile:
         meter: Meter,
         engine: DirectEngine,
     ) -> None:
-        """Fill bytes [wanted, stop) of `image`; `begin`, a multiple of pages, is not above.
+        """Fill bytes [wanted, stop) of `image`, reading from `begin` <= `wanted`.
 
-        All is there on return, or when `engine` has been drained.
+        `begin` is a multiple of the page. The bytes are there on return or once `engine` has been
+        drained.
         """
         data = aligned_view(image, wanted, stop, self._alignment) if wanted == begin else None
         whole = begin == 0 and stop == image.size_bytes
         operation = IoOperation(
             size_bytes=stop - wanted,
             position=Position.WHOLE if whole else Position.FIRST if not begin else Position.MIDDLE,
-            aligned=begin % self._alignment.offset == 0,  # a block is rounded up, and cut
+            aligned=begin % self._alignment.offset == 0,  # the length is rounded up in a block
             memory_aligned=data is not None,
             in_cache=self._cached.holds(wanted, stop),
         )
@@ -210,7 +212,7 @@ class HybridFile:
             )
 
     def _move(self, move: _Move) -> None:
-        """Move by the path that the policy chooses; where direct I/O is refused, by another."""
+        """Move by the path that the policy chooses; if direct I/O is refused, by another one."""
         decision = self._policy.choose(move.operation, self._pressure.now())
         if decision.path == IoPath.DIRECT:
             try:
@@ -226,7 +228,7 @@ class HybridFile:
 
     def _go_cached(self, path: IoPath, move: _Move) -> None:
         if path == IoPath.UNCACHED:
-            move.engine.drain()  # what is in flight must not count as this path's time
+            move.engine.drain()  # their time must not count for this path
         began = time.perf_counter()
         move.cached(path)
         self._policy.learn(path, move.operation.size_bytes, time.perf_counter() - began)
@@ -235,10 +237,10 @@ class HybridFile:
         file, size_bytes = self._open_direct(), move.operation.size_bytes
         if self._writing:
             if not self._is_aligned(move.offset, size_bytes):  # known since the file was opened
-                raise _RefusedError(f"direct I/O wants multiples of {file.alignment.offset} bytes")
-            # The kernel drops cached pages below a direct write only where it can (open(2), NOTES).
+                raise _RefusedError(f"direct I/O needs multiples of {file.alignment.offset} bytes")
+            # The kernel drops cached pages of the range where it can, not always (open(2), NOTES).
             self._cached.leave(move.offset, move.offset + size_bytes)
-        # Little's law: what shares the device with others takes its share of the time.
+        # Little's law: an operation that shares the device counts for its share of the time.
         share = size_bytes / (size_bytes + move.engine.bytes_in_flight)
         began, awaited, outcome = time.perf_counter(), not self._proved, list[bool]()
 
@@ -247,7 +249,7 @@ class HybridFile:
             if ok:
                 seconds = (time.perf_counter() - began) * share
                 self._policy.learn(IoPath.DIRECT, size_bytes, seconds)
-            move.latch.end(ok or awaited)  # what is awaited raises, or is done again
+            move.latch.end(ok or awaited)  # an awaited operation raises, or is repeated
 
         move.latch.add()
         if not awaited:
@@ -281,7 +283,7 @@ class HybridFile:
     def _opened_direct(self) -> DirectFile:
         flags = os.O_WRONLY if self._writing else os.O_RDONLY
         try:
-            fd = os.open(self._again, flags | os.O_DIRECT | os.O_CLOEXEC)
+            fd = os.open(self._reopen_path, flags | os.O_DIRECT | os.O_CLOEXEC)
         except OSError as error:
             _raise_refusal("opening with O_DIRECT", error)
             raise
@@ -306,7 +308,7 @@ class HybridFile:
         self.close()
 
     def close(self) -> None:
-        """Close the way past the page cache, if it was opened."""
+        """Close the descriptor for direct I/O, if it was opened."""
         with self._lock:
             file, self._direct = self._direct, None
         if file is not None:
@@ -314,6 +316,6 @@ class HybridFile:
 
 
 def _raise_refusal(doing: str, error: OSError) -> None:
-    """Raise _RefusedError if the kernel says by `error` that it has no direct I/O."""
+    """Raise _RefusedError if `error` means that the file system has no direct I/O."""
     if error.errno in REFUSED and not isinstance(error, IobenchError):
         raise _RefusedError(f"{doing} is refused ({error.strerror})") from error

@@ -1,4 +1,4 @@
-"""MemoryPressure: whether the page cache should be spared just now."""
+"""MemoryPressure: whether writes should currently avoid the page cache."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _SHORT_BYTES = 256 * MIB
 
 @dataclass(frozen=True, kw_only=True)
 class Pressure:
-    """What one reading said. All zeros, where nothing could be read, is no pressure."""
+    """One reading. All zeros, when nothing can be read, means no pressure."""
 
     total_bytes: int = 0
     available_bytes: int = 0
     dirty_bytes: int = 0
-    """Dirty pages and those under write-back, of the whole machine."""
+    """Dirty pages and pages under write-back, of the whole machine."""
     throttle_bytes: int = 0
-    """The dirty bytes from which on the kernel slows writers down."""
+    """The number of dirty bytes above which the kernel slows writers down."""
 
     @property
     def reason(self) -> str:
-        """Why the page cache should be spared; empty when it need not be."""
+        """Why writes should avoid the page cache; empty when they need not."""
         if self.available_bytes < max(_SHORT_PART * self.total_bytes, _SHORT_BYTES):
             return "memory is short" if self.total_bytes else ""
         if self.throttle_bytes and self.dirty_bytes > self.throttle_bytes:
@@ -42,11 +42,11 @@ class Pressure:
 class MemoryPressure:
     """Reads /proc/meminfo and the dirty limits, about every `interval_s`; thread-safe.
 
-    There is no lock, as a signal handler that saves may come in at any point. Two threads may
-    read at the same time.
+    There is no lock, as a signal handler that saves may run at any point. Two threads may read at
+    the same time.
 
-    Writers are slowed down from half-way between the background limit and the dirty limit on
-    (dirty_freerun_ceiling in the kernel's mm/page-writeback.c). Ratios are of available memory.
+    The kernel slows writers down above the mean of the background limit and the dirty limit
+    (dirty_freerun_ceiling in mm/page-writeback.c). Ratios are of available memory.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class MemoryPressure:
     ) -> None:
         self._proc, self._interval_s, self._clock = proc, interval_s, clock
         self._last = float("-inf"), Pressure()
-        """When it was read, and what was read."""
+        """The time of the last reading, and the reading."""
 
     def now(self) -> Pressure:
-        """The reading, made anew when the last one is older than the interval."""
+        """Return the last reading; read again when it is older than the interval."""
         read_at_s, pressure = self._last
         now = self._clock()
         if now - read_at_s >= self._interval_s:

@@ -1,4 +1,4 @@
-"""PathPolicy: which path one operation takes, and why. Decides only; moves nothing itself."""
+"""PathPolicy: chooses the path of each operation of the `hybrid` writer, with a reason."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["Decision", "IoOperation", "IoPath", "PathPolicy", "Position"]
 
 
 class IoPath(StrEnum):
-    """The ways between memory and storage."""
+    """The paths between memory and storage."""
 
     DIRECT = "direct"
-    """O_DIRECT: past the page cache, least CPU, aligned blocks only."""
+    """O_DIRECT: past the page cache, with the least CPU time, for aligned blocks only."""
     UNCACHED = "uncached"
-    """Through the page cache, on storage and out of memory when the operation returns."""
+    """Through the page cache. On return the bytes are on storage and their pages are dropped."""
     BUFFERED = "buffered"
-    """Through the page cache, which keeps it."""
+    """Through the page cache, which keeps the bytes."""
 
 
 class Position(Enum):
-    """Where in its file an operation lies."""
+    """The position of an operation in its file."""
 
     WHOLE = "small file"
     FIRST = "header"
@@ -34,26 +34,26 @@ class Position(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class IoOperation:
-    """What is to be moved. `aligned` is of offset and length, `memory_aligned` of the memory."""
+    """One operation. `aligned` describes offset and length, `memory_aligned` the memory."""
 
     size_bytes: int
     position: Position = Position.MIDDLE
     aligned: bool = True
     memory_aligned: bool = False
     in_cache: bool = False
-    """All of it lies in the page cache already; only of use to a read."""
+    """All bytes are in the page cache already; used for reads only."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """The path, and the reason in a few words; equal situations have equal words."""
+    """The path, and the reason in a few words; equal situations have equal reasons."""
 
     path: IoPath
     reason: str
 
 
 class _Rate:
-    """A path's running rate: the mean of what its operations reached, the newest counting most."""
+    """The rate of a path: an exponentially weighted mean over its operations."""
 
     _WEIGHT = 0.25
 
@@ -69,7 +69,7 @@ class _Rate:
         self.best = max(self.best, self.bytes_per_s)
 
     def slow(self, part: float) -> bool:
-        """Whether it fell below `part` of its best. It is then taken for what this path does."""
+        """Whether the rate fell below `part` of its best; if so, it becomes the new best."""
         if self.bytes_per_s is None or self.bytes_per_s >= part * self.best:
             return False
         self.best = self.bytes_per_s
@@ -77,38 +77,39 @@ class _Rate:
 
 
 class PathPolicy:
-    """Chooses among `paths` for the operations of one transfer. Thread-safe, and re-entrant: a
-    signal handler that saves may come in at any point.
+    """Chooses among `paths` for the operations of one transfer. Thread-safe and reentrant: a signal
+    handler that saves may run at any point.
 
-    Small operations go through the page cache: a direct write of a few KiB waits for the device
-    alone, while write-back takes it along with others. Large ones go past it. Which of the two ways
-    past it, is measured: the transfer starts on the first of them that `paths` allows and tries
-    the other now and then, at once when its own has become slow. It moves over after
-    three trials that were a quarter faster, and back by the same rule. Between them its own path
-    goes on for a while: storage that hangs for a moment is slow on every path, and a trial
-    just after would always win.
+    Small operations go through the page cache: a direct write of a few KiB waits for the device on
+    its own, while write-back combines it with others. Large operations go past the cache, by the
+    direct or the uncached path. The faster one is measured: the transfer starts on the first of
+    them in `paths` and tries the other one now and then, and at once when its own becomes slow. It
+    changes paths after three trials in a row that were 25 % faster, and changes back by the same
+    rule. Between two trials the current path is used for a while: storage that stalls for a moment
+    is slow on every path, and a trial just after the stall would always win.
 
-    The rate of a path is that of single operations. It is comparable because both ways past the
-    cache return only when the bytes have reached the device; that of `buffered` would not be.
+    The rate of a path is that of single operations. The rates of these two paths are comparable, as
+    both return only when the bytes have reached the device. The rate of `buffered` is not.
     """
 
     FIRST_TRIAL = 512
-    """Large operations before the other path is tried; doubled by each trial that did not win."""
+    """Large operations before a trial of the other path; doubled by each trial that loses."""
     FIRST_TRIAL_BACK = 32
-    """The same once the transfer has moved: three operations are little to believe in."""
+    """The same after a change of path: three trials are little evidence, so it checks early."""
     LAST_TRIAL = 4096
+    """The most large operations between two trials."""
     FASTER = 1.25
     WINS = 3
     SLOW = 0.5
-    """A path is slow that has fallen below this part of its own best rate."""
+    """A path is slow when its rate is below this part of its own best rate."""
     SETTLED = 16
-    """Operations before a path's rate is believed that far, and between trials that win."""
+    """Operations before a path can count as slow, and between two trials that win."""
 
     def __init__(
         self, paths: Sequence[IoPath] = tuple(IoPath), *, small_size: int, read_soon: bool = False
     ) -> None:
-        """Operations below `small_size` bytes are small. `paths`, not empty, are in the order in
-        which large operations prefer them."""
+        """Operations below `small_size` bytes are small. `paths` is not empty; large operations
+        prefer its first entries."""
         assert paths
         self._paths = list(paths)
         self._small_size, self._read_soon = small_size, read_soon
@@ -120,12 +121,12 @@ class PathPolicy:
         self._due = False
 
     def choose(self, operation: IoOperation, pressure: Pressure = Pressure()) -> Decision:  # noqa: B008 -- frozen
-        """The path of one operation."""
+        """Choose the path of one operation."""
         with self._lock:
             return self._choose(operation, pressure.reason)
 
     def learn(self, path: IoPath, size_bytes: int, seconds: float) -> None:
-        """An operation of `size_bytes` that took `path` was done in `seconds`."""
+        """Learn that an operation of `size_bytes` took `path` and `seconds`."""
         if size_bytes < self._small_size or seconds <= 0 or path not in self._large:
             return
         with self._lock:
@@ -134,7 +135,7 @@ class PathPolicy:
             if path == own:
                 rate = self._rates[own]
                 if rate.operations >= self.SETTLED and rate.slow(self.SLOW):
-                    self._due = True  # one trial for one fall
+                    self._due = True  # one trial each time it becomes slow
             else:
                 self._judge(size_bytes / seconds)
 
@@ -143,7 +144,7 @@ class PathPolicy:
         return path in self._paths
 
     def drop(self, path: IoPath) -> bool:
-        """`path` cannot be had after all. False when it is the last and stays."""
+        """Stop using `path`, which does not work. Return False if it is the last one: it stays."""
         with self._lock:
             left = [one for one in self._paths if one != path]
             if left:
@@ -200,6 +201,6 @@ class PathPolicy:
         return self._large_paths()[0]
 
     def _large_paths(self) -> list[IoPath]:
-        """The ways past the page cache that may be taken, the one in use first; never empty."""
+        """Return the paths for large operations, the preferred one first; never empty."""
         past: list[IoPath] = [path for path in self._paths if path != IoPath.BUFFERED]
         return past or [IoPath.BUFFERED]

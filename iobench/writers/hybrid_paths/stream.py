@@ -1,4 +1,4 @@
-"""HybridStream: a stream whose blocks, and the rest of one, take the path that suits each."""
+"""HybridStream: the stream of the `hybrid` writer. Each block takes the path that suits it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MakeEngine = Callable[[Meter], DirectEngine]
 
 
 class _HybridBlocks:
-    """Blocks in flight of one thread; each takes the path that the policy gives it."""
+    """The blocks in flight of one thread; each takes the path that the policy chooses."""
 
     def __init__(self, hybrid: HybridFile, engine: DirectEngine, meter: Meter) -> None:
         self._hybrid, self._engine, self._meter = hybrid, engine, meter
@@ -60,9 +60,10 @@ class _HybridBlocks:
 
 
 class HybridStream(DirectStream):
-    """Full blocks are written in the background, the rest at a flush or at the end by the caller.
+    """Background threads write full blocks. The caller writes the rest at a flush or at the end.
 
-    `ring` makes the engine of the one background thread; without it there are `iodepth` threads.
+    `ring` makes the engine of a single background thread. Without `ring` there are `iodepth`
+    threads, whose engines `blocking` makes.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Local file systems: new files, their metadata, sync, and the calls that move bytes."""
+"""I/O on local file systems: new files, their metadata, sync, and the calls that move bytes."""

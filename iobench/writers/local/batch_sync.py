@@ -1,4 +1,4 @@
-"""BatchSync: makes files durable in the background, many at once, while the caller goes on."""
+"""BatchSync: makes many files durable in the background, while the caller writes others."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from iobench.writers.transfer import Meter
 
 __all__ = ["BatchSync"]
 
-_SYNCS = 8  # side by side, by our threads
+_SYNCS = 8  # concurrent fsyncs in threads of this process
 
 
 class BatchSync:
-    """Syncs batch after batch of files in the background; they stay the caller's.
+    """Syncs batches of files in the background. The caller owns the files.
 
-    The first sync makes most of the others' data and metadata durable too, and syncs that run
-    side by side share what is left: one commit of the journal, one flush of the device. They run
-    in the kernel's threads where there is a `ring`, in ours otherwise. All batches are one
-    thread's: with each thread that uses a ring the kernel's begin and end.
+    The first sync makes most data and metadata of the other files durable too. Concurrent syncs
+    share the rest: one commit of the journal, one flush of the device. They run in threads of the
+    kernel with a `ring`, and in threads of this process without one. One background thread handles
+    all batches, as the kernel's threads of a ring end with the thread that uses it.
     """
 
     def __init__(self, ring: SyncRing | None = None) -> None:
@@ -32,15 +32,15 @@ class BatchSync:
         )
 
     def begin(self, files: Sequence[NewFile]) -> None:
-        """Begin to sync `files`. Those before have been waited for."""
+        """Start to sync `files`. The caller has waited for the batch before."""
         self._channel.submit(Lease(files))
 
     def wait(self) -> None:
-        """Wait until the files last begun are durable. Raises the first failure, TransferError."""
+        """Wait until the batch is durable. Raises the first failure, a TransferError."""
         self._channel.drain()
 
     def end(self) -> None:
-        """Wait until no thread uses the files; interrupts are raised then."""
+        """Wait until no thread uses the files; raise interrupts after that."""
         self._channel.close()
 
     def _sync(self, files: Sequence[NewFile]) -> None:
@@ -65,5 +65,5 @@ def _sync_by_threads(files: Sequence[NewFile]) -> None:
         for number, _ in numbers:
             files[number].sync(own)
 
-    # the caller's clock counts what it waited for
+    # An own meter, as the caller's meter counts the time that it waits.
     run_workers(min(_SYNCS, len(files)), Blocks(0, len(files), 1), sync, Meter())

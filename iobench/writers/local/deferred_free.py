@@ -1,9 +1,9 @@
-"""Freeing: the space of large files that are replaced or removed is given back in the background.
+"""Frees the space of large files in the background after they are replaced or removed.
 
-Whoever removes the last name of a file waits until its blocks are free. On ext4 mounted with
-`discard` that includes telling the device: 0.18 s per GiB where docs/decisions/0035 measured it, a
-quarter of a save that replaces the one before. Unless somebody has the file open still: then it
-goes when that is closed. So this module opens it before, and closes it in a thread of its own.
+unlink(2) of the last name of a file waits until its blocks are free. On ext4 with the mount option
+`discard` that includes the discard on the device: 0.18 s per GiB, 25 % of a save that replaces an
+older one (docs/decisions/0035). If the file is still open, its blocks are freed by the last close
+instead. So this module opens the file before, and closes it in a background thread.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from iobench.writers.blocks.channel import Channel, Lease, LeaseState
 
 __all__ = ["freed_later", "remove_tree", "wait"]
 
-_LARGE = 64 * MIB  # what a smaller one costs is not worth a thread
+_LARGE = 64 * MIB  # freeing a smaller file costs too little for a thread
 _MOST_HELD = 64  # descriptors
-_EXT = (
-    0xEF53  # linux/magic.h; XFS and btrfs free in the background themselves, NFS must not be held
-)
+# linux/magic.h. XFS and btrfs free in the background themselves. On NFS a removed file that is open
+# is renamed, not removed.
+_EXT = 0xEF53
 
 
 class _Held:
-    """An open descriptor that alone keeps a file which is removed, or is about to be."""
+    """An open descriptor, which alone keeps a file that is removed or is about to be."""
 
     def __init__(self, fd: int, size_bytes: int) -> None:
         self.fd, self.size_bytes = fd, size_bytes
 
 
-class _Freeing:
-    """The files that are held, and a thread that closes those that were let go."""
+class _DeferredFree:
+    """The files that are held open, and a background thread that closes them."""
 
     def __init__(self) -> None:
         self._begin()
@@ -45,61 +45,61 @@ class _Freeing:
     def _begin(self) -> None:
         self._open: dict[_Held, None] = {}
         self._closing: dict[_Held, None] = {}
-        self._lock = threading.RLock()  # a signal handler that saves comes in while it is held
+        self._lock = threading.RLock()  # a signal handler that saves may run while it is held
         self._channel: Channel[_Held] = Channel(
             lambda: self._channel.serve(self._close),
-            name="iobench-freeing",
+            name="iobench-deferred-free",
             limit=4 * _MOST_HELD,
             lingers=False,
             daemon=False,
         )
 
     def hold(self, path: str | Path) -> _Held | None:
-        """Open the file; None where its space is better freed at once."""
+        """Open the file; return None if its space should be freed at once."""
         try:
             found = os.lstat(path)
             if found.st_size < _LARGE or not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
                 return None
             if linux.file_system_type(path) != _EXT:
                 return None
-            with self._lock:  # so that a fork knows of every descriptor
-                if len(self._open) >= _MOST_HELD or not self._spares(path, found.st_size):
+            with self._lock:  # a forked child must find every descriptor in `_open`
+                if len(self._open) >= _MOST_HELD or not self._has_room(path, found.st_size):
                     return None
                 fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
                 held = _Held(fd, found.st_size)
                 self._open[held] = None
                 return held
-        except OSError:  # it is not held then; what is wrong with it the removal itself will tell
+        except OSError:  # not held then; if something is wrong, the removal itself raises
             return None
 
-    def _spares(self, path: str | Path, size_bytes: int) -> bool:
-        """Whether the file system has room for the next save before this is freed, twice over."""
+    def _has_room(self, path: str | Path, size_bytes: int) -> bool:
+        """Whether at least twice the size of this file and all held files is free."""
         room = os.statvfs(path)
         later = size_bytes + sum(held.size_bytes for held in (*self._open, *self._closing))
         return room.f_bavail * room.f_frsize >= 2 * later
 
-    def let_go(self, held: _Held) -> None:
-        """Close it, in the background; here if no thread can be started, or that is interrupted."""
-        if held not in self._open:  # a forked child has closed it
+    def close_later(self, held: _Held) -> None:
+        """Close the file in the background, or here if no thread starts or on an interrupt."""
+        if held not in self._open:  # closed in a forked child
             return
         lease = Lease(held)
         try:
             self._channel.submit(lease)
-        except RuntimeError:  # no thread is to be had any more
+        except RuntimeError:  # no thread can be started any more
             pass
         finally:
             if lease.state is LeaseState.HELD:
                 self._close(held)
 
     def _close(self, held: _Held) -> None:
-        with self._lock:  # a child forked from here on leaves the number alone
+        with self._lock:  # a child that is forked later must not close this number
             self._closing[held] = None
             self._open.pop(held)
         os.close(held.fd)
         self._closing.pop(held)
 
     def wait(self) -> None:
-        """Wait until all that was let go is closed."""
+        """Wait until every file that `close_later` took is closed."""
         self._channel.drain()
 
     def before_fork(self) -> None:
@@ -109,41 +109,41 @@ class _Freeing:
         self._lock.release()
 
     def after_fork_in_child(self) -> None:
-        """A child would keep the files for as long as it lives: it closes what it has of them."""
+        """Close the inherited descriptors, which would keep the files while the child lives."""
         for held in self._open:
             os.close(held.fd)
-        self._begin()  # the lock is held, and the thread is the parent's
+        self._begin()  # a new lock, as the old one is held, and a new channel
 
 
-_freeing = _Freeing()
+_deferred = _DeferredFree()
 os.register_at_fork(
-    before=_freeing.before_fork,
-    after_in_parent=_freeing.after_fork_in_parent,
-    after_in_child=_freeing.after_fork_in_child,
+    before=_deferred.before_fork,
+    after_in_parent=_deferred.after_fork_in_parent,
+    after_in_child=_deferred.after_fork_in_child,
 )
 
 
 @contextmanager
 def freed_later(path: str | Path) -> Iterator[None]:
-    """The file at `path` loses its name inside the `with`; its space is freed soon after.
+    """Free the space of a file in the background that loses its name inside the `with`.
 
-    At once where it is small, has other names, or is needed: where less than twice its size is
-    free. Nothing happens to a file that keeps its name.
+    The space is freed at once if the file is small, has other names, or if less than twice its size
+    is free. A file that keeps its name does not change.
     """
-    held = _freeing.hold(path)
+    held = _deferred.hold(path)
     try:
         yield
     finally:
         if held is not None:
-            _freeing.let_go(held)
+            _deferred.close_later(held)
 
 
 def remove_tree(directory: str | Path) -> None:
-    """Remove `directory` and all in it; the space of its large files is free soon after.
+    """Remove `directory` and its content; free the space of large files in the background.
 
-    Not before the whole tree is gone: removing a name while blocks are freed waits for that. No
-    link is followed: of one at `directory` the link is removed, and what it leads to stays. Raises
-    OSError of the first that cannot be removed.
+    Freeing starts when the whole tree is removed, as unlink waits while blocks are freed. Links are
+    not followed: a link at `directory` is removed, and its destination stays. Raises the OSError of
+    the first entry that cannot be removed.
     """
     if os.path.islink(directory):
         os.unlink(directory)
@@ -157,4 +157,4 @@ def remove_tree(directory: str | Path) -> None:
 
 def wait() -> None:
     """Wait until the space of every file that lost its name is free."""
-    _freeing.wait()
+    _deferred.wait()

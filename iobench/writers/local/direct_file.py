@@ -1,4 +1,4 @@
-"""DirectFile: a file open for direct I/O, and what that asks of memory and offsets."""
+"""DirectFile: a file open for direct I/O, and the alignment that it needs."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ __all__ = [
 ]
 
 REFUSED = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY}
-"""How a file system says that it has no direct I/O, or not this one."""
+"""Errors of a file system without direct I/O, or that refuses this operation."""
 NO_DIRECT_REMEDY = (
     "Use --writer uncached or buffered, or a target on a file system with direct I/O."
 )
 _UNKNOWN = linux.DioAlignment(memory=linux.PAGE, offset=linux.PAGE)
-"""Assumed where statx does not tell: what every file system with direct I/O takes."""
+"""Used where statx reports no alignment: every file system with direct I/O accepts it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DirectFile:
-    """A descriptor, and what direct I/O through it asks of addresses, offsets and lengths."""
+    """A descriptor, and the alignment that direct I/O needs of addresses, offsets and lengths."""
 
     fd: int
     alignment: linux.DioAlignment
 
 
 def direct_alignment(name: str, fd: int, block_size: int) -> linux.DioAlignment:
-    """What O_DIRECT asks of the open file. Raises UnavailableError if that cannot be met."""
+    """Return the alignment that O_DIRECT needs here. Raises UnavailableError if impossible."""
     alignment = linux.dio_alignment(fd) or _UNKNOWN
     if not alignment.offset or not alignment.memory:
         raise UnavailableError(name, "this file admits no direct I/O (statx).", NO_DIRECT_REMEDY)
     if block_size % alignment.offset or alignment.memory > linux.PAGE:
         raise UnavailableError(
             name,
-            f"direct I/O wants multiples of {alignment.offset} bytes here, "
+            f"direct I/O needs multiples of {alignment.offset} bytes here, "
             f"block_size is {block_size}.",
             f"Set block_size to a multiple of {alignment.offset}.",
         )
@@ -51,14 +51,14 @@ def direct_alignment(name: str, fd: int, block_size: int) -> linux.DioAlignment:
 
 
 def round_up(value: int, multiple: int) -> int:
-    """The least multiple of `multiple` that is not below `value`."""
+    """Return the smallest multiple of `multiple` that is at least `value`."""
     return -(-value // multiple) * multiple
 
 
 def aligned_view(
     image: FileImage, start: int, stop: int, alignment: linux.DioAlignment
 ) -> Bytes | None:
-    """The bytes [start, stop) as one view that can be moved without a copy, or None."""
+    """Return the bytes [start, stop) as one view that direct I/O can use, or None."""
     if image.on_device or (stop - start) % alignment.offset or start % alignment.offset:
         return None
     views = image.views(start, stop)

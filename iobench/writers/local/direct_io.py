@@ -1,4 +1,4 @@
-"""Whole direct writes and reads: short ones are continued, where alignment lets them."""
+"""Complete direct writes and reads: a short one is continued if the alignment permits it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ __all__ = ["pread_direct", "pwrite_direct", "read_on", "written_on"]
 
 
 def written_on(done: int, count: int, offset: int, alignment: int) -> int:
-    """How much is done when a write of what is left behind `done` bytes took `count`.
+    """Return the bytes done after a write that began at `done` and took `count` bytes.
 
-    The operation began at `offset`. Raises OSError when what was taken allows no going on.
+    `offset` is where the whole operation began in the file. A direct write continues at a multiple
+    of `alignment`. Raises OSError when less than one such unit was taken.
     """
-    if count < alignment:
+    if count < alignment:  # rounded down to the alignment this is 0: no progress
         raise OSError(errno.EIO, f"a write at {offset + done} took {count} bytes")
     return done + count - count % alignment
 
 
 def read_on(done: int, count: int, wanted: int, offset: int, alignment: int) -> int:
-    """How much is done when a read of what is left behind `done` bytes gave `count`.
+    """Return the bytes done after a read that began at `done` and returned `count` bytes.
 
-    The operation began at `offset` and may be longer than `wanted`, up to the next multiple of
-    `alignment`. Raises DataMismatchError when the file ended.
+    `offset` is where the whole operation began in the file. It may be longer than `wanted`, up to
+    the next multiple of `alignment`. Raises DataMismatchError when the file ended.
     """
     if count == 0 or (done + count < wanted and count < alignment):
         raise DataMismatchError(f"the file ended at {offset + done + count} while being read")
@@ -33,7 +34,7 @@ def read_on(done: int, count: int, wanted: int, offset: int, alignment: int) -> 
 
 
 def pwrite_direct(fd: int, data: Bytes, offset: int, alignment: int) -> int:
-    """Write all of `data`, a multiple of `alignment`, at `offset`; the number of system calls."""
+    """Write all of `data`, a multiple of `alignment`, at `offset`; return the system calls made."""
     done = calls = 0
     while done < len(data):
         count = os.pwrite(fd, data[done:].data, offset + done)
@@ -43,10 +44,10 @@ def pwrite_direct(fd: int, data: Bytes, offset: int, alignment: int) -> int:
 
 
 def pread_direct(fd: int, block: Bytes, offset: int, wanted: int, alignment: int) -> int:
-    """Fill `block` from `offset` until `wanted` bytes are there; the number of system calls.
+    """Fill `block` from `offset` with `wanted` bytes; return the number of system calls.
 
-    `block` may be longer than `wanted`, up to the next multiple of `alignment`: at the end of a
-    file the kernel gives less. Raises DataMismatchError when the file ends before.
+    `block` may be longer than `wanted`, up to the next multiple of `alignment`: the kernel reads
+    less at the end of the file. Raises DataMismatchError when the file ends before.
     """
     done = calls = 0
     while done < wanted:

@@ -1,4 +1,4 @@
-"""Through the page cache without staying in it: RWF_DONTCACHE, or write-back and a drop behind."""
+"""I/O through the page cache that leaves no pages in it: RWF_DONTCACHE, or sync and drop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ON_STORAGE = (
 
 
 def dontcache_refusal(fd: int) -> str | None:
-    """Why the open file refuses RWF_DONTCACHE, found by reading a byte; None if it does not."""
+    """Read a byte with RWF_DONTCACHE; return why the file refuses the flag, or None."""
     try:
         os.preadv(fd, [bytearray(1)], 0, linux.RWF_DONTCACHE)
     except OSError as error:
@@ -35,18 +35,18 @@ def dontcache_refusal(fd: int) -> str | None:
 
 
 class DontCache:
-    """Whether one open file takes RWF_DONTCACHE; asked once."""
+    """Whether one open file accepts RWF_DONTCACHE; probed once."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     @cached_property
     def refusal(self) -> str | None:
-        """Why the file refuses it; None if it does not."""
+        """Why the file refuses the flag; None if it accepts it."""
         return dontcache_refusal(self._fd)
 
     def flags(self, meter: Meter) -> int:
-        """RWF_DONTCACHE where it is taken, else 0 and a recorded fallback."""
+        """Return RWF_DONTCACHE if the file accepts it; otherwise record a fallback and return 0."""
         if self.refusal is None:
             return linux.RWF_DONTCACHE
         meter.fell_back("uncached", "sync_file_range", self.refusal)
@@ -54,14 +54,14 @@ class DontCache:
 
 
 def on_storage(fd: int, offset: int, length: int, *, drop: bool) -> None:
-    """Wait until the range has reached the device; then `drop` frees its pages."""
+    """Wait until the range has reached the device; with `drop`, free its pages then."""
     linux.sync_file_range(fd, offset, length, _ON_STORAGE)
     if drop:
         os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
 
 
 def read_uncached(fd: int, views: list[Bytes], offset: int, flags: int, meter: Meter) -> None:
-    """Fill `views`; no page of the range stays. `flags` as `DontCache.flags` returns them."""
+    """Fill `views` and leave no page of the range. `flags` come from `DontCache.flags`."""
     length = sum(map(len, views))
     calls = pread_all(fd, views, offset, flags)
     if not flags:

@@ -1,4 +1,4 @@
-"""SyncRing: fsyncs of many files that the kernel makes side by side, asked for by one call."""
+"""SyncRing: concurrent fsyncs of many files in the kernel, started by one system call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from iobench.errors import UnavailableError
 __all__ = ["SyncRing"]
 
 _SYS_SETUP, _SYS_ENTER, _SYS_REGISTER = 425, 426, 427  # the same numbers on every architecture here
-_OP_FSYNC = 3  # linux/io_uring.h, as all that follows
+_OP_FSYNC = 3  # linux/io_uring.h, like the following constants
 _ENTER_GETEVENTS = 1
 _REGISTER_IOWQ_MAX_WORKERS = 19  # since 5.15
 _FEAT_SINGLE_MMAP = 1  # since 5.4
@@ -30,16 +30,16 @@ _NEVER_RUN = {errno.EAGAIN, errno.EINTR, errno.ECANCELED}
 _NOT_NOW = {errno.EAGAIN, errno.EBUSY, errno.EINTR}
 _MASK = 0xFFFFFFFF
 _PAUSE_S = 0.005
-_PAUSES = 1000  # 5 s in which the kernel takes nothing: give up
+_PAUSES = 1000  # give up after 5 s in which the kernel takes nothing
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _Words = ctypes.c_uint32 * 30  # struct io_uring_params
 
 
 class _Queues:
-    """What a ring shares with the kernel: operations to be made, and how they ended.
+    """The memory that a ring shares with the kernel: submission queue and completion queue.
 
-    Counters only grow, modulo 2**32; a place is a counter modulo the number of places.
+    Counters only grow, modulo 2**32; the index of an entry is a counter modulo the queue size.
     """
 
     def __init__(self, fd: int, words: ctypes.Array[ctypes.c_uint32]) -> None:
@@ -60,32 +60,33 @@ class _Queues:
         self._results = found.view(np.int32).reshape(results, _CQE_BYTES // 4)
 
     def queue(self, fds: Sequence[int]) -> None:
-        """An fsync of each, numbered from 0, to be taken by the kernel when it is next called."""
+        """Queue an fsync of each, numbered from 0; the kernel takes them at the next call."""
         first = int(self._queued[0])
         places = (first + np.arange(len(fds))) % self.entries
         self._operations[places, 1] = fds
         self._operations[places, 8] = np.arange(len(fds))  # user_data, its lower half
-        self._queued[0] = (first + len(fds)) & _MASK
+        self._queued[0] = (first + len(fds)) & _MASK  # last: the kernel reads entries up to here
 
     def __len__(self) -> int:
-        """How many the kernel has not taken yet."""
+        """Return the number of fsyncs that the kernel has not taken yet."""
         return (int(self._queued[0]) - int(self._taken[0])) & _MASK
 
     def take_ended(self) -> tuple[int, dict[int, int]]:
-        """How many have ended since the last call; of those that failed the number and result."""
+        """Return how many completed since the last call, and the results below 0 by number."""
         seen, ended = int(self._seen[0]), int(self._ended[0])
         count = (ended - seen) & _MASK
         found = self._results[(seen + np.arange(count)) % len(self._results)]
-        self._seen[0] = ended
+        self._seen[0] = ended  # after the copy above: the kernel may now reuse these entries
         return count, dict(found[found[:, 2] < 0][:, (0, 2)].tolist())
 
 
 class SyncRing:
-    """An io_uring for at most `entries` fsyncs at once, made by `workers` threads of the kernel.
+    """An io_uring for at most `entries` fsyncs in flight, run by `workers` threads of the kernel.
 
-    pyuring makes but one fsync at a time, so this speaks to the kernel itself. While they run they
-    need neither memory of the caller nor a thread of ours, and nobody contends for the GIL. To be
-    used by one thread at a time. x86-64 only, where no load overtakes another.
+    pyuring makes only one fsync at a time, so this class makes the system calls itself. Running
+    fsyncs use neither memory of the caller nor a thread of this process, so that no thread contends
+    for the GIL. Used by one thread at a time. x86-64 only: it does not reorder loads with
+    other loads.
     """
 
     def __init__(self, entries: int, workers: int) -> None:
@@ -107,14 +108,15 @@ class SyncRing:
             self._call(_SYS_REGISTER, _REGISTER_IOWQ_MAX_WORKERS, ctypes.byref(limits), 2)
         except OSError as error:
             self.close()
-            reason = f"a ring to sync by cannot be had ({error.strerror})."
+            reason = f"io_uring cannot be set up for fsync ({error.strerror})."
             raise UnavailableError("uring", reason, "Use a kernel >= 5.15.") from error
 
     def sync(self, fds: Sequence[int]) -> dict[int, OSError]:
-        """fsync(2) of each of `fds`, as many as the ring takes at once; what failed, by its number.
+        """Call fsync(2) for each of `fds`; return the failures by index.
 
-        What the kernel gives back without having tried it, is synced here. When it returns none is
-        under way. Raises OSError when the ring itself fails; it is of no use after that.
+        As many run at once as the ring has entries. An fsync that the kernel returned without
+        running it is made here. On return none is in flight. Raises OSError when the ring itself
+        fails; it is unusable after that.
         """
         failed: dict[int, OSError] = {}
         for start in range(0, len(fds), self.entries):
@@ -130,7 +132,7 @@ class SyncRing:
         return failed
 
     def _round(self, fds: Sequence[int]) -> dict[int, int]:
-        """The results below 0 of fsyncs, by their number; waits for all."""
+        """Wait for an fsync of each; return the negative results by index."""
         queues = self._queues
         if queues is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
@@ -156,8 +158,8 @@ class SyncRing:
             raise OSError(error, os.strerror(error))
 
     def close(self) -> None:
-        """Give the ring back; fsyncs under way, after a failure, hold their files themselves."""
-        self._queues = None  # its mappings hold the ring as well
+        """Release the ring. Fsyncs in flight, after a failure, keep their files open themselves."""
+        self._queues = None  # its mappings keep the ring open too
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)

@@ -1,4 +1,4 @@
-"""NewFile: a file written beside its name and published whole. ProbeFile: one to try with."""
+"""NewFile: written under a temporary name and published whole. ProbeFile: for trial writes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from iobench.writers.availability import Availability
 from iobench.writers.local.deferred_free import freed_later
 from iobench.writers.local.file_metadata import (
     check_replaceable,
+    copy_metadata,
+    existing_file,
     set_permissions,
-    standing,
-    take_after,
 )
 from iobench.writers.transfer import Meter
 
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 PART_SUFFIX = ".iobench-part"
-"""Ends the name of a file that is being written; what a killed process leaves bears it."""
+"""The suffix of a temporary name. A killed process leaves files with this suffix."""
 
 _NO_FALLOCATE = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
@@ -38,7 +38,7 @@ _NO_TMPFILE = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EISDIR}
 
 
 _unsynced: set[str] = set()
-"""Directories made here whose names may not be durable yet: whoever writes below makes them so."""
+"""New directories whose names may not be durable yet. Every writer below them syncs those names."""
 
 
 def sync_directory(directory: str | Path) -> None:
@@ -54,7 +54,7 @@ def sync_directory(directory: str | Path) -> None:
 
 
 def missing_directories(directory: str | os.PathLike[str]) -> list[str]:
-    """Of `directory` and those above it what is not there, from the root; the highest first."""
+    """Return `directory` and its parents that do not exist as absolute paths, the highest first."""
     path = os.fspath(directory)
     if not os.path.isabs(path):
         path = os.path.join(os.getcwd(), path)
@@ -66,19 +66,19 @@ def missing_directories(directory: str | os.PathLike[str]) -> list[str]:
 
 
 def _make_parents(directory: str) -> None:
-    """Make `directory` and those above it; their names are not durable yet."""
+    """Make `directory` and its parents; their names are not durable yet."""
     for path in missing_directories(os.path.normpath(directory)):
         _unsynced.add(path)  # before: another thread may write into it at once
         try:
             os.mkdir(path)
-        except FileExistsError:  # another thread made it meanwhile
+        except FileExistsError:  # another thread made it
             if not os.path.isdir(path):
                 raise
-        _unsynced.add(path)  # the directory above may have been synced in between
+        _unsynced.add(path)  # another thread may have synced the parent since
 
 
 def _with_unsynced_above(directory: str) -> list[str]:
-    """`directory`, and those above it that gained a name which is not durable yet."""
+    """Return `directory` and its parents that hold a name which is not durable yet."""
     found = [directory]
     if _unsynced:
         path = Path(os.path.normpath(directory))
@@ -91,20 +91,19 @@ def _make(path: str, flags: int, mode: int) -> int:
 
 
 class NewFile:
-    """A file under a temporary name in its directory until `publish` gives it its own.
+    """A file under a temporary name in its directory, until `publish` gives it its final name.
 
-    As a context manager: left before `publish`, it is removed and the name keeps what it had.
-    A process killed in between leaves only a hidden `.NAME.*.iobench-part`. Owner, group,
-    permissions and attributes are those of the file that is replaced, as far as this process may
-    set them.
+    The end of a `with` before `publish` removes the file, and the name keeps what it had. A killed
+    process leaves only a hidden `.NAME.*.iobench-part`. Owner, group, permissions and attributes
+    are those of the file that is replaced, as far as this process may set them.
     """
 
     def __init__(self, path: str | Path, flags: int, meter: Meter) -> None:
-        """Open for writing with `flags` besides (O_DIRECT). Raises OSError of the open as it is.
+        """Open for writing with additional `flags` (O_DIRECT). Raises the OSError of the open.
 
-        TargetError for a name that is no regular file's: it would be one afterwards.
+        Raises TargetError if the name exists and is not a regular file: it would be replaced.
         """
-        self.path, self._old = standing(path)
+        self.path, self._old = existing_file(path)
         directory, name = os.path.split(self.path)
         self._meter = meter
         with meter.phase("open"):
@@ -115,34 +114,34 @@ class NewFile:
         self._permissions: int | None = None
         if self._old is not None:
             try:
-                self._permissions = take_after(self.fd, self.path, self._old, meter)
+                self._permissions = copy_metadata(self.fd, self.path, self._old, meter)
             except BaseException:
                 self.abandon()
                 raise
 
     def _open(self, directory: str, flags: int) -> int:
         check_replaceable(self.path, self._old)
-        mode = 0o666 if self._old is None else self._old.st_mode & 0o666  # never more open
+        mode = 0o666 if self._old is None else self._old.st_mode & 0o666  # never wider than before
         try:
             try:
                 return _make(self.part, flags, mode)
             except FileNotFoundError:
                 _make_parents(directory)
                 return _make(self.part, flags, mode)
-        except OSError:  # a refused O_DIRECT may have made the file all the same
+        except OSError:  # an open with O_DIRECT may fail and still create the file
             Path(self.part).unlink(missing_ok=True)
             raise
 
     @property
     def directories(self) -> list[str]:
-        """What to sync for the file's name to be durable: its own directory first.
+        """The directories whose sync makes the name of the file durable: its own one first.
 
-        Those above it gained a name that is not durable yet, whoever made it.
+        The others are its parents that hold a name which is not durable yet.
         """
         return _with_unsynced_above(os.path.dirname(self.path))
 
     def reserve(self, start: int, stop: int) -> None:
-        """Reserve blocks for bytes [start, stop). Recorded as a fallback where it cannot be."""
+        """Reserve blocks for bytes [start, stop). Without fallocate(2) record a fallback."""
         if stop <= start:
             return
         with self._meter.phase("open"):
@@ -155,10 +154,10 @@ class NewFile:
                 self._meter.fell_back("fallocate", "none", f"{error.strerror} by the file system")
 
     def set_size(self, size_bytes: int) -> None:
-        """Make the file exactly `size_bytes` long, whatever was padded or reserved beyond.
+        """Make the file exactly `size_bytes` long; padding and reserved space are cut off.
 
-        Proved by looking: s3fs says yes to ftruncate and does nothing while it holds data that is
-        not stored yet, so that is synced first there, which is a recorded fallback.
+        The size is checked afterwards: on s3fs ftruncate succeeds but does nothing while it holds
+        data that is not stored yet. In that case sync, repeat ftruncate and record a fallback.
         """
         try:
             if self._reserved or os.fstat(self.fd).st_size != size_bytes:
@@ -179,7 +178,7 @@ class NewFile:
             )
 
     def sync(self, meter: Meter | None = None) -> None:
-        """Make the bytes durable (fsync), under the temporary name still. `meter` is timed."""
+        """Make the bytes durable (fsync), still under the temporary name; `meter` is timed."""
         with (meter or self._meter).phase("sync"):
             try:
                 os.fsync(self.fd)
@@ -187,10 +186,10 @@ class NewFile:
                 raise TransferError.wrap(error, "syncing", self.path) from error
 
     def publish(self, *, sync_names: bool) -> None:
-        """Close the file and give it its name; with `sync_names` make the name durable.
+        """Close the file and give it its final name; with `sync_names` make the name durable.
 
-        Raises TransferError. When only the last sync failed, the whole file has its name already,
-        but may lose it in a crash.
+        Raises TransferError. If only the last sync failed, the whole file has its name already, but
+        may lose it in a crash.
         """
         with self._meter.phase("commit"), freed_later(self.path):
             try:
@@ -207,16 +206,16 @@ class NewFile:
                 raise TransferError.wrap(error, "publishing", self.path) from error
 
     def abandon(self) -> None:
-        """Close and remove the temporary file, if it is still there.
+        """Close and remove the temporary file, unless it is published or removed.
 
-        A forked child only closes its descriptor: the file is its parent's. Raises nothing that
-        would hide why: what cannot be removed is told in a note on the error that is propagating,
-        or as a ResourceWarning.
+        A forked child only closes its descriptor, as the parent owns the file. Raises nothing, to
+        keep the error that is propagating: a file that cannot be removed is reported in a note on
+        that error, or as a ResourceWarning.
         """
         if not self._live:
             return
         self._live = False
-        with contextlib.suppress(OSError):  # the bytes are not wanted any more
+        with contextlib.suppress(OSError):  # the bytes are not needed any more
             self._close()
         if self.part and os.getpid() == self._pid:
             self._unlink()
@@ -251,10 +250,10 @@ class NewFile:
 
 
 class ProbeFile(NewFile):
-    """A file to try a path with, never published.
+    """A file for trial writes, never published.
 
-    It has no name where the file system has files without (O_TMPFILE), so that a process killed
-    meanwhile leaves nothing; elsewhere it is a NewFile as any other.
+    On a file system with O_TMPFILE it has no name, so that a killed process leaves nothing. On
+    others it is an ordinary NewFile.
     """
 
     def _open(self, directory: str, flags: int) -> int:
@@ -271,29 +270,29 @@ class ProbeFile(NewFile):
 def write_text(path: Path, text: str) -> None:
     """Replace `path` by `text`, whole or not at all; durable on return. Raises OSError.
 
-    The text is written under a name that cannot be foreseen and must be free: where others may
-    write to the directory, a link of theirs at a known name would lead elsewhere.
+    The text is first written under a random name that must not exist. With a known name, another
+    user of the directory could place a link there that leads elsewhere.
     """
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with aside.open("x", encoding="utf-8") as file:
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with part.open("x", encoding="utf-8") as file:
         try:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-            aside.replace(path)
+            part.replace(path)
         except BaseException:
-            aside.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
             raise
     sync_directory(path.parent)
 
 
 def open_source(path: str | Path, flags: int, size_bytes: int) -> int:
-    """A descriptor to read the file of exactly `size_bytes`; raises DataMismatchError otherwise."""
+    """Open a file for reading. Raises DataMismatchError unless it has exactly `size_bytes`."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     except OSError as error:
         if flags & os.O_DIRECT and error.errno == errno.EINVAL:
-            raise  # for the writer: O_DIRECT refused
+            raise  # the writer reports the refused O_DIRECT
         raise TransferError.wrap(error, "opening", path) from error
     found = os.fstat(fd).st_size
     if found != size_bytes:
@@ -303,7 +302,7 @@ def open_source(path: str | Path, flags: int, size_bytes: int) -> int:
 
 
 def try_directory(target: str | Path) -> Availability:
-    """Whether files can be made in the directory `target`, found by making one."""
+    """Make a file in the directory `target` to check that this is possible."""
     try:
         with tempfile.TemporaryFile(dir=target):
             return Availability(ok=True)
@@ -311,5 +310,5 @@ def try_directory(target: str | Path) -> Availability:
         return Availability(
             ok=False,
             reason=f"{target}: {error.strerror or error}.",
-            remedy="Name a directory that exists and may be written.",
+            remedy="Name a directory that exists and is writable.",
         )

@@ -1,4 +1,4 @@
-"""CachedWriter: what the writers through the page cache share, and their stream."""
+"""CachedWriter: the base of the writers that use the page cache, and their stream."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from iobench.writers.transfer import Meter
 __all__ = ["CachedOptions", "CachedStream", "CachedWriter", "Fill"]
 
 Fill = Callable[[list[Bytes], int, Meter], None]
-"""Fills views, which follow one another, from an offset of a file."""
+"""Fills consecutive views from an offset of a file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CachedOptions(WriterOptions):
-    """Options that the writers through the page cache share."""
+    """Options of the writers that use the page cache."""
 
     block_size: int = option(
         16 * MIB,
@@ -40,7 +40,7 @@ class CachedOptions(WriterOptions):
         help="bytes of one pwritev or preadv",
     )
     threads: int = option(
-        1, low=1, high=256, search=(1, 2, 4), help="workers that move blocks side by side"
+        1, low=1, high=256, search=(1, 2, 4), help="workers that move blocks concurrently"
     )
     fallocate: bool = option(True, search=(True, False), help="reserve the space before writing")
 
@@ -52,11 +52,11 @@ class CachedWriter(PosixWriter):
 
     @abstractmethod
     def _sink(self, file: NewFile, meter: Meter) -> Sink:
-        """Where the bytes of a new file go."""
+        """Return the sink for the bytes of a new file."""
 
     @abstractmethod
     def _source(self, fd: int, meter: Meter) -> Fill:
-        """What fills views from an offset of the open file."""
+        """Return the function that fills views from an offset of the open file."""
 
     @property
     def _reserves(self) -> bool:
@@ -109,7 +109,7 @@ class CachedWriter(PosixWriter):
 
 
 class CachedStream(Stream):
-    """A stream into a sink: large writes go straight through, small ones are put together."""
+    """A stream into a sink. Large writes go directly to it, small ones are collected first."""
 
     _SMALL = 1 << 20
 

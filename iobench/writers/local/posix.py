@@ -1,4 +1,4 @@
-"""PosixWriter: what the writers of files share. Each adds how bytes move."""
+"""PosixWriter: the base of all writers of files."""
 
 from __future__ import annotations
 
@@ -27,18 +27,21 @@ __all__ = ["IOV_MAX", "TOGETHER", "PosixWriter", "pread_all", "pwrite_all", "tra
 IOV_MAX = 1024  # limits.h: buffers in one pwritev or preadv
 
 TOGETHER = 128
-"""Files written while as many others are synced; each holds a descriptor."""
+"""The files of one batch in write_many: one batch is written while the batch before is synced.
+
+Each file holds a descriptor.
+"""
 
 
 class PosixWriter(Writer):
-    """A writer of files. Subclasses set `_flags` and say how an image's bytes move."""
+    """A writer of files. Subclasses set `_flags` and implement how the bytes of an image move."""
 
     _flags = 0
-    """Flags of open(2) besides the common ones."""
+    """Additional flags for open(2)."""
 
     @abstractmethod
     def _send(self, file: NewFile, image: FileImage, meter: Meter) -> None:
-        """Write the whole image; the file may come out longer by padding."""
+        """Write the whole image; padding may make the file longer."""
 
     @abstractmethod
     def _receive(self, fd: int, image: FileImage, start: int, stop: int, meter: Meter) -> None:
@@ -46,12 +49,12 @@ class PosixWriter(Writer):
 
     @abstractmethod
     def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:
-        """A stream over the new file."""
+        """Return a stream that writes the new file."""
 
     @property
     @abstractmethod
     def _reserves(self) -> bool:
-        """Whether space is reserved before writing."""
+        """Whether to reserve space before writing."""
 
     def write(
         self,
@@ -94,12 +97,12 @@ class PosixWriter(Writer):
                     names.update(dict.fromkeys(d for file in written for d in file.directories))
                     if durable:
                         if synced:
-                            _await(syncing, meter)
+                            _wait_for(syncing, meter)
                         syncing.begin(written)
                         synced, written = written, synced
                     _publish(written)
                 if synced:
-                    _await(syncing, meter)
+                    _wait_for(syncing, meter)
                     _publish(synced)
             finally:
                 syncing.end()
@@ -139,8 +142,8 @@ class PosixWriter(Writer):
                 fd = self._open_source(path, image.size_bytes)
             try:
                 if stop > start:
-                    with self._reachable(image, meter) as within:
-                        self._receive(fd, within, start, stop, meter)
+                    with self._reachable(image, meter) as reachable:
+                        self._receive(fd, reachable, start, stop, meter)
             finally:
                 os.close(fd)
         return meter.transfer(self.name, "read", stop - start, durable=True)
@@ -161,16 +164,16 @@ class PosixWriter(Writer):
     def _fill(self, file: NewFile, image: FileImage, meter: Meter) -> None:
         if self._reserves:
             file.reserve(0, image.size_bytes)
-        with self._reachable(image, meter) as within:
-            self._send(file, within, meter)
+        with self._reachable(image, meter) as reachable:
+            self._send(file, reachable, meter)
         file.set_size(image.size_bytes)
 
     def _reachable(self, image: FileImage, meter: Meter) -> AbstractContextManager[FileImage]:
-        """`image` as `_send` and `_receive` want it: by default with all bytes on the host."""
+        """Provide `image` for `_send` and `_receive`: by default with all bytes on the host."""
         return staged(image, meter) if image.on_device else contextlib.nullcontext(image)
 
     def _sync_ring(self, meter: Meter) -> SyncRing | None:  # noqa: ARG002
-        """What syncs the files of `write_many`; without one threads do."""
+        """Return the ring that syncs the files of `write_many`; None to use threads."""
         return None
 
     def _create(self, path: str | Path, meter: Meter, kind: type[NewFile] = NewFile) -> NewFile:
@@ -185,13 +188,16 @@ def _publish(files: Sequence[NewFile]) -> None:
         file.publish(sync_names=False)
 
 
-def _await(syncing: BatchSync, meter: Meter) -> None:
+def _wait_for(syncing: BatchSync, meter: Meter) -> None:
     with meter.phase("sync"):
         syncing.wait()
 
 
 class transfer_errors:  # noqa: N801 -- used as a function; a generator costs twice as much
-    """The kernel's errors as TransferError, which names the file; our own as they are."""
+    """Turns an OSError of the kernel into a TransferError that names the file.
+
+    Errors of iobench pass unchanged.
+    """
 
     __slots__ = ("_doing", "_path")
 
@@ -207,12 +213,12 @@ class transfer_errors:  # noqa: N801 -- used as a function; a generator costs tw
 
 
 def pwrite_all(fd: int, views: list[Bytes], offset: int, flags: int = 0) -> int:
-    """Write all of `views` at `offset`, short writes continued; the number of system calls."""
+    """Write all of `views` at `offset`, continuing short writes; return the system calls made."""
     return _all(os.pwritev, _took_nothing, fd, views, offset, flags)
 
 
 def pread_all(fd: int, views: list[Bytes], offset: int, flags: int = 0) -> int:
-    """Fill all of `views` from `offset`, short reads continued; the number of system calls.
+    """Fill all of `views` from `offset`, continuing short reads; return the system calls made.
 
     Raises DataMismatchError when the file ends before.
     """
@@ -236,7 +242,7 @@ def _all(
     flags: int,
 ) -> int:
     calls = 0
-    views = list(reversed(views))
+    views = list(reversed(views))  # a copy, in an order in which pop() removes the first view
     while views:
         batch = views[: -IOV_MAX - 1 : -1]
         done = call(fd, batch, offset, flags)

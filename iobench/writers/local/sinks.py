@@ -1,4 +1,4 @@
-"""Sinks through the page cache: plain, by RWF_DONTCACHE, or pushed out behind the writer."""
+"""Sinks of the page cache: plain, with RWF_DONTCACHE, or with write-back that starts at once."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _START = linux.SYNC_FILE_RANGE_WRITE
 
 
 class Sink(Protocol):
-    """Takes bytes for an offset of one open file. Zero-copy: views go straight to the kernel."""
+    """Writes bytes at an offset of one open file. Zero-copy: the kernel reads the views."""
 
     def write(self, views: list[Bytes], offset: int, meter: Meter) -> None:
-        """Write all of `views`, which follow one another, at `offset`."""
+        """Write all of the consecutive `views` at `offset`."""
 
     def finish(self) -> None:
-        """Nothing more comes."""
+        """Finish pending work after the last write."""
 
 
 class PlainSink:
-    """pwritev with fixed flags: 0 for the page cache, RWF_DONTCACHE to leave none of it behind."""
+    """pwritev with fixed flags: 0 for the page cache, RWF_DONTCACHE to leave no pages in it."""
 
     def __init__(self, fd: int, path: str, flags: int = 0) -> None:
         self._fd, self._path, self._flags = fd, path, flags
@@ -43,10 +43,10 @@ class PlainSink:
 
 
 class PushingSink:
-    """Page cache, but each block's write-back starts at once and old blocks are dropped behind.
+    """Starts the write-back of each block at once and drops the pages of older blocks.
 
-    sync_file_range starts and awaits write-back, POSIX_FADV_DONTNEED then frees the clean pages:
-    what kernels before 6.14 offer in place of RWF_DONTCACHE. One thread only.
+    sync_file_range starts and awaits write-back, then POSIX_FADV_DONTNEED frees the clean pages.
+    Kernels before 6.14 offer this in place of RWF_DONTCACHE. One thread only.
     """
 
     def __init__(self, fd: int, path: str = "sync_file_range") -> None:

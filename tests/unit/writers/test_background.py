@@ -64,7 +64,7 @@ def _submit(writer: BackgroundWriter, pool: BlockPool, numbers: range) -> None:
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_every_block_is_written_in_its_place(fd: int, pool: BlockPool, threads: int) -> None:
-    """Drained, all bytes are where they belong; shut down, no thread is left and all is counted."""
+    """After drain all bytes are in the file; after shutdown no thread runs and all is counted."""
     with Footprint.unchanged():
         writer, meter = _by_threads(fd, pool, threads), Meter()
         _submit(writer, pool, range(20))
@@ -77,7 +77,7 @@ def test_every_block_is_written_in_its_place(fd: int, pool: BlockPool, threads: 
 
 
 def test_blocks_are_bounded(fd: int, pool: _Pool) -> None:
-    """No more than threads + 1 blocks are ever in flight, and all come back to the pool."""
+    """At most threads + 1 blocks are in flight, and all return to the pool."""
     writer = _by_threads(fd, pool, 2)
     _submit(writer, pool, range(50))
     writer.shutdown(Meter())
@@ -86,7 +86,7 @@ def test_blocks_are_bounded(fd: int, pool: _Pool) -> None:
 
 
 def test_an_idle_writer_has_no_threads(fd: int, pool: BlockPool) -> None:
-    """Threads start with the first block, so small files cost none."""
+    """Threads start with the first block, so that small files need none."""
     before = threading.active_count()
     writer = _by_threads(fd, pool, 2)
     writer.drain()
@@ -110,7 +110,7 @@ def _failing(after: int) -> Callable[..., int]:
 def test_a_failure_is_raised_by_drain_and_submit(
     fd: int, pool: BlockPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The failure of a block that nobody waited for is raised at the next call, and at each."""
+    """Each later call raises the failure of a block, even if no caller waited for the block."""
     monkeypatch.setattr(module, "pwrite_direct", _failing(after=0))
     writer = _by_threads(fd, pool, 2)
     _submit(writer, pool, range(1))
@@ -125,7 +125,7 @@ def test_a_failure_is_raised_by_drain_and_submit(
 def test_after_a_failure_nothing_is_written(
     fd: int, pool: _Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks that wait behind a failed one are given back unwritten."""
+    """Blocks that are queued after a failed one return to the pool unwritten."""
     written: list[int] = []
     hold = threading.Event()
 
@@ -151,7 +151,7 @@ def test_ctrl_c_while_the_threads_end(
     monkeypatch: pytest.MonkeyPatch,
     impatience: _Impatience,
 ) -> None:
-    """It is raised once they have ended; dropped, what waited in the queue is never written."""
+    """It is raised once they have ended; with drop, queued blocks are not written."""
     written: list[int] = []
     begun, go_on = threading.Event(), threading.Event()
 
@@ -176,7 +176,7 @@ def test_ctrl_c_while_the_threads_end(
 def test_a_start_that_is_interrupted_or_fails(
     fd: int, pool: BlockPool, monkeypatch: pytest.MonkeyPatch, starts: bool
 ) -> None:
-    """The writer knows of a thread that runs all the same, and waits for none that does not."""
+    """The writer waits for a thread that runs nevertheless, and for none that does not run."""
     start = threading.Thread.start
 
     def broken(thread: threading.Thread) -> None:
@@ -195,7 +195,7 @@ def test_a_start_that_is_interrupted_or_fails(
 
 
 class _Ring:
-    """Ends operations in the order they came; the `nth` with an errno, or by breaking."""
+    """Completes operations in order; the `nth` with an errno, or with an error of the ring."""
 
     def __init__(self, fd: int, nth: int = 1000, *, breaks: bool = False) -> None:
         self._fd, self._left, self._breaks = fd, nth, breaks
@@ -231,7 +231,7 @@ def _by_ring(fd: int, pool: BlockPool, ring: _Ring) -> BackgroundWriter:
 
 
 def test_every_block_is_written_by_a_ring(fd: int, pool: BlockPool) -> None:
-    """Drained, everything is there; a block that is put stays the caller's; all is counted."""
+    """After drain all bytes are in the file; the caller keeps a block of `put`; all is counted."""
     writer, meter, kept = _by_ring(fd, pool, _Ring(fd)), Meter(), pool.take()
     with Footprint.unchanged():
         _submit(writer, pool, range(20))
@@ -248,7 +248,7 @@ def test_every_block_is_written_by_a_ring(fd: int, pool: BlockPool) -> None:
 def test_a_failure_is_never_overtaken(
     fd: int, pool: BlockPool, monkeypatch: pytest.MonkeyPatch, nth: int, breaks: bool
 ) -> None:
-    """drain raises what a write raised, however early it waits, and the thread can be ended."""
+    """drain raises the failure of a write, however early it waits, and the thread can end."""
     monkeypatch.setattr(flights, "_lost", [])
     for _ in range(30):
         writer = _by_ring(fd, pool, _Ring(fd, nth, breaks=breaks))
@@ -266,7 +266,7 @@ def _submit_and_drain(writer: BackgroundWriter, pool: BlockPool) -> None:
 
 
 def test_no_ring(fd: int, pool: BlockPool) -> None:
-    """A ring that cannot be had is a failure as any other."""
+    """An unavailable ring is a failure like any other."""
 
     def begin(meter: Meter) -> InFlight:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
@@ -278,7 +278,7 @@ def test_no_ring(fd: int, pool: BlockPool) -> None:
 
 
 class _SlowRing(_Ring):
-    """Nothing ends before the test says so."""
+    """No operation completes before the test permits it."""
 
     def __init__(self, fd: int) -> None:
         super().__init__(fd)
@@ -293,7 +293,7 @@ class _SlowRing(_Ring):
 def test_ctrl_c_while_the_rings_thread_ends(
     fd: int, pool: BlockPool, impatience: _Impatience
 ) -> None:
-    """It is raised once what was in flight has on_complete; what waited in the queue is dropped."""
+    """It is raised once blocks in flight are complete; queued blocks are dropped."""
     writer = _by_ring(fd, pool, ring := _SlowRing(fd))
     with Footprint.unchanged():
         _submit(writer, pool, range(1))

@@ -1,4 +1,4 @@
-"""Writer: what all writers share."""
+"""Writer: the behaviour that all writers share."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def test_not_from_another_writers_options() -> None:
 
 
 def test_unknown_values() -> None:
-    """A value that is no option is refused."""
+    """An unknown option is refused."""
     with pytest.raises(UnknownNameError, match="iodepth"):
         NullWriter(iodepth=3)
 
 
 def test_repr_shows_the_options() -> None:
-    """A writer shows how it could be made again."""
+    """The repr is the call that makes an equal writer."""
     assert repr(BufferedWriter(threads=3)) == (
         "BufferedWriter(block_size=16777216, threads=3, fallocate=True)"
     )
 
 
 @pytest.mark.parametrize("writer", [BufferedWriter(), ODirectWriter()], ids=lambda w: w.name)
-def test_a_missing_directory_is_no_place(writer, tmp_path: Path) -> None:
+def test_a_missing_directory_is_unavailable(writer, tmp_path: Path) -> None:
     """`available` says which directory is missing and what to do; `require` raises that."""
     answer = writer.available(tmp_path / "missing")
     assert not answer.ok

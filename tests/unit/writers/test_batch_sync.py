@@ -1,4 +1,4 @@
-"""write_many: files are synced while the next ones are written, and none is visible before."""
+"""write_many: syncs files while it writes the next ones; a file is visible only after its sync."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _writer(how: str, directory: Path) -> Writer:
-    """One whose `write_many` syncs by threads, or by a ring; skips where there is none."""
+    """Make a writer whose `write_many` syncs by threads or by a ring; skip without io_uring."""
     if how == "threads":
         return make("buffered")
     writer = make("hybrid")
@@ -47,7 +47,7 @@ def _images() -> list[FileImage]:
 def test_each_file_is_synced_before_it_is_visible(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """Every file is synced once, not by the caller's thread, and renamed only after that."""
+    """Every file is synced once, in another thread than the caller's, and renamed after that."""
     synced, renamed, threads = [], [], set()
     fsync, replace = os.fsync, os.replace
 
@@ -89,7 +89,7 @@ def test_each_file_is_synced_before_it_is_visible(
 def test_a_failing_sync(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int, how: str
 ) -> None:
-    """What was published before is whole; the failed batch and later ones leave nothing."""
+    """Earlier batches are published whole; the failed batch and later ones leave no file."""
     fsync, calls, lock = os.fsync, iter(range(1000)), threading.Lock()
     reader, other = os.pipe()  # fsync of a pipe is EINVAL
 
@@ -122,7 +122,7 @@ def test_a_failing_sync(
 
 
 def test_without_a_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ring that cannot be had is a recorded fallback, and threads sync."""
+    """An unavailable ring is a recorded fallback, and threads sync."""
 
     def refused(*_: int) -> SyncRing:
         raise UnavailableError("uring", "io_uring is refused.", "")
@@ -137,7 +137,7 @@ def test_without_a_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_failing_write_while_others_are_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The files in the background are waited for before they are removed."""
+    """The syncs in the background are awaited before the files are removed."""
     pwritev, calls = os.pwritev, iter(range(1000))
 
     def failing(*arguments: object) -> int:
@@ -155,7 +155,7 @@ def test_a_failing_write_while_others_are_synced(
 def test_ctrl_c_while_files_are_synced(
     impatience: Callable[[threading.Event], AbstractContextManager[None]],
 ) -> None:
-    """It is raised once nobody uses the files any more."""
+    """It is raised once no thread uses the files any more."""
     go_on, ended = threading.Event(), []
 
     class Slow:

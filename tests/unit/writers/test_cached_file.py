@@ -1,4 +1,4 @@
-"""CachedFile: what is in the page cache, what has left it, and what has reached the device."""
+"""CachedFile: the state of the page cache and of the device after each kind of operation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def fd(shared_filesystems: MakeFilesystem) -> Iterator[int]:
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The (offset, length) of every range that was waited for until it was on the device."""
+    """The (offset, length) of every range whose write-back was awaited."""
     ranges: list[tuple[int, int]] = []
     real = linux.sync_file_range
     everything = (
@@ -86,7 +86,7 @@ def test_an_uncached_write_is_on_the_device_on_return(
     assert os.pread(fd, MIB, MIB) == _DATA[MIB : 2 * MIB].tobytes()
 
 
-def test_holds_only_what_lies_in_the_page_cache_whole(fd: int) -> None:
+def test_holds_needs_every_page_in_the_cache(fd: int) -> None:
     os.fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     assert not CachedFile(fd).holds(0, MIB)
@@ -98,7 +98,7 @@ def test_holds_only_what_lies_in_the_page_cache_whole(fd: int) -> None:
     assert not file.holds(2 * MIB, 3 * MIB)
 
 
-def test_where_the_page_cache_cannot_be_asked(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cachestat(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: int) -> int:
         raise OSError
 
@@ -107,7 +107,7 @@ def test_where_the_page_cache_cannot_be_asked(fd: int, monkeypatch: pytest.Monke
     assert not CachedFile(fd).holds(0, MIB)
 
 
-def test_reads_leave_as_much_in_the_page_cache_as_their_path_does(fd: int) -> None:
+def test_what_a_read_leaves_in_the_page_cache(fd: int) -> None:
     os.pwrite(fd, _DATA.tobytes(), 0)
     os.fsync(fd)
     for path, left in ((IoPath.BUFFERED, True), (IoPath.UNCACHED, False)):

@@ -1,4 +1,4 @@
-"""Channel: whatever is interrupted, no wait hangs, no room is lost, and the first failure stays."""
+"""Channel: after any interrupt no wait hangs, no permit is lost, the first failure is kept."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SOON_S = 10  # a wait that takes longer hangs
 
 
 class _Boom(KeyboardInterrupt):
-    """What is raised at one bytecode."""
+    """The exception that is raised at one bytecode."""
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def _nothing_lost(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _within(seconds: float, call: Callable[[], None]) -> None:
-    """`call()` in a thread of its own; a failure with its stack when it does not return."""
+    """Run `call()` in a new thread; fail with its stack if it does not return in time."""
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -58,7 +58,7 @@ def _within(seconds: float, call: Callable[[], None]) -> None:
 
 
 class _Work:
-    """A channel that notes what was done with each item and what memory came back."""
+    """A channel that records which items were handled and which were released."""
 
     def __init__(self, handle: Callable[[Any], object] = lambda _: None, **options: Any) -> None:
         self.handled: list[Any] = []
@@ -77,8 +77,8 @@ class _Work:
         self.released[item] += 1
 
 
-def test_all_is_done_and_given_back() -> None:
-    """Drained, everything was handled once and all memory is back; closed, no thread is left."""
+def test_every_lease_is_done_and_released() -> None:
+    """After drain every item was handled and released once; after close no thread is left."""
     with Footprint.unchanged():
         work = _Work()
         work.channel.drain()
@@ -97,8 +97,8 @@ def test_all_is_done_and_given_back() -> None:
         work.channel.submit(Lease(1))
 
 
-def test_nobody_waits_for_the_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each change notifies: the look after a second is for what was interrupted alone."""
+def test_no_wait_depends_on_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each change notifies; the timeout of a wait matters only after an interrupt."""
     monkeypatch.setattr(module, "_LOOK_AGAIN_S", 3600)
 
     def use() -> None:
@@ -139,7 +139,7 @@ def _leaving_a_with(code: CodeType) -> frozenset[int]:
 
 
 class _Tracer:
-    """Notes the bytecodes of the channel that some threads pass, or raises _Boom at one of them."""
+    """Records the bytecodes of the channel that threads execute, or raises _Boom at one of them."""
 
     def __init__(self, target: _Place | None = None) -> None:
         self.passed: dict[_Place, None] = {}
@@ -189,14 +189,13 @@ def _submitters_life(work: _Work, leases: list[Lease[int]], *, drains: bool) -> 
             channel.wait(leases[2])
             channel.submit(leases[3])
             channel.drain()
-            channel.raise_failure()
     finally:
         channel.close(drop=True)
         channel.afterwards(lambda: called.append(1))
 
 
 def _check_over(work: _Work, leases: list[Lease[int]]) -> None:
-    """A channel that is closed has nothing outstanding, and no lease in between."""
+    """A closed channel has no outstanding lease, and each lease is HELD or has ended."""
     channel = work.channel
     with Footprint.unchanged():
         channel.close()
@@ -215,7 +214,7 @@ def _check_over(work: _Work, leases: list[Lease[int]]) -> None:
 
 
 def _interrupted(where: str, place: _Place | None, **options: Any) -> _Tracer:
-    """The life of a channel, with _Boom at `place` in the `submitter`, or in a `worker`."""
+    """Use and close a channel, with _Boom at `place` in the `submitter` or in a `worker`."""
     tracer = _Tracer(place)
     work = _Watched(**options)
     leases = [Lease(number) for number in range(4)]
@@ -248,7 +247,7 @@ def _interrupted(where: str, place: _Place | None, **options: Any) -> _Tracer:
 def test_an_exception_at_every_bytecode(
     where: str, lingers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever it comes the channel can be closed, and no lease or thread is left behind."""
+    """At any place: the channel can be closed, and no lease or thread is left behind."""
     monkeypatch.setattr(module, "_LOOK_AGAIN_S", 0.005)
     places: dict[_Place, None] = {}
     for _ in range(3):
@@ -270,7 +269,7 @@ def test_an_exception_at_every_bytecode(
 
 
 class _Any(RuleBasedStateMachine):
-    """Leases whose end the machine decides, each call of the channel under a watchdog."""
+    """The machine decides how each lease ends; a watchdog limits each call of the channel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -286,7 +285,7 @@ class _Any(RuleBasedStateMachine):
         if self.fates[number] == "fail":
             raise OSError(number, "failed")
         if self.fates[number] == "lose":
-            self.channel.end_mine(LeaseState.LOST)
+            self.channel.end_all(LeaseState.LOST)
 
     def _pending(self) -> list[Lease[int]]:
         return [one for one in self.leases if one.state in (LeaseState.QUEUED, LeaseState.RUNNING)]
@@ -300,8 +299,8 @@ class _Any(RuleBasedStateMachine):
             _within(_SOON_S, call)
         assert caught.value is self.channel.failure
 
-    def _settle(self) -> None:
-        """Until the worker has no more to do: the next rule finds the same in each run."""
+    def _wait_for_worker(self) -> None:
+        """Wait until the worker is idle or blocked, so that every run has the same states."""
 
         def wait() -> None:
             while True:
@@ -323,13 +322,13 @@ class _Any(RuleBasedStateMachine):
         self.gates[number], self.fates[number] = threading.Event(), fate
         self.leases.append(Lease(number))
         self._expect(lambda: self.channel.submit(self.leases[number]))
-        self._settle()
+        self._wait_for_worker()
 
     @precondition(lambda self: self._pending())
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
         self.gates[data.draw(st.sampled_from(self._pending())).item].set()
-        self._settle()
+        self._wait_for_worker()
 
     @precondition(lambda self: not self._pending() or self.channel.failure)
     @rule()
@@ -367,11 +366,11 @@ TestAnyOrder.settings = settings(max_examples=30, stateful_step_count=12, deadli
 
 
 def test_a_forked_child_waits_for_nothing() -> None:
-    """There `close` does nothing and `submit` says why; the parent's leases go on."""
+    """In the child `close` does nothing and `submit` raises; the parent's leases continue."""
     go_on = threading.Event()
     work, called = _Work(lambda _: go_on.wait(_SOON_S)), []
     work.channel.submit(Lease(1))
-    with work.channel._lock:  # as if another thread had it: nobody releases it in the child
+    with work.channel._lock:  # as if another thread held it: no thread releases it in the child
         child = os.fork()
         if child == 0:
             work.channel._lock = threading.Lock()  # type: ignore[assignment]
@@ -395,7 +394,7 @@ def test_a_forked_child_waits_for_nothing() -> None:
 
 
 class _Owner:
-    """Closes its channel when it is collected, as a stream does."""
+    """Closes its channel when it is collected, like a stream."""
 
     def __init__(self) -> None:
         self.cycle, self.closed_in, self.over = self, [], threading.Event()
@@ -409,7 +408,7 @@ class _Owner:
 
 
 def test_collected_in_its_own_worker() -> None:
-    """The worker does not wait for itself; what is to be done afterwards the last worker does."""
+    """The worker does not wait for itself; the last worker makes the `afterwards` calls."""
 
     def use() -> None:
         collect, in_time = threading.Event(), []
@@ -442,7 +441,7 @@ def test_collected_in_its_own_worker() -> None:
 def test_a_signal_handler_uses_the_channel_that_was_interrupted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It submits and drains inside a region of the thread that it met; both go on."""
+    """The handler submits and drains inside a locked region of its thread; both continue."""
     monkeypatch.setattr(module, "_LOOK_AGAIN_S", 0.01)
     go_on = threading.Event()
     work = _Work(lambda _: go_on.wait(_SOON_S), workers=1, limit=3)
@@ -476,7 +475,7 @@ def test_a_signal_handler_uses_the_channel_that_was_interrupted(
 
 @pytest.mark.parametrize("raised", [SystemExit, TimeoutError])
 def test_any_interrupt_of_close_is_raised_after_it(raised: type[BaseException]) -> None:
-    """SystemExit of a SIGTERM handler, TimeoutError of an alarm: the memory is in use before."""
+    """SystemExit of a SIGTERM handler, TimeoutError of an alarm: close ends first."""
     go_on, waits = threading.Event(), threading.Event()
     work = _Watched()
     work._waits.set()
@@ -507,10 +506,10 @@ def test_any_interrupt_of_close_is_raised_after_it(raised: type[BaseException]) 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, RuntimeError])
 @pytest.mark.parametrize("name", ["__init__", "start"])
-def test_a_thread_that_cannot_be_had(
+def test_a_thread_that_cannot_start(
     error: type[BaseException], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lease stays the caller's and no room is lost."""
+    """The caller keeps the lease, and no permit is lost."""
     work = _Work(limit=1)
 
     def broken(*arguments: object, **options: object) -> None:
@@ -534,8 +533,8 @@ def test_a_thread_that_cannot_be_had(
     assert work.handled == [1] or isinstance(work.channel.failure, RuntimeError)
 
 
-def test_a_worker_that_dies_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits finds it out: its lease is LOST, its memory is not given back."""
+def test_a_worker_that_dies_silently(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A waiter detects it: the lease is LOST, and its memory is not released."""
     monkeypatch.setattr(module, "_LOOK_AGAIN_S", 0.01)
     work = _Work()
     monkeypatch.setattr(work.channel, "_run", work.channel.next)

@@ -1,4 +1,4 @@
-"""A writer's file: what is written is what is loaded, and what cannot be meant is refused."""
+"""A writer's file: loading returns what was dumped, and invalid files are refused."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def test_every_text_comes_back(text: str) -> None:
     assert tomllib.loads(written)["tuned"]["target"] == text
 
 
-def test_a_path_that_is_no_text(tmp_path: Path) -> None:
-    """What UTF-8 cannot say of it is a question mark; the file can be read."""
+def test_a_path_with_invalid_utf_8(tmp_path: Path) -> None:
+    """Bytes that are not UTF-8 become question marks; the file can be read."""
     wrong = os.fsdecode(b"/mnt/\xff\xf0\x9f\x9a\x80")
     text = dump_writer(BufferedWriter(), replace(TUNED, target=wrong), comment=[wrong])
     tuned = read_config(_file(tmp_path, text)).tuned
@@ -143,9 +143,9 @@ def _file(tmp_path: Path, text: str) -> Path:
         ('schema = "iobench.writer/2"\nwriter = "odirect"\nnew = 1', UsageError, "upgrade"),
         ('schema = "iobench.result/1"\nwriter = "odirect"', UsageError, "iobench.writer/1"),
         ('writer = "odirect"', UsageError, "schema is None"),
-        ("writer = ", UsageError, "is no TOML"),
-        ("writer = " + "[" * 5000, UsageError, "is no TOML"),
-        ("writer = " + "9" * 5000, UsageError, "is no TOML"),
+        ("writer = ", UsageError, "is not TOML"),
+        ("writer = " + "[" * 5000, UsageError, "is not TOML"),
+        ("writer = " + "9" * 5000, UsageError, "is not TOML"),
         (f'schema = "iobench.writer/{"9" * 5000}"', UsageError, "schema is 'iobench.writer/999"),
         (
             'schema = "iobench.writer/1"\nwriter = "null"\n[tuned]\nmachin = "x"',
@@ -155,7 +155,7 @@ def _file(tmp_path: Path, text: str) -> Path:
         ('schema = "iobench.writer/1"\nwriter = "null"\n[tuned]', OptionError, "lacks date"),
     ],
 )
-def test_what_cannot_be_meant(tmp_path: Path, text: str, kind: type, words: str) -> None:
+def test_an_invalid_file(tmp_path: Path, text: str, kind: type, words: str) -> None:
     """A typo, a newer schema, another file: one line that names the file and what to do."""
     path = _file(tmp_path, text)
     with pytest.raises(kind) as caught:
@@ -191,7 +191,7 @@ _PIECES = st.sampled_from(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(0, len(_GOOD)), cut=st.integers(0, 9), pieces=st.lists(_PIECES, max_size=3))
 def test_a_damaged_file(at: int, cut: int, pieces: list[str], tmp_path: Path) -> None:
-    """It is read, or refused as a user's mistake that names the file."""
+    """It is read, or refused with a UsageError that names the file."""
     path = _file(tmp_path, _GOOD[:at] + "".join(pieces) + _GOOD[at + cut :])
     try:
         read_config(path)
@@ -203,20 +203,20 @@ def test_a_damaged_file(at: int, cut: int, pieces: list[str], tmp_path: Path) ->
 
 
 def test_a_tuned_value_of_another_type(tmp_path: Path) -> None:
-    """Provenance edited by hand to something else is refused too."""
+    """A hand-edited [tuned] value of another type is refused too."""
     text = dump_writer(BufferedWriter(), TUNED).replace("samples = 7", 'samples = "seven"')
     with pytest.raises(OptionError, match="samples = 'seven'"):
         load_writer(_file(tmp_path, text))
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    """Says which, and why."""
+    """The message names the file and the reason."""
     with pytest.raises(UsageError, match=r"none\.toml: cannot be read"):
         load_writer(tmp_path / "none.toml")
 
 
 def test_overrides(tmp_path: Path) -> None:
-    """Options given in the call are set over those of the file; unknown ones are refused."""
+    """Options in the call replace those of the file; unknown ones are refused."""
     path = _file(tmp_path, dump_writer(ODirectWriter(threads=2, block_size="1MiB")))
     loaded = load_writer(path, threads=3)
     assert loaded.options == ODirectWriter.Options(threads=3, block_size="1MiB")
@@ -248,7 +248,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("refusing")
 def test_an_unavailable_writer_raises_with_the_remedy(tmp_path: Path) -> None:
-    """Tried in the target given, or where the file was tuned for; nothing takes its place."""
+    """It is tried in the given target, or in the tuned one; without `fallback` it raises."""
     with pytest.raises(UnavailableError, match=r"no such device\. Buy one\."):
         load_writer("refusing", target=tmp_path)
     here = replace(TUNED, target=str(tmp_path), fingerprint=machine_fingerprint())
@@ -257,8 +257,8 @@ def test_an_unavailable_writer_raises_with_the_remedy(tmp_path: Path) -> None:
         load_writer(path)
 
 
-def test_a_bucket_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a directory that is gone: nothing is tried there, but in a target that is given."""
+def test_a_missing_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Like a missing directory: the writer is tried only in a target that is given."""
 
     def require(_: S3Writer, target: str | Path) -> None:
         raise TargetError(f"{target}: no such bucket")
@@ -273,7 +273,7 @@ def test_a_bucket_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.usefixtures("refusing")
 def test_a_fallback_is_asked_for_and_recorded(tmp_path: Path) -> None:
-    """It is warned of, and every Transfer of the writer says so, streams and copies too."""
+    """It causes a warning, and every Transfer records it, also of streams and copies."""
     with pytest.warns(RuntimeWarning, match="buffered is used in its place: refusing is not"):
         writer = load_writer("refusing", fallback="buffered", target=tmp_path)
     wanted = Fallback(wanted="refusing", used="buffered", reason="there is no such device.")
@@ -291,15 +291,15 @@ def test_a_fallback_is_asked_for_and_recorded(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("refusing")
 def test_a_fallback_that_does_not_work_either(tmp_path: Path) -> None:
-    """Raises: there is no third."""
+    """It raises: there is no second fallback."""
     with pytest.raises(UnavailableError):
         load_writer("refusing", fallback="refusing", target=tmp_path)
 
 
-def test_a_fallback_that_stores_in_no_bucket(
+def test_a_fallback_that_cannot_write_to_buckets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Is not tried there, wherever the script runs: what is wrong with the bucket is raised."""
+    """It is not tried; the error of the bucket is raised."""
     monkeypatch.setattr(S3Writer, "require", _no_credentials)
     monkeypatch.chdir(tmp_path)
     tuned = replace(TUNED, target="s3://bucket/run", fingerprint=machine_fingerprint())
@@ -321,8 +321,8 @@ def _no_credentials(_: S3Writer, target: str | Path) -> None:
 
 
 @pytest.mark.usefixtures("refusing")
-def test_a_fallback_that_stores_in_no_directory(tmp_path: Path) -> None:
-    """The other way round."""
+def test_a_fallback_that_cannot_write_to_directories(tmp_path: Path) -> None:
+    """The reverse case."""
     with pytest.raises(UnavailableError, match=r"no such device, and fallback='s3' cannot store"):
         load_writer("refusing", fallback="s3", target=tmp_path)
 
@@ -334,7 +334,7 @@ def test_a_typo_is_no_reason_for_a_fallback(tmp_path: Path) -> None:
 
 
 def test_another_machine_warns_once(tmp_path: Path) -> None:
-    """The first load of a file from elsewhere says so, later ones do not."""
+    """Only the first load of a file from another machine warns."""
     path = _file(tmp_path, dump_writer(BufferedWriter(), TUNED))
     with pytest.warns(RuntimeWarning, match="tuned on another machine"):
         load_writer(path)
@@ -348,8 +348,8 @@ def test_the_quick_fingerprint_is_the_machines() -> None:
     assert machine_fingerprint() == describe_machine()["fingerprint"]
 
 
-def test_a_person_can_read_it() -> None:
-    """Plain TOML, sizes as people write them, the comment on top."""
+def test_the_file_is_readable() -> None:
+    """Plain TOML, sizes such as 16MiB, the comment at the top."""
     text = dump_writer(ODirectWriter(), TUNED, comment=["fast"])
     assert text.startswith("# fast\nschema = ")
     document = tomllib.loads(text)
@@ -358,5 +358,5 @@ def test_a_person_can_read_it() -> None:
 
 
 def test_the_package_offers_it() -> None:
-    """`iobench.load_writer` is this one."""
+    """`iobench.load_writer` is this function."""
     assert iobench.load_writer is load_writer

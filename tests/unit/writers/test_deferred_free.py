@@ -1,4 +1,4 @@
-"""Large files that are replaced or removed: who holds them, until when, and when nobody does."""
+"""Large files that are replaced or removed: which are held open, and for how long."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_held_while_it_loses_its_name(ext4: Path) -> None:
     assert _free_bytes(ext4) == before
 
 
-def test_not_held_where_that_gains_nothing(
+def test_files_that_are_not_held(
     ext4: Path, tmp_path: Path, shared_filesystems: MakeFilesystem
 ) -> None:
     small = _make(ext4 / "small", _LARGE - 1)
@@ -116,14 +116,14 @@ def test_a_publish_holds_what_it_replaces(ext4: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-def test_saves_over_the_one_before_find_room(
+def test_a_save_that_replaces_another_finds_space(
     new_filesystem: MakeFilesystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is still to be freed is never missed, however slow that is and little the room."""
+    """Space that is not freed yet never makes a save fail, even if freeing is slow."""
     close = os.close
 
     def slow(fd: int) -> None:
-        if threading.current_thread().name == "iobench-freeing":
+        if threading.current_thread().name == "iobench-deferred-free":
             time.sleep(0.3)
         close(fd)
 
@@ -139,7 +139,7 @@ def test_saves_over_the_one_before_find_room(
         deferred_free.wait()
 
 
-def test_held_in_all_no_more_than_there_is_room_for(new_filesystem: MakeFilesystem) -> None:
+def test_held_files_leave_enough_free_space(new_filesystem: MakeFilesystem) -> None:
     disk = new_filesystem("ext4")
     files = [_make(disk / str(n)) for n in range(3)]
     with deferred_free.freed_later(files[0]):
@@ -152,13 +152,13 @@ def test_held_in_all_no_more_than_there_is_room_for(new_filesystem: MakeFilesyst
             assert [_open_here(file) for file in files] == [1, 0, 1]
 
 
-def test_what_is_being_freed_counts_too(
+def test_files_being_closed_count_too(
     new_filesystem: MakeFilesystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     close, closing, go_on = os.close, threading.Event(), threading.Event()
 
     def stopped(fd: int) -> None:
-        if threading.current_thread().name == "iobench-freeing":
+        if threading.current_thread().name == "iobench-deferred-free":
             closing.set()
             assert go_on.wait(60)
         close(fd)
@@ -196,10 +196,10 @@ def test_a_forked_child_holds_nothing(ext4: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError, KeyboardInterrupt])
-def test_without_a_thread_to_be_had_it_is_freed_at_once(
+def test_without_a_thread_space_is_freed_at_once(
     ext4: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
-    """Then, and when the start is interrupted; nobody waits for what never began."""
+    """So too when the start is interrupted; no call waits for a thread that never began."""
 
     def refuse(self: threading.Thread) -> None:
         raise error("can't start new thread")
@@ -247,7 +247,7 @@ def test_remove_tree(ext4: Path) -> None:
 
 
 def test_remove_tree_follows_no_link(tmp_path: Path) -> None:
-    """Neither at the top, where the link alone goes, nor below; also where it leads nowhere."""
+    """At the top only the link is removed; links below, also broken ones, are not followed."""
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "file").write_text("old")

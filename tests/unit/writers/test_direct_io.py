@@ -1,4 +1,4 @@
-"""Direct writes and reads: what is short is continued, as far as alignment lets it."""
+"""Direct writes and reads: short ones are continued, if the alignment permits it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SAME_FILE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture
 
 
 class _Kernel:
-    """pwrite and preadv that move at most what they are told, and insist on alignment."""
+    """pwrite and preadv that move at most the given counts and check the alignment."""
 
     def __init__(self, limits: list[int]) -> None:
         self.limits = limits

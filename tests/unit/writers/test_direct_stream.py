@@ -1,4 +1,4 @@
-"""DirectStream: what it reserves ahead, and what it does when the reservation fails."""
+"""DirectStream: space that it reserves ahead, and reservations that fail."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def writer(tmp_path: Path) -> ODirectWriter:
 
 @pytest.fixture
 def reserved(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """What was reserved: (offset, length); nothing really is."""
+    """The reservations as (offset, length); no space is really reserved."""
     seen: list[tuple[int, int]] = []
     monkeypatch.setattr(linux, "fallocate", lambda _, *extent: seen.append(extent))
     return seen
@@ -43,7 +43,7 @@ def reserved(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Free bytes of the file system, as the stream is told; enough, unless a test says less."""
+    """The free bytes that the file system reports; enough, unless a test sets less."""
     found = [1 << 50]
     monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=found[0], f_frsize=1))
     return found
@@ -52,7 +52,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_reserves_in_steps(
     writer: ODirectWriter, tmp_path: Path, reserved: list, free: list, monkeypatch
 ) -> None:
-    """Each time a block would pass what is reserved, the next step is."""
+    """When a block would pass the reserved space, the next step is reserved."""
     monkeypatch.setattr(direct_stream, "_RESERVE_STEP", 3 * 4096)
     with writer.open(tmp_path / "file") as stream:
         stream.write(content(8 * 4096 + 1))
@@ -78,10 +78,10 @@ def test_a_small_file_reserves_nothing(
     assert reserved == []
 
 
-def test_little_room_is_left_to_others(
+def test_no_reservation_on_a_nearly_full_disk(
     writer: ODirectWriter, tmp_path: Path, reserved: list, free: list
 ) -> None:
-    """On a nearly full disk nothing is reserved ahead: a step could take all that is left."""
+    """On a nearly full disk nothing is reserved ahead: a step could take all free space."""
     free[0] = 4 * GIB - 1
     with writer.open(tmp_path / "file") as stream:
         stream.write(content(10_000))
@@ -92,7 +92,7 @@ def test_little_room_is_left_to_others(
 def test_a_step_that_fails_is_given_back(
     writer: ODirectWriter, tmp_path: Path, free: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reservation that found no room leaves none of its blocks taken, and the stream goes on."""
+    """A reservation that finds no space releases its blocks, and the stream continues."""
 
     def partly(fd: int, offset: int, length: int) -> None:
         os.ftruncate(fd, offset + length // 2)
@@ -142,13 +142,13 @@ def test_an_interrupted_hand_over_shares_no_block(
     assert len(set(addresses)) == len(addresses)
 
 
-def test_impatience_reaches_no_other_file(
+def test_repeated_ctrl_c_writes_to_no_other_file(
     writer: ODirectWriter,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     impatience: _Impatience,
 ) -> None:
-    """Ctrl-C again while a stream is given up: its threads never write where its number leads."""
+    """Repeated Ctrl-C during abort: threads never write to a reused descriptor number."""
     begun, ended = threading.Semaphore(0), threading.Semaphore(0)
     go_on = threading.Event()
     pwrite_direct = background.pwrite_direct

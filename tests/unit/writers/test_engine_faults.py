@@ -1,4 +1,4 @@
-"""Whatever fails, and whenever: no hang, each range told of once, each block back once or lost."""
+"""Any failure at any time: no hang, one completion per range, each block back once or lost."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _OF_THE_RING = {
 
 
 class _Pool(BlockPool):
-    """Knows what is out, and refuses what is given back twice or while the kernel has it."""
+    """Fails if a block is given back twice, or while the kernel uses it."""
 
     def __init__(self, block_size: int) -> None:
         super().__init__(block_size)
@@ -85,7 +85,7 @@ class _Pool(BlockPool):
 
 
 class _Ring:
-    """Moves bytes of the file when an operation ends; fails as `fault` says at its `nth` time."""
+    """Moves bytes of the file when an operation completes; the `nth` call fails as in `fault`."""
 
     def __init__(self, fault: _Fault, nth: int, ready: int) -> None:
         self._fault, self._nth, self._ready = fault, nth, ready
@@ -155,7 +155,7 @@ def _pread(fd: int, memory: memoryview, offset: int) -> int:
 
 
 class _Run:
-    """One transfer of `_RANGES` ranges by an engine, by itself or below a HybridFile."""
+    """One transfer of `_RANGES` ranges by an engine, alone or below a HybridFile."""
 
     def __init__(self, path: Path, *, writes: bool, staged: bool, hybrid: bool) -> None:
         self.writes, self.hybrid = writes, hybrid
@@ -168,7 +168,7 @@ class _Run:
         self.memory = room[1 : len(_DATA) + 1] if staged else room[: len(_DATA)]
         if writes:
             self.memory[:] = _DATA
-        self.told: dict[int, list[bool]] = {}
+        self.completed: dict[int, list[bool]] = {}
         self.meter = Meter()
 
     def move(self, engine: DirectEngine) -> None:
@@ -186,17 +186,17 @@ class _Run:
         )
         with file, engine:
             for number, start in enumerate(range(0, len(_DATA), _RANGE)):
-                told, stop = self.told.setdefault(number, []).append, start + _RANGE
+                completed, stop = self.completed.setdefault(number, []).append, start + _RANGE
                 if not self.hybrid and self.writes:
-                    engine.write(plain, image, start, stop, at=start, on_complete=told)
+                    engine.write(plain, image, start, stop, at=start, on_complete=completed)
                 elif not self.hybrid:
-                    engine.read(plain, image, start, start, stop, on_complete=told)
+                    engine.read(plain, image, start, start, stop, on_complete=completed)
                 elif self.writes:
-                    own = {"at": start, "last": False, "on_complete": told}
+                    own = {"at": start, "last": False, "on_complete": completed}
                     file.write(image, start, stop, self.meter, engine, **own)
                 else:
                     file.read(image, start, start, stop, self.meter, engine)
-                    told(True)
+                    completed(True)
             engine.drain()
 
     def close(self) -> bytes:
@@ -208,7 +208,7 @@ class _Run:
 
 
 def _within_seconds(call: Callable[[], None]) -> BaseException | None:
-    """What `call()` raises; a hang is a failure."""
+    """Return the exception of `call()`; a hang is a failure."""
     raised: list[BaseException | None] = []
 
     def run() -> None:
@@ -228,7 +228,7 @@ def _within_seconds(call: Callable[[], None]) -> BaseException | None:
 
 @pytest.fixture(autouse=True)
 def lost(monkeypatch: pytest.MonkeyPatch) -> list[Bytes]:
-    """Memory that was given up in this test; pauses take no time."""
+    """The memory lost in this test; pauses take no time."""
     memory: list[Bytes] = []
     monkeypatch.setattr(in_flight, "_lost", memory)
     monkeypatch.setattr(in_flight.time, "sleep", lambda _: None)
@@ -271,18 +271,18 @@ def test_a_ring(tmp_path: Path, lost: list[Bytes], fault: str, hybrid: bool, wri
         assert pool.out == (ring.lost() if staged else set())
         if error is None:
             assert arrived == _DATA.tobytes()
-            assert run.told == {number: [True] for number in range(_RANGES)}
+            assert run.completed == {number: [True] for number in range(_RANGES)}
             continue
         happened = True
         if how.error is MemoryError:
             assert isinstance(error, MemoryError)
         else:
-            told_as = OSError if writes or how.result < 0 or how.error else DataMismatchError
-            assert isinstance(error, told_as)
+            expected = OSError if writes or how.result < 0 or how.error else DataMismatchError
+            assert isinstance(error, expected)
             assert getattr(error, "errno", None) in (None, how.number)
         if writes or not hybrid:
-            for number, told in run.told.items():
-                assert len(told) == (number not in ring.lost_ranges())
+            for number, completed in run.completed.items():
+                assert len(completed) == (number not in ring.lost_ranges())
     expected = bool(how.number) or how.error is not None
     assert happened == expected
 
@@ -293,7 +293,7 @@ def test_a_ring(tmp_path: Path, lost: list[Bytes], fault: str, hybrid: bool, wri
 def test_system_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, hybrid: bool, writes: bool
 ) -> None:
-    """The same for a BlockingEngine, of which the nth pwrite or preadv fails."""
+    """The same for a BlockingEngine whose nth pwrite or preadv fails."""
     _require_direct(tmp_path / "file")
     how, name = _COMPLETIONS[fault], "pwrite" if writes else "preadv"
     real = getattr(os, name)
@@ -318,10 +318,12 @@ def test_system_calls(
         assert pool.out == set()
         if error is None:
             assert np.array_equal(np.frombuffer(arrived, np.uint8), _DATA)
-            assert run.told == {number: [True] for number in range(_RANGES)}
+            assert run.completed == {number: [True] for number in range(_RANGES)}
         else:
             happened = True
             assert isinstance(error, OSError if writes or how.result < 0 else DataMismatchError)
             assert getattr(error, "errno", None) in (None, how.number, -how.result)
-            assert writes is False or [*map(len, run.told.values())] == [1] * len(run.told)
+            assert writes is False or [*map(len, run.completed.values())] == [1] * len(
+                run.completed
+            )
     assert happened == (fault != "short")

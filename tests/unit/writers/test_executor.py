@@ -1,4 +1,4 @@
-"""WorkerExecutor and OwnLoop: calls in threads, and without any where the interpreter ends."""
+"""WorkerExecutor and OwnLoop: calls in threads, or without threads while the interpreter ends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _fail() -> None:
 
 
 def test_calls() -> None:
-    """At most as many at once as there are threads; results and errors are the futures'."""
+    """At most `threads` calls run at once; futures hold results and errors."""
     here, go = threading.Semaphore(0), threading.Event()
 
     def call(number: int) -> int:
@@ -57,7 +57,7 @@ def test_calls() -> None:
 
 
 def test_an_idle_thread_is_taken_first() -> None:
-    """Calls one after the other need one thread."""
+    """Sequential calls need one thread."""
     with WorkerExecutor(8, "test") as executor:
         for _ in range(3):
             executor.submit(int).result(10)
@@ -68,25 +68,25 @@ def test_an_idle_thread_is_taken_first() -> None:
 
 @pytest.mark.usefixtures("ended")
 def test_without_threads() -> None:
-    """The caller makes the calls: of an executor, of a loop, and the work of workers."""
+    """The caller makes the calls of an executor and of a loop, and does the work of workers."""
     here = threading.current_thread()
     with WorkerExecutor(2, "test") as executor:
         assert executor.submit(threading.current_thread).result(0) is here
         assert isinstance(executor.submit(_fail).exception(0), ValueError)
     with asyncio.Runner(loop_factory=OwnLoop) as runner:
         assert runner.run(asyncio.to_thread(threading.current_thread)) is here
-    for apart in (True, False):
+    for caller_waits in (True, False):
         found: list[int] = []
 
         def work(blocks: Blocks, _: Meter, found: list[int] = found) -> None:
             found += [start for start, _ in blocks]
 
-        run_workers(3, Blocks(0, 5, 1), work, Meter(), apart=apart)
+        run_workers(3, Blocks(0, 5, 1), work, Meter(), caller_waits=caller_waits)
         assert found == list(range(5))
 
 
 def test_too_few_threads_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the end of the interpreter excuses a thread that does not start."""
+    """A thread that does not start is an error, except at the end of the interpreter."""
 
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

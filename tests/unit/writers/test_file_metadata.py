@@ -1,4 +1,4 @@
-"""What a new file gets from the one that it takes the place of."""
+"""The metadata that a new file takes from the file that it replaces."""
 
 from __future__ import annotations
 
@@ -13,40 +13,45 @@ import pytest
 from iobench.errors import TransferError
 from iobench.writers import registry
 from iobench.writers.image import FileImage
-from iobench.writers.local.file_metadata import check_replaceable, standing, take_after, take_owner
+from iobench.writers.local.file_metadata import (
+    check_replaceable,
+    copy_metadata,
+    copy_owner,
+    existing_file,
+)
 from iobench.writers.local.new_file import NewFile
 from iobench.writers.transfer import Meter
 
 
 def _as_other(path: Path) -> os.stat_result:
-    """What os.stat tells of `path`, but of somebody else's."""
+    """Return the stat result of `path` with another owner."""
     found = list(os.stat(path))
     found[4], found[5] = found[4] + 1, found[5] + 1
     return os.stat_result(found)
 
 
 def test_a_name_that_is_free(tmp_path: Path) -> None:
-    """Nothing stands there, and nothing is in the way."""
-    path, found = standing(tmp_path / "file")
+    """No file exists there, and it may be created."""
+    path, found = existing_file(tmp_path / "file")
     assert (path, found) == (str(tmp_path / "file"), None)
     check_replaceable(path, found)
 
 
-def test_a_link_is_looked_through(tmp_path: Path) -> None:
-    """Of a link the file behind is what stands there; one that leads nowhere is free."""
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    """The file behind the link counts; a broken link is a free name."""
     (tmp_path / "file").write_bytes(b"old")
     (tmp_path / "link").symlink_to("file")
     (tmp_path / "dangling").symlink_to("later")
-    path, found = standing(tmp_path / "link")
+    path, found = existing_file(tmp_path / "link")
     assert path == str(tmp_path / "file")
     assert found == (tmp_path / "file").stat()
-    assert standing(tmp_path / "dangling") == (str(tmp_path / "later"), None)
+    assert existing_file(tmp_path / "dangling") == (str(tmp_path / "later"), None)
 
 
 def test_a_link_that_the_kernel_does_not_follow(
     tmp_path: Path, sticky: Path, as_nobody: Callable[[Callable[[], None]], None]
 ) -> None:
-    """What it leads to is neither replaced nor made: the error is that of the stock open."""
+    """Its destination is neither replaced nor made: the error is that of open(2)."""
     victim = sticky / "victim"
     (sticky / "locked").mkdir(mode=0o700)
     (sticky / "link").symlink_to("locked/../victim")
@@ -78,7 +83,7 @@ def test_a_link_that_the_kernel_does_not_follow(
 
 
 def test_an_owner_that_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The group is kept alone where that is permitted, and the owner is a recorded fallback."""
+    """Only the group is copied, where permitted, and the owner is a recorded fallback."""
     asked: list[tuple[int, int]] = []
 
     def chown(_: int, owner: int, group: int) -> None:
@@ -90,7 +95,7 @@ def test_an_owner_that_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "file").write_bytes(b"old")
     old, meter = _as_other(tmp_path / "file"), Meter()
     with (tmp_path / "file").open("rb") as new:
-        take_after(new.fileno(), tmp_path / "file", old, meter)
+        copy_metadata(new.fileno(), tmp_path / "file", old, meter)
     assert asked == [(old.st_uid, old.st_gid), (-1, old.st_gid)]
     (fallback,) = meter.fallbacks
     assert fallback.wanted == f"owner {old.st_uid}"
@@ -103,7 +108,7 @@ def test_an_owner_that_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_an_attribute_that_cannot_be_kept(
     number: int, raised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A refusal is a recorded fallback; a broken disk is none."""
+    """A refusal is a recorded fallback; an I/O error is raised."""
 
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -113,16 +118,16 @@ def test_an_attribute_that_cannot_be_kept(
     (tmp_path / "file").write_bytes(b"old")
     meter = Meter()
     with (tmp_path / "file").open("rb") as new, suppress(OSError) if raised else nullcontext():
-        take_after(new.fileno(), tmp_path / "file", (tmp_path / "file").stat(), meter)
+        copy_metadata(new.fileno(), tmp_path / "file", (tmp_path / "file").stat(), meter)
         assert not raised
     assert [fallback.wanted for fallback in meter.fallbacks] == ["attribute user.run"][raised:]
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EOPNOTSUPP])
-def test_attributes_that_cannot_be_had(
+def test_attributes_that_cannot_be_read(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system without attributes, or a file that is gone by now, has none to keep."""
+    """A file system without attributes, or a file removed since, has none to copy."""
 
     def refuse(_: object) -> list[str]:
         raise OSError(number, os.strerror(number))
@@ -131,18 +136,16 @@ def test_attributes_that_cannot_be_had(
     (tmp_path / "file").write_bytes(b"old")
     meter = Meter()
     with (tmp_path / "file").open("rb") as new:
-        take_after(new.fileno(), tmp_path / "file", (tmp_path / "file").stat(), meter)
+        copy_metadata(new.fileno(), tmp_path / "file", (tmp_path / "file").stat(), meter)
     assert not meter.fallbacks
 
 
-def test_a_broken_disk_is_no_lack_of_rights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Any other error is raised."""
+def test_other_errors_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that is not a refusal is raised."""
 
     def chown(*_: object) -> None:
         raise OSError(errno.EIO, "I/O error")
 
     monkeypatch.setattr(os, "chown", chown)
     with pytest.raises(OSError, match="I/O error"):
-        take_owner(tmp_path, tmp_path.stat())
+        copy_owner(tmp_path, tmp_path.stat())

@@ -17,7 +17,7 @@ from iobench.writers.local.fsync_ring import SyncRing
 
 @pytest.fixture
 def ring() -> Iterator[SyncRing]:
-    """One for 8 fsyncs; skips where it cannot be had."""
+    """A ring for 8 fsyncs; skips without io_uring."""
     try:
         with SyncRing(8, 2) as ring:
             yield ring
@@ -37,7 +37,7 @@ def fds(tmp_path: Path) -> Iterator[list[int]]:
 
 
 def test_more_than_the_ring_holds(ring: SyncRing, fds: list[int]) -> None:
-    """All are synced, round after round, and the places in the ring are used again."""
+    """All are synced in several rounds that reuse the entries of the ring."""
     for _ in range(5):
         assert ring.sync(fds) == {}
     assert ring.sync([]) == {}
@@ -45,7 +45,7 @@ def test_more_than_the_ring_holds(ring: SyncRing, fds: list[int]) -> None:
 
 
 def test_each_failure_by_its_number(ring: SyncRing, fds: list[int]) -> None:
-    """The kernel's errno of each that failed; all others are synced."""
+    """The result has the errno of each that failed; all others are synced."""
     reader, writer = os.pipe()
     given = list(fds)
     given[3], given[17], given[18] = reader, writer, 1 << 20
@@ -61,10 +61,10 @@ def test_each_failure_by_its_number(ring: SyncRing, fds: list[int]) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ECANCELED, errno.EAGAIN, errno.EINTR])
-def test_what_was_never_tried_is_synced_here(
+def test_a_cancelled_fsync_is_repeated(
     ring: SyncRing, fds: list[int], monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """Cancelled is not failed: fsync(2) decides."""
+    """A cancelled fsync has not failed: fsync(2) decides."""
     real, synced = os.fsync, []
     given = [*fds[:2], 1 << 20]
     monkeypatch.setattr(ring, "_round", lambda fds: dict.fromkeys(range(len(fds)), -number))
@@ -78,11 +78,11 @@ def test_what_was_never_tried_is_synced_here(
     ("refuse", "says"),
     [
         ("_SYS_SETUP", "no io_uring"),
-        ("_SYS_REGISTER", "cannot be had"),
+        ("_SYS_REGISTER", "cannot be set up for fsync"),
     ],
 )
 def test_refused(monkeypatch: pytest.MonkeyPatch, refuse: str, says: str) -> None:
-    """A kernel without the call is told, and nothing stays open."""
+    """The error names the missing call, and nothing stays open."""
     monkeypatch.setattr(fsync_ring, refuse, 9999)
     with Footprint.unchanged(), pytest.raises(UnavailableError, match=says):
         SyncRing(8, 2)
@@ -96,7 +96,7 @@ def test_a_ring_that_fails(ring: SyncRing, fds: list[int]) -> None:
 
 
 def test_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where loads may overtake one another it says no."""
+    """It is unavailable where the processor may reorder loads."""
     monkeypatch.setattr(fsync_ring.platform, "machine", lambda: "aarch64")
     with pytest.raises(UnavailableError, match="aarch64"):
         SyncRing(8, 2)

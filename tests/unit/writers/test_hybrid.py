@@ -1,4 +1,4 @@
-"""hybrid: which bytes take which path, no page by two, and what happens where a path is refused."""
+"""hybrid: the path of each operation, never two paths for one page, and refused paths."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def _require_ring(directory: Path) -> None:
 
 
 def _direct(moved: Transfer) -> PathCount:
-    """What went past the page cache, whoever carried it."""
+    """The operations and bytes that went past the page cache, with and without a ring."""
     found = [count for path, count in moved.paths.items() if path.endswith("direct")]
     assert len(found) == 1
     return found[0]
 
 
 class _Paths:
-    """Which operations were given to which path: (way, first byte, end), in order."""
+    """The operations of each path: (path, first byte, end), in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[tuple[str, int, int]] = []
@@ -107,13 +107,13 @@ class _Paths:
 
 @pytest.fixture
 def paths(monkeypatch: pytest.MonkeyPatch) -> _Paths:
-    """What took which path in this test."""
+    """The operations of each path in this test."""
     return _Paths(monkeypatch)
 
 
 @pytest.fixture
-def _any_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The policy chooses for large operations what it likes: each of the three in turn."""
+def _any_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy chooses each of the three paths in turn for large operations."""
     real = PathPolicy.choose
     turn = iter(range(1 << 30))
 
@@ -133,13 +133,13 @@ _FEW = settings(
 )
 
 
-@pytest.mark.usefixtures("_any_way")
+@pytest.mark.usefixtures("_any_path")
 @_FEW
 @given(size=st.integers(0, 6 * _BLOCK), streamed=st.booleans(), uring=st.booleans())
 def test_no_page_by_two_paths(
     tmp_path: Path, paths: _Paths, size: int, streamed: bool, uring: bool
 ) -> None:
-    """Whatever the policy chooses, no page is touched by a cached and a direct write."""
+    """For any choice of the policy, no page is used by both a cached and a direct write."""
     paths.seen.clear()
     data = content(size)
     if streamed:
@@ -152,13 +152,13 @@ def test_no_page_by_two_paths(
     assert all(count == 1 for count in paths.pages().values()), paths.seen
 
 
-@pytest.mark.usefixtures("_any_way")
+@pytest.mark.usefixtures("_any_path")
 @_FEW
 @given(pieces=st.lists(st.integers(1, 3 * _BLOCK), min_size=1, max_size=6), uring=st.booleans())
 def test_pages_written_twice_leave_the_cache_between(
     tmp_path: Path, paths: _Paths, pieces: list[int], uring: bool
 ) -> None:
-    """After a flush a page may be written again, past the cache only when it has left the cache."""
+    """A page written again after a flush takes the direct path only once it left the cache."""
     paths.seen.clear()
     paths.left.clear()
     data = content(sum(pieces))
@@ -198,7 +198,7 @@ def test_a_tail_costs_no_direct_write(tmp_path: Path, paths: _Paths) -> None:
 def test_a_small_file_opens_nothing_direct(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    """Below small_size a file costs no second descriptor, no reservation and no thread."""
+    """A file below small_size needs no second descriptor, no reservation and no thread."""
 
     def refuse(*_: object) -> None:
         raise AssertionError
@@ -237,7 +237,7 @@ def test_what_is_cached_is_read_from_there(tmp_path: Path) -> None:
 
 
 def test_aligned_memory_is_not_staged(tmp_path: Path) -> None:
-    """Memory that lies as the device wants it goes without a copy, and the decision says so."""
+    """Aligned memory is moved without a copy, and the decision says so."""
     _require_direct(tmp_path)
     room = np.empty(3 * _BLOCK + _PAGE, dtype=np.uint8)
     begin = -room.ctypes.data % _PAGE
@@ -260,7 +260,7 @@ def _refused(call: str, real, number: int):
 
 
 def test_without_direct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where O_DIRECT is refused all goes on by the next path, and the fallback is told."""
+    """When O_DIRECT is refused, the next path is used, and the fallback is recorded."""
     monkeypatch.setattr(os, "open", _refused("open", os.open, errno.EINVAL))
     data, writer = content(4 * _BLOCK + 5), _writer()
     answer = writer.available(tmp_path)
@@ -279,7 +279,7 @@ def test_without_direct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_without_dontcache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where RWF_DONTCACHE is refused sync_file_range takes its place, and that is told."""
+    """When RWF_DONTCACHE is refused, sync_file_range replaces it, and that is recorded."""
     monkeypatch.setattr(
         "iobench.writers.local.dontcache.dontcache_refusal", lambda _: "RWF_DONTCACHE is refused"
     )
@@ -296,10 +296,10 @@ def test_without_dontcache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "RWF_DONTCACHE" in writer.available(tmp_path).reason
 
 
-def test_a_direct_write_that_is_refused_is_done_again(
+def test_a_refused_direct_write_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system that opens with O_DIRECT and then refuses to write so loses no block."""
+    """A file system that accepts O_DIRECT in open but refuses the write loses no block."""
 
     def refuse(*_: object) -> int:
         raise OSError(errno.EINVAL, "Invalid argument")
@@ -313,7 +313,7 @@ def test_a_direct_write_that_is_refused_is_done_again(
 
 
 def test_direct_in_name_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a direct write turns up in the page cache, O_DIRECT is given up and that is told."""
+    """If a direct write fills the page cache, O_DIRECT is given up, and that is recorded."""
     monkeypatch.setattr(linux, "cachestat_resident_bytes", lambda *_: _BLOCK)
     data = content(6 * _BLOCK)
     moved = _writer().write(FileImage.of("file", [data]), tmp_path)
@@ -323,7 +323,7 @@ def test_direct_in_name_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_reads_without_a_ring(tmp_path: Path) -> None:
-    """Direct reads are made by threads then; with nothing direct one thread reads in order."""
+    """Threads make direct reads; without direct I/O one thread reads in order."""
     _require_direct(tmp_path)
     data = content(3 * _BLOCK)
     _writer().write(FileImage.of("file", [data]), tmp_path)
@@ -338,7 +338,7 @@ def test_reads_without_a_ring(tmp_path: Path) -> None:
 
 
 def test_with_no_path_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the last path is refused too, that is an error and nothing is published."""
+    """When the last path is refused too, the write fails and nothing is published."""
     monkeypatch.setattr(os, "open", _refused("open", os.open, errno.EINVAL))
     monkeypatch.setattr(hybrid, "_PATHS", {"all": (IoPath.DIRECT,)})
     with pytest.raises(TransferError, match=r"O_DIRECT is refused .* no other path is left"):
@@ -347,7 +347,7 @@ def test_with_no_path_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_phases_of_a_stream_are_counted_once(tmp_path: Path) -> None:
-    """The crew's clock counts the writing of a block, not that and the block's own again."""
+    """The write of a block is counted once, by the meter of the background thread."""
     _require_direct(tmp_path)
     with _writer(iodepth=1, paths="direct", uring=False).open(tmp_path / "file") as stream:
         stream.write(content(20 * _BLOCK))
@@ -375,7 +375,7 @@ def _written(
 def test_restores_have_a_quarter_in_flight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, iodepth: int, reads: int
 ) -> None:
-    """Of what saves have, one operation at least."""
+    """A quarter of the operations of a save, at least one."""
     _require_ring(tmp_path)
     data, back = content(6 * _BLOCK), np.zeros(6 * _BLOCK, np.uint8)
     writer = _writer(iodepth=iodepth)
@@ -394,8 +394,8 @@ def test_restores_have_a_quarter_in_flight(
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_large_blocks_go_by_a_ring(tmp_path: Path, streamed: bool) -> None:
-    """What the policy sends past the page cache goes in pieces by a ring, the tail as ever."""
+def test_large_blocks_use_a_ring(tmp_path: Path, streamed: bool) -> None:
+    """Direct operations go in pieces by a ring; the tail goes through the page cache."""
     _require_ring(tmp_path)
     data, writer = content(8 * _BLOCK + 100), _writer(paths="direct")
     moved = _written(writer, data, tmp_path, streamed=streamed)
@@ -412,7 +412,7 @@ def test_large_blocks_go_by_a_ring(tmp_path: Path, streamed: bool) -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_without_a_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streamed: bool) -> None:
-    """Where the kernel refuses io_uring, threads take its place and that is told."""
+    """When the kernel refuses io_uring, threads replace it, and that is recorded."""
 
     def refuse(_: int) -> None:
         raise UnavailableError("uring", "io_uring is disabled.", "")
@@ -431,7 +431,7 @@ def test_without_a_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streame
 def test_a_ring_that_is_refused_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streamed: bool
 ) -> None:
-    """When the first ring can be had and the next one cannot, all is written without, and told."""
+    """When a later ring is refused, all is written without it, and that is recorded."""
     _require_ring(tmp_path)
     left = [1]
 
@@ -453,7 +453,7 @@ def test_a_ring_that_is_refused_later(
 def test_a_ring_whose_first_write_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streamed: bool
 ) -> None:
-    """A refusal that a ring tells at the end of the first operation loses no byte."""
+    """A refusal in the first completion of a ring loses no byte."""
     _require_ring(tmp_path)
 
     def refused(*_: object) -> int:
@@ -471,7 +471,7 @@ def test_a_ring_whose_first_write_is_refused(
 def test_a_ring_that_fails_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streamed: bool
 ) -> None:
-    """A later failure is the transfer's, and nothing is published."""
+    """A later failure fails the transfer, and nothing is published."""
     _require_ring(tmp_path)
     calls = iter(range(100))
 
@@ -486,10 +486,10 @@ def test_a_ring_that_fails_later(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_small_file_spares_the_page_cache_when_memory_is_short(
+def test_a_small_file_avoids_the_page_cache_when_memory_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The short way of small files asks the policy too, and leaves such a file to HybridFile."""
+    """The fast path of small files asks the policy too, and leaves such a file to HybridFile."""
     short = Pressure(total_bytes=1 << 34, available_bytes=1)
     monkeypatch.setattr(MemoryPressure, "now", lambda _: short)
     images = [FileImage.of(name, [content(100)]) for name in "ab"]

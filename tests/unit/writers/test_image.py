@@ -1,4 +1,4 @@
-"""FileImage: the narrow waist."""
+"""FileImage: views, gather and scatter, and what the constructor refuses."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_views_are_no_copies() -> None:
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (3, 2), (0, 11), (11, 11)])
 def test_ranges_outside_are_refused(start: int, stop: int) -> None:
-    """No view of bytes that the image has not; a negative start does not count from the end."""
+    """Bytes outside the image have no view; a negative start does not count from the end."""
     with pytest.raises(IndexError, match="of an image of 10 bytes"):
         FileImage.of("f", [bytes(10)]).views(start, stop)
 
@@ -101,14 +101,14 @@ def test_a_second_segment_must_continue() -> None:
 
 
 def test_memory_without_a_buffer_is_refused() -> None:
-    """What offers no buffer is refused by the name of its type; text is no memory."""
+    """An object without a buffer is refused, naming its type; so is text."""
     for memory in (object(), "text", [1, 2]):
         with pytest.raises(UsageError, match=type(memory).__name__):
             FileImage.of("f", [memory])
 
 
-def test_tensors_are_told_the_way() -> None:
-    """A torch tensor without a buffer of its own (bfloat16) is told of tensor_memory."""
+def test_tensors_get_a_hint() -> None:
+    """For a torch tensor without a buffer (bfloat16) the message names tensor_memory."""
 
     class Tensor:
         def data_ptr(self) -> int:

@@ -1,4 +1,4 @@
-"""InFlight: operations are followed until they are whole, and none is ever left in flight."""
+"""InFlight: operations are continued until they are complete; all in flight are awaited."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class FakeRing:
         self.closed = True
 
 
-def _flight(ring: FakeRing, *, writes: bool, meter: Meter | None = None) -> InFlight:
+def _in_flight(ring: FakeRing, *, writes: bool, meter: Meter | None = None) -> InFlight:
     return InFlight(
         ring, 3, writes=writes, alignment=_ALIGNMENT, path="fake", meter=meter or Meter()
     )
@@ -102,17 +102,17 @@ _OUTCOMES = st.lists(
     blocks=st.integers(1, 12),
 )
 def test_every_byte_is_written(outcomes: list[int], seed: int, depth: int, blocks: int) -> None:
-    """Short counts and passing refusals, in any order of completions, lose and mix nothing."""
+    """Short counts and transient errors, completed in any order, lose and mix no bytes."""
     data = content(blocks * _BLOCK, seed)
     ring, meter, ended = FakeRing(bytearray(), outcomes, seed), Meter(), Counter[int]()
     ring.file.extend(bytes(len(data)))
-    with _flight(ring, writes=True, meter=meter) as flight:
+    with _in_flight(ring, writes=True, meter=meter) as in_flight:
         for start in range(0, len(data), _BLOCK):
-            while len(flight) >= depth:
-                flight.wait_one()
+            while len(in_flight) >= depth:
+                in_flight.wait_one()
             block = data[start : start + _BLOCK]
-            flight.start(block, start, _BLOCK, lambda whole, at=start: ended.update({at: whole}))
-        flight.drain()
+            in_flight.start(block, start, _BLOCK, lambda whole, at=start: ended.update({at: whole}))
+        in_flight.drain()
     assert bytes(ring.file) == data.tobytes()
     assert ended == Counter(dict.fromkeys(range(0, len(data), _BLOCK), 1))
     assert ring.most <= depth
@@ -128,12 +128,12 @@ def test_every_byte_is_read(outcomes: list[int], seed: int, tail: int) -> None:
     data = content(4 * _BLOCK + tail, seed)
     ring = FakeRing(bytearray(data.tobytes()), outcomes, seed)
     room = np.zeros(5 * _BLOCK, dtype=np.uint8)
-    with _flight(ring, writes=False) as flight:
+    with _in_flight(ring, writes=False) as in_flight:
         for start in range(0, len(data), _BLOCK):
             wanted = min(_BLOCK, len(data) - start)
             padded = -(-wanted // _ALIGNMENT) * _ALIGNMENT
-            flight.start(room[start : start + padded], start, wanted, lambda _: None)
-        flight.drain()
+            in_flight.start(room[start : start + padded], start, wanted, lambda _: None)
+        in_flight.drain()
     assert np.array_equal(room[: len(data)], data)
 
 
@@ -146,10 +146,10 @@ def test_an_error_in_a_completion(number: int, nth: int) -> None:
     data = content(8 * _BLOCK)
 
     def save() -> None:
-        with _flight(ring, writes=True) as flight:
+        with _in_flight(ring, writes=True) as in_flight:
             for start in range(0, 8 * _BLOCK, _BLOCK):
-                flight.start(data[start : start + _BLOCK], start, _BLOCK, ended.append)
-            flight.drain()
+                in_flight.start(data[start : start + _BLOCK], start, _BLOCK, ended.append)
+            in_flight.drain()
 
     with pytest.raises(OSError, match=r"\[Errno") as caught:
         save()
@@ -161,7 +161,7 @@ def test_an_error_in_a_completion(number: int, nth: int) -> None:
 
 
 def test_refused_too_often() -> None:
-    """What the kernel always turns down fails in the end, with the errno."""
+    """An operation that always gets a transient error fails in the end, with that errno."""
     ring = FakeRing(bytearray(_BLOCK), [-errno.EAGAIN] * 1000)
     with pytest.raises(OSError, match="Resource temporarily") as caught:
         _move_one(ring)
@@ -169,10 +169,10 @@ def test_refused_too_often() -> None:
 
 
 def _move_one(ring: FakeRing, *, writes: bool = True, data: Bytes | None = None) -> None:
-    with _flight(ring, writes=writes) as flight:
+    with _in_flight(ring, writes=writes) as in_flight:
         data = content(_BLOCK) if data is None else data
-        flight.start(data, 0, len(data), lambda _: None)
-        flight.wait_one()
+        in_flight.start(data, 0, len(data), lambda _: None)
+        in_flight.wait_one()
 
 
 def test_a_write_of_nothing() -> None:
@@ -189,15 +189,15 @@ def test_a_file_that_ends() -> None:
 
 
 def test_an_operation_that_cannot_be_queued() -> None:
-    """The failure arrives, its memory is let go, and what was in flight is awaited."""
+    """The failure is raised, its memory is released, and operations in flight are awaited."""
     ring, ended = FakeRing(bytearray(2 * _BLOCK)), []
     data = content(_BLOCK)
 
     def save() -> None:
-        with _flight(ring, writes=True) as flight:
-            flight.start(data, 0, _BLOCK, ended.append)
+        with _in_flight(ring, writes=True) as in_flight:
+            in_flight.start(data, 0, _BLOCK, ended.append)
             ring.refuses = OSError(errno.EBADF, "Bad file descriptor")
-            flight.start(data, _BLOCK, _BLOCK, ended.append)
+            in_flight.start(data, _BLOCK, _BLOCK, ended.append)
 
     with pytest.raises(OSError, match="Bad file descriptor"):
         save()
@@ -206,7 +206,7 @@ def test_an_operation_that_cannot_be_queued() -> None:
 
 
 def test_a_callback_that_fails() -> None:
-    """What `on_complete` raises arrives; the rest is awaited all the same."""
+    """An exception of `on_complete` is raised; all other operations are still awaited."""
     ring = FakeRing(bytearray(4 * _BLOCK))
 
     def fails(whole: bool) -> None:
@@ -214,10 +214,10 @@ def test_a_callback_that_fails() -> None:
             raise ValueError("scatter")
 
     def save() -> None:
-        with _flight(ring, writes=True) as flight:
+        with _in_flight(ring, writes=True) as in_flight:
             for start in range(0, 4 * _BLOCK, _BLOCK):
-                flight.start(content(_BLOCK), start, _BLOCK, fails)
-            flight.drain()
+                in_flight.start(content(_BLOCK), start, _BLOCK, fails)
+            in_flight.drain()
 
     with pytest.raises(ValueError, match="scatter"):
         save()
@@ -238,9 +238,9 @@ def test_memory_that_cannot_be_awaited_is_kept(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(ring, "close", lambda: None)
 
     def save() -> None:
-        with _flight(ring, writes=True) as flight:
-            flight.start(data, 0, _BLOCK, ended.append)
-            flight.wait_one()
+        with _in_flight(ring, writes=True) as in_flight:
+            in_flight.start(data, 0, _BLOCK, ended.append)
+            in_flight.wait_one()
 
     with pytest.raises(OSError, match="Bad file descriptor"):
         save()
@@ -250,19 +250,19 @@ def test_memory_that_cannot_be_awaited_is_kept(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_ring_that_fails_when_it_is_closed(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
-    """That is raised, or a note of what was raised before; nothing is in flight after it."""
+    """The failure is raised, or becomes a note of an earlier one; nothing is in flight after it."""
     lost: list[Bytes] = []
     monkeypatch.setattr(module, "_lost", lost)
     ring, ended = FakeRing(bytearray(2 * _BLOCK)), []
-    data, flight = content(2 * _BLOCK), _flight(ring, writes=True)
+    data, in_flight = content(2 * _BLOCK), _in_flight(ring, writes=True)
 
     def broken() -> tuple[int, int]:
         raise OSError(errno.EBADF, "Bad file descriptor")
 
     def save() -> None:
-        with flight:
+        with in_flight:
             for start in (0, _BLOCK):
-                flight.start(data[start : start + _BLOCK], start, _BLOCK, ended.append)
+                in_flight.start(data[start : start + _BLOCK], start, _BLOCK, ended.append)
             monkeypatch.setattr(ring, "wait", broken)
             if fails:
                 raise ValueError("the caller's")
@@ -271,11 +271,11 @@ def test_a_ring_that_fails_when_it_is_closed(monkeypatch: pytest.MonkeyPatch, fa
     with pytest.raises(ValueError if fails else OSError) as caught:
         save()
     assert any("Bad file" in note for note in getattr(caught.value, "__notes__", [])) == fails
-    assert (ring.closed, len(flight), ended, len(lost)) == (True, 0, [], 2)
+    assert (ring.closed, len(in_flight), ended, len(lost)) == (True, 0, [], 2)
 
 
 def test_a_callback_that_fails_while_the_ring_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was not awaited for it is kept, not given to others while the kernel uses it."""
+    """Memory that was not awaited is kept, and not reused while the kernel may use it."""
     lost: list[Bytes] = []
     monkeypatch.setattr(module, "_lost", lost)
     ring, data = FakeRing(bytearray(3 * _BLOCK)), content(_BLOCK)
@@ -285,9 +285,9 @@ def test_a_callback_that_fails_while_the_ring_is_closed(monkeypatch: pytest.Monk
         raise ValueError("a callback's")
 
     def save() -> None:
-        with _flight(ring, writes=True) as flight:
+        with _in_flight(ring, writes=True) as in_flight:
             for start in range(0, 3 * _BLOCK, _BLOCK):
-                flight.start(data, start, _BLOCK, fails)
+                in_flight.start(data, start, _BLOCK, fails)
 
     with pytest.raises(ValueError, match="a callback's"):
         save()
@@ -296,16 +296,16 @@ def test_a_callback_that_fails_while_the_ring_is_closed(monkeypatch: pytest.Monk
 
 
 def test_memory_that_runs_out_when_an_operation_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody knows whether the kernel has it, so it is not given back; the rest is awaited."""
+    """The kernel may have the operation: its memory is kept, and the others are awaited."""
     lost: list[Bytes] = []
     monkeypatch.setattr(module, "_lost", lost)
     ring, ended, data = FakeRing(bytearray(2 * _BLOCK)), [], content(2 * _BLOCK)
 
     def save() -> None:
-        with _flight(ring, writes=True) as flight:
-            flight.start(data[:_BLOCK], 0, _BLOCK, ended.append)
+        with _in_flight(ring, writes=True) as in_flight:
+            in_flight.start(data[:_BLOCK], 0, _BLOCK, ended.append)
             ring.refuses = MemoryError()
-            flight.start(data[_BLOCK:], _BLOCK, _BLOCK, ended.append)
+            in_flight.start(data[_BLOCK:], _BLOCK, _BLOCK, ended.append)
 
     with pytest.raises(MemoryError):
         save()
@@ -314,10 +314,10 @@ def test_memory_that_runs_out_when_an_operation_is_queued(monkeypatch: pytest.Mo
 
 
 def test_what_is_counted() -> None:
-    """Operations are what the kernel was given, bytes are the blocks."""
+    """Operations are calls of the kernel, bytes are those of the blocks."""
     ring, meter = FakeRing(bytearray(_BLOCK), [3, 3]), Meter()
-    with _flight(ring, writes=True, meter=meter) as flight:
-        flight.start(content(_BLOCK), 0, _BLOCK, lambda _: None)
-        flight.drain()
+    with _in_flight(ring, writes=True, meter=meter) as in_flight:
+        in_flight.start(content(_BLOCK), 0, _BLOCK, lambda _: None)
+        in_flight.drain()
     assert meter.paths == {"fake": PathCount(operations=3, bytes=_BLOCK)}
     assert set(meter.seconds) == {"submit", "wait"}

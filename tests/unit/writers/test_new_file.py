@@ -1,4 +1,4 @@
-"""NewFile: beside its name until it is whole."""
+"""NewFile: has a temporary name until it is whole."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _names(directory: Path) -> list[str]:
 
 
 def test_published_under_its_name(tmp_path: Path) -> None:
-    """Before publish only a hidden name in the same directory, afterwards only its own."""
+    """Before publish the directory has only a hidden name, afterwards only the final one."""
     with Footprint.unchanged():
         file = _new(tmp_path / "file")
         (part,) = _names(tmp_path)
@@ -42,7 +42,7 @@ def test_published_under_its_name(tmp_path: Path) -> None:
 
 
 def test_replaces_what_was_there(tmp_path: Path) -> None:
-    """The old file is whole until publish; who has it open keeps it."""
+    """The old file is whole until publish; an open descriptor keeps it."""
     (tmp_path / "file").write_bytes(b"old")
     with (tmp_path / "file").open("rb") as reader:
         file = _new(tmp_path / "file")
@@ -64,7 +64,7 @@ def test_abandoned_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_with_block_left_before_publish(tmp_path: Path) -> None:
-    """Left by an exception or without publish the block leaves nothing; published, the file."""
+    """A `with` that ends without publish leaves nothing; after publish the file stays."""
     with pytest.raises(KeyError), _new(tmp_path / "a"):
         raise KeyError
     with _new(tmp_path / "b"):
@@ -93,7 +93,7 @@ def test_a_dangling_link_gets_its_target(tmp_path: Path) -> None:
 
 
 def test_mode_follows_the_umask(tmp_path: Path) -> None:
-    """A published file is as readable as any that `open` makes."""
+    """A published file has the mode that open(2) gives a new file."""
     before = os.umask(0o027)
     try:
         _new(tmp_path / "file").publish(sync_names=False)
@@ -103,7 +103,7 @@ def test_mode_follows_the_umask(tmp_path: Path) -> None:
 
 
 def _synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The directories that are synced from now on."""
+    """The directories that are synced, in order."""
     synced: list[str] = []
     real = new_file.sync_directory
 
@@ -133,7 +133,7 @@ def test_every_directory_that_gained_a_name_is_synced(
 def test_directories_made_for_another_file_are_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file is not durable before the directories above it are, whoever made them."""
+    """A file is durable only when its parent directories are, no matter what made them."""
     synced = _synced(monkeypatch)
     first = _new(tmp_path / "a" / "b" / "first")
     _new(tmp_path / "a" / "b" / "second").publish(sync_names=True)
@@ -143,8 +143,8 @@ def test_directories_made_for_another_file_are_synced(
     assert synced == [str(tmp_path / "a" / "b")]
 
 
-def test_a_path_with_slashes_to_spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Directories are the same however they are spelled."""
+def test_a_path_with_extra_slashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Different spellings of a path name the same directories."""
     synced = _synced(monkeypatch)
     NewFile(f"/{tmp_path}//a//b//first", 0, Meter()).publish(sync_names=True)
     del synced[:]
@@ -189,7 +189,7 @@ def test_the_bytes_are_synced_before_the_name(
 
 
 def test_directory_removed_underneath(tmp_path: Path) -> None:
-    """publish raises TransferError, ENOENT; abandon is quiet, for there is nothing to remove."""
+    """publish raises TransferError, ENOENT; abandon does nothing, as no file is left."""
     with Footprint.unchanged():
         for end in ("publish", "abandon"):
             file = _new(tmp_path / "sub" / "file")
@@ -206,10 +206,10 @@ def test_directory_removed_underneath(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("through_link", [False, True])
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["directory", "pipe"])
-def test_what_is_no_regular_file_stays(
+def test_only_a_regular_file_is_replaced(
     make: Callable[[Path], None], through_link: bool, tmp_path: Path
 ) -> None:
-    """A directory, pipe or device that has the name is refused before anything is made."""
+    """A directory, pipe or device of that name is refused before anything is made."""
     make(tmp_path / "file")
     before = (tmp_path / "file").stat()
     (tmp_path / "link").symlink_to("file")
@@ -220,8 +220,8 @@ def test_what_is_no_regular_file_stays(
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644, 0o666, 0o400, 0o755, 0o060])
-def test_permissions_of_what_is_replaced_stay(mode: int, tmp_path: Path) -> None:
-    """Whatever the umask; and at no time is the new file open to more than the old one was."""
+def test_permissions_are_copied(mode: int, tmp_path: Path) -> None:
+    """For any umask; the new file never has wider permissions than the old one."""
     (tmp_path / "file").write_bytes(b"old")
     (tmp_path / "file").chmod(mode)
     meter = Meter()
@@ -233,8 +233,8 @@ def test_permissions_of_what_is_replaced_stay(mode: int, tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_the_owner_of_what_is_replaced_stays(tmp_path: Path) -> None:
-    """A file that root writes anew stays its owner's, who could not read it otherwise."""
+def test_the_owner_is_copied(tmp_path: Path) -> None:
+    """A file that root replaces keeps its owner, who could not read it otherwise."""
     (tmp_path / "file").write_bytes(b"old")
     (tmp_path / "file").chmod(0o600)
     os.chown(tmp_path / "file", 1234, 5678)
@@ -249,8 +249,8 @@ def _attributes(path: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o460])
-def test_attributes_of_what_is_replaced_stay(mode: int, tmp_path: Path) -> None:
-    """Those of users, and an access control list; the permissions stay those of its mask."""
+def test_attributes_are_copied(mode: int, tmp_path: Path) -> None:
+    """User attributes and an access control list; the permissions stay those of its mask."""
     old = tmp_path / "file"
     old.write_bytes(b"old")
     old.chmod(mode)
@@ -275,7 +275,7 @@ def test_attributes_of_what_is_replaced_stay(mode: int, tmp_path: Path) -> None:
 def test_permissions_that_cannot_be_kept(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system that keeps none takes the file all the same, and that is recorded."""
+    """A file system without permissions still stores the file, and that is recorded."""
 
     def refuse(fd: int, mode: int) -> None:
         raise OSError(number, os.strerror(number))
@@ -294,7 +294,7 @@ def test_permissions_that_cannot_be_kept(
 def test_a_failure_to_keep_permissions_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error that is no refusal is raised; neither file nor descriptor is left."""
+    """An error that is not a refusal is raised; no file or descriptor is left."""
 
     def fail(fd: int, mode: int) -> None:
         raise OSError(errno.EIO, "I/O error")
@@ -315,8 +315,8 @@ def test_a_file_where_a_directory_should_be(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == b"x"
 
 
-def test_what_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failing unlink hides no earlier error: it is its note; alone, it is a warning."""
+def test_a_failing_unlink_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It becomes a note of an earlier error; without one it is a warning."""
 
     def refuse(path: str) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
@@ -334,7 +334,7 @@ def test_what_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("reserved", [0, 5, 100_000])
 @pytest.mark.parametrize("size", [0, 3, 5000])
 def test_set_size_is_exact(tmp_path: Path, reserved: int, size: int) -> None:
-    """Whatever was reserved or padded, the size is the one asked for and nothing lies beyond."""
+    """With any reservation or padding, the file has exactly the requested size."""
     with _new(tmp_path / "file", bytes(4096)) as file:
         file.reserve(0, reserved)
         file.set_size(size)
@@ -348,7 +348,7 @@ def test_set_size_is_exact(tmp_path: Path, reserved: int, size: int) -> None:
 def test_a_size_that_is_not_set(
     tmp_path: Path, heeds_after_sync: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An ftruncate that does nothing, as with s3fs, is noticed: repeated, or an error."""
+    """An ftruncate that does nothing, like that of s3fs, is repeated, or is an error."""
     real, synced, meter = os.ftruncate, [], Meter()
     monkeypatch.setattr(os, "fsync", synced.append)
     monkeypatch.setattr(
@@ -366,10 +366,10 @@ def test_a_size_that_is_not_set(
 
 
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
-def test_reserving_where_it_cannot_be(
+def test_a_file_system_without_fallocate(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system without fallocate is a recorded fallback and no failure."""
+    """It is a recorded fallback, not a failure."""
 
     def refuse(fd: int, offset: int, length: int) -> None:
         raise OSError(number, os.strerror(number))
@@ -383,8 +383,8 @@ def test_reserving_where_it_cannot_be(
     assert os.strerror(number) in fallback.reason
 
 
-def test_no_room_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk without the room is told before anything is written."""
+def test_no_space_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk is reported before anything is written."""
 
     def refuse(fd: int, offset: int, length: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -398,8 +398,8 @@ def test_no_room_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert _names(tmp_path) == []
 
 
-def test_a_failing_sync_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """fsync's error names the file and is never tried again."""
+def test_a_failing_sync_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of fsync names the file, and fsync is not repeated."""
     calls: list[int] = []
 
     def fail(fd: int) -> None:
@@ -415,7 +415,7 @@ def test_a_failing_sync_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_source_of_the_right_size(tmp_path: Path) -> None:
-    """A file of the image's size is opened; of any other it is a mismatch, and nothing leaks."""
+    """A file of the image's size is opened; another size is a mismatch, and nothing leaks."""
     (tmp_path / "file").write_bytes(b"12345")
     with Footprint.unchanged():
         os.close(open_source(tmp_path / "file", 0, 5))
@@ -427,7 +427,7 @@ def test_a_source_of_the_right_size(tmp_path: Path) -> None:
 
 
 def test_try_directory(tmp_path: Path) -> None:
-    """A directory that may be written is one; a file and a missing directory are not."""
+    """A writable directory is accepted; a file and a missing directory are not."""
     assert try_directory(tmp_path).ok
     (tmp_path / "file").touch()
     for wrong in ("file", "missing"):

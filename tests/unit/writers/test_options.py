@@ -1,4 +1,4 @@
-"""Options: parsed, checked, and named in every complaint."""
+"""Options: parsed, checked, and named in every message."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_options_are_frozen_and_equal_by_value() -> None:
         _Options().threads = 4  # type: ignore[misc]
 
 
-def test_describe_tells_everything() -> None:
+def test_describe_is_complete() -> None:
     """Options are described in the order declared, with all that a tuner and a help page need."""
     infos = _Options.describe()
     assert [info.name for info in infos] == [

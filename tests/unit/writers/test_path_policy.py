@@ -1,4 +1,4 @@
-"""PathPolicy: tables of situations, and what it learns from rates."""
+"""PathPolicy: the choice in each situation, and how measured rates change it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _op(size: int, position: Position = Position.MIDDLE, **more: bool) -> IoOper
     ],
 )
 def test_situations(operation: IoOperation, pressure: Pressure, path: str, reason: str) -> None:
-    """With every path at hand, each situation has its path and its words."""
+    """If all paths are available, each situation has one path and one reason."""
     chosen = PathPolicy(small_size=_SMALL).choose(operation, pressure)
     assert chosen == Decision(path=IoPath(path), reason=reason)
 
@@ -61,7 +61,7 @@ def test_situations(operation: IoOperation, pressure: Pressure, path: str, reaso
     ],
 )
 def test_read_soon(pressure: Pressure, path: str, reason: str) -> None:
-    """What is read soon stays in memory, unless memory is short or too much is dirty already."""
+    """Files that are read soon stay in memory, unless it is short or too much is dirty."""
     policy = PathPolicy(small_size=_SMALL, read_soon=True)
     chosen = policy.choose(_op(_BLOCK, memory_aligned=True), pressure)
     assert chosen == Decision(path=IoPath(path), reason=reason)
@@ -82,7 +82,7 @@ def test_read_soon(pressure: Pressure, path: str, reason: str) -> None:
 def test_fewer_paths(
     paths: tuple[str, ...], operation: IoOperation, pressure: Pressure, path: str
 ) -> None:
-    """Where a path is missing the next best is taken, and never one that is not allowed."""
+    """If a path is missing, the next best allowed one is chosen."""
     policy = PathPolicy([IoPath(one) for one in paths], small_size=_SMALL)
     assert policy.choose(operation, pressure).path == path
 
@@ -99,7 +99,7 @@ def test_dropped_paths() -> None:
 
 
 class _Storage:
-    """Runs operations one after the other at rates that a test sets; a clock that nobody waits for.
+    """Runs operations in sequence at rates that a test sets, on a fake clock.
 
     An operation takes its size divided by the rate of its path.
     """
@@ -120,14 +120,14 @@ def _trials(decisions: list[Decision]) -> list[int]:
     return [number for number, one in enumerate(decisions) if one.reason == "trial"]
 
 
-def test_a_path_that_is_as_fast_is_seldom_tried() -> None:
-    """While its own path does as well, another is tried at doubling distances only."""
+def test_an_equally_fast_path_is_rarely_tried() -> None:
+    """While its own path is as fast, the other is tried at doubling distances."""
     storage = _Storage(PathPolicy(small_size=_SMALL), direct=1e9, uncached=1.2e9)
     assert _trials(storage.run(4000)) == [512, 1537, 3586]
 
 
 def test_moves_to_the_faster_path() -> None:
-    """Three trials that are a quarter faster move the transfer over, for good reason."""
+    """Three trials that are a quarter faster change the path and the reason."""
     storage = _Storage(PathPolicy(small_size=_SMALL), direct=1e9, uncached=2e9)
     decisions = storage.run(560)
     assert _trials(decisions) == [512, 529, 546]
@@ -136,8 +136,8 @@ def test_moves_to_the_faster_path() -> None:
     assert decisions[547].reason == "large, faster here"
 
 
-def test_one_lucky_trial_moves_nothing() -> None:
-    """A trial that wins is tried again soon, and when that loses all stays as it was."""
+def test_one_lucky_trial_changes_nothing() -> None:
+    """A trial that wins is repeated soon; if that one loses, the path stays."""
     policy = PathPolicy(small_size=_SMALL)
     storage = _Storage(policy, direct=1e9, uncached=5e9)
     assert _trials(storage.run(513)) == [512]
@@ -147,8 +147,8 @@ def test_one_lucky_trial_moves_nothing() -> None:
     assert decisions[17].path == IoPath.DIRECT
 
 
-def test_storage_that_hangs_for_a_moment_moves_nothing() -> None:
-    """A trial wins just after its own path was slow; by the next one that is well again."""
+def test_a_short_stall_changes_nothing() -> None:
+    """A trial wins just after a stall of the own path, which has recovered by the next one."""
     storage = _Storage(PathPolicy(small_size=_SMALL), direct=2e9, uncached=1.5e9)
     storage.run(20)
     storage.rates["direct"] = 0.1e9
@@ -159,7 +159,7 @@ def test_storage_that_hangs_for_a_moment_moves_nothing() -> None:
     assert len(_trials(decisions)) <= 2
 
 
-def test_moves_off_a_path_that_turns_slow_and_back() -> None:
+def test_leaves_a_path_that_becomes_slow_and_returns() -> None:
     """A path that falls has another tried at each halving and is left for it; it is tried again
     later, and taken again when it has recovered."""
     storage = _Storage(PathPolicy(small_size=_SMALL), direct=2e9, uncached=1e9)
@@ -175,8 +175,8 @@ def test_moves_off_a_path_that_turns_slow_and_back() -> None:
     assert recovered[-1].reason == "large, staged"
 
 
-def test_a_slow_path_stays_where_nothing_is_faster() -> None:
-    """When everything has become slow, a trial at each halving tells so, and there it ends."""
+def test_a_slow_path_stays_if_no_other_is_faster() -> None:
+    """When all paths become slow, one trial at each halving shows it, and no more follow."""
     storage = _Storage(PathPolicy(small_size=_SMALL), direct=2e9, uncached=1e9)
     storage.run(20)
     storage.rates.update(direct=0.1e9, uncached=0.1e9)
@@ -184,8 +184,8 @@ def test_a_slow_path_stays_where_nothing_is_faster() -> None:
     assert storage.run(1)[0].path == IoPath.DIRECT
 
 
-def test_small_operations_teach_nothing() -> None:
-    """The rate of a few KiB says nothing of large blocks, nor does one that took no time."""
+def test_small_operations_are_not_learned() -> None:
+    """The rate of a few KiB, or of an operation that took no time, is ignored."""
     policy = PathPolicy(small_size=_SMALL)
     for _ in range(200):
         policy.learn(IoPath.DIRECT, 4096, 10.0)
@@ -196,7 +196,7 @@ def test_small_operations_teach_nothing() -> None:
 
 
 def test_a_single_path_is_never_tried_against() -> None:
-    """With one way past the page cache there are no trials, however slow it gets."""
+    """With a single path past the page cache there are no trials, even if it is slow."""
     policy = PathPolicy((IoPath.DIRECT, IoPath.BUFFERED), small_size=_SMALL)
     storage = _Storage(policy, direct=2e9)
     storage.run(50)

@@ -1,4 +1,4 @@
-"""pwrite_all and pread_all: whole vectors, whatever the kernel does in one call."""
+"""pwrite_all and pread_all: whole vectors, even if the kernel moves less per call."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _views(pieces: list[bytes]) -> list[np.ndarray]:
 def test_short_writes_are_continued(
     fd: int, short_calls, pieces: list[bytes], limits: list[int], offset: int
 ) -> None:
-    """However little each call writes, all bytes end up in their place."""
+    """All bytes are written at their offsets, even if each call writes little."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "pwritev", _limited(os.pwritev, list(limits)))
         os.ftruncate(fd, 0)
@@ -46,7 +46,7 @@ def test_short_writes_are_continued(
 def test_short_reads_are_continued(
     fd: int, lengths: list[int], limits: list[int], offset: int
 ) -> None:
-    """However little each call reads, all views are filled from their place."""
+    """All views are filled from their offsets, even if each call reads little."""
     data = np.random.default_rng(0).bytes(300)
     os.pwrite(fd, data, 0)
     views = [np.zeros(length, dtype=np.uint8) for length in lengths]
@@ -81,7 +81,7 @@ def test_more_views_than_one_call_takes(fd: int) -> None:
 
 
 def test_the_callers_list_stays(fd: int) -> None:
-    """The list of views is the caller's: it is not emptied."""
+    """The caller's list of views is not changed."""
     views = _views([b"ab", b"cd"])
     pwrite_all(fd, views, 0)
     assert [view.tobytes() for view in views] == [b"ab", b"cd"]

@@ -1,4 +1,4 @@
-"""faulted_ahead: pages that are made before a read comes by, and what must not depend on it."""
+"""faulted_ahead: pages are made ahead of a read, and the bytes do not depend on it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from iobench.writers.registry import make
 
 @pytest.fixture
 def lead(monkeypatch: pytest.MonkeyPatch) -> int:
-    """A lead that small files have too."""
+    """A short lead, so that the small images of these tests have one too."""
     monkeypatch.setattr(prefault, "LEAD_BYTES", 4 * HUGE_PAGE)
     return 4 * HUGE_PAGE
 
@@ -40,7 +40,7 @@ def no_thread_left() -> Iterator[None]:
 
 
 def ahead(*parts: Bytes) -> AbstractContextManager[None]:
-    """Beside a read of all of them."""
+    """Prefault for a read of all of them."""
     return faulted_ahead(FileImage.of("file", parts), 0, sum(map(len, parts)))
 
 
@@ -59,7 +59,7 @@ def wait_for(memory: Bytes, first: int) -> None:
 
 
 def test_pages_appear_beyond_the_lead(lead: int) -> None:
-    """All whole huge pages but those of the lead, which are the read's own; all of it zeros."""
+    """All whole huge pages after the lead get pages, and all bytes are zero."""
     memory = fresh_pages(16 * HUGE_PAGE + 99, huge=False)
     with ahead(memory):
         wait_for(memory, lead // HUGE_PAGE)
@@ -73,8 +73,8 @@ def test_a_small_file_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
-def test_it_leaps_over_a_read_that_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where pages are there already it goes on a lead further, and leaves what is between."""
+def test_it_skips_what_the_read_has_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If pages exist already, it continues a lead further and skips those between."""
     monkeypatch.setattr(prefault, "LEAD_BYTES", 8 * HUGE_PAGE)
     memory = fresh_pages(24 * HUGE_PAGE, huge=False)
     memory[12 * HUGE_PAGE - 1] = 1  # the last page of the first stretch beyond the lead
@@ -85,7 +85,7 @@ def test_it_leaps_over_a_read_that_is_ahead(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("lead")
 def test_a_part_of_a_file() -> None:
-    """Only what will be read gets pages."""
+    """Only the range that will be read gets pages."""
     memory = fresh_pages(16 * HUGE_PAGE, huge=False)
     image = FileImage.of("file", [memory])
     with faulted_ahead(image, HUGE_PAGE - 1, 14 * HUGE_PAGE + 1):
@@ -95,7 +95,7 @@ def test_a_part_of_a_file() -> None:
 
 @pytest.mark.usefixtures("lead")
 def test_bytes_stay() -> None:
-    """Memory of others that has bytes keeps them, at addresses that are no multiple of anything."""
+    """Memory with content keeps it, also at unaligned addresses."""
     whole = np.random.default_rng(0).integers(0, 255, 9 * HUGE_PAGE, np.uint8)
     wanted = whole.copy()
     cuts = [0, 1, 5_000, HUGE_PAGE + 7, 6 * HUGE_PAGE - 1, len(whole)]
@@ -122,8 +122,10 @@ def test_a_read_that_fails_ends_it() -> None:
 
 @pytest.mark.usefixtures("lead")
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOMEM])
-def test_a_kernel_that_cannot(code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Before Linux 5.14, or without memory, it ends and the read goes on."""
+def test_a_kernel_without_populate(
+    code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Before Linux 5.14, or without memory, it ends and the read continues."""
 
     def refuse(address: int, length: int) -> None:
         tried.append(length)
@@ -143,7 +145,7 @@ def test_a_kernel_that_cannot(code: int, monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 @pytest.mark.usefixtures("lead")
 def test_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The body runs all the same, once, and what it raises is raised."""
+    """The body still runs, once, and its exception is raised."""
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -161,7 +163,7 @@ def test_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["buffered", "odirect", "uring", "hybrid", "aiofiles"])
 @pytest.mark.parametrize("form", [safetensors, torch_file])
 def test_loads_are_right(name: str, form: object, tmp_path: Path) -> None:
-    """Beside every writer, with tensors longer and shorter than a huge page."""
+    """With every writer, for tensors longer and shorter than a huge page."""
     writer = make(name)
     answer = writer.available(tmp_path)
     if not answer.ok:
@@ -176,13 +178,13 @@ def test_loads_are_right(name: str, form: object, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("lead")
-def test_a_file_that_is_gone_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(TransferError, match="file"):
         safetensors.load("file", tmp_path, make("buffered"))
 
 
 class Kernel:
-    """A kernel in which pages of each size take a time of their own; what it was asked for."""
+    """A fake kernel where each page size takes a set time; it records the calls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.huge, self.huge_s, self.small_s = 0.0, False, 1.0, 2.0
@@ -216,7 +218,7 @@ def run(policy: prefault._Pages, first: int, last: int) -> None:
 
 
 def test_huge_pages_where_they_are_quick(kernel: Kernel) -> None:
-    """All but the one that tells what small ones cost; every byte once and in order."""
+    """All pages are huge except one that measures the cost of small ones."""
     run(prefault._Pages(), 0, 50)
     assert kernel.huge_share == pytest.approx(199 / 200)
     position = 0
@@ -233,7 +235,7 @@ def test_small_pages_where_huge_ones_must_be_found_first(kernel: Kernel) -> None
     assert 0.02 < kernel.huge_share < 0.035
 
 
-def test_it_changes_over_and_back(kernel: Kernel) -> None:
+def test_it_changes_the_page_size_and_back(kernel: Kernel) -> None:
     policy = prefault._Pages()
     run(policy, 0, 20)
     kernel.made.clear()
@@ -259,7 +261,7 @@ def test_a_stretch_of_one_huge_page(kernel: Kernel) -> None:
 
 
 def test_has_page() -> None:
-    """True of memory that was touched, false of other memory, an error where there is none."""
+    """True for memory that was touched, false for other memory, an error without a mapping."""
     memory = fresh_pages(4 * linux.PAGE, huge=False)
     memory[linux.PAGE + 5] = 1
     begin = memory.ctypes.data

@@ -1,4 +1,4 @@
-"""A signal handler that saves, or a finalizer, enters what its own thread is in the middle of."""
+"""A signal handler that saves, or a finalizer, enters a function that its own thread is in."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _everywhere(module: Any, check: Callable[[Callable[..., bool]], bool]) -> No
 @pytest.mark.parametrize("entry", ["give", "take", "take and give"])
 @pytest.mark.parametrize("kept", [0, 1])
 def test_block_pool(entry: str, kept: int) -> None:
-    """No block is handed out twice or lost, wherever a finalizer gives one back."""
+    """No block is used twice or lost, at any point where a finalizer returns one."""
 
     def check(enter: Callable[..., bool]) -> bool:
         pool, got = BlockPool(1 << 20), list[Bytes]()
@@ -113,7 +113,7 @@ def test_block_pool(entry: str, kept: int) -> None:
 
 
 def test_device_blocks() -> None:
-    """The same of blocks of GPU memory, and of pinned ones."""
+    """The same for blocks of GPU memory and for pinned ones."""
 
     def check(enter: Callable[..., bool]) -> bool:
         device, blocks, used = FakeDevice(), gds._DeviceBlocks(4096), list[int]()

@@ -1,4 +1,4 @@
-"""The registry: writers by name, and what people write after `--writer`."""
+"""The registry: writers by name, and the syntax of `--writer`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from iobench.writers.odirect import ODirectWriter
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, EntryPoint]]:
-    """What is registered, to be added to."""
+    """The registered entry points; a test may add some."""
     entries = dict(registry._WRITERS.entries)
     monkeypatch.setattr(registry._WRITERS, "entries", entries)
     return entries
@@ -25,20 +25,20 @@ def _entry(value: str) -> EntryPoint:
     return EntryPoint(name="other", value=value, group=registry.GROUP)
 
 
-def test_ours_are_registered() -> None:
+def test_built_in_writers_are_registered() -> None:
     """The built-in writers are found by the entry points of the installed package."""
     assert {"null", "buffered", "uncached", "odirect"} <= set(registry.names())
 
 
 @pytest.mark.parametrize("name", registry.names())
 def test_names_agree(name: str) -> None:
-    """A writer is registered under the name that it calls itself, and says what it is."""
+    """A writer is registered under its own `name`, and has a summary."""
     cls = registry.writer_class(name)
     assert cls.name == name
     assert cls.summary
 
 
-def test_third_parties_register_alike(registered: dict[str, EntryPoint]) -> None:
+def test_third_party_writers_are_found(registered: dict[str, EntryPoint]) -> None:
     """A writer of another package is made by its name."""
     registered["other"] = _entry("iobench.writers.null:NullWriter")
     assert isinstance(registry.make("other"), NullWriter)
@@ -81,7 +81,7 @@ def test_specs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "told"),
+    ("text", "kind", "message"),
     [
         ("", UsageError, "an empty name"),
         ("odirect,", UsageError, "an empty name"),
@@ -107,8 +107,8 @@ def test_specs() -> None:
         ("null,odirect,null", UsageError, "null with the same options twice"),
     ],
 )
-def test_specs_refused(text: str, kind: type[Exception], told: str) -> None:
-    """Each way to write it wrong is refused with what was wrong."""
+def test_specs_refused(text: str, kind: type[Exception], message: str) -> None:
+    """Each mistake is refused with a message that names it."""
     with pytest.raises(kind) as caught:
         registry.parse_specs(text)
-    assert told in str(caught.value)
+    assert message in str(caught.value)

@@ -15,7 +15,7 @@ from iobench.writers.transfer import Meter, PathCount
 
 @pytest.fixture
 def ranges(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
-    """What was asked of write-back and of the page cache, in order."""
+    """The calls for write-back and for the page cache, in order."""
     seen: list[tuple[str, int, int]] = []
 
     def sync(fd: int, offset: int, length: int, flags: int) -> None:
@@ -43,7 +43,7 @@ def test_plain_writes_and_counts(fd: int) -> None:
 
 
 def test_plain_hands_its_flags_to_every_call(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also the continuation of a short write carries the flags."""
+    """The continuation of a short write has the flags too."""
     seen: list[int] = []
     real = os.pwritev
 
@@ -73,7 +73,7 @@ def test_pushing_starts_at_once_and_drops_behind(fd: int, ranges: list) -> None:
 
 
 def test_pushing_finishes_what_is_behind(fd: int, ranges: list) -> None:
-    """finish awaits and drops every block that is still behind, once."""
+    """finish awaits and drops every remaining block once."""
     sink = PushingSink(fd)
     for block in range(3):
         sink.write([content(100)], 100 * block, Meter())
@@ -88,7 +88,7 @@ def test_pushing_finishes_what_is_behind(fd: int, ranges: list) -> None:
 
 
 def test_pushing_for_real(fd: int) -> None:
-    """On the real kernel the bytes arrive, and none of them stays in the page cache."""
+    """On the real kernel the bytes are written, and none stays in the page cache."""
     data, sink = content(10 * 4096), PushingSink(fd)
     for block in range(10):
         sink.write([data[4096 * block : 4096 * (block + 1)]], 4096 * block, Meter())

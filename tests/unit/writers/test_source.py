@@ -1,4 +1,4 @@
-"""A file in memory as a Source: it reads and seeks as a file does."""
+"""A file in memory as a Source: it reads and seeks like a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stream: what the states of a file object mean, on a sink that counts."""
+"""Stream: the states of the file object, with a fake file that records calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from iobench.writers.transfer import Meter
 
 
 class _File:
-    """A new file that writes down what is asked of it, and fails where it is told to."""
+    """A new file that records its calls and fails where a test says so."""
 
     path = "/the/file"
 
@@ -103,7 +103,7 @@ def test_dropped_after_flush_publishes() -> None:
 
 
 def test_dropped_after_flush_and_more_does_not() -> None:
-    """What was written after the last flush is not durable, so nothing is published."""
+    """Bytes after the last flush are not durable, so nothing is published."""
     stream = _Counted(file := _File())
     stream.flush()
     stream.write(b"abc")
@@ -136,8 +136,8 @@ def test_after_a_failure_nothing_is_published(act: Callable, fails: str) -> None
 
 
 @pytest.mark.parametrize("fails", ["set_size 0", "sync", "publish"])
-def test_a_close_that_fails_says_so(fails: str) -> None:
-    """Whatever step of close fails, the caller is told, the file is gone and the stream closed."""
+def test_a_failing_close_raises(fails: str) -> None:
+    """If any step of close fails, it raises, the file is removed and the stream closed."""
     stream = _Counted(file := _File(fails))
     with pytest.raises(OSError, match="I/O error"):
         stream.close()
@@ -146,8 +146,8 @@ def test_a_close_that_fails_says_so(fails: str) -> None:
     assert stream.transfer is None
 
 
-def test_a_failing_abandon_closes_all_the_same() -> None:
-    """What is given back is given back once, also when the file cannot be removed."""
+def test_a_failing_abandon_still_closes() -> None:
+    """Threads and memory are released once, even if the file cannot be removed."""
     stream = _Counted(file := _File("abandon"))
     with pytest.raises(OSError, match="I/O error"):
         stream.abort()
@@ -158,7 +158,7 @@ def test_a_failing_abandon_closes_all_the_same() -> None:
 
 
 def test_an_unclean_with_block_aborts() -> None:
-    """An exception in the block goes on its way and the file goes too."""
+    """An exception in the block propagates, and the file is removed."""
     with contextlib.suppress(KeyError), _Counted(file := _File()) as stream:
         stream.write(b"abc")
         raise KeyError
@@ -166,7 +166,7 @@ def test_an_unclean_with_block_aborts() -> None:
 
 
 def test_torch_flushes_while_failing() -> None:
-    """torch.save's own clean-up flushes while the error is on its way: that syncs nothing."""
+    """The clean-up of torch.save flushes while an error propagates: that syncs nothing."""
     stream = _Counted(file := _File())
     with contextlib.suppress(KeyError):
         try:
@@ -190,7 +190,7 @@ def test_closed_streams_refuse() -> None:
 
 
 def test_a_constructor_that_fails_is_quiet() -> None:
-    """A stream that never came to be warns of nothing and removes nothing."""
+    """A stream whose constructor fails does not warn and removes nothing."""
 
     class Broken(_Counted):
         def __init__(self) -> None:
@@ -202,7 +202,7 @@ def test_a_constructor_that_fails_is_quiet() -> None:
 
 
 def test_ctrl_c_once_the_file_is_published() -> None:
-    """An interrupt while threads end does not undo it: closed, told, and not published again."""
+    """An interrupt while threads end is raised; the file is published once, with its Transfer."""
     stream = _Counted(file := _File())
     stream._release = _interrupted
     stream.write(b"abc")

@@ -1,4 +1,4 @@
-"""Transfer and Meter: what happened, counted."""
+"""Transfer and Meter: counts and their sums."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_total_is_durable_when_all_are() -> None:
 
 
 def test_total_keeps_every_fallback_in_order() -> None:
-    """Different fallbacks are all told, in the order in which they happened."""
+    """Different fallbacks are all listed, in the order in which they happened."""
     second = Fallback(wanted="uncached", used="buffered", reason="old kernel")
     total = Transfer.total([_ONE, replace(_ONE, fallbacks=(second,)), _ONE])
     assert total.fallbacks == (*_ONE.fallbacks, second)
@@ -111,7 +111,7 @@ def test_transfer_runs_since_the_meter_was_made(clock: list[float]) -> None:
 
 
 def test_absorb_averages_seconds_and_sums_the_rest() -> None:
-    """Workers side by side: their seconds are averaged, bytes, operations and retries summed."""
+    """Seconds of concurrent workers are averaged; bytes, operations and retries are summed."""
     first, second, meter = Meter(), Meter(), Meter()
     first.seconds.update(gather=1.0, write=2.0)
     second.seconds.update(write=4.0)

@@ -1,4 +1,4 @@
-"""RingEngine: copies beside a full ring, every byte where it belongs, no block lost."""
+"""RingEngine: copies overlap a full queue, every byte is in its place, no block is lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FILE = DirectFile(fd=3, alignment=DioAlignment(memory=_UNIT, offset=_UNIT))
 
 
 class _Ring:
-    """A ring over a file in memory, of which as many operations have ended as `ready` says."""
+    """A ring over a file in memory; `ready` says how many operations have completed."""
 
     def __init__(self, file: bytearray, *, fails: int = -1) -> None:
         self.file, self.fails = file, fails
@@ -75,7 +75,7 @@ class _Ring:
 
 
 class _Pool(BlockPool):
-    """Counts what is taken and not given back."""
+    """Counts the blocks that are in use."""
 
     def __init__(self) -> None:
         super().__init__(_PIECE)
@@ -92,7 +92,7 @@ class _Pool(BlockPool):
 
 
 def _memory(size: int, *, staged: bool) -> Bytes:
-    """Memory that must be copied, or that lies as the device wants it."""
+    """Memory that must be copied, or that is aligned."""
     room = fresh_pages(size + _UNIT, huge=False)
     return room[1 : size + 1] if staged else room[:size]
 
@@ -112,7 +112,7 @@ def _engine(ring: _Ring, iodepth: int, pool: BlockPool, *, writes: bool) -> Ring
 def test_every_byte_is_moved(
     seed: int, iodepth: int, ranges: int, tail: int, staged: bool, writes: bool
 ) -> None:
-    """Whatever ends when: no more in flight, and no more blocks in use, than there may be."""
+    """In any order of completion, operations in flight and blocks in use stay bounded."""
     rng, size = random.Random(seed), 3 * _PIECE
     total = (ranges - 1) * size + tail
     data, memory = content(total, seed), _memory(total, staged=staged)
@@ -141,8 +141,8 @@ def test_every_byte_is_moved(
     assert pool.out == 0
 
 
-def test_what_ends_makes_room_before_it_is_copied() -> None:
-    """Four reads end at once: their room is filled again before more than one has been copied."""
+def test_the_next_read_starts_before_a_copy() -> None:
+    """Four reads complete at once: four more start before two blocks are copied."""
     data, in_flight = content(16 * _PIECE), []
 
     class Watched(FileImage):
@@ -161,8 +161,8 @@ def test_what_ends_makes_room_before_it_is_copied() -> None:
         engine.drain()
 
 
-def test_blocks_are_filled_before_there_is_room() -> None:
-    """When a write ends, the next one has been copied into its block already."""
+def test_blocks_are_filled_before_the_queue_has_room() -> None:
+    """When a write completes, the next block has been filled already."""
     copied: list[int] = []
 
     class Watched(FileImage):
@@ -187,7 +187,7 @@ def test_blocks_are_filled_before_there_is_room() -> None:
 @pytest.mark.parametrize("nth", [0, 4, 9, 19])
 @pytest.mark.parametrize("ready", [0, 3])
 def test_a_failure(writes: bool, staged: bool, nth: int, ready: int) -> None:
-    """It arrives with its errno; each range is told of once, and every block comes back."""
+    """It is raised with its errno; each range completes once, and every block comes back."""
     size, count = 2 * _PIECE, 10
     memory = _memory(count * size, staged=staged)
     image, pool = FileImage.of("image", [memory]), _Pool()
@@ -214,8 +214,8 @@ def test_a_failure(writes: bool, staged: bool, nth: int, ready: int) -> None:
     assert pool.out == 0
 
 
-def test_left_without_draining() -> None:
-    """What was begun is awaited; what waited for room or for a copy is told that it is not."""
+def test_closed_without_drain() -> None:
+    """Operations in flight are awaited; ranges that wait for room or a copy complete as failed."""
     image, pool = FileImage.of("image", [_memory(5 * _PIECE, staged=True)]), _Pool()
     told: list[bool] = []
     with _engine(_Ring(bytearray(5 * _PIECE)), 4, pool, writes=False) as engine:
@@ -227,7 +227,7 @@ def test_left_without_draining() -> None:
 
 
 def test_a_copy_that_fails() -> None:
-    """The range of a block that cannot be copied out is not whole, and its block comes back."""
+    """The range of a block that cannot be copied out fails, and its block comes back."""
 
     class Broken(FileImage):
         def scatter(self, start: int, stop: int, block: Bytes) -> int:

@@ -1,4 +1,4 @@
-"""PyuringRing: over a real kernel, and over a binding that fails in ways a kernel rarely does."""
+"""PyuringRing: with a real kernel, and with a fake binding that fails in rare ways."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from iobench.writers.direct.uring_queue import PyuringRing, open_ring, setup_fla
 
 
 class _Ctx:
-    """pyuring's UringCtx, of which submissions fail as `errors` tell, one after another."""
+    """A fake UringCtx of pyuring: its submissions fail with `errors`, in order."""
 
     def __init__(self, errors: list[int] = [], entries: int = 1, setup_flags: int = 0) -> None:  # noqa: B006
         self.errors, self.queued, self.taken = list(errors), [], []
@@ -54,7 +54,7 @@ class _Ctx:
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch):
-    """Makes a ring over a `_Ctx` with these errors; pauses take no time."""
+    """Make a ring with a `_Ctx` that has these errors; pauses take no time."""
     monkeypatch.setattr(module.time, "sleep", lambda _: None)
     monkeypatch.setattr(module, "setup_flags", lambda: 0)
 
@@ -68,8 +68,8 @@ def make(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.EBUSY, errno.EINTR])
 @pytest.mark.parametrize("times", [1, 2, 7])
-def test_what_the_kernel_did_not_take_is_handed_over_again(make, number: int, times: int) -> None:
-    """A submission that is turned down for the moment is neither lost nor made twice."""
+def test_operations_that_were_not_taken_are_resubmitted(make, number: int, times: int) -> None:
+    """A submission with a transient error is neither lost nor made twice."""
     ring, ctx = make(0, *[number] * times)
     ring.write(3, 4096, 4096, 0, 1)
     ring.write(3, 8192, 4096, 4096, 2)
@@ -89,7 +89,7 @@ def test_a_kernel_that_takes_nothing(make) -> None:
 
 
 def test_other_errors_go_through(make) -> None:
-    """What is no passing failure is raised, when queueing and when waiting."""
+    """An error that is not transient is raised, both by a submission and by a wait."""
     ring, ctx = make(errno.EAGAIN, errno.EBADF)
     ring.write(3, 4096, 4096, 0, 1)
     with pytest.raises(OSError, match="Bad file"):
@@ -100,7 +100,7 @@ def test_other_errors_go_through(make) -> None:
 
 @pytest.mark.parametrize("number", [errno.EBADF, errno.EEXIST, errno.ENXIO])
 def test_nothing_is_submitted_after_a_failure(make, number: int) -> None:
-    """What has been refused stays queued and must never be taken; what was taken still ends."""
+    """A refused operation stays queued and must never be submitted; taken ones still complete."""
     ring, ctx = make(0, number)
     ring.write(3, 4096, 4096, 0, 1)
     with pytest.raises(OSError, match=os.strerror(number)):
@@ -113,8 +113,8 @@ def test_nothing_is_submitted_after_a_failure(make, number: int) -> None:
     assert ctx.queued == [2]
 
 
-def test_what_was_put_off_cannot_be_awaited_after_a_failure(make) -> None:
-    """It never will be submitted, so waiting for it raises instead of going on for ever."""
+def test_queued_operations_cannot_be_awaited_after_a_failure(make) -> None:
+    """It is never submitted, so that a wait for it raises instead of hanging."""
     ring, ctx = make(errno.EAGAIN, errno.EBADF)
     ring.write(3, 4096, 4096, 0, 1)
     with pytest.raises(OSError, match="Bad file"):
@@ -127,22 +127,22 @@ def test_what_was_put_off_cannot_be_awaited_after_a_failure(make) -> None:
 
 @pytest.mark.parametrize("refused", [0, 1, 2, 3])
 def test_setup_flags_are_tried(monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
-    """The most that the kernel takes is used, and nothing where it takes none."""
-    wishes = list(module._WISHES)
+    """The most flags that the kernel accepts are used, or none."""
+    flag_sets = list(module._FLAG_SETS)
 
     class Binding:
         @staticmethod
         def UringCtx(*, entries: int, setup_flags: int) -> _Ctx:  # noqa: N802, ARG004 -- pyuring's
-            if wishes.index(setup_flags) < refused:
+            if flag_sets.index(setup_flags) < refused:
                 raise OSError(errno.EINVAL, "Invalid argument")
             return _Ctx(setup_flags=setup_flags)
 
     monkeypatch.setattr(module, "_pyuring", lambda: Binding)
-    assert setup_flags.__wrapped__() == wishes[refused]
+    assert setup_flags.__wrapped__() == flag_sets[refused]
 
 
-def test_a_kernel_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When no ring can be had, the kernel's reason and the remedy are told."""
+def test_a_kernel_without_io_uring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error has the reason of the kernel and the remedy."""
 
     class Binding:
         @staticmethod
@@ -163,7 +163,7 @@ def test_a_kernel_without(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_binding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where pyuring has no wheel the writer says so."""
+    """Without pyuring the error says so."""
     monkeypatch.setitem(sys.modules, "pyuring", None)
     with pytest.raises(UnavailableError, match=r"pip install pyuring==0\.3\.0"):
         module._pyuring()
@@ -176,7 +176,7 @@ def _require_io_uring() -> None:
 
 
 def test_a_real_ring(fd: int) -> None:
-    """Writes and reads arrive; a hundred rings leave no descriptor, mapping or thread."""
+    """Writes and reads work; a hundred rings leave no descriptor, mapping or thread."""
     _require_io_uring()
     data, back = content(4096), np.zeros(4096, dtype=np.uint8)
     open_ring(64).close()
@@ -194,7 +194,7 @@ def test_a_real_ring(fd: int) -> None:
 
 
 def test_a_read_that_was_refused_is_never_made(fd: int) -> None:
-    """A real kernel refuses a foreign thread's submission, and its operation stays queued."""
+    """A real kernel refuses a submission of another thread; the operation stays queued."""
     _require_io_uring()
     if not setup_flags():
         pytest.skip("the kernel has no rings of one thread")
@@ -228,7 +228,7 @@ def _ring_mappings() -> int:
 
 
 def test_waiting_lets_other_threads_run() -> None:
-    """The GIL is free while a ring waits, else a trainer would stand still."""
+    """A waiting ring releases the GIL, so that a trainer continues."""
     _require_io_uring()
     reading, writing = os.pipe()
     back = np.zeros(1, dtype=np.uint8)
@@ -278,7 +278,7 @@ except Exception as error:
         (errno.ENOMEM, ["not enough lockable memory", "ulimit -l unlimited"]),
     ],
 )
-def test_a_process_that_may_not(tmp_path, number: int, words: list[str]) -> None:
+def test_a_process_without_permission(tmp_path, number: int, words: list[str]) -> None:
     """Under a real seccomp filter `available` says no, why and what to do; nothing is left."""
     _require_io_uring()
     done = subprocess.run(

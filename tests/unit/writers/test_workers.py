@@ -1,4 +1,4 @@
-"""Workers: blocks shared out, failures raised, nobody left behind."""
+"""run_workers: blocks are shared, failures are raised, no thread is left."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_blocks_cover_the_range(start: int, length: int, block_size: int) -> Non
 
 @pytest.mark.parametrize("threads", [1, 2, 7])
 def test_each_block_goes_to_one_worker(threads: int) -> None:
-    """Whatever the number of workers, every block is taken exactly once, and all is counted."""
+    """With any number of workers, every block is taken exactly once, and all is counted."""
     taken: list[tuple[int, int]] = []
     meter = Meter()
 
@@ -62,7 +62,7 @@ def test_this_thread_is_one_of_them() -> None:
 
 @pytest.mark.parametrize("in_helper", [False, True])
 def test_a_failure_cancels_the_rest_and_is_raised(in_helper: bool) -> None:
-    """Whichever worker fails, no more blocks are handed out and the caller gets the failure."""
+    """If any worker fails, no more blocks are yielded, and the caller gets the failure."""
     caller = threading.current_thread()
     failed = threading.Event()
     many = 1_000_000
@@ -83,7 +83,7 @@ def test_a_failure_cancels_the_rest_and_is_raised(in_helper: bool) -> None:
 
 
 def test_further_failures_are_notes() -> None:
-    """Of several failures the first is raised and the others are told in its notes."""
+    """The first of several failures is raised, with the others as its notes."""
     barrier = threading.Barrier(3)
 
     def work(blocks: Blocks, own: Meter) -> None:
@@ -113,8 +113,8 @@ def test_ctrl_c_while_working_stops_the_helpers() -> None:
     assert _helpers() == []
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_ctrl_c_while_waiting_waits_on(impatience: _Impatience, apart: bool) -> None:
+@pytest.mark.parametrize("caller_waits", [False, True])
+def test_ctrl_c_while_waiting_waits_on(impatience: _Impatience, caller_waits: bool) -> None:
     """KeyboardInterrupt while the caller waits for a helper is raised once the helper has ended."""
     caller = threading.current_thread()
     go_on = threading.Event()
@@ -126,12 +126,13 @@ def test_ctrl_c_while_waiting_waits_on(impatience: _Impatience, apart: bool) -> 
             ended.append(True)
 
     with impatience(go_on):
-        run_workers(1 if apart else 2, Blocks(0, 10, 1), work, Meter(), apart=apart)
+        threads = 1 if caller_waits else 2
+        run_workers(threads, Blocks(0, 10, 1), work, Meter(), caller_waits=caller_waits)
     assert ended == [True]
 
 
 def test_a_helper_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When a thread cannot be started, those that were are ended and the error is raised."""
+    """When a thread cannot start, the others end and the error is raised."""
     start = threading.Thread.start
     started: list[threading.Thread] = []
 
@@ -164,7 +165,7 @@ def test_blocks_are_page_aligned_and_kept() -> None:
 
 
 def test_a_block_comes_back_after_an_error() -> None:
-    """The `with` gives the block back whatever happens inside."""
+    """The `with` returns the block to the pool after any exception."""
     pool = BlockPool(4096)
     with pytest.raises(_WorkerError), pool.block() as block:
         raise _WorkerError
@@ -176,8 +177,8 @@ def _helpers() -> list[threading.Thread]:
 
 
 @pytest.mark.parametrize("size", [4096, 12288, 1 << 20, (1 << 20) + 4096, 3 << 20])
-def test_blocks_are_aligned_and_apart(size: int) -> None:
-    """However many one huge page holds, blocks are page-aligned, writable and apart."""
+def test_blocks_are_aligned_and_do_not_overlap(size: int) -> None:
+    """Blocks are page-aligned, writable and do not overlap, however many a huge page holds."""
     pool = BlockPool(size)
     blocks = [pool.take() for _ in range((4 << 20) // size + 2)]
     for number, block in enumerate(blocks):
@@ -188,8 +189,8 @@ def test_blocks_are_aligned_and_apart(size: int) -> None:
         assert block[0] == block[-1] == number % 256
 
 
-def test_workers_apart() -> None:
-    """With `apart` all the work is done in other threads than the caller's."""
+def test_a_caller_that_waits() -> None:
+    """With `caller_waits` other threads than the caller's do all the work."""
     seen: set[int] = set()
 
     def work(blocks: Blocks, meter: Meter) -> None:
@@ -198,13 +199,13 @@ def test_workers_apart() -> None:
             meter.retries += 1
 
     meter = Meter()
-    run_workers(2, Blocks(0, 1000, 10), work, meter, apart=True)
+    run_workers(2, Blocks(0, 1000, 10), work, meter, caller_waits=True)
     assert threading.get_ident() not in seen
     assert meter.retries == 100
 
 
-def test_an_interrupt_of_workers_apart() -> None:
-    """Ctrl-C in the caller cancels the blocks and goes on when every worker has ended."""
+def test_an_interrupt_of_a_caller_that_waits() -> None:
+    """Ctrl-C in the caller cancels the blocks and is raised when every worker has ended."""
     ended: list[int] = []
     begun = threading.Barrier(2, action=_thread.interrupt_main)
 
@@ -213,14 +214,14 @@ def test_an_interrupt_of_workers_apart() -> None:
         ended.append(sum(1 for _ in blocks))
 
     with pytest.raises(KeyboardInterrupt):
-        run_workers(2, Blocks(0, 1 << 40, 1), work, Meter(), apart=True)
+        run_workers(2, Blocks(0, 1 << 40, 1), work, Meter(), caller_waits=True)
     assert len(ended) == 2
 
 
 def test_a_handler_that_ends_the_process_does_not_cut_the_wait_short(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """SIGTERM's may raise SystemExit in each wait for a worker, which still uses the memory."""
+    """A SIGTERM handler may raise SystemExit in each wait for a worker that uses the memory."""
     release, ended, exits = threading.Event(), [], iter(range(3))
     join = Worker.join
 
@@ -238,5 +239,5 @@ def test_a_handler_that_ends_the_process_does_not_cut_the_wait_short(
 
     monkeypatch.setattr(Worker, "join", interrupted)
     with pytest.raises(SystemExit):
-        run_workers(1, Blocks(0, 1, 1), work, Meter(), apart=True)
+        run_workers(1, Blocks(0, 1, 1), work, Meter(), caller_waits=True)
     assert ended == [True]
