@@ -67,14 +67,17 @@ def run_workers(
                 helper.join()
         else:
             run(meters[0])
-    finally:
+    except BaseException:
         blocks.cancel()
+        raise
+    finally:
         for helper in helpers:
             while helper.is_alive():  # the descriptor and the memory are theirs until they end
                 try:
                     helper.join()
                 except BaseException as error:  # noqa: BLE001 -- Ctrl-C, or SystemExit of a handler
                     failures.append(error)
+                    blocks.cancel()
     if failures:
         failures.sort(key=lambda error: isinstance(error, Exception))  # an interrupt comes first
         for other in failures[1:]:
