@@ -1,8 +1,11 @@
 """A process that saves checkpoints, each in a child process that it may kill during the save.
 
-It is run by path, with one argument: a JSON object with `writer`, `options`, `factory` (empty, or
-`module:function`, which returns the writer's class), `path` (added to sys.path for the factory),
-`target`, `how` (write, stream or checkpoint) and `size` (bytes of a checkpoint, a multiple of 64).
+It is run by path, with one argument, a JSON object:
+
+- `writer`, `options`: the registered writer and its options;
+- `factory`: empty, or `module:function`, which returns the writer's class;
+- `path`: added to sys.path for the factory;
+- `target`, `how` (write, stream or checkpoint) and `size` (bytes, a multiple of 64).
 
 Each line of standard input is a JSON object. `number` is the checkpoint to save; every 8 bytes of
 it are that number. The child is killed `after_s` seconds after it enters `phase` for the `entry`-th

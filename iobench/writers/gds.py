@@ -14,7 +14,7 @@ from iobench.units import GIB, KIB, MIB
 from iobench.writers.availability import Availability
 from iobench.writers.blocks.workers import Blocks
 from iobench.writers.device.base import Device, DeviceBytes
-from iobench.writers.device.cufile import CuFile, cufile_lacks, open_cufile
+from iobench.writers.device.cufile import CuFile, cufile_missing, open_cufile
 from iobench.writers.device.staging import StagedImage
 from iobench.writers.direct.engine import BlockingEngine
 from iobench.writers.image import FileImage
@@ -69,7 +69,7 @@ class GdsWriter(ODirectWriter):
         self._blocks = _DeviceBlocks(self.options.block_size)
 
     def available(self, target: str | Path = ".") -> Availability:
-        missing = cufile_lacks()
+        missing = cufile_missing()
         if missing is not None:
             return Availability(ok=False, reason=missing[0], remedy=missing[1])
         try:

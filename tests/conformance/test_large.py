@@ -59,7 +59,7 @@ class _InPlace(FakeDevice):
 def test_large_by_gds(item: Check, tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each large claim holds for `gds` with a fake cuFile."""
     fake = FakeCuFile()
-    monkeypatch.setattr(gds, "cufile_lacks", lambda: None)
+    monkeypatch.setattr(gds, "cufile_missing", lambda: None)
     monkeypatch.setattr(gds, "open_cufile", functools.cache(lambda: CuFile(fake)))
     make = on_device(gds.GdsWriter, _InPlace())
     item(make, tmpfs)

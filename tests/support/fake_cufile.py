@@ -230,6 +230,6 @@ def play_gds() -> type[Writer]:
     The replacement is permanent, so call it only in a test's own child process.
     """
     cufile = CuFile(cast(Any, FakeCuFile()))
-    for name, fake in {"cufile_lacks": lambda: None, "open_cufile": lambda: cufile}.items():
+    for name, fake in {"cufile_missing": lambda: None, "open_cufile": lambda: cufile}.items():
         setattr(gds, name, fake)
     return on_device(gds.GdsWriter, FakeDevice())

@@ -14,14 +14,14 @@ from typing import Any
 
 from iobench.errors import TransferError, UnavailableError
 
-__all__ = ["CuFile", "compatibility_reason", "cufile_lacks", "open_cufile"]
+__all__ = ["CuFile", "compatibility_reason", "cufile_missing", "open_cufile"]
 
 _INSTALL = "pip install 'iobench[gds]'"
 _DRIVER = Path("/proc/driver/nvidia/version")
 _ERRNO = re.compile(r"(\d+) is not a valid")
 
 
-def cufile_lacks() -> tuple[str, str] | None:
+def cufile_missing() -> tuple[str, str] | None:
     """Return what is missing for cuFile here and the remedy, or None if nothing is missing.
 
     It does not start cuFile: without a GPU, `cuFileDriverOpen` did not return (cuFile 1.20).
@@ -56,9 +56,9 @@ def cufile_lacks() -> tuple[str, str] | None:
 @functools.cache
 def open_cufile() -> CuFile:
     """Open cuFile once for this process. Raises UnavailableError."""
-    lacks = cufile_lacks()
-    if lacks is not None:
-        raise UnavailableError("gds", *lacks)
+    missing = cufile_missing()
+    if missing is not None:
+        raise UnavailableError("gds", *missing)
     return CuFile(importlib.import_module("cuda.bindings.cufile"))
 
 

@@ -13,7 +13,7 @@ from iobench.units import KIB, MIB
 from iobench.writers.image import Bytes
 from iobench.writers.s3_store.checksum import Checksum
 from iobench.writers.s3_store.client import S3Client
-from iobench.writers.s3_store.errors import CorruptedError, having
+from iobench.writers.s3_store.errors import CorruptedError, require_fields
 from iobench.writers.s3_store.parts import MOST_BYTES
 from iobench.writers.s3_store.target import S3Target
 from iobench.writers.transfer import Meter
@@ -118,7 +118,7 @@ class S3Download:
 
 def _described(found: Any) -> Any:
     """Return the HeadObject answer `found`. Raises CorruptedError if it describes no object."""
-    size = having(found, "ETag", "ContentLength")["ContentLength"]
+    size = require_fields(found, "ETag", "ContentLength")["ContentLength"]
     if not 0 <= size <= MOST_BYTES:
         raise CorruptedError(f"the server says that the object has {size} bytes, S3 holds 5 TiB")
     return found

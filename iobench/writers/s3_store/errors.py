@@ -21,8 +21,8 @@ __all__ = [
     "CorruptedError",
     "code_of",
     "explain",
-    "having",
     "judge",
+    "require_fields",
     "status_of",
     "without_login",
 ]
@@ -62,7 +62,7 @@ class CorruptedError(OSError):
     """An answer that is not the store's, or a checksum that is not ours. Transient."""
 
 
-def having(answer: Any, *names: str) -> Any:
+def require_fields(answer: Any, *names: str) -> Any:
     """Return `answer` if it has all `names`. Raises CorruptedError if one is missing.
 
     An error page of a proxy, sent with status 200, has none of them.

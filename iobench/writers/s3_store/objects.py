@@ -9,7 +9,7 @@ from typing import Any
 
 from iobench.errors import IobenchError
 from iobench.writers.s3_store.client import S3Client
-from iobench.writers.s3_store.errors import CorruptedError, code_of, having
+from iobench.writers.s3_store.errors import CorruptedError, code_of, require_fields
 from iobench.writers.s3_store.target import S3Target
 from iobench.writers.transfer import Meter
 
@@ -73,7 +73,8 @@ class S3Objects:
         target = self._prefix.below(name)
         where = {"Bucket": target.bucket, "Key": target.key}
         answer = self._call(
-            lambda s3: having(s3.create_multipart_upload(**where), "UploadId"), "trying to write"
+            lambda s3: require_fields(s3.create_multipart_upload(**where), "UploadId"),
+            "trying to write",
         )
         try:
             self._abort(target, answer["UploadId"])

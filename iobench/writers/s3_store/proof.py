@@ -14,7 +14,7 @@ from typing import Any
 from iobench.errors import TransferError
 from iobench.writers.s3_store.checksum import Checksum
 from iobench.writers.s3_store.client import S3Client
-from iobench.writers.s3_store.errors import code_of, having
+from iobench.writers.s3_store.errors import code_of, require_fields
 from iobench.writers.s3_store.target import S3Target
 from iobench.writers.transfer import Meter
 
@@ -55,7 +55,7 @@ class S3Proof:
 
     def head(self, s3: Any) -> Any:
         """Return the answer to HeadObject, with the checksum if the store keeps one."""
-        return having(s3.head_object(**self._where, ChecksumMode="ENABLED"), "ETag")
+        return require_fields(s3.head_object(**self._where, ChecksumMode="ENABLED"), "ETag")
 
     def check(self, answer: Mapping[str, Any], sent: SentObject, meter: Meter) -> None:
         """Compare the checksum that the store returns, in `answer` or else by HeadObject.

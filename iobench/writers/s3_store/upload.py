@@ -11,7 +11,13 @@ from iobench.errors import IobenchError, TransferError
 from iobench.writers.image import Bytes
 from iobench.writers.s3_store.checksum import Checksum
 from iobench.writers.s3_store.client import S3Client
-from iobench.writers.s3_store.errors import CorruptedError, code_of, having, judge, status_of
+from iobench.writers.s3_store.errors import (
+    CorruptedError,
+    code_of,
+    judge,
+    require_fields,
+    status_of,
+)
 from iobench.writers.s3_store.parts import PartBody, SentPart, etag_of
 from iobench.writers.s3_store.proof import S3Proof, SentObject
 from iobench.writers.s3_store.target import S3Target
@@ -176,7 +182,7 @@ class S3Upload:
             self._forget()
 
     def _create(self, s3: Any, known: dict[str, str]) -> Any:
-        return having(s3.create_multipart_upload(**self._where, **known), "UploadId")
+        return require_fields(s3.create_multipart_upload(**self._where, **known), "UploadId")
 
     def _sent(self, parts: Sequence[SentPart]) -> SentObject:
         checksums: tuple[str, ...] = ()
@@ -238,12 +244,12 @@ class S3Upload:
                     f"the server received other bytes: {self._checksum.name} is {found}, "
                     f"{sent} was sent"
                 )
-        return having(answer, "ETag")
+        return require_fields(answer, "ETag")
 
     def _complete(self, s3: Any, request: dict[str, Any], sent: SentObject) -> Any:
         try:
             answer = s3.complete_multipart_upload(**self._where, UploadId=self._id, **request)
-            return having(answer, "ETag")
+            return require_fields(answer, "ETag")
         except Exception as error:
             # An earlier attempt may have completed the upload, and its answer was lost.
             if code_of(error) == "NoSuchUpload":
