@@ -57,7 +57,7 @@ _HOMES = {
     "load_writer": "iobench.writers.config",
     "set_default_writer": "iobench.integrations.default_writer",
 }
-_MODULES = ("formats", "integrations", "results", "safetensors", "testing", "torch")
+_MODULES = ("formats", "integrations", "results", "safetensors", "testing", "torch", "writers")
 """Parts of the package, imported when they are named: some load a library."""
 
 

@@ -1,17 +1,17 @@
-"""The conformance suite for writers, ours and third parties'. Needs no test framework.
+"""The conformance suite for writers, ours and those of third parties. Needs no test framework.
 
-By hand, raising an ExceptionGroup of everything that does not hold:
+`check_writer` runs every check and raises an ExceptionGroup of the failed ones:
 
     iobench.testing.check_writer(lambda: MyWriter(threads=3), "/mnt/scratch")
 
-With pytest, one test for each claim:
+With pytest, each check is one test:
 
     @pytest.mark.parametrize("check", iobench.testing.writer_checks(), ids=str)
     def test_my_writer(check, tmp_path):
         check(MyWriter, tmp_path)
 
-For a target that is not a directory, implement `TestTarget`. `Bucket` is one for a bucket, and
-`local_s3` and `moto_s3` are servers that have a bucket:
+For a target that is not a directory, implement `TestTarget`. `Bucket` implements it for a bucket,
+and `local_s3` and `moto_s3` run servers that have a bucket:
 
     with iobench.testing.local_s3() as server, server.active():
         check(MyWriter, iobench.testing.Bucket(f"{server.target}/some/prefix"))

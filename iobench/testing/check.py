@@ -1,4 +1,4 @@
-"""Check: one claim about every writer, and how to try it on one."""
+"""Check: one claim that every writer must meet, and the function that tests it."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ __all__ = ["Check", "check"]
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One claim. Call it with what makes the writer and an empty directory (or a TestTarget)."""
+    """One claim. Call it with a factory of the writer and an empty directory or TestTarget."""
 
     name: str
     claim: str
-    """One sentence that holds for every writer, or the writer is broken."""
+    """One sentence that is true of every correct writer."""
     run: Callable[[WriterHarness], None]
     needs_storage: bool = True
-    """Whether it only makes sense for writers that store what they write."""
+    """Whether it applies only to writers that store what they write."""
     large: bool = False
     """Whether it moves more than 2 GiB."""
 
-    def __call__(self, make_writer: MakeWriter, place: TestTarget | str | Path) -> None:
-        """Try the claim in `place`; raises AssertionError, or what the writer raised.
+    def __call__(self, make_writer: MakeWriter, target: TestTarget | str | Path) -> None:
+        """Test the claim in `target`. Raises AssertionError, or the error of the writer.
 
-        Whatever the claim, the same descriptors are open and the same threads alive afterwards, and
-        the place holds no other names than those that were written.
+        Every check also requires that the writer leaves no descriptor open, no thread running and
+        no name in the target except those that were written.
         """
-        if isinstance(place, str | Path):
-            place = Directory(Path(place) / self.name)
+        if isinstance(target, str | Path):
+            target = Directory(Path(target) / self.name)
         with Footprint.unchanged():
-            rig = WriterHarness(make_writer, place)
+            harness = WriterHarness(make_writer, target)
             expect(
-                rig.stores or not self.needs_storage,
-                f"{self.name} is no claim about {rig.writer.name!r}, which stores nothing",
+                harness.stores or not self.needs_storage,
+                f"{self.name} does not apply to {harness.writer.name!r}, which stores nothing",
             )
-            self.run(rig)
-            rig.expect_no_leftovers()
-            del rig
+            self.run(harness)
+            harness.expect_no_leftovers()
+            del harness  # it keeps the writer, and with it descriptors and threads
 
     def __str__(self) -> str:
         return self.name
@@ -52,7 +52,7 @@ class Check:
 def check(
     *, needs_storage: bool = True, large: bool = False
 ) -> Callable[[Callable[[WriterHarness], None]], Check]:
-    """A decorator that makes a Check of a function: its name, and its docstring as the claim."""
+    """Return a decorator that turns a function into a Check; its docstring is the claim."""
 
     def made(run: Callable[[WriterHarness], None]) -> Check:
         claim = " ".join((run.__doc__ or "").split())

@@ -1,4 +1,4 @@
-"""Checks: how the memory is cut and where it lies makes no difference."""
+"""Checks: segment lengths and memory addresses make no difference."""
 
 from __future__ import annotations
 
@@ -16,60 +16,62 @@ _ODD = (0, 1, 64, 511, 512, 4095)
 
 
 @check(needs_storage=False)
-def many_tiny_segments(rig: WriterHarness) -> None:
+def many_tiny_segments(harness: WriterHarness) -> None:
     """More segments than one system call takes (IOV_MAX is 1024) are stored in order."""
     lengths = list(islice(cycle((1, 2, 3, 5, 7, 64)), 5000))
     data = content(sum(lengths))
-    rig.expect_round_trip(rig.image("file", *cut(data, lengths)), data)
+    harness.expect_round_trip(harness.image("file", *cut(data, lengths)), data)
 
 
 @check(needs_storage=False)
-def empty_segments(rig: WriterHarness) -> None:
+def empty_segments(harness: WriterHarness) -> None:
     """Segments of no bytes, at either end and in a row, change nothing."""
     data = content(2 * 4096 + 1)
     pieces = cut(data, (0, 0, 4096, 0, 4096, 0, 0, 1, 0))
-    rig.expect_round_trip(rig.image("file", *pieces, b"", b""), data)
-    rig.expect_round_trip(rig.image("file", b"", b""), content(0))
+    harness.expect_round_trip(harness.image("file", *pieces, b"", b""), data)
+    harness.expect_round_trip(harness.image("file", b"", b""), content(0))
 
 
 @check(needs_storage=False)
-def odd_addresses(rig: WriterHarness) -> None:
-    """Memory at any address and of any length is stored and filled, aligned to nothing."""
+def odd_addresses(harness: WriterHarness) -> None:
+    """Memory at any address and of any length is stored and filled, without any alignment."""
     for seed, address in enumerate(_ODD):
-        size = rig.block_size + 4096 + address
+        size = harness.block_size + 4096 + address
         data = content_at(address, size, seed)
-        rig.expect_round_trip(rig.image("file", data), data)
-        if rig.stores:
+        harness.expect_round_trip(harness.image("file", data), data)
+        if harness.stores:
             room = content_at(4095 - address, size, seed + 1)
-            rig.read(rig.image("file", room))
+            harness.read(harness.image("file", room))
             expect_same(room, data, f"read back to address {4095 - address} of a page")
 
 
 @check(needs_storage=False)
-def aligned_memory(rig: WriterHarness) -> None:
-    """Memory that lies as the device wants it, which may skip a copy, is stored and filled."""
-    for size in (4096, 2 * rig.block_size, rig.block_size + 512):
+def aligned_memory(harness: WriterHarness) -> None:
+    """Memory aligned as direct I/O requires, which may skip a copy, is stored and filled."""
+    for size in (4096, 2 * harness.block_size, harness.block_size + 512):
         data = content_at(0, size)
-        rig.expect_round_trip(rig.image("file", data), data)
-        if rig.stores:
+        harness.expect_round_trip(harness.image("file", data), data)
+        if harness.stores:
             room = content_at(0, size, 1)
-            rig.read(rig.image("file", room))
+            harness.read(harness.image("file", room))
             expect_same(room, data, "read back to aligned memory")
 
 
 @check()
-def cut_anew_for_reading(rig: WriterHarness) -> None:
-    """A file is read into another cut of segments than it was written from."""
-    size = 3 * rig.block_size + 4097
+def cut_anew_for_reading(harness: WriterHarness) -> None:
+    """A file is read into segments of other lengths than it was written from."""
+    size = 3 * harness.block_size + 4097
     data = content(size)
-    rig.write(rig.image("file", *cut(data, islice(cycle((4096, 1, 8191, 513)), size // 4000))))
+    harness.write(
+        harness.image("file", *cut(data, islice(cycle((4096, 1, 8191, 513)), size // 4000)))
+    )
     pieces = cut(np.zeros(size, dtype=np.uint8), (1, 4095, 4096, size // 2, 3))
-    rig.read(rig.image("file", *pieces))
-    expect_same(np.concatenate(pieces), data, "read into another cut")
+    harness.read(harness.image("file", *pieces))
+    expect_same(np.concatenate(pieces), data, "read into other segments")
 
 
 @check(needs_storage=False)
-def every_kind_of_buffer(rig: WriterHarness) -> None:
+def every_kind_of_buffer(harness: WriterHarness) -> None:
     """bytes, bytearray, memoryview, numpy arrays of any dtype and mmap are all memory."""
     anonymous = mmap.mmap(-1, 4096)
     anonymous.write(content(4096).tobytes())
@@ -84,19 +86,19 @@ def every_kind_of_buffer(rig: WriterHarness) -> None:
     wanted = b"".join(
         kind.tobytes() if isinstance(kind, np.ndarray) else bytes(kind) for kind in kinds
     )
-    image = rig.image("file", *kinds)
-    rig.write(image)
-    rig.expect_stored("file", wanted)
+    image = harness.image("file", *kinds)
+    harness.write(image)
+    harness.expect_stored("file", wanted)
     back = empty_like(image)
-    rig.read(back)
-    if rig.stores:
+    harness.read(back)
+    if harness.stores:
         expect_same(np.concatenate(back.views(0, len(wanted))), wanted, "read back")
 
 
 @check(needs_storage=False)
-def read_only_memory_refused(rig: WriterHarness) -> None:
-    """A restore into memory that may not be written is refused, and the memory stays."""
+def read_only_memory_refused(harness: WriterHarness) -> None:
+    """A restore into read-only memory is refused, and the memory is unchanged."""
     kept = bytes(4096)
-    rig.write(rig.image("file", content(4096)))
-    expect_raises(ValueError, rig.read, rig.image("file", kept))
+    harness.write(harness.image("file", content(4096)))
+    expect_raises(ValueError, harness.read, harness.image("file", kept))
     expect_same(kept, bytes(4096), "the read-only memory")

@@ -24,7 +24,7 @@ _NAMES = (
 
 
 def _dtypes() -> list[torch.dtype]:
-    """Every dtype of this torch; its one warning that complex32 is young is taken here."""
+    """Return every dtype of this torch; torch's one warning about complex32 is ignored here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         torch.empty(1, dtype=torch.complex32)
@@ -37,7 +37,7 @@ def _tensor(dtype: torch.dtype, count: int, seed: int) -> torch.Tensor:
 
 
 def _tensors() -> list[torch.Tensor]:
-    """A vector, a 0-dim and an empty tensor of every dtype."""
+    """Return a vector, a 0-dim and an empty tensor of every dtype."""
     found = []
     for seed, dtype in enumerate(_dtypes()):
         vector = _tensor(dtype, 1237, seed)
@@ -46,24 +46,24 @@ def _tensors() -> list[torch.Tensor]:
 
 
 @check(needs_storage=False)
-def tensors_of_every_dtype(rig: WriterHarness) -> None:
-    """Tensors of every dtype, of no dimension and of no elements too, come back bit for bit."""
+def tensors_of_every_dtype(harness: WriterHarness) -> None:
+    """Tensors of every dtype, 0-dim and empty ones too, are restored bit for bit."""
     tensors = _tensors()
     wanted = b"".join(tensor_bytes(tensor).tobytes() for tensor in tensors)
-    rig.write(rig.image("file", *map(tensor_bytes, tensors)))
-    rig.expect_stored("file", wanted)
+    harness.write(harness.image("file", *map(tensor_bytes, tensors)))
+    harness.expect_stored("file", wanted)
     back = [tensor.clone() for tensor in tensors]
     for tensor in back:
         tensor_bytes(tensor).fill(0)
-    rig.read(rig.image("file", *map(tensor_bytes, back)))
+    harness.read(harness.image("file", *map(tensor_bytes, back)))
     for tensor, found in zip(tensors, back, strict=True):
-        if rig.stores:
+        if harness.stores:
             what = f"a {tensor.dtype} of shape {tuple(tensor.shape)}"
             expect_same(tensor_bytes(found), tensor_bytes(tensor), what)
 
 
 def _not_contiguous() -> dict[str, torch.Tensor]:
-    """Views of each kind, of which no memory is what would be stored."""
+    """Return views of each kind whose memory differs from the bytes to store."""
     base = torch.arange(6 * 8 * 10).to(torch.bfloat16).reshape(6, 8, 10)
     complex_ = torch.complex(torch.arange(60.0), torch.arange(60.0) + 100).reshape(6, 10)
     return {
@@ -78,17 +78,17 @@ def _not_contiguous() -> dict[str, torch.Tensor]:
 
 
 @check(needs_storage=False)
-def tensors_not_contiguous(rig: WriterHarness) -> None:
-    """Of a tensor that is not contiguous the values are stored, in the order of its indices."""
+def tensors_not_contiguous(harness: WriterHarness) -> None:
+    """A tensor that is not contiguous is stored by its values, in the order of its indices."""
     views = _not_contiguous()
     values = {name: torch.tensor(view.tolist(), dtype=view.dtype) for name, view in views.items()}
     wanted = b"".join(tensor_bytes(value).tobytes() for value in values.values())
-    rig.write(rig.image("file", *map(tensor_bytes, views.values())))
-    rig.expect_stored("file", wanted)
+    harness.write(harness.image("file", *map(tensor_bytes, views.values())))
+    harness.expect_stored("file", wanted)
     back = [torch.empty_like(value) for value in values.values()]
-    rig.read(rig.image("file", *map(tensor_bytes, back)))
+    harness.read(harness.image("file", *map(tensor_bytes, back)))
     for (name, value), found in zip(values.items(), back, strict=True):
-        if rig.stores:
+        if harness.stores:
             expect_same(tensor_bytes(found), tensor_bytes(value), f"{name}: read back")
 
 
@@ -106,9 +106,9 @@ def _state() -> dict[str, object]:
     }
 
 
-def _file(rig: WriterHarness, size: int | None = None) -> Any:
-    """The stream to model.pt; torch's hints ask for an IO[bytes], which no RawIOBase is."""
-    return rig.open("model.pt", size)
+def _file(harness: WriterHarness, size: int | None = None) -> Any:
+    """Open a stream to model.pt. Any: torch's type hints require IO[bytes], not RawIOBase."""
+    return harness.open("model.pt", size)
 
 
 def _expect_state(found: dict[str, object], wanted: dict[str, object]) -> None:
@@ -132,50 +132,51 @@ def _expect_state(found: dict[str, object], wanted: dict[str, object]) -> None:
 
 
 @check()
-def torch_save_in_one_line(rig: WriterHarness) -> None:
+def torch_save_in_one_line(harness: WriterHarness) -> None:
     """`torch.save(obj, writer.open(path))` alone leaves the file that stock torch.load reads."""
     state = _state()
-    torch.save(state, _file(rig))
-    stored = rig.place.stored("model.pt")
-    expect(stored is not None, "model.pt: is not there once torch.save has returned")
+    torch.save(state, _file(harness))
+    stored = harness.test_target.stored("model.pt")
+    expect(stored is not None, "model.pt: does not exist after torch.save has returned")
     assert stored is not None
     _expect_state(torch.load(io.BytesIO(stored)), state)
 
 
 @check()
-def torch_save_as_stock(rig: WriterHarness) -> None:
-    """torch.save through a stream gives the very bytes that it gives to a file of its own."""
+def torch_save_as_stock(harness: WriterHarness) -> None:
+    """torch.save through a stream stores the same bytes as stock torch.save to a file."""
     stock = io.BytesIO()
     torch.save(_state(), stock)
-    with _file(rig, size=len(stock.getvalue())) as stream:
+    with _file(harness, size=len(stock.getvalue())) as stream:
         torch.save(_state(), stream)
-    rig.expect_stored("model.pt", stock.getvalue())
+    harness.expect_stored("model.pt", stock.getvalue())
 
 
 @check()
-def unpicklable_leaves_nothing(rig: WriterHarness) -> None:
-    """When torch.save fails in the middle, nothing is under the name; what was there stays."""
+def unpicklable_leaves_nothing(harness: WriterHarness) -> None:
+    """If torch.save fails in the middle, no new file appears and an old one is unchanged."""
     broken = {"weight": torch.zeros(100_000), "function": lambda: None}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # of the stream that torch.save dropped
-        error = expect_raises(Exception, lambda: torch.save(broken, _file(rig)))
+        error = expect_raises(Exception, lambda: torch.save(broken, _file(harness)))
         expect("lambda" in str(error) or "local" in str(error), f"another failure: {error!r}")
         gc.collect()
-        rig.expect_nothing("model.pt")
-        rig.put("model.pt", b"the last good one")
-        expect_raises(Exception, lambda: torch.save(broken, _file(rig)))
+        harness.expect_nothing("model.pt")
+        harness.put("model.pt", b"the last good one")
+        expect_raises(Exception, lambda: torch.save(broken, _file(harness)))
         gc.collect()
-    rig.expect_stored("model.pt", b"the last good one")
-    rig.expect_no_leftovers()
+    harness.expect_stored("model.pt", b"the last good one")
+    harness.expect_no_leftovers()
 
 
 @check(needs_storage=False)
-def torch_save_to_any_writer(rig: WriterHarness) -> None:
-    """A stream that torch.save has written into tells how many bytes it took."""
+def torch_save_to_any_writer(harness: WriterHarness) -> None:
+    """The Transfer of a stream has the number of bytes that torch.save wrote."""
     stock = io.BytesIO()
     torch.save(_state(), stock)
-    with _file(rig) as stream:
+    with _file(harness) as stream:
         torch.save(_state(), stream)
     wanted = len(stock.getvalue())
     assert stream.transfer is not None
-    expect(stream.transfer.bytes == wanted, f"{stream.transfer.bytes} bytes told, {wanted} written")
+    moved = stream.transfer.bytes
+    expect(moved == wanted, f"the Transfer has {moved} bytes, {wanted} were written")

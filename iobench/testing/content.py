@@ -1,4 +1,4 @@
-"""Bytes for checks: incompressible, the same in every run, another content for every seed."""
+"""Test data: incompressible bytes, equal in every run and different for every seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from iobench.writers.image import Bytes, FileImage
 
 __all__ = ["BrokenImage", "content", "content_at", "cut", "empty_like"]
 
-_PERIOD = 1_048_583  # a prime: no two blocks of any block size are alike
+_PERIOD = 1_048_583  # a prime, so that no two blocks of one size are equal
 
 
 @functools.cache
@@ -22,7 +22,7 @@ def _pool() -> Bytes:
 
 
 def content(size_bytes: int, seed: int = 0) -> Bytes:
-    """`size_bytes` fresh bytes."""
+    """Return `size_bytes` bytes of test data in new memory."""
     found = np.empty(size_bytes, dtype=np.uint8)
     done, begin = 0, -7919 * seed % _PERIOD
     while done < size_bytes:
@@ -33,7 +33,7 @@ def content(size_bytes: int, seed: int = 0) -> Bytes:
 
 
 def content_at(address: int, size_bytes: int, seed: int = 0) -> Bytes:
-    """`content` in memory that begins `address` bytes after a page boundary."""
+    """Return `content` in memory that begins `address` bytes after a page boundary."""
     room = np.empty(size_bytes + 2 * 4096, dtype=np.uint8)
     begin = -room.ctypes.data % 4096 + address
     view = room[begin : begin + size_bytes]
@@ -42,7 +42,7 @@ def content_at(address: int, size_bytes: int, seed: int = 0) -> Bytes:
 
 
 def cut(data: Bytes, lengths: Iterable[int]) -> list[Bytes]:
-    """Views of `data`, of these lengths one after another; the rest, if any, is the last."""
+    """Return consecutive views of `data` with these lengths. The rest, if any, is the last view."""
     pieces, begin = [], 0
     for length in lengths:
         pieces.append(data[begin : begin + length])
@@ -51,19 +51,19 @@ def cut(data: Bytes, lengths: Iterable[int]) -> list[Bytes]:
 
 
 def empty_like(image: FileImage, path: str | None = None) -> FileImage:
-    """An image of the same segments over other memory, which holds 0xA5 everywhere."""
+    """Return an image with segments of the same lengths in new memory, filled with 0xA5."""
     memories = [np.full(segment.length, 0xA5, dtype=np.uint8) for segment in image.segments]
     return FileImage.of(path or image.path, memories)
 
 
 class BrokenImage(FileImage):
-    """An image whose memory fails at byte `breaks_at`, as a device would in mid-transfer."""
+    """An image that raises at byte `breaks_at`, like a device that fails during a transfer."""
 
     breaks_at = 0
 
     @classmethod
     def at(cls, path: str, memory: Any, breaks_at: int) -> BrokenImage:
-        """The image of `memory` that cannot hand out the byte `breaks_at`."""
+        """Return an image of `memory` whose byte `breaks_at` is broken."""
         image = cls.of(path, [memory])
         broken = cls(path=path, segments=image.segments)
         object.__setattr__(broken, "breaks_at", breaks_at)
@@ -71,5 +71,5 @@ class BrokenImage(FileImage):
 
     def views(self, start: int, stop: int) -> list[Bytes]:
         if start <= self.breaks_at < stop:
-            raise TransferError(f"{self.path}: byte {self.breaks_at} cannot be had")
+            raise TransferError(f"{self.path}: byte {self.breaks_at} is broken")
         return super().views(start, stop)

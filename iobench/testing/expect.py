@@ -1,4 +1,4 @@
-"""What a check says when a claim does not hold: AssertionError, also under `python -O`."""
+"""Assertions for checks. They raise AssertionError under `python -O` too."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def expect(holds: object, otherwise: str) -> None:
 
 
 def expect_same(found: bytes | Bytes | None, wanted: bytes | Bytes, what: str) -> None:
-    """Raise AssertionError, naming the first byte that differs, unless both hold equal bytes."""
+    """Raise AssertionError unless both hold equal bytes. It names the first byte that differs."""
     if found is None:
-        raise AssertionError(f"{what}: is not there, {len(wanted)} bytes were expected")
+        raise AssertionError(f"{what}: does not exist, {len(wanted)} bytes were expected")
     have, want = (np.frombuffer(x, dtype=np.uint8) for x in (found, wanted))
     if len(have) != len(want):
         raise AssertionError(f"{what}: {len(have)} bytes, {len(want)} were expected")
@@ -35,10 +35,13 @@ def expect_same(found: bytes | Bytes | None, wanted: bytes | Bytes, what: str) -
 
 
 def expect_raises(kind: type[_E], call: Callable[..., Any], *args: Any, **kwargs: Any) -> _E:
-    """The `kind` that `call(*args, **kwargs)` raises; AssertionError when it raises nothing."""
+    """Return the error of `kind` that `call(*args, **kwargs)` raises.
+
+    Raises AssertionError if the call raises nothing. An error of another kind propagates.
+    """
     try:
         call(*args, **kwargs)
     except kind as error:
-        # Without its frames, which hold what the caller is about to count or drop.
+        # Its frames keep objects alive whose descriptors and threads the caller counts.
         return error.with_traceback(None)
     raise AssertionError(f"{kind.__name__} was expected, nothing was raised")

@@ -1,4 +1,4 @@
-"""Footprint: the descriptors and threads that this process holds, to be the same afterwards."""
+"""Footprint: the open descriptors and running threads of this process, to detect leaks."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ __all__ = ["Footprint"]
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """What is open (how many descriptors on what) and which threads are alive."""
+    """The number of open descriptors of each file, and the running threads."""
 
     descriptors: Counter[str]
     threads: frozenset[threading.Thread]
 
     @classmethod
     def now(cls) -> Self:
-        """The footprint of this process."""
+        """Return the present footprint of this process."""
         opened: Counter[str] = Counter()
         for number in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(FileNotFoundError):  # the listing's own
+            with contextlib.suppress(FileNotFoundError):  # the descriptor of `listdir` itself
                 opened[os.readlink(f"/proc/self/fd/{number}")] += 1
         return cls(descriptors=opened, threads=frozenset(threading.enumerate()))
 
@@ -40,10 +40,10 @@ class Footprint:
         """Raise AssertionError when the block leaves descriptors open or threads running."""
         before = cls.now()
         yield
-        deferred_free.wait()  # holds replaced files for a moment
+        deferred_free.wait()  # its thread keeps replaced files open for a moment
         opened, running = cls.now()._beyond(before)
         if opened or running:
-            gc.collect()  # what nobody holds any more is not left
+            gc.collect()  # objects in reference cycles are not leaks
             opened, running = cls.now()._beyond(before)
         expect(not opened, f"left open: {', '.join(sorted(opened))}")
         expect(not running, f"left running: {', '.join(sorted(t.name for t in running))}")

@@ -1,4 +1,4 @@
-"""WriterHarness: one writer and one place, and the steps that checks are made of."""
+"""WriterHarness: one writer and one target, and the steps that checks consist of."""
 
 from __future__ import annotations
 
@@ -16,61 +16,61 @@ from iobench.writers.transfer import Transfer
 __all__ = ["MakeWriter", "WriterHarness"]
 
 MakeWriter = Callable[[], Writer]
-"""Makes the writer under test anew, always with the same options."""
+"""Returns a new writer under test, always with the same options."""
 
 _LARGEST_BLOCK = 1 << 20
 
 
 class WriterHarness:
-    """What a check works with. Knows which names the check made, so that others are leftovers."""
+    """The argument of a check. It records the names that the check uses; others are leftovers."""
 
-    def __init__(self, make_writer: MakeWriter, place: TestTarget) -> None:
-        self.make_writer, self.place = make_writer, place
+    def __init__(self, make_writer: MakeWriter, test_target: TestTarget) -> None:
+        self.make_writer, self.test_target = make_writer, test_target
         self.writer = make_writer()
         self.stores = self.writer.stores
         self._made: set[str] = set()
 
     @property
     def block_size(self) -> int:
-        """The writer's block in bytes; 1 MiB for a writer that has none or a larger one."""
+        """The writer's block size in bytes; 1 MiB if it has none or a larger one."""
         size = getattr(self.writer.options, "block_size", None)
         return size if isinstance(size, int) and size <= _LARGEST_BLOCK else 1 << 20
 
     def image(self, name: str, *memories: Any) -> FileImage:
-        """The image `name` of `memories`."""
+        """Return the image `name` of `memories`."""
         return FileImage.of(name, memories)
 
     def write(self, image: FileImage, **how: bool) -> Transfer:
-        """Write `image`; its name is then one that may be there."""
+        """Write `image` and record its name."""
         self._made.add(image.path)
-        return self.writer.write(image, self.place.target, **how)
+        return self.writer.write(image, self.test_target.target, **how)
 
     def read(self, image: FileImage, **where: int) -> Transfer:
         """Fill `image`."""
-        return self.writer.read(image, self.place.target, **where)
+        return self.writer.read(image, self.test_target.target, **where)
 
     def open(self, name: str, size: int | None = None) -> Stream:
-        """A stream to `name`; it is then a name that may be there."""
+        """Open a stream to `name` and record the name."""
         self._made.add(name)
-        return self.writer.open(self.place.locate(name), size)
+        return self.writer.open(self.test_target.locate(name), size)
 
     def put(self, name: str, data: bytes) -> None:
-        """Have `data` under `name`, not by the writer."""
+        """Store `data` under `name` without the writer, and record the name."""
         self._made.add(name)
-        self.place.put(name, data)
+        self.test_target.put(name, data)
 
     def expect_stored(self, name: str, wanted: bytes | Bytes) -> None:
-        """Exactly `wanted` is under `name`; a writer that stores nothing is let off."""
+        """Require exactly `wanted` under `name`. A writer that stores nothing passes."""
         if self.stores:
-            expect_same(self.place.stored(name), wanted, name)
+            expect_same(self.test_target.stored(name), wanted, name)
 
     def expect_nothing(self, name: str) -> None:
-        """Nothing is under `name`, and nothing is left beside it."""
-        expect(self.place.stored(name) is None, f"{name}: is there, nothing was expected")
+        """Require that `name` does not exist, and that there are no leftovers."""
+        expect(self.test_target.stored(name) is None, f"{name}: exists, nothing was expected")
         self.expect_no_leftovers()
 
     def expect_round_trip(self, image: FileImage, wanted: Bytes) -> None:
-        """`image` is stored as `wanted` and comes back into other memory."""
+        """Require that `image` is stored as `wanted` and read back equal into other memory."""
         self.write(image)
         self.expect_stored(image.path, wanted)
         back = empty_like(image)
@@ -80,6 +80,6 @@ class WriterHarness:
             expect_same(found, wanted, f"{image.path} read back")
 
     def expect_no_leftovers(self) -> None:
-        """Only names that the check made are in the place."""
-        strange = self.place.names() - self._made
-        expect(not strange, f"left behind: {', '.join(sorted(strange))}")
+        """Require that the target has only names that the check created."""
+        leftovers = self.test_target.names() - self._made
+        expect(not leftovers, f"left behind: {', '.join(sorted(leftovers))}")

@@ -21,7 +21,7 @@ __all__ = ["KilledSaves", "killed_saves"]
 
 @dataclass(frozen=True, kw_only=True)
 class _Moment:
-    """A time within a save that was measured: its phase, and the time until the next begins."""
+    """One entry of a phase in a measured save, and the seconds until the next phase begins."""
 
     phase: str
     entry: int
@@ -29,11 +29,11 @@ class _Moment:
 
 
 class KilledSaves:
-    """One writer's saves of numbered checkpoints, each in a process of its own.
+    """Saves of numbered checkpoints by one writer, each in its own process.
 
-    The times to kill at are drawn over a save that was measured first: its phases in turn, so that
-    each is met as often as any other, however short it is; by chance which of its entries, and how
-    long after.
+    The moments to kill at come from a complete save, which is measured first. The phases take
+    turns, so that a short phase is killed as often as a long one. The entry of the phase and the
+    delay after it are random.
     """
 
     def __init__(self, server: subprocess.Popen[str], seed: int) -> None:
@@ -42,7 +42,7 @@ class KilledSaves:
         self._turn = 0
 
     def save(self, number: int) -> None:
-        """Save checkpoint `number` to the end, and take the moments to kill at from it."""
+        """Save checkpoint `number` completely, and take the moments to kill at from this save."""
         entered = self._ask({"number": number})
         expect(entered[-1][0] == save_server.DONE, f"save {number} ended in {entered[-1][0]}")
         times = [at for _, at in entered]
@@ -52,10 +52,10 @@ class KilledSaves:
             found.append(_Moment(phase=phase, entry=len(found), lasts_s=until - at))
 
     def kill(self, number: int, phase: str = "", entry: int | None = None) -> str:
-        """Begin to save checkpoint `number`, kill that; the phase it was in, `done` after the last.
+        """Begin to save checkpoint `number` and kill the process.
 
-        `phase`, and which of its entries (from 0), are chosen unless they are given. Needs a `save`
-        before it.
+        Returns the phase that was killed, or `done` after the last one. `phase` and `entry`, its
+        number counted from 0, are chosen if they are not given. Requires a `save` before.
         """
         self._turn += 1
         entries = self._moments[phase or sorted(self._moments)[self._turn % len(self._moments)]]
@@ -67,18 +67,18 @@ class KilledSaves:
         return entered[-1][0]
 
     def _ask(self, request: Mapping[str, Any]) -> list[tuple[str, float]]:
-        """The phases that the save entered, with seconds since it began."""
+        """Return the phases that the save entered, with the seconds since its start."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         self._server.stdin.write(json.dumps(request) + "\n")
         self._server.stdin.flush()
         answer = self._server.stdout.readline()
         expect(answer, "the process that saves has ended; its traceback is on stderr")
-        told = json.loads(answer)
-        status = told["status"]
+        outcome = json.loads(answer)
+        status = outcome["status"]
         killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
         expect(killed, f"save {request['number']} failed; its traceback is on stderr")
-        return sorted(((phase, at) for phase, at in told["entered"]), key=lambda one: one[1])
+        return sorted(((phase, at) for phase, at in outcome["entered"]), key=lambda one: one[1])
 
 
 @contextmanager
@@ -92,12 +92,12 @@ def killed_saves(
     seed: int = 7,
     factory: str = "",
 ) -> Iterator[KilledSaves]:
-    """Saves by the registered `writer` to `target`; `how`: write, stream or checkpoint.
+    """Yield saves by the registered `writer` to `target`; `how` is write, stream or checkpoint.
 
-    The first two replace `model` each time. A checkpoint is `step-NUMBER`, published as a whole:
-    3/4 of the bytes in `model`, which is streamed, and the rest in `shards/0` and `shards/1`. Every
-    8 bytes are the number; `size_bytes` is a multiple of 64. `factory`,
-    `module:function`, returns the writer's class if that is not the registered one.
+    `write` and `stream` replace the file `model` each time. `checkpoint` publishes the directory
+    `step-NUMBER` as a whole: 3/4 of the bytes are streamed to `model`, the rest is in `shards/0`
+    and `shards/1`. Every 8 bytes are the number; `size_bytes` is a multiple of 64. `factory`,
+    written `module:function`, returns the writer's class if it is not the registered one.
     """
     order = {
         "writer": writer,

@@ -25,9 +25,10 @@ _T = TypeVar("_T")
 
 @contextmanager
 def moto_s3() -> Iterator[LocalS3]:
-    """moto's server, as `local_s3` is rclone's. It checks no keys and keeps everything in memory.
+    """Run moto's S3 server, like `local_s3` runs rclone's.
 
-    Raises UnavailableError without moto (extra `dev`).
+    It does not check access keys and keeps everything in memory. Raises UnavailableError without
+    moto (extra `dev`).
     """
     if find_spec("moto") is None or find_spec("flask") is None:
         raise UnavailableError("moto", "it is not installed.", "Type: pip install 'moto[server]'.")
@@ -41,11 +42,11 @@ def moto_s3() -> Iterator[LocalS3]:
 
 @dataclass(frozen=True)
 class Bucket:
-    """A prefix in a bucket of an active server, as a TestTarget. Leaves no connection open."""
+    """A TestTarget for a prefix in a bucket of an active server. Leaves no connection open."""
 
     target: str
     flat = True
-    """No directories: a name may be an object and the beginning of others' names."""
+    """There are no directories: `a` and `a/b` may both be objects."""
 
     def locate(self, name: str) -> str:
         return f"{self.target}/{name}"
@@ -66,14 +67,14 @@ class Bucket:
         )
 
     def names(self) -> set[str]:
-        """Every object; and every upload that is not complete, as `name (upload)`."""
-        place = S3Target.parse(self.target)
-        objects = S3Objects(self._client, place)
+        """Return every object, and every unfinished upload as `name (upload)`."""
+        prefix = S3Target.parse(self.target)
+        objects = S3Objects(self._client, prefix)
         try:
             found = {*objects.keys(), *(f"{u.target.key} (upload)" for u in objects.uploads())}
         finally:
             self._client.close()
-        return {name.removeprefix(f"{place.key}/") for name in found}
+        return {name.removeprefix(f"{prefix.key}/") for name in found}
 
     def _with_client(self, use: Callable[[Any, str, str], _T]) -> _T:
         bucket, _, prefix = self.target.removeprefix("s3://").partition("/")
@@ -84,5 +85,8 @@ class Bucket:
 
     @functools.cached_property
     def _client(self) -> S3Client:
-        """One for all: boto3 takes 50 ms to make one. It opens connections again after close()."""
+        """The one client of this bucket, as boto3 takes 50 ms to create one.
+
+        It opens new connections after `close`.
+        """
         return S3Writer(checksum="none").client

@@ -1,4 +1,4 @@
-"""The bucket of a server as a directory, by s3fs (FUSE): for writers of files to be tried on it."""
+"""s3fs (FUSE) mounts a server's bucket as a directory, to test writers of files on it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _PATIENCE_S, _INTERVAL_S = 15.0, 0.02
 
 @contextmanager
 def mounted_s3fs(server: LocalS3) -> Iterator[Path]:
-    """The bucket of `server`, mounted for the length of the block. Needs root and s3fs.
+    """Mount the bucket of `server` for one with-block. Requires root and s3fs.
 
-    `moto_s3` is a server for it. rclone's, `local_s3`, is not: there the object by which s3fs marks
-    a directory becomes a file, and nothing can be made in it. Raises UnavailableError.
+    Use the server of `moto_s3`. rclone's, `local_s3`, does not work: it stores the object that
+    marks an s3fs directory as a file, so nothing can be created in it. Raises UnavailableError.
     """
     program = shutil.which("s3fs")
     if program is None:
@@ -51,10 +51,10 @@ def mounted_s3fs(server: LocalS3) -> Iterator[Path]:
 
 
 def _wait(process: subprocess.Popen[bytes], at: Path, log: Path) -> None:
-    """Until it is mounted."""
+    """Wait until the bucket is mounted."""
     deadline = time.monotonic() + _PATIENCE_S
     while not at.is_mount():
         if process.poll() is not None or time.monotonic() > deadline:
-            said = " ".join(log.read_text(errors="replace").split())[-300:]
-            raise UnavailableError("s3fs", f"it does not mount ({said}).")
+            output = " ".join(log.read_text(errors="replace").split())[-300:]
+            raise UnavailableError("s3fs", f"it does not mount the bucket ({output}).")
         time.sleep(_INTERVAL_S)

@@ -1,17 +1,19 @@
-"""Saves checkpoint after checkpoint, each in a process of its own that may be killed in the middle.
+"""A process that saves checkpoints, each in a child process that it may kill during the save.
 
-Run by path, with one argument: a JSON object with `writer`, `options`, `factory` (empty, or
-`module:function`, which returns the writer's class), `path` (added to sys.path for it), `target`,
-`how` (write, stream or checkpoint) and `size` (bytes of a checkpoint, a multiple of 64).
+It is run by path, with one argument, a JSON object:
 
-On standard input it takes one JSON object a line:
-`number`, the checkpoint to save, of which every 8 bytes are that
-number; and the moment to kill at: `after_s` seconds after the phase `phase` was entered for the
-`entry`-th time, counted from 0; without a `phase` the save is let be. It answers with one line: the
-phases that were entered, each with its time, and the process's exit status as of waitpid.
+- `writer`, `options`: the registered writer and its options;
+- `factory`: empty, or `module:function`, which returns the writer's class;
+- `path`: added to sys.path for the factory;
+- `target`, `how` (write, stream or checkpoint) and `size` (bytes, a multiple of 64).
 
-What a save needs is imported once, and a save begins with a fork; there is but one thread then, and
-threads, rings and connections are the child's own. A kill costs a few milliseconds.
+Each line of standard input is a JSON object. `number` is the checkpoint to save; every 8 bytes of
+it are that number. The child is killed `after_s` seconds after it enters `phase` for the `entry`-th
+time, counted from 0. Without a `phase` the save runs to its end. The answer is one line: the phases
+that were entered with their times, and the exit status of the child as returned by waitpid.
+
+Everything is imported once, and each save is a fork, so that a kill costs only a few milliseconds.
+The process has one thread when it forks; threads, rings and connections belong to the child.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy would start threads, which no fork takes along
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy would start threads, which a fork does not copy
 
 import numpy as np
 
@@ -49,7 +51,7 @@ def _memory(number: int, size_bytes: int) -> Bytes:
 
 
 def _save(writer: Writer, order: dict[str, Any], number: int, note: Note) -> None:
-    """One save; `note` is told of every phase that begins."""
+    """Save once. `note` is called with each phase that begins."""
     target, size = order["target"], order["size"]
     if order["how"] == "write":
         writer.write(FileImage.of("model", [_memory(number, size)]), target)
@@ -70,8 +72,8 @@ def _staged(writer: Writer, final: str) -> StagedCheckpoint | StagedObjects:
     return StagedObjects(final, writer) if isinstance(writer, S3Writer) else StagedCheckpoint(final)
 
 
-def _watched(note: Note) -> None:
-    """Have every phase of every Meter told."""
+def _report_phases(note: Note) -> None:
+    """Call `note` at each phase of every Meter."""
     real = Meter.phase
 
     @contextmanager
@@ -83,21 +85,21 @@ def _watched(note: Note) -> None:
     Meter.phase = phase  # type: ignore[method-assign]
 
 
-def _child(writer: Writer, order: dict[str, Any], number: int, told: int) -> None:
-    """Save, and wait to be killed; never returns."""
+def _child(writer: Writer, order: dict[str, Any], number: int, pipe: int) -> None:
+    """Save, and wait to be killed. Never returns."""
 
     def note(name: str) -> None:
-        os.write(told, f"{name} {time.monotonic()}\n".encode())
+        os.write(pipe, f"{name} {time.monotonic()}\n".encode())
 
     try:
         note(STARTED)
-        _watched(note)
+        _report_phases(note)
         _save(writer, order, number, note)
         note(DONE)
-        os.close(told)
+        os.close(pipe)
         while True:
             signal.pause()
-    except BaseException:  # noqa: BLE001 -- whatever it is, the parent is told by the exit status
+    except BaseException:  # noqa: BLE001 -- the exit status reports any error to the parent
         traceback.print_exc()
     finally:
         os._exit(1)
@@ -105,16 +107,16 @@ def _child(writer: Writer, order: dict[str, Any], number: int, told: int) -> Non
 
 def _serve(writer: Writer, order: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose threads"
-    told, tell = os.pipe()
+    reading, writing = os.pipe()
     begun = time.monotonic()
     child = os.fork()
     if not child:
-        os.close(told)
-        _child(writer, order, request["number"], tell)
-    os.close(tell)
+        os.close(reading)
+        _child(writer, order, request["number"], writing)
+    os.close(writing)
     left = request.get("entry", 0)
     entered: list[tuple[str, float]] = []
-    with open(told) as lines:
+    with open(reading) as lines:
         for line in lines:
             name, at = line.split()
             entered.append((name, float(at) - begun))
@@ -123,7 +125,7 @@ def _serve(writer: Writer, order: dict[str, Any], request: dict[str, Any]) -> di
                     time.sleep(request["after_s"])
                     os.kill(child, signal.SIGKILL)
                 left -= 1
-        os.kill(child, signal.SIGKILL)  # of one that is done; the others have been
+        os.kill(child, signal.SIGKILL)  # a child that has finished its save waits for this
     _, status = os.waitpid(child, 0)
     return {"entered": entered, "status": status}
 
@@ -137,9 +139,9 @@ def main() -> None:
     else:
         writer = registry.make(order["writer"], **order["options"])
     if isinstance(writer, S3Writer):
-        _ = writer.client.boto3  # costs more than a save; it opens no connection yet
+        _ = writer.client.boto3  # creating it costs more than a save; it opens no connection yet
     else:
-        writer.require(order["target"])  # imports the rest
+        writer.require(order["target"])  # imports what a save needs
     for line in sys.stdin:
         sys.stdout.write(json.dumps(_serve(writer, order, json.loads(line))) + "\n")
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The suite: every check there is, and all of them on one writer."""
+"""The suite: the list of all checks, and a function that runs them on one writer."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _MODULES: tuple[ModuleType, ...] = (
 
 
 def writer_checks(*, stores: bool = True, large: bool = False) -> list[Check]:
-    """Every check for writers that store what they write, or for those that do not.
+    """Return every check for writers that store (or, with `stores=False`, for those that do not).
 
-    `large` gives those that move more than 2 GiB, and none of the others.
+    With `large`, return only the checks that move more than 2 GiB; without it, only the others.
     """
     every = [item for module in _MODULES for item in vars(module).values()]
     return [
@@ -43,16 +43,16 @@ def writer_checks(*, stores: bool = True, large: bool = False) -> list[Check]:
     ]
 
 
-def check_writer(make_writer: MakeWriter, place: str | Path) -> None:
-    """Try every check, each in a directory of its own below `place`.
+def check_writer(make_writer: MakeWriter, directory: str | Path) -> None:
+    """Run every check that is not large, each in its own directory below `directory`.
 
-    Raises an ExceptionGroup of what did not hold, each with its claim as a note.
+    Raises an ExceptionGroup of the errors, each with the claim of its check as a note.
     """
     failures: list[Exception] = []
     for item in writer_checks(stores=make_writer().stores):
         try:
-            item(make_writer, place)
-        except Exception as error:  # noqa: BLE001 -- all are reported together
+            item(make_writer, directory)
+        except Exception as error:  # noqa: BLE001 -- all errors are raised together
             error.add_note(f"{item.name}: {item.claim}")
             failures.append(error)
     if failures:

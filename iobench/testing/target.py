@@ -1,4 +1,4 @@
-"""TestTarget: where the files of one check are, seen without the writer under test."""
+"""TestTarget: the files of one check, accessed without the writer under test."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ _FUSE_RELEASES_WITHIN_S = 10.0
 
 
 class TestTarget(Protocol):
-    """An empty target of its own for each check. Implement it for targets that are no directory."""
+    """An empty target for one check. Implement it for targets that are not directories."""
 
     @property
     def target(self) -> str:
-        """What a writer's `write`, `read` and `available` are given."""
+        """The argument for a writer's `write`, `read` and `available`."""
 
     def locate(self, name: str) -> str:
-        """What a writer's `open` is given for the file `name`."""
+        """Return the argument for a writer's `open` to the file `name`."""
 
     def stored(self, name: str) -> bytes | None:
-        """The bytes under `name`; None when nothing is there."""
+        """Return the bytes under `name`, or None if it does not exist."""
 
     def put(self, name: str, data: bytes) -> None:
-        """Have exactly `data` under `name`."""
+        """Store exactly `data` under `name`."""
 
     def names(self) -> set[str]:
-        """Every name in the target, hidden and temporary ones too, but not those of directories."""
+        """Return every name, including hidden and temporary ones, but without directories."""
 
 
-# pytest collects imported classes whose name begins with Test, and warns of this one. Set here, as
-# an attribute in the body would be a member of the protocol.
+# pytest collects imported classes whose name begins with Test, and warns about this one. It is set
+# here because an attribute in the body would be a member of the protocol.
 TestTarget.__test__ = False  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
 class Directory:
-    """A directory of a mounted file system; made when it is missing."""
+    """A directory of a mounted file system. It is created if it is missing."""
 
     path: Path
 
@@ -63,10 +63,10 @@ class Directory:
         (self.path / name).write_bytes(data)
 
     def names(self) -> set[str]:
-        """See `TestTarget`. On FUSE, a replaced file that was open stays until after its close.
+        """Return every name, see `TestTarget`. On FUSE, it first waits for hidden files to go.
 
-        The kernel does not wait for the file system to answer its RELEASE; until then libfuse keeps
-        the file as `.fuse_hidden...`. Those are waited for, and told if they stay.
+        libfuse keeps a replaced file that is open as `.fuse_hidden...`, until it has handled the
+        RELEASE of its close. The kernel does not wait for that. A file that stays is returned.
         """
         until = time.monotonic() + _FUSE_RELEASES_WITHIN_S
         while _is_hidden_by_fuse(found := self._names()) and time.monotonic() < until:

@@ -1,1 +1,85 @@
-"""Writers: a file image to storage and back, by one I/O path each. The ground floor."""
+"""Writers: each one moves file images to and from storage by one I/O path.
+
+The names below are what an author of a writer needs; docs/writers.md shows how to use them. Each is
+imported when it is used, so that `import iobench.writers` loads nothing else.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from iobench.writers.availability import Availability
+    from iobench.writers.base import Writer
+    from iobench.writers.blocks.workers import BlockPool, Blocks, run_workers
+    from iobench.writers.device.staging import staged
+    from iobench.writers.image import Bytes, FileImage, Segment
+    from iobench.writers.local.new_file import NewFile, try_directory
+    from iobench.writers.local.page_cache import CachedStream
+    from iobench.writers.local.posix import PosixWriter, pread_all, pwrite_all, transfer_errors
+    from iobench.writers.local.sinks import PlainSink, Sink
+    from iobench.writers.options import WriterOptions, option
+    from iobench.writers.source import LocalSource, RangeSource, Source
+    from iobench.writers.stream import Stream
+    from iobench.writers.transfer import Fallback, Meter, PathCount, Transfer
+
+__all__ = [
+    "Availability",
+    "BlockPool",
+    "Blocks",
+    "Bytes",
+    "CachedStream",
+    "Fallback",
+    "FileImage",
+    "LocalSource",
+    "Meter",
+    "NewFile",
+    "PathCount",
+    "PlainSink",
+    "PosixWriter",
+    "RangeSource",
+    "Segment",
+    "Sink",
+    "Source",
+    "Stream",
+    "Transfer",
+    "Writer",
+    "WriterOptions",
+    "option",
+    "pread_all",
+    "pwrite_all",
+    "run_workers",
+    "staged",
+    "transfer_errors",
+    "try_directory",
+]
+
+_MODULES = {
+    "availability": ("Availability",),
+    "base": ("Writer",),
+    "blocks.workers": ("BlockPool", "Blocks", "run_workers"),
+    "device.staging": ("staged",),
+    "image": ("Bytes", "FileImage", "Segment"),
+    "local.new_file": ("NewFile", "try_directory"),
+    "local.page_cache": ("CachedStream",),
+    "local.posix": ("PosixWriter", "pread_all", "pwrite_all", "transfer_errors"),
+    "local.sinks": ("PlainSink", "Sink"),
+    "options": ("WriterOptions", "option"),
+    "source": ("LocalSource", "RangeSource", "Source"),
+    "stream": ("Stream",),
+    "transfer": ("Fallback", "Meter", "PathCount", "Transfer"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    # Submodules must raise AttributeError here: `from iobench.writers import registry` then
+    # imports the module.
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,4 +1,4 @@
-"""The `aiofiles` writer: the asyncio path, as many Python services write files."""
+"""The `aiofiles` writer: reads and writes with asyncio, like many Python services."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ class AiofilesOptions(WriterOptions):
         help="bytes of one awaited read or write",
     )
     iodepth: int = option(
-        2, low=1, high=256, search=(1, 2, 4), help="blocks of one file in flight, a handle each"
+        2, low=1, high=256, search=(1, 2, 4), help="blocks of one file in flight, one handle each"
     )
     files: int = option(4, low=1, high=256, search=(1, 4, 16), help="files in flight in write_many")
     fallocate: bool = option(False, search=(False, True), help="reserve the space before writing")
 
 
 class AiofilesWriter(Writer):
-    """aiofiles: every read and write is a call in the event loop's thread pool.
+    """Reads and writes through aiofiles: each call runs in the event loop's thread pool.
 
-    From asynchronous code use `awrite` and `aread`. The ordinary methods run an event loop
-    of their own and raise UsageError where one is running already.
+    Asynchronous code calls `awrite`, `awrite_many` and `aread`. The ordinary methods run their own
+    event loop, and raise UsageError if the calling thread already runs one.
     """
 
     name = "aiofiles"
@@ -78,10 +78,11 @@ class AiofilesWriter(Writer):
         durable: bool = True,
         sync_directory: bool = True,
     ) -> Transfer:
-        """`write`, awaited.
+        """Like `write`, but awaitable.
 
-        When cancelled, it waits for the blocks in flight, whose memory is in use, removes what
-        it wrote and raises CancelledError; once the rename has begun the file is published whole.
+        When cancelled, it first waits for the blocks in flight, because their memory is in use. It
+        then removes the new file and raises CancelledError. Once the rename has begun, the whole
+        file is published.
         """
         meter = self._meter()
         await self._awrite(image, target, durable, durable and sync_directory, meter)
@@ -95,14 +96,14 @@ class AiofilesWriter(Writer):
         durable: bool = True,
         sync_directory: bool = True,
     ) -> Transfer:
-        """`write_many`, awaited, with the option's number of files in flight."""
+        """Like `write_many`, but awaitable, with the option `files` as the files in flight."""
         meter, listed = self._meter(), list(images)
         names: dict[str, None] = {}
 
         async def work(numbers: Blocks, own: Meter) -> None:
             for number, _ in numbers:
-                gained = await self._awrite(listed[number], target, durable, False, own)
-                names.update(dict.fromkeys(gained))
+                changed = await self._awrite(listed[number], target, durable, False, own)
+                names.update(dict.fromkeys(changed))
 
         tasks = min(self.options.files, len(listed))
         await run_tasks(tasks, Blocks(0, len(listed), 1), work, meter)
@@ -116,7 +117,7 @@ class AiofilesWriter(Writer):
     async def aread(
         self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
     ) -> Transfer:
-        """`read`, awaited. When cancelled, it waits for the blocks in flight first."""
+        """Like `read`, but awaitable. When cancelled, it first waits for the blocks in flight."""
         meter = self._meter()
         start, stop = self._range_to_fill(image, start, stop)
         path = os.path.join(target, image.path)
@@ -177,7 +178,7 @@ class AiofilesWriter(Writer):
     async def _awrite(
         self, image: FileImage, target: str | Path, durable: bool, sync_names: bool, meter: Meter
     ) -> list[str]:
-        """Write and publish one file; the directories that gained a name."""
+        """Write and publish one file. Return the directories that have a new entry."""
         path = os.path.join(target, image.path)
         with transfer_errors("writing", path):
             creating = functools.partial(NewFile, path, 0, meter)
@@ -233,7 +234,7 @@ def _run(moving: Coroutine[Any, Any, Transfer]) -> Transfer:
 
 @asynccontextmanager
 async def _handle(path: str, mode: Any) -> AsyncIterator[Any]:
-    """An unbuffered handle of its own: seek and write of one are two calls, so none is shared."""
+    """Open an unbuffered handle. Tasks cannot share one, as seek and write are separate calls."""
     handle = await finish_first(
         aiofiles.open(path, mode, buffering=0), lambda opened: opened._file.close()
     )
@@ -246,7 +247,7 @@ async def _handle(path: str, mode: Any) -> AsyncIterator[Any]:
 async def _enter(
     held: contextlib.ExitStack, entering: AbstractContextManager[list[Bytes]], *, waits: bool
 ) -> list[Bytes]:
-    """Enter, in a thread where it waits for a device."""
+    """Enter a context manager, in a thread if it waits for a device."""
     if not waits:
         return held.enter_context(entering)
     return await in_thread(functools.partial(held.enter_context, entering))

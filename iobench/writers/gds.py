@@ -1,4 +1,4 @@
-"""The `gds` writer: between CUDA memory and storage by cuFile (GPUDirect Storage)."""
+"""The `gds` writer: moves bytes between CUDA memory and storage by cuFile (GPUDirect Storage)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from iobench.units import GIB, KIB, MIB
 from iobench.writers.availability import Availability
 from iobench.writers.blocks.workers import Blocks
 from iobench.writers.device.base import Device, DeviceBytes
-from iobench.writers.device.cufile import CuFile, cufile_lacks, open_cufile
+from iobench.writers.device.cufile import CuFile, cufile_missing, open_cufile
 from iobench.writers.device.staging import StagedImage
 from iobench.writers.direct.engine import BlockingEngine
 from iobench.writers.image import FileImage
@@ -50,13 +50,13 @@ class GdsOptions(ODirectOptions):
 
 
 class GdsWriter(ODirectWriter):
-    """Each worker gathers the next block on the GPU and has cuFile write it from there.
+    """Workers gather blocks in GPU memory, and cuFile writes them from there.
 
-    A block is memory of the GPU that is registered with cuFile and kept for the next transfer, so
-    every operation is aligned, whatever the tensors' sizes; the copy within the GPU costs some
-    hundredths of the time over PCIe. The tail is padded, written and cut off again. Blocks without
-    any device memory, and streams, go as `odirect` has them go. Where cuFile itself goes through
-    host memory (compatibility mode), the Transfer has a fallback with the reason.
+    A block is GPU memory that is registered with cuFile and kept for the next transfer. Every
+    operation is therefore aligned, whatever the sizes of the tensors. The copy within the GPU takes
+    a few hundredths of the time over PCIe. The tail is padded, written and truncated. Blocks
+    without device memory, and streams, use the path of `odirect`. If cuFile goes through host
+    memory (compatibility mode), the Transfer has a fallback with the reason.
     """
 
     name = "gds"
@@ -69,9 +69,9 @@ class GdsWriter(ODirectWriter):
         self._blocks = _DeviceBlocks(self.options.block_size)
 
     def available(self, target: str | Path = ".") -> Availability:
-        lacks = cufile_lacks()
-        if lacks is not None:
-            return Availability(ok=False, reason=lacks[0], remedy=lacks[1])
+        missing = cufile_missing()
+        if missing is not None:
+            return Availability(ok=False, reason=missing[0], remedy=missing[1])
         try:
             cufile = open_cufile()
         except UnavailableError as error:
@@ -102,10 +102,10 @@ class GdsWriter(ODirectWriter):
         move: Callable[[_CuFileEngine, StagedImage, int, int], None],
         meter: Meter,
     ) -> bool:
-        """Move [start, stop) by blocks. False, and a fallback, where cuFile cannot."""
+        """Move [start, stop) in blocks. If cuFile cannot, record a fallback and return False."""
         if not isinstance(image, StagedImage):
             if stop > start:
-                meter.fell_back("gds", "direct", "the memory is the host's, not a GPU's")
+                meter.fell_back("gds", "direct", "the image is in host memory, not in a GPU's")
             return False
         cufile = open_cufile()
         direct = DirectFile(fd=fd, alignment=self._alignment(fd))
@@ -134,7 +134,7 @@ class GdsWriter(ODirectWriter):
             self._run(start - start % unit, stop, work, meter)
             through_host = cufile.host_operations() - before
             if through_host and not cufile.compatibility_reason:
-                reason = f"cuFile made {through_host} operations of this file so (its statistics)"
+                reason = f"cuFile's statistics count {through_host} operations through the host"
                 meter.fell_back("gds", _COMPAT, reason)
         return True
 
@@ -195,7 +195,7 @@ class _CuFileEngine:
         self._meter.count("gds", stop - begin, calls)
 
     def _block_for(self, image: FileImage, start: int, stop: int) -> DeviceBytes | None:
-        """A block on the device that has the first of the bytes that a device has, if one has."""
+        """Return a block on the device of the first device bytes in the range, or None."""
         for piece in image.pieces(start, stop):
             if isinstance(piece, DeviceBytes):
                 if piece.device not in self._on:
@@ -205,15 +205,15 @@ class _CuFileEngine:
 
 
 class _DeviceBlocks:
-    """Blocks of GPU memory, registered with cuFile as long as their writer lives."""
+    """Blocks of GPU memory that are registered with cuFile as long as their writer exists."""
 
     def __init__(self, size_bytes: int) -> None:
         self._size = size_bytes
-        self._free: dict[Device, list[DeviceBytes]] = {}  # without a lock, like BlockPool
+        self._free: dict[Device, list[DeviceBytes]] = {}  # no lock, like BlockPool: atomic calls
 
     @contextlib.contextmanager
     def block(self, cufile: CuFile, device: Device, meter: Meter) -> Iterator[DeviceBytes]:
-        """A block for the length of a `with`; one that cannot be registered is a fallback."""
+        """Yield a block for one with-block. A block that cuFile cannot register is a fallback."""
         kept = self._free.setdefault(device, [])
         try:
             block = kept.pop()

@@ -1,4 +1,4 @@
-"""The `s3` writer: multipart uploads and ranged GETs, many at once, checksums end to end."""
+"""The `s3` writer: parallel multipart uploads and ranged GETs with end-to-end checksums."""
 
 from __future__ import annotations
 
@@ -32,17 +32,18 @@ from iobench.writers.transfer import Meter, Transfer
 
 __all__ = ["S3Options", "S3Writer"]
 
-_TINY = 64 * KIB  # segments shorter than this on average are put together first
+_TINY = 64 * KIB  # segments shorter than this on average are gathered into one block first
 _PROBE = ".iobench-probe"
 
 
 class S3Writer(Writer):
-    """Objects in a store that speaks S3. Targets are `s3://bucket/prefix`, or a key for `open`.
+    """Writes and reads objects in an S3 store.
 
-    Durable means: the store answered 200 to CompleteMultipartUpload (or PutObject) with an ETag,
-    and the checksum that it returns, then or by HeadObject, is ours. `durable=False` changes
-    nothing but the label. A failed or interrupted write is aborted: the key keeps what it had, and
-    no upload stays behind.
+    Targets are `s3://bucket/prefix`, or `s3://bucket/key` for `open`. A durable write has three
+    proofs: the store answers 200 to CompleteMultipartUpload (or PutObject), the answer has an ETag,
+    and the checksum that the store returns is ours. A store that returns no checksum is a recorded
+    fallback. `durable=False` changes only the label of the Transfer. A failed or interrupted write
+    is aborted: the key keeps its old object, and no upload is left behind.
     """
 
     name = "s3"
@@ -57,7 +58,7 @@ class S3Writer(Writer):
 
     @property
     def client(self) -> S3Client:
-        """The client that this writer uses, for what it does not do itself: lists, deletions."""
+        """The client of this writer, for requests that a writer does not make: lists, deletions."""
         return self._client
 
     def write(
@@ -110,7 +111,7 @@ class S3Writer(Writer):
                 meter.fell_back(
                     "the object's checksum compared on restore",
                     "its size and ETag",
-                    "the server tells no checksum of the whole object",
+                    "the server returns no checksum of the whole object",
                 )
         return meter.transfer(self.name, "read", stop - start, durable=True)
 
@@ -131,8 +132,8 @@ class S3Writer(Writer):
         if not is_s3(target):
             return Availability(
                 ok=False,
-                reason="it stores in buckets, and the target is a directory.",
-                remedy="Give --target s3://bucket/prefix, or --s3-local to iobench run.",
+                reason="it writes to buckets, but the target is a directory.",
+                remedy="Give --target s3://bucket/prefix, or use --s3-local with iobench run.",
             )
         try:
             self._probe(S3Target.parse(target))
@@ -142,7 +143,7 @@ class S3Writer(Writer):
         return Availability(ok=True)
 
     def require(self, target: str | Path) -> None:
-        """As `available` tries it; a bucket that there is not is a TargetError."""
+        """Probe the target like `available`. Raises TargetError if the bucket does not exist."""
         self.check_scheme(target)
         if reason := boto3_missing():
             raise UnavailableError(self.name, reason, INSTALL)
@@ -189,10 +190,10 @@ class S3Writer(Writer):
 
 
 class _Parts(Blocks):
-    """Parts of a transfer that is given up when they are cancelled.
+    """Parts of one transfer. Cancelling them also ends the waits between attempts.
 
-    `run_workers` cancels once it has noted a failure: what the others raise, as their waits for
-    another attempt end, comes after it.
+    `run_workers` records a failure before it cancels. The errors of workers whose waits end early
+    therefore follow the first failure.
     """
 
     def __init__(self, start: int, stop: int, size: int, given_up: threading.Event) -> None:
@@ -209,7 +210,7 @@ class _Parts(Blocks):
 def _outgoing(
     image: FileImage, start: int, stop: int, staging: list[Bytes], meter: Meter
 ) -> Iterator[list[Bytes]]:
-    """The bytes [start, stop) as they lie, or put together in one block when cut too small."""
+    """Yield the bytes [start, stop) as views, or gathered into one block if the views are tiny."""
     with image.outgoing(start, stop, meter) as views:
         if _are_tiny(views, stop - start):
             block = _staging(staging, stop - start)
@@ -224,7 +225,7 @@ def _are_tiny(views: list[Bytes], size_bytes: int) -> bool:
 
 
 def _staging(kept: list[Bytes], size_bytes: int) -> Bytes:
-    """A block of `size_bytes`, kept by one worker from part to part."""
+    """Return a block of `size_bytes`. One worker reuses it for all of its parts."""
     if not kept or len(kept[0]) < size_bytes:
         kept[:] = [np.empty(size_bytes, dtype=np.uint8)]
     return kept[0][:size_bytes]

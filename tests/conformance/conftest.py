@@ -1,4 +1,4 @@
-"""Which writers, at which settings, on which file systems."""
+"""The file systems of the conformance tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KINDS = ("tmpfs", "ext4", "xfs", "btrfs", "overlay", "fuse")
 
 @pytest.fixture(params=[pytest.param(kind, marks=pytest.mark.root) for kind in _KINDS])
 def mounted(request: pytest.FixtureRequest, shared_filesystems, tmp_path: Path) -> Path:
-    """An empty directory on a file system of each kind, the same one for all tests."""
+    """An empty directory on a file system of each kind. All tests share the file systems."""
     root = _mounted(request.param, shared_filesystems)
     directory = root / tmp_path.name
     directory.mkdir()

@@ -1,4 +1,4 @@
-"""Every writer against the whole suite, with the memory of all images on a (fake) device."""
+"""Every writer passes the whole suite with the memory of all images on a fake device."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _cases() -> Iterator[object]:
 def test_files(
     item: Check, name: str, options: dict[str, object], mixed: bool, tmp_path: Path
 ) -> None:
-    """Each claim holds for device memory, all of it pinned on its way, and no copy is left over."""
+    """Each claim holds for device memory; every copy uses pinned memory, and none is left over."""
     device = FakeDevice()
     make = functools.partial(on_device(registry.writer_class(name), device, mixed=mixed), **options)
     answer = make().available(tmp_path)
@@ -62,7 +62,7 @@ def bucket() -> Iterator[str]:
 
 @pytest.mark.parametrize("item", [pytest.param(item, id=str(item)) for item in writer_checks()])
 def test_buckets(item: Check, bucket: str) -> None:
-    """The same through s3, in parts of 5 MiB."""
+    """The same for `s3`, with parts of 5 MiB."""
     device = FakeDevice()
     kind = on_device(registry.writer_class("s3"), device, mixed=True)
     item(functools.partial(kind, part_size="5MiB"), Bucket(f"{bucket}/device/{item}"))

@@ -1,4 +1,4 @@
-"""The checks that move more than 2 GiB: of files on tmpfs, so that no disk is worn; of objects."""
+"""The checks that move more than 2 GiB: files on tmpfs, which wears no disk, and objects."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from iobench.writers.image import Bytes
 
 @pytest.fixture
 def tmpfs(new_filesystem) -> Path:
-    """A tmpfs for one file of 2 GiB, where the memory for it is free."""
+    """A tmpfs for one file of 2 GiB, if enough memory is free."""
     free = next(
         int(line.split()[1]) * 1024
         for line in Path("/proc/meminfo").read_text().splitlines()
         if line.startswith("MemAvailable:")
     )
     if free < 6 * GIB:
-        pytest.skip(f"wants 6 GiB of free memory, {free // MIB} MiB are free")
+        pytest.skip(f"needs 6 GiB of free memory, {free // MIB} MiB are free")
     return new_filesystem("tmpfs", 2 * GIB + 64 * MIB)
 
 
@@ -44,7 +44,7 @@ def test_large(item: Check, name: str, tmpfs: Path) -> None:
 
 
 class _InPlace(FakeDevice):
-    """One whose memory is the host's own: 2 GiB are not to be copied there and back."""
+    """A device that uses the memory of the image itself, as a copy of 2 GiB takes too long."""
 
     def upload(self, data: Bytes) -> FakeBytes:
         return FakeBytes(self, data)
@@ -57,9 +57,9 @@ class _InPlace(FakeDevice):
 @pytest.mark.root
 @pytest.mark.parametrize("item", writer_checks(large=True), ids=str)
 def test_large_by_gds(item: Check, tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each large claim holds for gds, played."""
+    """Each large claim holds for `gds` with a fake cuFile."""
     fake = FakeCuFile()
-    monkeypatch.setattr(gds, "cufile_lacks", lambda: None)
+    monkeypatch.setattr(gds, "cufile_missing", lambda: None)
     monkeypatch.setattr(gds, "open_cufile", functools.cache(lambda: CuFile(fake)))
     make = on_device(gds.GdsWriter, _InPlace())
     item(make, tmpfs)
@@ -68,7 +68,7 @@ def test_large_by_gds(item: Check, tmpfs: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("item", writer_checks(large=True, stores=False), ids=str)
 def test_large_unstored(item: Check, tmp_path: Path) -> None:
-    """Each large claim that makes sense without storage holds for `null`."""
+    """Each large claim that does not need storage holds for `null`."""
     item(lambda: registry.make("null", threads=2), tmp_path)
 
 
@@ -77,7 +77,7 @@ def test_large_object(item: Check) -> None:
     """Each large claim holds in a bucket; the server keeps the object on disk."""
     with tempfile.TemporaryDirectory() as room:
         if shutil.disk_usage(room).free < 6 * GIB:
-            pytest.skip("wants 6 GiB of free disk")
+            pytest.skip("needs 6 GiB of free disk space")
     try:
         with local_s3() as server, server.active():
             item(lambda: registry.make("s3"), Bucket(f"{server.target}/large"))

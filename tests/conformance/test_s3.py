@@ -1,4 +1,4 @@
-"""The writer `s3` against every claim of the conformance suite, over two servers."""
+"""The writer `s3` passes the conformance suite with two servers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _CASES = [
     pytest.param(server, options, id=",".join([server, *(f"{k}={v}" for k, v in options.items())]))
     for server in _SERVERS
     for options in _SETTINGS
-    # moto gives multipart objects a CRC32C that is not the one of their bytes.
+    # moto returns a CRC32C for multipart objects that does not match their bytes.
     if (server, options.get("checksum")) != ("moto", "crc32c")
 ]
 
 
 @pytest.fixture(scope="module")
 def server(request: pytest.FixtureRequest) -> Iterator[LocalS3]:
-    """Each of the two servers, for all tests of this file."""
+    """Each of the two servers, shared by all tests of this file."""
     try:
         with _SERVERS[request.param]() as running:
             yield running
@@ -42,5 +42,5 @@ def server(request: pytest.FixtureRequest) -> Iterator[LocalS3]:
 def test_s3(item: Check, options: dict[str, object], server: LocalS3) -> None:
     """Each claim holds in a bucket."""
     with server.active():
-        place = Bucket(f"{server.target}/{item.name}-{secrets.token_hex(4)}")
-        item(functools.partial(registry.make, "s3", **options), place)
+        prefix = Bucket(f"{server.target}/{item.name}-{secrets.token_hex(4)}")
+        item(functools.partial(registry.make, "s3", **options), prefix)

@@ -1,6 +1,8 @@
-"""The writers of files in a bucket that s3fs has mounted: FUSE with an object store behind it.
+"""The writers of files on a bucket mounted by s3fs, which is FUSE over an object store.
 
-A choice of the suite, as every file costs ten requests or more; `check_writer` tries all of it."""
+It runs a selection of the suite, because every file costs ten requests or more. `check_writer` runs
+all of it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ _SETTINGS: dict[str, dict[str, object]] = {
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[Path]:
-    """A bucket of moto's server as a directory."""
+    """A bucket of moto's server, mounted as a directory."""
     if os.geteuid() != 0:
         pytest.skip("mounting needs root")
     try:
@@ -47,7 +49,7 @@ def bucket() -> Iterator[Path]:
 @pytest.mark.parametrize("name", _SETTINGS)
 @pytest.mark.parametrize("item", [c for c in writer_checks() if c.name in _ONLY], ids=str)
 def test_s3fs(item: Check, name: str, bucket: Path) -> None:
-    """Each claim holds there too."""
+    """Each selected claim holds on s3fs."""
     make = functools.partial(registry.make, name, block_size="64KiB", **_SETTINGS[name])
     answer = make().available(bucket)
     if not answer.ok:

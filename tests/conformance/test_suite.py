@@ -1,4 +1,4 @@
-"""The suite itself: broken writers fail it, each at the claim that it breaks."""
+"""The suite itself: each broken writer fails at the claim that it breaks."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class _ClosesWhateverHappens(BufferedWriter):
     ],
 )
 def test_a_broken_writer_fails(writer: type, names: list[str], tmp_path: Path) -> None:
-    """A writer with one fault raises AssertionError at the claims that the fault breaks."""
+    """A writer with one fault raises AssertionError in the checks of the broken claims."""
     _LeaksAThread.ended.clear()
     for name in names:
         with pytest.raises(AssertionError):
@@ -117,8 +117,8 @@ def test_a_broken_writer_fails(writer: type, names: list[str], tmp_path: Path) -
     _LeaksAThread.ended.set()
 
 
-def test_by_hand(tmp_path: Path) -> None:
-    """check_writer passes a good writer, and tells a broken one every claim that it breaks."""
+def test_check_writer(tmp_path: Path) -> None:
+    """check_writer passes a correct writer, and names every claim that a broken one breaks."""
     check_writer(NullWriter, tmp_path / "good")
     with pytest.raises(ExceptionGroup) as caught:
         check_writer(_AlwaysDurable, tmp_path / "broken")
@@ -127,8 +127,8 @@ def test_by_hand(tmp_path: Path) -> None:
 
 
 def test_storage_checks_refuse_a_writer_that_stores_nothing(tmp_path: Path) -> None:
-    """A claim about stored bytes is not silently true of a writer that stores none."""
-    with pytest.raises(AssertionError, match="no claim about 'null'"):
+    """A check of stored bytes does not silently pass for a writer that stores none."""
+    with pytest.raises(AssertionError, match="does not apply to 'null'"):
         _CHECKS["nested_paths"](NullWriter, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Every registered writer, at several settings, against every claim of the conformance suite."""
+"""Every registered writer, with several settings, passes the conformance suite."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ _SETTINGS = {
         {"block_size": "1MiB", "fallocate": False},
     ),
     "null": ({}, {"block_size": "4KiB", "threads": 3}),
-    "s3": (),  # in test_s3.py, over servers
-    "gds": (),  # in unit/writers/test_gds.py, played; on a GPU in integration/test_gpu.py
+    "s3": (),  # in test_s3.py, with servers
+    "gds": (),  # in unit/writers/test_gds.py with a fake; on a GPU in integration/test_gpu.py
 }
-# On every kind of file system: each writer with its first setting here, against every claim; with
-# the others, against the claims about bytes, memory, reads, streams and failures. What the rest
-# claims (torch, options, threads, many files) may depend on the setting or on the file system, but
-# not on both together: `test_here` tries it with every setting.
+# Settings for every kind of file system. The first one of each writer runs every check; the others
+# run those of bytes, memory, reads, streams and failures. The remaining claims (torch, options,
+# threads, many files) may depend on the setting or on the file system, but not on both together:
+# `test_here` runs them with every setting.
 _ELSEWHERE = {
     **dict.fromkeys(
         ("buffered", "uncached", "odirect"),
@@ -94,7 +94,7 @@ def _cases(
 
 
 def test_no_writer_is_forgotten() -> None:
-    """Every registered writer has settings here, so none goes without the suite."""
+    """Every registered writer has settings here, so the suite covers each of them."""
     assert set(_SETTINGS) == set(registry.names())
 
 
@@ -108,7 +108,7 @@ def test_here(item: Check, name: str, options: dict[str, object], tmp_path: Path
 
 @pytest.mark.parametrize(("item", "name", "options"), _cases(_ELSEWHERE, _ONLY_FIRST))
 def test_mounted(item: Check, name: str, options: dict[str, object], mounted: Path) -> None:
-    """Each claim holds on every kind of file system that can be had here."""
+    """Each claim holds on every kind of file system that is available here."""
     make = functools.partial(registry.make, name, **options)
     _require(make, mounted)
     item(make, mounted)

@@ -66,7 +66,7 @@ def make(name: str, device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> Call
     kind = registry.writer_class(name)
     if name == "gds":
         fake = FakeCuFile()
-        monkeypatch.setattr(gds, "cufile_lacks", lambda: None)
+        monkeypatch.setattr(gds, "cufile_missing", lambda: None)
         monkeypatch.setattr(gds, "open_cufile", functools.cache(lambda: CuFile(fake)))
         kind = on_device(kind, device)
 

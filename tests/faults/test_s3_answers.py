@@ -18,7 +18,7 @@ from iobench.units import MIB
 from iobench.writers.blocks.workers import Blocks
 from iobench.writers.image import FileImage
 from iobench.writers.s3 import S3Writer
-from iobench.writers.s3_store.errors import having
+from iobench.writers.s3_store.errors import require_fields
 from iobench.writers.s3_store.retry import RetryPolicy
 
 _TARGET = "s3://bucket/run"
@@ -261,6 +261,6 @@ def test_the_first_failure_is_the_one_that_is_raised(
 
 def test_what_an_answer_lacks() -> None:
     """Zero is a value, an empty text is none."""
-    assert having({"ContentLength": 0}, "ContentLength") == {"ContentLength": 0}
+    assert require_fields({"ContentLength": 0}, "ContentLength") == {"ContentLength": 0}
     with pytest.raises(OSError, match="no ETag"):
-        having({"ETag": ""}, "ETag")
+        require_fields({"ETag": ""}, "ETag")

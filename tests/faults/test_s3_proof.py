@@ -104,7 +104,7 @@ def test_a_lost_answer_without_any_proof(server, writer, s3_save) -> None:
     server.fail("head", answer(403, "AccessDenied"), times=99)
     with pytest.raises(TransferError, match="completing the upload") as caught:
         s3_save(writer, "write", _DATA)
-    assert "what it holds is not known" in caught.value.__notes__[0]
+    assert "its content is not known" in caught.value.__notes__[0]
     assert "delete" not in server.seen
     assert not server.uploads
 

@@ -1,7 +1,7 @@
-"""FakeCuFile: the functions of cuda.bindings.cufile, over the memory of a FakeDevice.
+"""FakeCuFile: the functions of cuda.bindings.cufile for the memory of a FakeDevice.
 
-What it reads and writes are real files, by pread and pwrite. It insists on what cuFile needs: a
-registered file, aligned offsets, lengths and addresses, registered memory.
+It reads and writes real files with pread and pwrite. It checks cuFile's requirements: a registered
+file, registered memory, and aligned offsets, lengths and addresses.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _OpError(IntEnum):
 class _CuFileError(Exception):
     def __init__(self, status: int, cu_err: int | None = None) -> None:
         self.status, self.cuda_error = status, cu_err
-        known = _OpError(status)  # ValueError for an errno, as the bindings have it
+        known = _OpError(status)  # ValueError for an errno, like the bindings
         super().__init__(f"{known.name} ({status})")
 
 
@@ -81,18 +81,18 @@ class _StatsLevel3:
 
 @dataclass(frozen=True)
 class Fails:
-    """An operation that fails: with a status of cuFile, or with -1 and that errno."""
+    """The result of an operation that raises cuFileError; ValueError if the status is an errno."""
 
     status: int
 
 
 class FakeCuFile:
-    """Stands for the module. Attributes choose what goes wrong.
+    """A double of the module. Its attributes select the faults.
 
-    `nvfs` is nvidia-fs's version, (0, 0) when it is not loaded; `posix` has every operation go
-    through the host, as the statistics tell. `most` limits the bytes of one operation. `refuse`
-    maps a function's name to the status that it fails with, `answer` those of `read` and `write` to
-    what the next calls do in place of moving anything: return a number, or raise, for `Fails`.
+    `nvfs` is the version of nvidia-fs, (0, 0) if it is not loaded. With `posix`, the statistics
+    report every operation as one through the host. `most` limits the bytes of one operation.
+    `refuse` maps a function's name to the status that it fails with. `answer` maps `read` and
+    `write` to the results of their next calls, which move nothing: a number to return, or `Fails`.
     """
 
     Descr, StatsLevel3 = _Descr, _StatsLevel3
@@ -126,7 +126,7 @@ class FakeCuFile:
         return 1200
 
     def driver_open(self) -> None:
-        self._maybe("driver_open")
+        self._refuse_if_asked("driver_open")
         self.opened += 1
 
     def driver_get_properties(self, props: int) -> None:
@@ -151,22 +151,22 @@ class FakeCuFile:
 
     def handle_register(self, descr: int) -> int:
         self._needs_driver()
-        self._maybe("handle_register")
-        told = _Descr.from_address(descr)
-        assert told.type == _FileHandleType.OPAQUE_FD
-        os.fstat(told.handle.fd)
+        self._refuse_if_asked("handle_register")
+        given = _Descr.from_address(descr)
+        assert given.type == _FileHandleType.OPAQUE_FD
+        os.fstat(given.handle.fd)
         with self._lock:
-            assert told.handle.fd not in self.files.values(), "registered twice"
+            assert given.handle.fd not in self.files.values(), "registered twice"
             self._next += 1
-            self.files[self._next] = told.handle.fd
+            self.files[self._next] = given.handle.fd
             return self._next
 
     def handle_deregister(self, fh: int) -> None:
-        os.fstat(self.files.pop(fh))  # still open
+        os.fstat(self.files.pop(fh))  # raises if it is closed already
 
     def buf_register(self, buf_ptr_base: int, length: int, flags: int) -> None:
         assert flags == 0
-        self._maybe("buf_register")
+        self._refuse_if_asked("buf_register")
         assert buf_ptr_base % linux.PAGE == 0
         assert buf_ptr_base not in self.buffers, "registered twice"
         self.buffers[buf_ptr_base] = length
@@ -180,7 +180,7 @@ class FakeCuFile:
         memory = self._memory("write", fh, buf_ptr_base, size, file_offset, buf_ptr_offset)
         if isinstance(memory, int):
             return memory
-        return self._told(os.pwrite, self.files[fh], memory, file_offset)
+        return self._system_call(os.pwrite, self.files[fh], memory, file_offset)
 
     def read(
         self, fh: int, buf_ptr_base: int, size: int, file_offset: int, buf_ptr_offset: int
@@ -188,17 +188,17 @@ class FakeCuFile:
         memory = self._memory("read", fh, buf_ptr_base, size, file_offset, buf_ptr_offset)
         if isinstance(memory, int):
             return memory
-        return self._told(os.preadv, self.files[fh], [memory], file_offset)
+        return self._system_call(os.preadv, self.files[fh], [memory], file_offset)
 
-    def _told(self, call: Callable[..., int], *arguments: Any) -> int:
-        """What a system call moved; the kernel's errors as the bindings tell them."""
+    def _system_call(self, call: Callable[..., int], *arguments: Any) -> int:
+        """Return the bytes moved. Raises the kernel's errors as ValueError, like the bindings."""
         try:
             return call(*arguments)
         except OSError as error:
             raise ValueError(f"{error.errno} is not a valid OpError") from error
 
     def _memory(self, name: str, fh: int, base: int, size: int, offset: int, within: int) -> Any:
-        """The memory of an operation, or the result of one that moves nothing."""
+        """Return the memory of an operation, or the result of one that moves nothing."""
         with self._lock:
             self.operations += 1
             results = self.answer.get(name)
@@ -219,17 +219,17 @@ class FakeCuFile:
         if not self.opened:
             raise _CuFileError(_OpError.DRIVER_NOT_INITIALIZED)
 
-    def _maybe(self, name: str) -> None:
+    def _refuse_if_asked(self, name: str) -> None:
         if name in self.refuse:
             raise _CuFileError(self.refuse[name])
 
 
 def play_gds() -> type[Writer]:
-    """Have this process take a FakeCuFile for cuFile, for good; `gds` with images on a FakeDevice.
+    """Replace cuFile in this process by a FakeCuFile; return `gds` with images on a FakeDevice.
 
-    For the child processes of tests, which nobody else lives in.
+    The replacement is permanent, so call it only in a test's own child process.
     """
     cufile = CuFile(cast(Any, FakeCuFile()))
-    for name, played in {"cufile_lacks": lambda: None, "open_cufile": lambda: cufile}.items():
-        setattr(gds, name, played)
+    for name, fake in {"cufile_missing": lambda: None, "open_cufile": lambda: cufile}.items():
+        setattr(gds, name, fake)
     return on_device(gds.GdsWriter, FakeDevice())

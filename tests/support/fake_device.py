@@ -1,10 +1,10 @@
-"""FakeDevice: device memory without a device, which copies as late as it may.
+"""FakeDevice: device memory without a device. It copies as late as possible.
 
     make = functools.partial(on_device(MyWriter, FakeDevice()), threads=3)
     iobench.testing.check_writer(make, "/mnt/scratch")
 
-puts the memory of every image on the device first. A copy happens when somebody waits for it, and
-never before: what forgets to wait moves wrong bytes, every time.
+This first moves the memory of every image to the device. A copy is made only when a caller waits
+for it: code that forgets to wait always moves wrong bytes.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from iobench.writers.transfer import Transfer
 
 __all__ = ["FakeBytes", "FakeDevice", "on_device"]
 
-_NOT_YET = 0xDB  # what memory holds while the copy to it has not happened
+_NOT_YET = 0xDB  # the content of memory until the copy to it is made
 
 
 class FakeBytes(DeviceBytes):
-    """Memory of a FakeDevice. Only its lanes, `upload` and `download` look into it."""
+    """Memory of a FakeDevice. Only lanes, `upload` and `download` read and write it."""
 
     def __init__(self, device: Device, memory: Bytes, breaks_at: int | None = None) -> None:
         self.device, self.memory, self.breaks_at = device, memory, breaks_at
@@ -41,7 +41,7 @@ class FakeBytes(DeviceBytes):
 
     @property
     def tensor(self) -> Any:
-        """A CPU tensor on the memory, for who restores into tensors of this device."""
+        """A CPU tensor that shares the memory, for restores into tensors of this device."""
         import torch
 
         return torch.from_numpy(self.memory)
@@ -58,11 +58,11 @@ class FakeBytes(DeviceBytes):
     def check(self) -> None:
         """Raise TransferError when these bytes include the broken one."""
         if self.breaks_at is not None and 0 <= self.breaks_at < len(self):
-            raise TransferError("a byte of the device cannot be had")
+            raise TransferError("a byte of the device is broken")
 
 
 class _Stream:
-    """Operations in order, each done when somebody waits for it or for a later one."""
+    """Operations in order. Each is executed when a caller waits for it or for a later one."""
 
     def __init__(self) -> None:
         self._operations: list[Callable[[], None]] = []
@@ -84,7 +84,7 @@ class _Stream:
         return len(self) - self._done
 
     def run_to(self, position: int) -> None:
-        """Do what was queued before `position`. Raises what failed there, to each who waits."""
+        """Execute the operations before `position`. Raises their failure, to every caller."""
         with self._lock:
             while self._done < position:
                 self._done += 1
@@ -103,10 +103,10 @@ def _nothing() -> None:
 
 
 class FakeDevice(Device):
-    """A device whose memory is host memory that nobody may touch.
+    """A device whose memory is host memory that code under test must not access.
 
-    Counts `copies`, those of them that went through memory that was not pinned (`pageable`), and
-    the most copies that were ever queued at once (`most_pending`). `pinnable=False` refuses to pin.
+    It counts `copies`, memory of copies that was not pinned (`pageable`), and the most operations
+    that were ever queued at once (`most_pending`). With `pinnable=False` it refuses to pin.
     """
 
     def __init__(self, name: str = "fake:0", *, pinnable: bool = True) -> None:
@@ -121,14 +121,14 @@ class FakeDevice(Device):
 
     @property
     def stream(self) -> _Stream:
-        """What the calling thread has queued itself, as a trainer queues kernels."""
+        """The operations that the calling thread has queued, like a trainer's kernels."""
         if not hasattr(self._here, "stream"):
             self._here.stream = _Stream()
         return cast(_Stream, self._here.stream)
 
     @property
     def pending(self) -> int:
-        """Copies of all lanes that have not happened yet."""
+        """The number of operations of all lanes that are not executed yet."""
         return sum(lane.stream.pending for lane in self.lanes)
 
     def lane(self) -> _FakeLane:
@@ -152,21 +152,21 @@ class FakeDevice(Device):
         return FakeBytes(self, room[begin : begin + size_bytes])
 
     def upload(self, data: Bytes) -> FakeBytes:
-        """Device memory that holds `data` once the calling thread's stream has come so far."""
+        """Return device memory that holds `data` after the calling thread's queued operations."""
         memory = np.full(len(data), _NOT_YET, dtype=np.uint8)
         kept = data.copy()
         self.stream.queue(lambda: np.copyto(memory, kept))
         return FakeBytes(self, memory)
 
     def download(self, memory: FakeBytes) -> Bytes:
-        """What the calling thread sees in `memory`, behind what it queued itself."""
+        """Return the content of `memory` after all operations that the calling thread queued."""
         self.stream.run_to(len(self.stream))
         return memory.memory.copy()
 
     def is_pinned(self, block: Bytes) -> bool:
-        """Whether all of `block` lies in pinned memory."""
+        """Return whether all of `block` is in pinned memory."""
         at, length = block.ctypes.data, len(block)
-        known = self.pinned.copy()  # other workers pin meanwhile
+        known = self.pinned.copy()  # other workers may pin at the same time
         return any(s <= at and at + length <= s + size for s, size in known.items())
 
 
@@ -215,10 +215,10 @@ def _raw(memory: Memory) -> Bytes:
 
 
 def on_device(writer_class: type[Writer], device: Any, *, mixed: bool = False) -> type[Writer]:
-    """A kind of `writer_class` whose images have their memory on `device`, wherever they had it.
+    """Return a subclass of `writer_class` that moves the memory of its images to `device`.
 
-    What is written goes to the device first, what is read comes back from there. With `mixed`
-    every second segment stays on the host. `device` has `upload` and `download`, as FakeDevice.
+    A write uploads the image first, and a read downloads it afterwards. With `mixed`, every second
+    segment stays on the host. `device` has `upload` and `download` like FakeDevice.
     """
 
     class OnDevice(writer_class):  # type: ignore[valid-type, misc]
@@ -247,7 +247,7 @@ def on_device(writer_class: type[Writer], device: Any, *, mixed: bool = False) -
 
 
 def _lifted(image: FileImage, device: Any, mixed: bool) -> FileImage:
-    """The image with its memory on the device; one that has some there already as it is."""
+    """Return the image with its memory on the device; unchanged if some of it is there already."""
     if image.on_device:
         return image
     segments = []

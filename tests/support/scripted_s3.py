@@ -1,11 +1,11 @@
-"""ScriptedS3: a small S3 on a real socket, in memory, that fails as it is told to.
+"""ScriptedS3: a small in-memory S3 server on a real socket that fails on command.
 
     with scripted_s3() as server:
         server.fail("part", answer(503, "SlowDown"), times=3)
         writer = S3Writer(endpoint_url=server.endpoint_url, addressing_style="path")
 
-Operations are put, create, part, complete, abort, delete, head, get, list, pending (that lists
-unfinished uploads, here always none) and remove (of several objects). It checks no signatures.
+The operations are put, create, part, complete, abort, delete, head, get, list, pending (the list of
+unfinished uploads, always empty) and remove (of several objects). It does not check signatures.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ __all__ = [
 _PATIENCE_S = 20.0
 
 Fault = Callable[["Handler", bytes], None]
-"""Deals with a request, given its body, in place of the server."""
+"""Handles a request, given its body, instead of the server."""
 
 
 @dataclass
 class ScriptedS3:
-    """What is stored, what was asked, and what is to go wrong."""
+    """The stored objects, the operations seen, and the faults to come."""
 
     endpoint_url: str = ""
     objects: dict[str, bytes] = field(default_factory=dict)
     etags: dict[bytes, str] = field(default_factory=dict)
-    """ETags of contents that were uploaded in parts; others have the MD5 of their bytes."""
+    """ETags by content, for content whose ETag is not the MD5 of its bytes."""
     returns_checksums: bool = True
     """Whether answers repeat the checksum that came with the request."""
     head_checksum: Callable[[bytes], dict[str, str]] = field(default=lambda _: {})
-    """The headers with the checksum that HeadObject returns for an object's bytes."""
+    """Returns the checksum headers of HeadObject for an object's bytes."""
     uploads: dict[str, dict[int, bytes]] = field(default_factory=dict)
     seen: list[str] = field(default_factory=list)
     released: threading.Event = field(default_factory=threading.Event)
@@ -62,11 +62,11 @@ class ScriptedS3:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def fail(self, operation: str, fault: Fault, *, times: int = 1, after: int = 0) -> None:
-        """Have `fault` meet the next `times` requests of `operation`, `after` so many good ones."""
+        """Use `fault` for `times` requests of `operation`, after `after` successful ones."""
         self._faults.append((operation, fault, [after, times]))
 
     def forget_faults(self) -> None:
-        """Have everything go well from now on."""
+        """Remove all faults, so that every request succeeds from now on."""
         with self._lock:
             self._faults.clear()
 
@@ -85,7 +85,7 @@ class ScriptedS3:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection. `operation` is as S3 calls it, in short: put, create, part, complete ..."""
+    """One connection. `operation` is one of the names in the module docstring."""
 
     protocol_version = "HTTP/1.1"
     server: Any
@@ -96,22 +96,22 @@ class Handler(BaseHTTPRequestHandler):
 
     @property
     def script(self) -> ScriptedS3:
-        """What this server is to do."""
+        """The script of this server."""
         found: ScriptedS3 = self.server.script
         return found
 
     @property
     def data(self) -> bytes:
-        """The object that was asked for."""
+        """The bytes of the requested object."""
         return self.script.objects[self.key]
 
     @property
     def stored_etag(self) -> str:
-        """The ETag of the object that was asked for."""
+        """The ETag of the requested object."""
         return self.script.etags.get(self.data) or etag(self.data)
 
     def log_message(self, *arguments: object) -> None:
-        """Says nothing."""
+        """Log nothing."""
 
     def _serve(self) -> None:
         parts = urlsplit(self.path)
@@ -129,7 +129,7 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve  # noqa: N815
 
     def answer(self, status: int, body: bytes = b"", /, **headers: str) -> None:
-        """Answer; underscores in names of headers stand for dashes."""
+        """Send an answer. Underscores in the names of headers become dashes."""
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name.replace("_", "-"), value)
@@ -138,7 +138,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def error(self, status: int, code: str) -> None:
-        """Answer with an S3 error."""
+        """Send an S3 error."""
         text = f"<Error><Code>{code}</Code><Message>scripted</Message></Error>"
         self.answer(status, b"" if self.command == "HEAD" else text.encode())
 
@@ -147,12 +147,12 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200, ETag=etag(body), **self.checksums())
 
     def store(self, data: bytes, tag: str = "") -> None:
-        """Make `data` the object, with an ETag that is not the MD5 of its bytes if one is given."""
+        """Store `data` as the object; `tag` is its ETag if that is not the MD5 of its bytes."""
         self.script.objects[self.key] = data
         self.script.etags[data] = tag
 
     def checksums(self) -> dict[str, str]:
-        """The checksums that came with the request; none if the server returns none."""
+        """Return the checksum headers of the request; empty if the server returns none."""
         if not self.script.returns_checksums:
             return {}
         return {k: v for k, v in self.headers.items() if k.lower().startswith("x-amz-checksum-c")}
@@ -171,14 +171,14 @@ class Handler(BaseHTTPRequestHandler):
             self.error(404, "NoSuchUpload")
             return
         tag = self.put_together()
-        told = {
+        checksums = {
             f"Checksum{name.split('-')[-1].upper()}": value
             for name, value in self.checksums().items()
         }
-        self.answer(200, xml("CompleteMultipartUploadResult", ETag=tag, **told))
+        self.answer(200, xml("CompleteMultipartUploadResult", ETag=tag, **checksums))
 
     def put_together(self) -> str:
-        """Complete the upload, without an answer; the object's ETag."""
+        """Complete the upload without an answer. Return the object's ETag."""
         parts = self.script.uploads.pop(self.query["uploadId"])
         tag = part_etag(parts)
         self.store(b"".join(parts[number] for number in sorted(parts)), tag)
@@ -237,13 +237,13 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200, _answer_of("DeleteResult", done))
 
     def asked(self) -> tuple[int, int]:
-        """The first and the last byte of the range that was asked for."""
+        """Return the first and the last byte of the requested range."""
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"])
         assert found is not None
         return int(found[1]), int(found[2])
 
     def reset(self) -> None:
-        """Break the connection so that the other side gets ECONNRESET."""
+        """Break the connection so that the client gets ECONNRESET."""
         linger = struct.pack("ii", 1, 0)
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         self.close_connection = True
@@ -251,18 +251,18 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def answer(status: int, code: str) -> Fault:
-    """A fault: that HTTP status with that S3 error code."""
+    """Return a fault that answers with an HTTP status and an S3 error code."""
     return lambda handler, _: handler.error(status, code)
 
 
 def reset(handler: Handler, _: bytes) -> None:
-    """A fault: the connection breaks in the middle of what is sent to the server."""
+    """A fault: break the connection in the middle of the request's body."""
     handler.rfile.read(handler.length // 2)
     handler.reset()
 
 
 def silence(handler: Handler, _: bytes) -> None:
-    """A fault: no answer, until the client or the test has had enough."""
+    """A fault: send no answer until the test ends or the patience of 20 s is over."""
     handler.script.released.wait(_PATIENCE_S)
     handler.reset()
 
@@ -281,18 +281,18 @@ def _operation(method: str, query: dict[str, str]) -> str:
 
 
 def etag(data: bytes) -> str:
-    """The ETag of an object that was put."""
+    """Return the ETag of an object that one PutObject stored, quoted."""
     return f'"{hashlib.md5(data).hexdigest()}"'
 
 
 def part_etag(parts: dict[int, bytes]) -> str:
-    """The ETag of an object that was uploaded in parts."""
+    """Return the ETag of an object that was uploaded in parts, quoted."""
     digests = b"".join(hashlib.md5(parts[number]).digest() for number in sorted(parts))
     return f'"{hashlib.md5(digests).hexdigest()}-{len(parts)}"'
 
 
 def xml(kind: str, **values: str) -> bytes:
-    """An answer of that kind."""
+    """Return an XML answer with the root element `kind`."""
     return _answer_of(kind, "".join(_element(name, value) for name, value in values.items()))
 
 
@@ -315,7 +315,9 @@ class _Server(ThreadingHTTPServer):
 
     def get_request(self) -> tuple[socket.socket, Any]:
         connection, address = super().get_request()
-        if self._tls is not None:  # the handshake comes with the first read, in its own thread
+        # The handshake happens at the first read, in the connection's thread: here it would block
+        # the accept loop.
+        if self._tls is not None:
             connection = self._tls.wrap_socket(
                 connection, server_side=True, do_handshake_on_connect=False
             )
@@ -326,7 +328,7 @@ class _Server(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """The client or a fault has broken the connection."""
+        """Ignore it: the client or a fault has broken the connection."""
 
     def hang_up(self) -> None:
         for connection in self._open:
@@ -336,7 +338,7 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def scripted_s3(tls: ssl.SSLContext | None = None) -> Iterator[ScriptedS3]:
-    """The server, listening on 127.0.0.1 for the length of the block; with `tls` by https."""
+    """Run the server on 127.0.0.1 for one with-block; with `tls` it speaks https."""
     script = ScriptedS3()
     server = _Server(script, tls)
     scheme = "http" if tls is None else "https"

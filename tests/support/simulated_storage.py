@@ -1,6 +1,7 @@
-"""SimulatedStorage: a storage whose settings have known rates, to test a tuning's decisions on.
+"""SimulatedStorage: a storage with known rates, to test the decisions of a tuning.
 
-No clock and no I/O: what a trial takes is computed, with noise, drift and failures as asked.
+It uses no clock and no I/O: the seconds of a trial are computed, with given noise, drift and
+failures.
 """
 
 from __future__ import annotations
@@ -33,14 +34,17 @@ __all__ = [
 ]
 
 _OVERHEAD_S = 0.35
-"""What a trial takes beside moving bytes."""
+"""Seconds of a trial in addition to those for moving bytes."""
 _GIB_PER_S = {"buffered": 0.4, "aiofiles": 0.8, "uncached": 1.9, "odirect": 2.2, "uring": 2.4}
 _BEST_BLOCK = {"uring": 2 * MIB}
 _BEST_IN_FLIGHT = 16
 
 
 def true_rate(candidate: Candidate) -> float:
-    """Bytes per second of a setting, without noise: a smooth hill over block size and depth."""
+    """Return the bytes per second of a setting without noise.
+
+    The rate is a smooth hill over block size and queue depth.
+    """
     own = candidate.options.to_dict()
     block = math.log2(own["block_size"] / _BEST_BLOCK.get(candidate.writer, 16 * MIB))
     depth = math.log2(own.get("iodepth", own.get("threads", 4) * 4) / _BEST_IN_FLIGHT)
@@ -49,7 +53,7 @@ def true_rate(candidate: Candidate) -> float:
 
 
 def heavy_tails(scale: float) -> Callable[[random.Random], float]:
-    """Student's t with 3 degrees of freedom, times `scale`."""
+    """Return a function that draws from Student's t with 3 degrees of freedom, times `scale`."""
 
     def draw(rng: random.Random) -> float:
         spread = math.sqrt(sum(rng.gauss(0, 1) ** 2 for _ in range(3)) / 3)
@@ -80,12 +84,12 @@ NOISES: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass
 class SimulatedStorage:
-    """Measures as `iobench.tune.measurement.Measure` says.
+    """Measures trials; see `iobench.tune.measurement.Measure`.
 
-    `noise` and `drift` are added to the logarithm of a trial's seconds: the first is drawn, the
-    second depends on the number of trials so far. `rate` is the true rate of a candidate in its
-    n-th trial; `error` why a trial fails, None where it does not; `written_bytes` what a trial of a
-    size writes, verified or not.
+    `noise` and `drift` are added to the logarithm of a trial's seconds: noise is drawn, and drift
+    depends on the number of trials so far. `rate` returns the true rate of a candidate in its n-th
+    trial. `error` returns why a trial fails, or None. `written_bytes` returns the bytes that a
+    trial of a size writes, verified or not.
     """
 
     seed: int
@@ -117,7 +121,7 @@ class SimulatedStorage:
         )
 
     def tuner(self, space: Space, **changed: Any) -> Tuner:
-        """A tuner of 3 minutes and 60 GiB that measures here."""
+        """Return a tuner with the default budget that measures this storage."""
         settings: dict[str, Any] = {
             "space": space,
             "objective": Objective(),
@@ -131,16 +135,16 @@ class SimulatedStorage:
         return Tuner(**(settings | changed))
 
     def phase(self, what: str) -> None:
-        """Nobody is told."""
+        """Show no progress."""
 
     def trial(self, candidate: Candidate, step: Step, figure: str) -> None:
-        """Nobody is told."""
+        """Show no progress."""
 
 
 def space_of_writers(*names: str) -> Space:
-    """The real options of these writers, or of all that have a rate here, on no target.
+    """Return the space of the real options of these writers, or of all writers with a rate here.
 
-    The first one is the baseline.
+    It needs no target. The first writer is the baseline.
     """
     given = names or tuple(_GIB_PER_S)
     known = [Candidate.of(given[0], {}, "baseline")]
@@ -155,7 +159,7 @@ def space_of_writers(*names: str) -> Space:
 
 
 def best_rate(space: Space) -> float:
-    """The best true rate of a whole space."""
+    """Return the best true rate in the whole space."""
     rng = random.Random(0)
     return max(
         true_rate(one)

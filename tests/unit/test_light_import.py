@@ -11,7 +11,8 @@ _HEAVY = ("torch", "boto3", "pandas", "plotly", "optuna")
 
 
 @pytest.mark.parametrize(
-    "module", ["iobench", "iobench.errors", "iobench.units", "iobench.writers.registry"]
+    "module",
+    ["iobench", "iobench.errors", "iobench.units", "iobench.writers", "iobench.writers.registry"],
 )
 def test_loads_nothing_heavy(module: str) -> None:
     """In a fresh interpreter the module brings in no torch, boto3, pandas, plotly or optuna."""

@@ -1,1 +1,1 @@
-"""Parts of the `aiofiles` writer: tasks and streams on asyncio."""
+"""Internals of the `aiofiles` writer: asyncio tasks and streams."""

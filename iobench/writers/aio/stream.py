@@ -1,4 +1,4 @@
-"""AiofilesStream: the ordinary stream over aiofiles, in an event loop of its own."""
+"""AiofilesStream: a synchronous stream that writes through aiofiles in its own event loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["AiofilesStream", "write_all"]
 
 
 async def write_all(handle: Any, data: Bytes, offset: int) -> int:
-    """Write all of `data` at `offset` of an unbuffered aiofiles handle; the calls made."""
+    """Write all of `data` at `offset` of an unbuffered aiofiles handle. Return the write calls."""
     calls = 0
     await finish_first(handle.seek(offset))
     left = data.data
@@ -31,7 +31,7 @@ async def write_all(handle: Any, data: Bytes, offset: int) -> int:
 
 
 class _AsyncSink:
-    """A sink that awaits each write. The loop starts with the first one."""
+    """A sink that awaits each write. The event loop starts with the first write."""
 
     def __init__(self, file: NewFile) -> None:
         self._raw = open(file.part, "r+b", buffering=0)  # noqa: SIM115 -- closed by `close`
@@ -52,8 +52,9 @@ class _AsyncSink:
         pass
 
     def close(self) -> None:
-        """End the loop and its threads, wherever this is called."""
-        closing = Worker(target=self._runner.close)  # a running loop admits no other
+        """End the event loop and its threads. Callable from any thread and from a running loop."""
+        # asyncio allows one running loop per thread, and the caller may be in one.
+        closing = Worker(target=self._runner.close)
         try:
             if start_workers([closing]):
                 uninterrupted(closing.join)
@@ -64,7 +65,7 @@ class _AsyncSink:
 
 
 class AiofilesStream(CachedStream):
-    """Small writes are put together, large ones awaited one after the other."""
+    """A stream that collects small writes in a block and awaits large writes one by one."""
 
     def __init__(self, file: NewFile, writer: str, meter: Meter, block_size: int) -> None:
         self._async_sink = _AsyncSink(file)

@@ -1,4 +1,4 @@
-"""Tasks side by side in an event loop, and calls that a cancellation waits for."""
+"""Parallel tasks in an event loop, and awaited calls that finish before a cancellation."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _T = TypeVar("_T")
 
 
 async def finish_first(work: Awaitable[_T], undo: Callable[[_T], object] | None = None) -> _T:
-    """Await `work`; a cancellation meanwhile is raised when it has ended, not before.
+    """Await `work`. A cancellation is raised only after `work` has ended.
 
-    A thread that reads or writes cannot be stopped, and the memory and the descriptor are its own
-    until it returns. When cancelled, the result is given to `undo`.
+    A thread that reads or writes cannot be stopped, and it uses the memory and the descriptor until
+    it returns. After a cancellation, `undo` gets the result.
     """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
@@ -36,7 +36,7 @@ async def finish_first(work: Awaitable[_T], undo: Callable[[_T], object] | None 
 
 
 async def in_thread(call: Callable[[], _T], undo: Callable[[_T], object] | None = None) -> _T:
-    """`call()` in the loop's executor; see `finish_first`."""
+    """Run `call()` in the loop's executor. Cancellation works like in `finish_first`."""
     return await finish_first(asyncio.get_running_loop().run_in_executor(None, call), undo)
 
 
@@ -48,8 +48,8 @@ async def run_tasks(
 ) -> None:
     """Run `work(blocks, own_meter)` in `tasks` tasks and wait until all have ended.
 
-    The first failure, or a cancellation, has no more blocks handed out and is raised at the
-    end; further failures are added as its notes. The twin of `run_workers`.
+    After the first failure or a cancellation, no more blocks are handed out. It is raised at the
+    end; further failures are its notes. `run_workers` does the same with threads.
     """
     meters = [Meter() for _ in range(tasks)]
     running = {asyncio.create_task(work(blocks, own)) for own in meters}
@@ -72,12 +72,12 @@ async def run_tasks(
                 failures[0].add_note(f"another task failed too: {other!r}")
             raise failures[0]
     finally:
-        failures.clear()  # they hold this frame
+        failures.clear()  # a traceback refers to this frame, which is a reference cycle
     meter.absorb(meters)
 
 
 def refuse_running_loop(instead: str) -> None:
-    """Raise UsageError when this thread runs an event loop, which a wait would block."""
+    """Raise UsageError if this thread runs an event loop, because waiting would block it."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -78,6 +78,7 @@ def run_workers(
                     helper.join()
                 except BaseException as error:  # noqa: BLE001 -- Ctrl-C, or SystemExit of a handler
                     failures.append(error)
+                    blocks.cancel()
     if failures:
         failures.sort(key=lambda error: isinstance(error, Exception))  # an interrupt comes first
         for other in failures[1:]:

@@ -1,1 +1,1 @@
-"""Device memory: copies between host and GPU, and cuFile."""
+"""Device memory: copies between host and GPU memory, and cuFile."""

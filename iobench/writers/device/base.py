@@ -1,7 +1,6 @@
-"""Device memory: what a segment may be made of besides host memory, and how bytes leave it.
+"""Interfaces for device memory: segments of an image that are not in host memory, and their copies.
 
-Nothing here knows CUDA; `iobench.writers.device.cuda` does. It is loaded with the first CUDA
-tensor.
+`iobench.writers.device.cuda` implements them for CUDA. It is imported with the first CUDA tensor.
 """
 
 from __future__ import annotations
@@ -15,16 +14,19 @@ __all__ = ["Device", "DeviceBytes", "Lane", "Mark"]
 
 
 class DeviceBytes(ABC):
-    """Contiguous bytes in the memory of `device`; slices share it. The host cannot touch them."""
+    """Contiguous bytes in the memory of `device`, which the host cannot access.
+
+    A slice shares the memory.
+    """
 
     device: Device
     tensor: Any
-    """The same bytes as torch sees them: a tensor of uint8."""
+    """The same bytes as a torch tensor of uint8."""
 
     @property
     @abstractmethod
     def address(self) -> int:
-        """Where the first byte is, in the device's own addresses."""
+        """The device address of the first byte."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -34,52 +36,53 @@ class DeviceBytes(ABC):
 
 
 class Device(ABC):
-    """One device that has memory of its own. Lives as long as the process."""
+    """One device with its own memory. It exists as long as the process."""
 
     name: str
-    """As torch names it: `cuda:0`."""
+    """torch's name of the device: `cuda:0`."""
 
     @abstractmethod
     def lane(self) -> Lane:
-        """A queue for copies, behind all that the calling thread has queued on the device so far.
+        """Return a new queue for copies, ordered after everything the calling thread has queued.
 
-        So it must be made in the thread that calls the writer, before others copy.
+        It must therefore be created in the thread that calls the writer, before workers copy.
         """
 
     @abstractmethod
     def pin(self, block: Bytes) -> str | None:
-        """Let the device reach `block` by DMA, for as long as its memory lives; again is free.
+        """Pin `block` for DMA by the device until its memory is freed. Pinning twice is free.
 
-        Returns None, or why it cannot be: copies work all the same and are slower.
+        Returns None, or the reason why it is not pinned. Copies still work then, but more slowly.
         """
 
     @abstractmethod
     def allocate(self, size_bytes: int) -> DeviceBytes:
-        """Fresh memory at a multiple of 4 KiB; its content is undefined."""
+        """Return new memory, aligned to 4 KiB, with undefined content."""
 
 
 class Lane(ABC):
-    """Copies in order, beside what the caller does on the device. Safe to use from many threads.
+    """An ordered queue of copies, concurrent with the caller's own work on the device.
 
-    Memory of a copy must stay until a mark behind it was awaited. All methods raise TransferError.
+    Safe to use from many threads. The memory of a copy must exist until the wait for a later mark
+    has returned. All methods raise TransferError.
     """
 
     @abstractmethod
     def copy(self, source: Bytes | DeviceBytes, destination: Bytes | DeviceBytes) -> None:
-        """Queue a copy between memories of the same length, one of them at least the device's."""
+        """Queue a copy between memories of equal length. At least one is on the device."""
 
     @abstractmethod
     def mark(self) -> Mark:
-        """A mark behind everything that was queued so far."""
+        """Return a mark after everything that is queued so far."""
 
     @abstractmethod
     def close(self) -> None:
-        """Wait for everything that was queued and end."""
+        """Wait for all queued copies and end the queue."""
 
 
 class Mark(ABC):
-    """A place in a lane."""
+    """A position in a lane."""
 
     @abstractmethod
     def wait(self) -> None:
-        """Return when the lane has come this far. Raises TransferError when a copy failed."""
+        """Wait until all copies before the mark are done. Raises TransferError if one failed."""

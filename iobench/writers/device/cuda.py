@@ -1,6 +1,6 @@
-"""CUDA memory through torch: copies on a side stream, blocks pinned where they are.
+"""CUDA memory through torch: copies on a separate stream, and pinned host blocks.
 
-Loaded only when a CUDA tensor is met; `import iobench` and the writers stay without torch.
+It is imported with the first CUDA tensor; `import iobench` and the writers do not import torch.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ _ALREADY = 712  # cudaErrorHostMemoryAlreadyRegistered
 
 
 class CudaBytes(DeviceBytes):
-    """The bytes of `tensor`: uint8, one dimension, contiguous, on a CUDA device. Keeps it alive."""
+    """The bytes of `tensor`, which must be contiguous uint8 with one dimension. Keeps it alive."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         if tensor.dtype != torch.uint8 or tensor.dim() != 1 or not tensor.is_contiguous():
-            raise UsageError("bytes of a device are one contiguous dimension of uint8")
+            raise UsageError(
+                f"a {tensor.dtype} tensor of shape {tuple(tensor.shape)}: bytes of a device must "
+                "be one contiguous dimension of uint8"
+            )
         self.tensor: torch.Tensor = tensor
         self.device = cuda_device(tensor.device)
 
@@ -47,7 +50,7 @@ class CudaBytes(DeviceBytes):
 
 
 def cuda_device(device: torch.device) -> CudaDevice:
-    """The one CudaDevice of `device`; the current one where it has no number."""
+    """Return the CudaDevice of `device`; without an index, that of the current device."""
     index = torch.cuda.current_device() if device.index is None else device.index
     return _cuda_device(index)
 
@@ -58,7 +61,7 @@ def _cuda_device(index: int) -> CudaDevice:
 
 
 class CudaDevice(Device):
-    """One GPU, by its number in this process."""
+    """One GPU, identified by its index in this process."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -78,7 +81,7 @@ class CudaDevice(Device):
 
 
 class CudaLane(Lane):
-    """A stream of its own that began behind the caller's current stream."""
+    """A CUDA stream that starts after the work queued on the caller's current stream."""
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
@@ -87,15 +90,17 @@ class CudaLane(Lane):
             self._stream.wait_stream(torch.cuda.current_stream(device.index))
 
     def copy(self, source: Memory, destination: Memory) -> None:
-        beside = True
+        non_blocking = True
         if isinstance(source, np.ndarray) and not source.flags.writeable:
-            source, beside = source.copy(), False  # torch takes no read-only memory
+            # torch.from_numpy warns of read-only memory. The temporary copy must outlive the copy
+            # to the device, so this one blocks.
+            source, non_blocking = source.copy(), False
         with _cuda_errors(f"copying on {self._device.name}"), torch.cuda.stream(self._stream):
-            _tensor(destination).copy_(_tensor(source), non_blocking=beside)
+            _tensor(destination).copy_(_tensor(source), non_blocking=non_blocking)
 
     def mark(self) -> CudaMark:
         with _cuda_errors(f"copying on {self._device.name}"):
-            # It waits asleep: the cores are the writers'.
+            # A blocking event sleeps in `synchronize`; spinning would take a core from the writers.
             event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             event.record(self._stream)
         return CudaMark(event, self._device.name)
@@ -106,7 +111,7 @@ class CudaLane(Lane):
 
 
 class CudaMark(Mark):
-    """An event."""
+    """A CUDA event."""
 
     def __init__(self, event: torch.cuda.Event, name: str) -> None:
         self._event, self._name = event, name
@@ -124,27 +129,27 @@ def _tensor(memory: Memory) -> torch.Tensor:
 
 
 _pinned: dict[int, weakref.finalize[[int], np.ndarray]] = {}
-_pinned_lock = threading.RLock()  # the collector may free a block within
+_pinned_lock = threading.RLock()  # the collector may run `_unpin` in a thread that holds it
 
 
 def _pin(block: Bytes) -> str | None:
-    """Register the whole allocation that `block` is cut from, until numpy frees it."""
+    """Pin the whole allocation that contains `block`, until numpy frees it."""
     root = block
     while isinstance(root.base, np.ndarray):
         root = root.base
     address, size = root.ctypes.data, root.nbytes
     if address % linux.PAGE or size % linux.PAGE:
-        return None  # not a staging block: memory that shares its pages with others stays as it is
+        return None  # not a staging block; pinning would affect other memory on its pages
     with _pinned_lock:
         if address in _pinned:
             return None
         code = int(_cudart().cudaHostRegister(address, size, _PORTABLE))
-        if code == _ALREADY:  # by somebody else, whose it stays
+        if code == _ALREADY:  # by other code, which also has to unpin it
             return None
         if code:
             return f"cudaHostRegister of {size} bytes failed with CUDA error {code}"
         done = weakref.finalize(root, _unpin, address)
-        done.atexit = False  # the driver goes with the process, and may be gone before
+        done.atexit = False  # the driver may be shut down already when the process exits
         _pinned[address] = done
     return None
 
@@ -161,8 +166,8 @@ def _cudart() -> Any:
 
 @contextlib.contextmanager
 def _cuda_errors(doing: str) -> Iterator[None]:
-    """What torch raises for CUDA, as TransferError of one line."""
+    """Raise torch's CUDA errors as a TransferError with one line."""
     try:
         yield
-    except RuntimeError as error:  # torch.AcceleratorError and torch.OutOfMemoryError are such
+    except RuntimeError as error:  # base of torch.AcceleratorError and torch.OutOfMemoryError
         raise TransferError(f"{doing}: {str(error).partition(chr(10))[0]}") from error

@@ -1,4 +1,4 @@
-"""cuFile, NVIDIA's library for GPUDirect Storage, through its own package `cuda-bindings`."""
+"""cuFile, NVIDIA's library for GPUDirect Storage, through NVIDIA's package `cuda-bindings`."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from typing import Any
 
 from iobench.errors import TransferError, UnavailableError
 
-__all__ = ["CuFile", "compatibility_reason", "cufile_lacks", "open_cufile"]
+__all__ = ["CuFile", "compatibility_reason", "cufile_missing", "open_cufile"]
 
 _INSTALL = "pip install 'iobench[gds]'"
 _DRIVER = Path("/proc/driver/nvidia/version")
 _ERRNO = re.compile(r"(\d+) is not a valid")
 
 
-def cufile_lacks() -> tuple[str, str] | None:
-    """What is missing to use cuFile here and what to do, as two sentences; None if nothing is.
+def cufile_missing() -> tuple[str, str] | None:
+    """Return what is missing for cuFile here and the remedy, or None if nothing is missing.
 
-    Looks only: cuFile itself is not started, which without a GPU never ends (cuFile 1.20).
+    It does not start cuFile: without a GPU, `cuFileDriverOpen` did not return (cuFile 1.20).
     """
     if not _DRIVER.exists():
-        return "there is no NVIDIA driver, so no GPU.", "Use --writer odirect or uring here."
+        return (
+            "there is no NVIDIA driver here, so no GPU is usable.",
+            "Use --writer odirect or uring here.",
+        )
     try:
         cufile = importlib.import_module("cuda.bindings.cufile")
     except ImportError as error:
@@ -41,7 +44,7 @@ def cufile_lacks() -> tuple[str, str] | None:
         )
     try:
         cufile.get_version()
-    except RuntimeError as error:  # what looks for the library finds none
+    except RuntimeError as error:  # cuda-bindings loads libcufile here and cannot find it
         first_line = str(error).partition("\n")[0]
         return (
             f"libcufile was not found ({first_line}).",
@@ -52,15 +55,15 @@ def cufile_lacks() -> tuple[str, str] | None:
 
 @functools.cache
 def open_cufile() -> CuFile:
-    """cuFile, opened once for this process. Raises UnavailableError."""
-    lacks = cufile_lacks()
-    if lacks is not None:
-        raise UnavailableError("gds", *lacks)
+    """Open cuFile once for this process. Raises UnavailableError."""
+    missing = cufile_missing()
+    if missing is not None:
+        raise UnavailableError("gds", *missing)
     return CuFile(importlib.import_module("cuda.bindings.cufile"))
 
 
 def compatibility_reason(*, nvfs_version: tuple[int, int], p2pdma: bool, forced: bool) -> str:
-    """Why cuFile goes through host memory, from what it says of itself; empty where it does not."""
+    """Return why cuFile's own settings make it go through host memory; empty if they do not."""
     if forced:
         return "cuFile is configured for it (force_compat_mode)"
     if nvfs_version == (0, 0) and not p2pdma:
@@ -72,10 +75,13 @@ def compatibility_reason(*, nvfs_version: tuple[int, int], p2pdma: bool, forced:
 
 
 class CuFile:
-    """The opened driver. `module` is cuda.bindings.cufile. Safe to use from many threads."""
+    """The opened cuFile driver. Safe to use from many threads."""
 
     def __init__(self, module: Any) -> None:
-        """Raises UnavailableError, with cuFile's name of the error."""
+        """Open the driver; `module` is `cuda.bindings.cufile`.
+
+        Raises UnavailableError with cuFile's name of the error.
+        """
         self._cufile = module
         try:
             module.set_stats_level(3)
@@ -97,7 +103,7 @@ class CuFile:
             ) from error
 
     def host_operations(self) -> int:
-        """Reads and writes of this process so far that cuFile made through host memory."""
+        """Return how many reads and writes of this process cuFile has made through host memory."""
         stats = self._cufile.StatsLevel3()
         self._cufile.get_stats_l3(stats.ptr)
         gpus = int(stats.num_gpus)
@@ -106,7 +112,7 @@ class CuFile:
 
     @contextmanager
     def file(self, fd: int) -> Iterator[int]:
-        """The handle of an open file. Raises TransferError where cuFile does not take the file."""
+        """Register an open file and yield its handle. Raises TransferError if cuFile refuses it."""
         descriptor = self._cufile.Descr()
         descriptor.type = self._cufile.FileHandleType.OPAQUE_FD
         descriptor.handle.fd = fd
@@ -119,7 +125,7 @@ class CuFile:
             self._cufile.handle_deregister(handle)
 
     def register(self, address: int, size_bytes: int) -> None:
-        """Have device memory ready for DMA. Raises TransferError."""
+        """Register device memory for DMA. Raises TransferError."""
         with self._errors("registering a buffer"):
             self._cufile.buf_register(address, size_bytes, 0)
 
@@ -129,14 +135,18 @@ class CuFile:
             self._cufile.buf_deregister(address)
 
     def write(self, handle: int, address: int, size_bytes: int, offset: int, within: int) -> int:
-        """Write from `within` of the memory at `address` to `offset`; the bytes taken, perhaps few.
+        """Write memory, from byte `within` after `address`, to the file at `offset`.
 
-        Raises OSError for the file system's errors and TransferError for cuFile's.
+        Returns the bytes written, which may be fewer than `size_bytes`. Raises OSError for errors
+        of the file system and TransferError for cuFile's.
         """
         return self._moved(self._cufile.write, handle, address, size_bytes, offset, within)
 
     def read(self, handle: int, address: int, size_bytes: int, offset: int, within: int) -> int:
-        """Fill memory from `offset`; the bytes given, 0 at the end of the file. Raises likewise."""
+        """Read from the file at `offset` into memory, from byte `within` after `address`.
+
+        Returns the bytes read, 0 at the end of the file. Raises like `write`.
+        """
         return self._moved(self._cufile.read, handle, address, size_bytes, offset, within)
 
     def _moved(self, call: Callable[..., int], *where: int) -> int:
@@ -153,12 +163,12 @@ class CuFile:
 
     @contextmanager
     def _errors(self, doing: str) -> Iterator[None]:
-        """cuFile's errors as TransferError with their names, the kernel's as OSError."""
+        """Raise cuFile's errors as TransferError with their names, the kernel's as OSError."""
         try:
             yield
         except self._cufile.cuFileError as error:
             raise TransferError(f"cuFile, {doing}: {error}") from error
-        except ValueError as error:  # what cuda-bindings raises for an errno: it has no name for it
+        except ValueError as error:  # cuda-bindings raises it for an errno, which has no name there
             number = _ERRNO.match(str(error))
             if number is None:
                 raise
@@ -177,6 +187,6 @@ class _Nvfs(ctypes.Structure):
 
 
 class _Properties(ctypes.Structure):
-    """CUfileDrvProps_t of cufile.h, and room for what later versions may add."""
+    """CUfileDrvProps_t of cufile.h, with space for fields of later versions."""
 
     _fields_ = (("nvfs", _Nvfs), ("rest", ctypes.c_uint * 64))

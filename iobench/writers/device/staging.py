@@ -1,4 +1,4 @@
-"""Staging: device memory on its way through pinned blocks of the host, beside the I/O."""
+"""Staging: copies device memory through pinned host blocks, concurrently with the I/O."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from iobench.writers.transfer import Meter
 
 __all__ = ["StagedImage", "staged"]
 
-_AHEAD = 8  # blocks at most that are copied to the host before somebody asked for them
-_BEHIND = 4  # blocks at most on their way to the device after they were read
-_LEAST = 64 * KIB  # of a block; larger ones are powers of two, so that few sizes are kept
+_AHEAD = 8  # the most blocks that are copied to the host before a worker asks for them
+_BEHIND = 4  # the most blocks that are still being copied to the device after they were read
+_LEAST = 64 * KIB  # the smallest block; sizes are powers of two, so only few sizes are kept
 
 
 @contextmanager
 def staged(image: FileImage, meter: Meter) -> Iterator[FileImage]:
-    """`image` for a writer that only knows host memory: itself, or a StagedImage of it.
+    """Yield an image for a writer that only uses host memory: `image` itself, or a StagedImage.
 
-    To be entered in the thread that calls the writer: copies begin behind what that thread has
-    queued on the device. On leaving, whatever happened, no copy is under way any more; what was
-    read is in the device's memory for all who look. Memory that could not be pinned is a fallback.
+    Enter it in the thread that calls the writer: copies are ordered after the work that this thread
+    has queued on the device. On exit, also after an error, no copy is in flight, and all streams of
+    the device see the bytes that were read. Memory that could not be pinned is a fallback.
     """
     if not image.on_device:
         yield image
@@ -47,11 +47,11 @@ def staged(image: FileImage, meter: Meter) -> Iterator[FileImage]:
 
 
 class StagedImage(FileImage):
-    """A FileImage with device memory whose bytes come and go through the host. Of one transfer.
+    """A FileImage with device memory that is copied through host blocks, for one transfer.
 
-    `gather` and `scatter` return when the copy is whole. `outgoing` copies the following range too,
-    so that it is there when it is asked for; `incoming` returns while the device still takes the
-    block, which goes back to its pool later. `gather` and `scatter` take blocks on the device too.
+    `gather` and `scatter` return when the copy is complete; they also take blocks on the device.
+    `outgoing` copies the following range ahead. `incoming` returns while the block is still being
+    copied to the device; the block returns to its pool later.
     """
 
     _staging: _Staging
@@ -107,7 +107,7 @@ def _any_device(pieces: Sequence[Memory]) -> bool:
 
 
 class _Staging:
-    """The lanes of one transfer, and the blocks that are under way on them."""
+    """The lanes of one transfer, and the blocks with copies in flight on them."""
 
     def __init__(self, image: FileImage) -> None:
         self._image = image
@@ -127,7 +127,10 @@ class _Staging:
             self._opened = opened.pop_all()
 
     def close(self) -> None:
-        """Wait for all copies and give all blocks back. After a failure they are freed instead."""
+        """Wait for all copies and return all blocks to the pool.
+
+        If a copy failed, the blocks are freed instead.
+        """
         self._opened.close()
         for block, _ in (*self._ahead.values(), *self._behind):
             self.blocks.give(block)
@@ -135,17 +138,17 @@ class _Staging:
         self._behind.clear()
 
     def pin(self, block: Bytes) -> None:
-        """Have `block` pinned, or remember why it cannot be."""
+        """Pin `block`, or record why it cannot be pinned."""
         reason = self._device.pin(block)
         if reason is not None:
             self.unpinned[reason] = None
 
     def copy(self, pieces: Sequence[Memory], block: Memory, *, to_block: bool) -> None:
-        """Copy and wait until the bytes are there."""
+        """Copy, and wait until the copy is complete."""
         self._wait(self._start(pieces, block, to_block=to_block))
 
     def fetch(self, start: int, stop: int) -> Bytes:
-        """A block with the bytes [start, stop), which may have been under way already."""
+        """Return a block with the bytes [start, stop). The copy may have been started ahead."""
         with self._lock:
             block, marks = self._ahead.pop((start, stop), (None, []))
         if block is None:
@@ -161,7 +164,7 @@ class _Staging:
         return block
 
     def store(self, start: int, stop: int, block: Bytes) -> None:
-        """Send `block` on its way to the bytes [start, stop) and take it over."""
+        """Start the copy of `block` to the bytes [start, stop) and take ownership of it."""
         try:
             marks = self._start(self._image.pieces(start, stop), block, to_block=False)
         except BaseException:
@@ -193,7 +196,7 @@ class _Staging:
         with self._lock:
             if self._ahead.setdefault((start, stop), begun) is begun:
                 return
-        self._wait(begun[1])  # another thread had the same thought
+        self._wait(begun[1])  # another thread has started the same copy ahead
         self.blocks.give(begun[0])
 
     def _begin(self, start: int, stop: int) -> tuple[Bytes, list[Mark]]:
@@ -206,7 +209,7 @@ class _Staging:
             raise
 
     def _start(self, pieces: Sequence[Memory], block: Memory, *, to_block: bool) -> list[Mark]:
-        """Queue the copies; the marks behind them. On failure none is under way any more."""
+        """Queue the copies and return the marks after them. On failure no copy is in flight."""
         lanes: dict[Lane, None] = {}
         position = 0
         try:
@@ -233,32 +236,32 @@ class _Staging:
 
     def _wait(self, marks: Sequence[Mark]) -> None:
         for mark in marks:
-            uninterrupted(mark.wait)  # the memory is the copies' until then
+            uninterrupted(mark.wait)  # the device uses the memory until then
 
 
 _kept: weakref.WeakKeyDictionary[Device, dict[int, BlockPool]] = weakref.WeakKeyDictionary()
 
 
 class _PinnedBlocks:
-    """Pinned blocks of a device, kept for the next transfer like a writer's own blocks."""
+    """Pools of pinned blocks for one device, kept for the next transfer."""
 
     def __init__(self, pools: dict[int, BlockPool], pin: Callable[[Bytes], None]) -> None:
         self._pools, self._pin = pools, pin
 
     @classmethod
     def of(cls, device: Device, pin: Callable[[Bytes], None]) -> _PinnedBlocks:
-        return cls(_kept.setdefault(device, {}), pin)  # atomic, as in `take`: no lock
+        return cls(_kept.setdefault(device, {}), pin)  # no lock, here and in `take`: atomic
 
     def take(self, size_bytes: int) -> Bytes:
-        """A pinned block of `size_bytes` or more."""
+        """Return a pinned block of at least `size_bytes`."""
         size = max(_LEAST, 1 << (size_bytes - 1).bit_length())
         block = self._pools.setdefault(size, BlockPool(size)).take()
         self._pin(block)
         return block
 
     def give(self, block: Bytes) -> None:
-        """Give a block back that no copy uses any more."""
+        """Return a block that no copy uses any more to its pool."""
         self._pools[len(block)].give(block)
 
     def lose(self, block: Bytes) -> None:
-        """Forget a block whose copy failed: it is freed, and serves nobody again."""
+        """Drop a block whose copy failed. It is freed and not used again."""

@@ -1,1 +1,1 @@
-"""Parts of the `s3` writer: client, uploads, downloads, errors and checksums."""
+"""Internals of the `s3` writer: client, uploads, downloads, errors and checksums."""

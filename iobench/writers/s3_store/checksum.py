@@ -1,4 +1,4 @@
-"""Checksums of S3: computed by awscrt at the speed of memory, combined without the bytes."""
+"""S3 checksums: awscrt computes them, and combines those of parts without reading the bytes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ ALGORITHMS = (*_WIDTHS, "none")
 
 @dataclass(frozen=True, kw_only=True)
 class Checksum:
-    """One of S3's full-object checksums. `name` is also what boto3 calls it, in capitals."""
+    """A full-object checksum algorithm of S3. boto3 uses its `name` in capitals."""
 
     name: str
 
     @classmethod
     def named(cls, name: str) -> Checksum | None:
-        """The checksum of that name; None for `none`. Raises UnavailableError without awscrt."""
+        """Return the checksum called `name`, or None for `none`.
+
+        Raises UnavailableError if awscrt is missing or too old.
+        """
         if name == "none":
             return None
         try:
@@ -43,9 +46,10 @@ class Checksum:
 
     @classmethod
     def of_object(cls, answer: Mapping[str, Any]) -> tuple[Checksum, str] | None:
-        """The checksum that an answer to HeadObject carries, and its value; None for none.
+        """Return the checksum and its value from a HeadObject answer, or None if it has neither.
 
-        A checksum of checksums (COMPOSITE) is none: it cannot be had from the object's bytes.
+        A COMPOSITE value (a checksum of the parts' checksums) is ignored: the object's bytes alone
+        cannot reproduce it.
         """
         for name in _WIDTHS:
             value = answer.get(f"Checksum{name.upper()}")
@@ -58,30 +62,33 @@ class Checksum:
 
     @property
     def algorithm(self) -> str:
-        """As boto3 wants it: `CRC64NVME`."""
+        """The name in boto3's spelling: `CRC64NVME`."""
         return self.name.upper()
 
     @property
     def field(self) -> str:
-        """The parameter and the key of answers that hold a value: `ChecksumCRC64NVME`."""
+        """The key of the value in requests and answers: `ChecksumCRC64NVME`."""
         return f"Checksum{self.algorithm}"
 
     def update(self, piece: Bytes | memoryview, value: int = 0) -> int:
-        """The checksum of what gave `value` and then `piece`."""
+        """Return the checksum after appending `piece` to bytes whose checksum is `value`."""
         from awscrt import checksums
 
         found: int = getattr(checksums, self.name)(piece, value)
         return found
 
     def of(self, views: Iterable[Bytes]) -> int:
-        """The checksum of the views one after another."""
+        """Return the checksum of the concatenated views."""
         value = 0
         for view in views:
             value = self.update(view, value)
         return value
 
     def combined(self, parts: Iterable[tuple[int, int]]) -> int:
-        """The checksum of the whole from (checksum, bytes) of its parts in order."""
+        """Return the checksum of the whole object from (checksum, size in bytes) of each part.
+
+        The parts must be in order.
+        """
         from awscrt import checksums
 
         combine = getattr(checksums, f"combine_{self.name}")
@@ -91,11 +98,14 @@ class Checksum:
         return value
 
     def composite(self, parts: Sequence[int]) -> str:
-        """The checksum of the parts' checksums, as older stores tell it: base64, dash, count."""
+        """Return the checksum of the parts' checksums, which older stores return.
+
+        The format is base64, a dash and the number of parts.
+        """
         width = _WIDTHS[self.name]
         joined = b"".join(part.to_bytes(width, "big") for part in parts)
         return f"{self.text(self.update(memoryview(joined)))}-{len(parts)}"
 
     def text(self, value: int) -> str:
-        """As S3 writes it: base64 of the big-endian bytes."""
+        """Return `value` in S3's notation: base64 of the big-endian bytes."""
         return base64.b64encode(value.to_bytes(_WIDTHS[self.name], "big")).decode()

@@ -1,4 +1,4 @@
-"""S3Client: boto3 with our retries, our errors and nothing of a login in what it says."""
+"""S3Client: boto3 with our retries and errors, and without credentials in any message."""
 
 from __future__ import annotations
 
@@ -20,22 +20,20 @@ if TYPE_CHECKING:
 __all__ = ["INSTALL", "S3Client", "boto3_missing"]
 
 INSTALL = "Type: pip install 'iobench[s3]'."
-_RAW_LOGIN = re.compile(
-    r"//.*[/\\?#\s].*@"
-)  # what a URL cannot hold; parsers see other hosts in it
+# A raw /, \, ? or # in a password ends the host for URL parsers, so each sees another host.
+_RAW_LOGIN = re.compile(r"//.*[/\\?#\s].*@")
 _T = TypeVar("_T")
 
 
 def boto3_missing() -> str:
-    """Why there is no boto3; empty where there is one. Imports nothing."""
+    """Return why boto3 cannot be used, or an empty string if it is installed. Imports nothing."""
     return "" if find_spec("boto3") else "boto3 is not installed."
 
 
 class S3Client:
-    """One boto3 client, made when it is first needed; any number of threads may use it.
+    """One boto3 client, created on first use. Safe to use from many threads.
 
-    Credentials and region come from the standard chain of boto3 and nowhere else, and are kept by
-    boto3 alone.
+    Credentials and region come only from boto3's standard chain, and only boto3 keeps them.
     """
 
     def __init__(self, options: S3Options) -> None:
@@ -45,23 +43,27 @@ class S3Client:
 
     @property
     def boto3(self) -> Any:
-        """The boto3 client. Raises UnavailableError without boto3 or with broken configuration."""
+        """The boto3 client.
+
+        Raises UnavailableError if boto3 is missing or its configuration is broken.
+        """
         with self._lock:
             if not self._made:
                 made = self._make()
                 self._made.append(made)
-                if made is not self._made[0]:  # a signal handler that saves came in meanwhile
+                # A signal handler that saves can enter here: the lock is reentrant for its thread.
+                if made is not self._made[0]:
                     made.close()
             return self._made[0]
 
     @property
     def patience_s(self) -> float:
-        """Seconds without an answer after which a request has failed."""
+        """Seconds without an answer after which a request fails."""
         return self._options.read_timeout_s
 
     @property
     def endpoint(self) -> str:
-        """Where the store answers, without anything of a login."""
+        """The URL of the endpoint, without credentials."""
         return without_login(str(self.boto3.meta.endpoint_url))
 
     def call(
@@ -74,9 +76,10 @@ class S3Client:
         stop: threading.Event | None = None,
         attempts: int | None = None,
     ) -> _T:
-        """What `request(boto3_client)` gives, repeated as the options say.
+        """Return `request(boto3_client)`, and retry it according to the options.
 
-        `stop` ends the waiting between attempts. Raises our errors, `doing` and `where` in them.
+        Setting `stop` ends the wait between attempts. Raises our own errors; their messages contain
+        `doing` and `where`.
         """
         policy = RetryPolicy(max_attempts=attempts or self._options.max_attempts)
         try:
@@ -87,9 +90,9 @@ class S3Client:
             better = explain(error, doing, where)
             if better is error:
                 raise
-            told = str(error)
-            # A traceback would show the URL of a request that got no answer.
-            raise better from (error if without_login(told) == told else None)
+            text = str(error)
+            # The traceback of a request without an answer shows its URL, with any credentials.
+            raise better from (error if without_login(text) == text else None)
 
     def close(self) -> None:
         """Close the connections; the next request opens new ones."""
@@ -97,7 +100,7 @@ class S3Client:
             made.close()
 
     def __del__(self) -> None:
-        self.close()  # boto3 alone would leave its connections to chance
+        self.close()  # boto3 does not close its connections at a defined time
 
     def _make(self) -> Any:
         if reason := boto3_missing():
@@ -134,26 +137,28 @@ class S3Client:
                 config=config,
             )
         except (BotoCoreError, ValueError) as error:
-            told = without_login(str(error))
-            if isinstance(error, ValueError) and ("@" in told or _has_query(str(error))):
-                # It quotes what is no URL.
-                told = "it does not take the endpoint's URL, which has a login or a query in it"
+            text = without_login(str(error))
+            if isinstance(error, ValueError) and ("@" in text or _has_query(str(error))):
+                # botocore quotes the invalid URL in its message, credentials included.
+                text = "it does not take the endpoint's URL, which has a login or a query in it"
             raise UnavailableError(
-                "s3", f"boto3 makes no client ({told}).", "Check AWS_* and the options."
+                "s3",
+                f"boto3 makes no client ({text}).",
+                "Check the AWS_* variables and the writer's options.",
             ) from None
         if _RAW_LOGIN.search(str(made.meta.endpoint_url)):
             made.close()
             raise UnavailableError(
                 "s3",
                 "the endpoint's URL has a login in it that is not escaped, so its host is unclear.",
-                "Take it out of AWS_ENDPOINT_URL_S3, or escape it: %2F for a / in it.",
+                "Remove the login from AWS_ENDPOINT_URL_S3, or escape it: write %2F for /.",
             )
         if _has_query(str(made.meta.endpoint_url)):
             made.close()
             raise UnavailableError(
                 "s3",
-                "the endpoint's URL has a query in it, which no store takes and may be a login.",
-                "Take what follows the ? or # out of AWS_ENDPOINT_URL_S3.",
+                "the endpoint's URL has a query in it; no store takes one, and it may be a secret.",
+                "Remove the ? or # and all that follows it from AWS_ENDPOINT_URL_S3.",
             )
         return made
 
@@ -163,7 +168,10 @@ def _has_query(url: str) -> bool:
 
 
 def _read(request: Callable[[Any], _T], client: Any) -> _T:
-    """What `request` gives. boto3 says of a number in an answer that is none just ValueError."""
+    """Return `request(client)`. Raises CorruptedError for an answer with an invalid number.
+
+    boto3 raises a bare ValueError for it.
+    """
     try:
         return request(client)
     except ValueError as error:
@@ -174,7 +182,7 @@ def _read(request: Callable[[Any], _T], client: Any) -> _T:
 
 @functools.cache
 def _loader() -> Any:
-    """botocore's descriptions of the service, read once for all clients of the process."""
+    """Return botocore's loader of service descriptions; all clients share it and read them once."""
     from botocore.loaders import create_loader
 
     return create_loader()

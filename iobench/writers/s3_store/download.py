@@ -1,4 +1,4 @@
-"""S3Download: one object on its way down, by ranged GETs straight into the memory that wants it."""
+"""S3Download: reads one object with ranged GETs, straight into the memory to fill."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from iobench.units import KIB, MIB
 from iobench.writers.image import Bytes
 from iobench.writers.s3_store.checksum import Checksum
 from iobench.writers.s3_store.client import S3Client
-from iobench.writers.s3_store.errors import CorruptedError, having
+from iobench.writers.s3_store.errors import CorruptedError, require_fields
 from iobench.writers.s3_store.parts import MOST_BYTES
 from iobench.writers.s3_store.target import S3Target
 from iobench.writers.transfer import Meter
@@ -22,14 +22,14 @@ __all__ = ["RANGED_GET", "S3Download"]
 
 RANGED_GET = "ranged get"
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
-_SLOWEST = KIB  # bytes per second; a body that comes slower than that has failed
-_AT_ONCE = MIB  # checksummed while it is still in the processor's cache
+_SLOWEST = KIB  # bytes per second; a body that arrives more slowly has failed
+_AT_ONCE = MIB  # bytes per checksum step, few enough to be still in the processor's cache
 
 
 class S3Download:
-    """One version of the object `target`, held fast by its ETag from the first request on.
+    """One version of the object `target`, identified by the ETag of the first answer.
 
-    Raises TransferError (ENOENT) when there is no such object.
+    Raises TransferError (ENOENT) if the object does not exist.
     """
 
     def __init__(self, client: S3Client, target: S3Target, meter: Meter, *, verify: bool) -> None:
@@ -45,16 +45,16 @@ class S3Download:
         self._etag = found["ETag"]
         known = Checksum.of_object(found) if verify else None
         self._checksum = known[0] if known else None
-        self._wanted = known[1] if known else ""
-        self._told: dict[int, tuple[int, int]] = {}
+        self._expected = known[1] if known else ""
+        self._ranges: dict[int, tuple[int, int]] = {}  # begin: (checksum, bytes)
 
     @property
     def verifiable(self) -> bool:
-        """Whether the server told a checksum of the whole object."""
+        """Whether the server returned a checksum of the whole object."""
         return self._checksum is not None
 
     def fill(self, views: Sequence[Bytes], begin: int, end: int, meter: Meter) -> None:
-        """Fill `views`, which are the bytes [begin, end), going on where a connection broke."""
+        """Fill `views` with the bytes [begin, end). A retry continues where a connection broke."""
         state = _Filling(views, self._checksum, self._client.patience_s)
 
         def attempt(s3: Any) -> None:
@@ -74,17 +74,20 @@ class S3Download:
         with meter.phase("read"):
             self._call(attempt, f"reading bytes {begin} to {end}", meter)
         meter.count(RANGED_GET, end - begin)
-        self._told[begin] = (state.value, end - begin)
+        self._ranges[begin] = (state.value, end - begin)
 
     def verify(self) -> None:
-        """Compare the checksum of all ranges with the object's. Raises DataMismatchError."""
+        """Compare the checksum of all ranges with the object's.
+
+        Raises DataMismatchError if they differ.
+        """
         if self._checksum is None:
             return
-        found = self._checksum.combined(self._told[begin] for begin in sorted(self._told))
-        if self._checksum.text(found) != self._wanted:
+        found = self._checksum.combined(self._ranges[begin] for begin in sorted(self._ranges))
+        if self._checksum.text(found) != self._expected:
             raise DataMismatchError(
                 f"{self._target}: what came back has {self._checksum.name} "
-                f"{self._checksum.text(found)}, the object's is {self._wanted}"
+                f"{self._checksum.text(found)}, the object's is {self._expected}"
             )
 
     def _call(self, request: Any, doing: str, meter: Meter) -> Any:
@@ -92,16 +95,16 @@ class S3Download:
 
     def _check(self, answer: Any, start: int, end: int, meter: Meter) -> None:
         status = answer["ResponseMetadata"]["HTTPStatusCode"]
-        told = _RANGE.fullmatch(answer.get("ContentRange", ""))
-        exact = told is not None and (int(told[1]), int(told[2])) == (start, end - 1)
+        sent = _RANGE.fullmatch(answer.get("ContentRange", ""))
+        exact = sent is not None and (int(sent[1]), int(sent[2])) == (start, end - 1)
         if not exact or answer.get("ContentLength") != end - start:
             raise TransferError(
                 f"{self._target}: bytes {start} to {end} were asked for, the server answered "
                 f"{status} with {answer.get('ContentRange') or 'no Content-Range'} and "
-                f"{answer.get('ContentLength', 'an unknown number of')} bytes; it cannot be "
-                "restored from by ranges"
+                f"{answer.get('ContentLength', 'an unknown number of')} bytes; this server cannot "
+                "be read by ranges"
             )
-        if answer.get("ETag") != self._etag or (told and int(told[3]) != self.size_bytes):
+        if answer.get("ETag") != self._etag or (sent and int(sent[3]) != self.size_bytes):
             raise DataMismatchError(
                 f"{self._target}: was changed while it was read (another ETag); restore it again"
             )
@@ -109,20 +112,23 @@ class S3Download:
             meter.fell_back(
                 "206 Partial Content",
                 f"{status} with the right Content-Range",
-                "the server answers ranges so",
+                "the server answers a ranged GET with this status",
             )
 
 
 def _described(found: Any) -> Any:
-    """An answer to HeadObject, if it is one of an object."""
-    size = having(found, "ETag", "ContentLength")["ContentLength"]
+    """Return the HeadObject answer `found`. Raises CorruptedError if it describes no object."""
+    size = require_fields(found, "ETag", "ContentLength")["ContentLength"]
     if not 0 <= size <= MOST_BYTES:
         raise CorruptedError(f"the server says that the object has {size} bytes, S3 holds 5 TiB")
     return found
 
 
 def _fastest(body: Any) -> Any:
-    """What reads the body into memory without a copy: http.client's response within urllib3's."""
+    """Return the reader that fills memory without a copy: http.client's response inside urllib3's.
+
+    Otherwise urllib3's response itself, which also decodes a chunked body.
+    """
     raw = body._raw_stream
     inner: Any = getattr(raw, "_fp", None)
     if getattr(raw, "chunked", False) or not hasattr(getattr(inner, "fp", None), "readinto1"):
@@ -134,7 +140,8 @@ def _fastest(body: Any) -> Any:
 class _OneReceive:
     """A file object of http.client whose `readinto` returns after one receive.
 
-    BufferedReader's returns only when all that was asked for is there, at whatever rate it comes.
+    `BufferedReader.readinto` waits until the buffer is full, however slowly the bytes arrive. The
+    rate could not be checked then.
     """
 
     def __init__(self, file: Any) -> None:
@@ -149,7 +156,7 @@ class _OneReceive:
 
 
 class _Pace:
-    """Raises TimeoutError when less than 1 KiB/s arrived for `window_s` seconds."""
+    """Checks the rate of a body. Raises TimeoutError after `window_s` seconds below 1 KiB/s."""
 
     def __init__(self, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._window_s, self._clock = window_s, clock
@@ -168,7 +175,7 @@ class _Pace:
 
 
 class _Filling:
-    """Views on their way to be filled; knows how far they are when a connection breaks."""
+    """Fills views in order, and keeps its position and checksum across broken connections."""
 
     def __init__(
         self, views: Sequence[Bytes], checksum: Checksum | None, patience_s: float

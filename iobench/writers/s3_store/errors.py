@@ -1,4 +1,4 @@
-"""What the errors of S3 mean: worth another try or not, and in one line what to do about them."""
+"""Errors of S3: which of them are transient, and one line on the cause and the remedy of each."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = [
     "CorruptedError",
     "code_of",
     "explain",
-    "having",
     "judge",
+    "require_fields",
     "status_of",
     "without_login",
 ]
@@ -39,9 +39,9 @@ _CREDENTIALS = {
     "ExpiredToken": "Get new credentials (aws sso login, or whatever issues them) and try again.",
     "ExpiredTokenException": "Get new credentials (aws sso login, or whatever issues them).",
     "TokenRefreshRequired": "Get new credentials (aws sso login, or whatever issues them).",
-    "InvalidToken": "Check AWS_SESSION_TOKEN; it belongs to the keys that it came with.",
-    "InvalidAccessKeyId": "Check the access key, and that it is one of this endpoint.",
-    "InvalidClientTokenId": "Check the access key, and that it is one of this endpoint.",
+    "InvalidToken": "Check AWS_SESSION_TOKEN: it must be from the same credentials as the keys.",
+    "InvalidAccessKeyId": "Check the access key, and that this endpoint issued it.",
+    "InvalidClientTokenId": "Check the access key, and that this endpoint issued it.",
     "SignatureDoesNotMatch": "Check the secret key, the region and this machine's clock.",
     "RequestTimeTooSkewed": "Set this machine's clock.",
 }
@@ -49,8 +49,8 @@ _DENIED = {"AccessDenied", "AllAccessDisabled", "AccountProblem", "403", "Forbid
 _LOGIN_HELP = (
     "Set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role."
 )
-# Of a URL, which is nobody's to read: to the last @, as a raw password may hold / and @ itself. Of
-# a key's own @ nothing is lost, botocore escapes it.
+# The credentials in a URL, up to its last @: a raw password may contain / and @ itself. An @ in an
+# object's key is not affected, because botocore escapes it.
 _LOGIN = re.compile(r"//\S*@")
 _UNREACHED = (
     *("EndpointConnectionError", "ConnectTimeoutError", "ProxyConnectionError"),
@@ -59,11 +59,14 @@ _UNREACHED = (
 
 
 class CorruptedError(OSError):
-    """An answer that is not the store's, or a checksum that is not ours: worth another try."""
+    """An answer that is not the store's, or a checksum that is not ours. Transient."""
 
 
-def having(answer: Any, *names: str) -> Any:
-    """`answer`, if it has `names`. Raises CorruptedError: a page of a proxy has none of them."""
+def require_fields(answer: Any, *names: str) -> Any:
+    """Return `answer` if it has all `names`. Raises CorruptedError if one is missing.
+
+    An error page of a proxy, sent with status 200, has none of them.
+    """
     for name in names:
         if answer.get(name) in (None, ""):
             raise CorruptedError(f"the server's answer has no {name}")
@@ -71,7 +74,10 @@ def having(answer: Any, *names: str) -> Any:
 
 
 def code_of(error: BaseException) -> str:
-    """The S3 error code: `NoSuchBucket`; the HTTP status where the answer had no body."""
+    """Return the S3 error code, such as `NoSuchBucket`.
+
+    It is the HTTP status if the answer had no body, and empty if there was no answer.
+    """
     response: Any = getattr(error, "response", None)
     if not isinstance(response, dict):
         return ""
@@ -79,7 +85,7 @@ def code_of(error: BaseException) -> str:
 
 
 def status_of(error: BaseException) -> int:
-    """The HTTP status, 0 where there was no answer."""
+    """Return the HTTP status, or 0 if there was no answer."""
     response: Any = getattr(error, "response", None)
     if not isinstance(response, dict):
         return 0
@@ -87,7 +93,7 @@ def status_of(error: BaseException) -> int:
 
 
 def judge(error: Exception) -> Trouble:
-    """Whether `error` may be gone next time: throttling, server errors, broken connections."""
+    """Decide whether a retry may succeed: throttling, server errors, broken connections."""
     if isinstance(error, IobenchError):
         return Trouble(transient=False)
     code, status = code_of(error), status_of(error)
@@ -101,12 +107,15 @@ def judge(error: Exception) -> Trouble:
 
 
 def without_login(text: str) -> str:
-    """`text` without `user:password@` in its URLs."""
+    """Return `text` without `user:password@` in its URLs."""
     return _LOGIN.sub("//", text)
 
 
 def _kind(error: BaseException) -> str:
-    """The name of botocore's class that says most, without importing botocore."""
+    """Return the most telling class name of a botocore or urllib3 error; empty for other errors.
+
+    Compares names, so that botocore is not imported.
+    """
     if type(error).__module__.split(".")[0] not in ("botocore", "urllib3"):
         return ""
     names = [cls.__name__ for cls in type(error).__mro__]
@@ -117,9 +126,9 @@ def _kind(error: BaseException) -> str:
 
 
 def explain(error: Exception, doing: str, where: object) -> Exception:
-    """`error` as one of ours: what was being done to which object, the S3 code, the remedy.
+    """Return `error` as one of ours: the operation, the object, the S3 code and the remedy.
 
-    An error that is neither S3's nor the network's is given back as it is.
+    Returns `error` itself if it comes neither from S3 nor from the network.
     """
     if isinstance(error, IobenchError):
         return error
@@ -129,9 +138,13 @@ def explain(error: Exception, doing: str, where: object) -> Exception:
     if kind in ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"):
         return UnavailableError("s3", f"no credentials were found ({kind}).", _LOGIN_HELP)
     if kind in ("ProfileNotFound", "ConfigNotFound", "ConfigParseError"):
-        return UnavailableError("s3", f"the AWS configuration cannot be used ({kind}).", "See it.")
+        return UnavailableError(
+            "s3",
+            f"the AWS configuration cannot be used ({kind}).",
+            "Check AWS_PROFILE and the files ~/.aws/config and ~/.aws/credentials.",
+        )
     if "SSO" in kind or "Token" in kind or kind == "UnauthorizedSSOTokenError":
-        return UnavailableError("s3", f"the credentials ran out ({kind}).", "Type: aws sso login.")
+        return UnavailableError("s3", f"the credentials expired ({kind}).", "Type: aws sso login.")
     if kind == "SSLError" and not broken_tls(error):
         return UnavailableError("s3", *map(without_login, explain_tls(error)))
     unreached = kind in _UNREACHED or kind == "SSLError"
@@ -151,7 +164,7 @@ def _answered(error: Exception, code: str, doing: str, where: object) -> Excepti
     if code == "NoSuchBucket":
         return TargetError(f"{where}: no such bucket ({code}); check its name, or create it")
     if code == "InvalidBucketName":
-        return TargetError(f"{where}: no bucket can have that name ({code}); check it")
+        return TargetError(f"{where}: the store does not allow this bucket name ({code}); check it")
     if code in ("PermanentRedirect", "IllegalLocationConstraintException", "301") or status == 301:
         return UnavailableError(
             "s3", f"{where} is in another region ({said}).", "Set AWS_REGION to the bucket's."
@@ -172,7 +185,7 @@ def _answered(error: Exception, code: str, doing: str, where: object) -> Excepti
     if code == "400":  # an answer without a body
         return UnavailableError(
             "s3",
-            f"{doing} {where} is refused without a word (400).",
+            f"{doing} {where} is refused without a reason (400).",
             "Expired credentials are the usual cause: get new ones.",
         )
     number = errno.ENOENT if status == 404 else errno.EAGAIN if judge(error).throttled else 0
@@ -188,7 +201,7 @@ def _broke(error: Exception, kind: str, doing: str, where: object) -> TransferEr
         text += "; check endpoint_url (AWS_ENDPOINT_URL_S3), the network and the proxy settings"
     elif kind == "ReadTimeoutError" or isinstance(error, TimeoutError):
         number = number or errno.ETIMEDOUT
-    elif number in (errno.ENOENT, errno.ENOTDIR):  # of an object these say that there is none
+    elif number in (errno.ENOENT, errno.ENOTDIR):  # callers would read it as a missing object
         number = errno.EIO
         text += (
             "; a file of this machine, not of the bucket: check AWS_WEB_IDENTITY_TOKEN_FILE and "

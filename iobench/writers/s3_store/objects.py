@@ -1,4 +1,4 @@
-"""S3Objects: what lies under a prefix, and what killed processes left there half uploaded."""
+"""S3Objects: the objects under a prefix, and the unfinished uploads of killed processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from iobench.errors import IobenchError
 from iobench.writers.s3_store.client import S3Client
-from iobench.writers.s3_store.errors import CorruptedError, code_of, having
+from iobench.writers.s3_store.errors import CorruptedError, code_of, require_fields
 from iobench.writers.s3_store.target import S3Target
 from iobench.writers.transfer import Meter
 
@@ -20,7 +20,7 @@ _AT_ONCE = 1000  # keys in one DeleteObjects
 
 @dataclass(frozen=True, kw_only=True)
 class UnfinishedUpload:
-    """A multipart upload that was begun and neither completed nor aborted; its parts cost money."""
+    """A multipart upload that is neither completed nor aborted. Its parts cost money."""
 
     target: S3Target
     upload_id: str
@@ -28,22 +28,25 @@ class UnfinishedUpload:
 
 
 class S3Objects:
-    """The objects and the unfinished uploads under the prefix `place`: its key and keys below it.
+    """The objects and the unfinished uploads at the key `prefix` and below it.
 
-    Everything raises what S3Client does.
+    Every method raises what `S3Client.call` raises.
     """
 
-    def __init__(self, client: S3Client, place: S3Target) -> None:
-        self._client, self._place = client, place
+    def __init__(self, client: S3Client, prefix: S3Target) -> None:
+        self._client, self._prefix = client, prefix
 
     def keys(self) -> list[str]:
-        """The keys of all objects."""
+        """Return the keys of all objects."""
         pages = self._pages("list_objects_v2", "Contents", "listing")
         return [entry["Key"] for entry in pages if self._is_ours(entry["Key"])]
 
     def names(self, beginning: str) -> list[str]:
-        """What lies directly below the place, with objects below itself, and begins so."""
-        where = self._place.key and f"{self._place.key}/"
+        """Return the names directly below the prefix that start with `beginning`.
+
+        A name counts only if there are objects below it.
+        """
+        where = self._prefix.key and f"{self._prefix.key}/"
         pages = self._pages(
             "list_objects_v2", "CommonPrefixes", "listing",
             Prefix=where + beginning, Delimiter="/",
@@ -51,10 +54,10 @@ class S3Objects:
         return [entry["Prefix"].removeprefix(where).strip("/") for entry in pages]
 
     def uploads(self) -> list[UnfinishedUpload]:
-        """Every unfinished upload, of whoever it is: one that is still running too."""
+        """Return every unfinished upload, including those of running processes."""
         return [
             UnfinishedUpload(
-                target=S3Target(bucket=self._place.bucket, key=entry["Key"]),
+                target=S3Target(bucket=self._prefix.bucket, key=entry["Key"]),
                 upload_id=entry["UploadId"],
                 initiated=entry["Initiated"],
             )
@@ -63,20 +66,26 @@ class S3Objects:
         ]
 
     def try_writing(self, name: str) -> None:
-        """Begin an upload to `name` and abort it: what a write needs, and no object ever."""
-        target = self._place.below(name)
+        """Begin an upload to `name` and abort it.
+
+        It needs the permissions of a write and never creates an object.
+        """
+        target = self._prefix.below(name)
         where = {"Bucket": target.bucket, "Key": target.key}
         answer = self._call(
-            lambda s3: having(s3.create_multipart_upload(**where), "UploadId"), "trying to write"
+            lambda s3: require_fields(s3.create_multipart_upload(**where), "UploadId"),
+            "trying to write",
         )
         try:
             self._abort(target, answer["UploadId"])
         except BaseException as error:
-            error.add_note(f"{target}: an upload is left; type: iobench s3 abort-uploads {target}")
+            error.add_note(
+                f"{target}: an upload is left behind; type: iobench s3 abort-uploads {target}"
+            )
             raise
 
     def abort(self, upload: UnfinishedUpload) -> None:
-        """Abort `upload`; one that is gone already is as good."""
+        """Abort `upload`. An upload that no longer exists is not an error."""
         self._abort(upload.target, upload.upload_id)
 
     def _abort(self, target: S3Target, upload_id: str) -> None:
@@ -92,44 +101,45 @@ class S3Objects:
                 raise
 
     def delete(self, keys: list[str]) -> None:
-        """Delete the objects of these keys; those that are gone already are as good."""
+        """Delete the objects with these keys. A missing object is not an error."""
         for start in range(0, len(keys), _AT_ONCE):
             batch = keys[start : start + _AT_ONCE]
             request = {"Objects": [{"Key": key} for key in batch]}
             answer = self._call(
                 lambda s3, request=request: s3.delete_objects(
-                    Bucket=self._place.bucket, Delete=request
+                    Bucket=self._prefix.bucket, Delete=request
                 ),
                 "deleting objects of",
             )
             deleted = {entry.get("Key") for entry in answer.get("Deleted", [])}
-            for left in (key for key in batch if key not in deleted):  # for an error of its own
+            # DeleteObjects answers 200 with errors per key; a single deletion raises its error.
+            for left in (key for key in batch if key not in deleted):
                 self._call(
-                    lambda s3, key=left: s3.delete_object(Bucket=self._place.bucket, Key=key),
+                    lambda s3, key=left: s3.delete_object(Bucket=self._prefix.bucket, Key=key),
                     "deleting an object of",
                 )
 
     def remove(self, last: str = "") -> None:
-        """Abort every upload and delete every object, that of the name `last` after the others."""
+        """Abort every upload and delete every object. The object `last` is deleted last."""
         for upload in self.uploads():
             self.abort(upload)
-        end = self._place.below(last).key if last else ""
+        end = self._prefix.below(last).key if last else ""
         keys = self.keys()
         self.delete([key for key in keys if key != end])
         self.delete([key for key in keys if key == end])
 
     def _is_ours(self, key: str) -> bool:
-        """Whether `key` is the place's or below it: `run-1` is not `run-10`'s."""
-        own = self._place.key
+        """Return whether `key` is the prefix or below it. `run-10` is not below `run-1`."""
+        own = self._prefix.key
         return not own or key == own or key.startswith(f"{own}/")
 
     def _pages(self, operation: str, kind: str, doing: str, **more: str) -> Iterator[Any]:
-        where = {"Bucket": self._place.bucket, "Prefix": self._place.key, **more}
+        where = {"Bucket": self._prefix.bucket, "Prefix": self._prefix.key, **more}
 
         def all_pages(s3: Any) -> list[Any]:
             found: list[Any] = []
             for page in s3.get_paginator(operation).paginate(**where):
-                # Every store says of which bucket it is; a page of a proxy would be an empty list.
+                # Every store names its bucket. boto3 reads the page of a proxy as an empty list.
                 if not page.get("Name") and not page.get("Bucket"):
                     raise CorruptedError("the server's answer is not a list of a bucket")
                 found += page.get(kind, [])
@@ -137,9 +147,9 @@ class S3Objects:
 
         try:
             yield from self._call(all_pages, doing)
-        except IobenchError as error:  # rclone's word for a bucket that never had an upload
+        except IobenchError as error:  # rclone's answer for a bucket that never had an upload
             if code_of(error.__cause__ or error) != "NoSuchUpload":
                 raise
 
     def _call(self, request: Any, doing: str) -> Any:
-        return self._client.call(request, Meter(), doing=doing, where=self._place)
+        return self._client.call(request, Meter(), doing=doing, where=self._prefix)

@@ -1,4 +1,4 @@
-"""Options of the `s3` writer. None of them is a credential, and none can carry one."""
+"""Options of the `s3` writer. No option is a credential or may contain one."""
 
 from __future__ import annotations
 
@@ -27,29 +27,32 @@ class S3Options(WriterOptions):
         help="bytes of one part or ranged GET, 5MiB to 5GiB; 0: chosen from the object's size",
     )
     threads: int = option(
-        8, low=1, high=256, search=(2, 4, 8, 16, 32), help="parts in flight, each in a thread"
+        8, low=1, high=256, search=(2, 4, 8, 16, 32), help="parts in flight, one thread each"
     )
     checksum: str = option(
-        "crc64nvme", choices=ALGORITHMS, help="of every part and of the whole object, end to end"
+        "crc64nvme",
+        choices=ALGORITHMS,
+        help="end-to-end checksum of every part and of the whole object",
     )
     endpoint_url: str = option(
-        "", help="of a store that is not AWS; empty: as boto3 is configured (AWS_ENDPOINT_URL_S3)"
+        "",
+        help="URL of a store that is not AWS; empty: boto3's configuration (AWS_ENDPOINT_URL_S3)",
     )
     addressing_style: str = option(
-        "auto", choices=("auto", "path", "virtual"), help="where the bucket stands in the URL"
+        "auto", choices=("auto", "path", "virtual"), help="position of the bucket in the URL"
     )
     verify_tls: bool = option(True, help="check the endpoint's certificate")
     max_pool: int = option(64, low=1, high=4096, help="connections kept open")
-    max_attempts: int = option(8, low=1, high=100, help="tries of one request before it fails")
+    max_attempts: int = option(8, low=1, high=100, help="attempts of one request before it fails")
     connect_timeout_s: float = option(
-        10.0, unit="seconds", low=0.1, high=600, help="to reach the endpoint"
+        10.0, unit="seconds", low=0.1, high=600, help="limit for connecting to the endpoint"
     )
     read_timeout_s: float = option(
         60.0,
         unit="seconds",
         low=0.1,
         high=3600,
-        help="without a byte from the endpoint, or below 1KiB/s",
+        help="limit for an endpoint that sends nothing, or less than 1KiB/s",
     )
 
     def __post_init__(self) -> None:
@@ -70,7 +73,8 @@ def _check_endpoint(text: str) -> None:
         secret = bool(parts.query or parts.fragment)
     except ValueError:
         good, secret = False, False
-    if secret or "@" in text:  # wherever: a raw / in a password ends what a parser takes for it
+    # An @ anywhere: a raw / in a password ends the part that a parser takes for the credentials.
+    if secret or "@" in text:
         raise OptionError(
             "option endpoint_url: must not carry a login; set AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY instead"

@@ -1,4 +1,4 @@
-"""Parts of an object: how large they are, and how their bytes reach the socket without a copy."""
+"""Parts of an object: their sizes, and request bodies that reach the socket without a copy."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ MOST_PARTS, MOST_BYTES = 10_000, 5 * TIB
 
 _USUAL, _AMPLE = 8 * MIB, 64 * MIB
 _PARTS_PER_THREAD = 4  # so that the last parts of all threads end at about the same time
-_STEP = 900  # parts of one size before a stream of unknown length doubles it
+_STEP = 900  # parts of one size before a stream of unknown length doubles the size
 
 
 def part_size_for(size_bytes: int, *, fixed_bytes: int = 0, threads: int = 1) -> int:
-    """Bytes of each part but the last of an object of `size_bytes`.
+    """Return the bytes of each part, except the last, of an object of `size_bytes`.
 
-    8 to 64 MiB, several for each thread, and more where 10,000 parts would not do. `fixed_bytes`
-    is taken as it is. Raises OptionError when the object cannot be had in parts of that size.
+    The size is 8 to 64 MiB with several parts for each thread, or larger if 10,000 parts would not
+    hold the object. `fixed_bytes` is used unchanged. Raises OptionError if the object is too large
+    for S3 or needs too many parts of `fixed_bytes`.
     """
     if size_bytes > MOST_BYTES:
         raise OptionError(
@@ -59,10 +60,10 @@ def part_size_for(size_bytes: int, *, fixed_bytes: int = 0, threads: int = 1) ->
 
 @dataclass(frozen=True, kw_only=True)
 class StreamParts:
-    """Sizes of the parts of an object whose length is not known, or only expected.
+    """Part sizes of an object whose length is unknown, or only expected.
 
-    `even` parts of `first_bytes`, then parts that double every 900, so that 10,000 of them hold
-    5 TiB. With `fixed` they never grow.
+    The first `even` parts have `first_bytes`; after them the size doubles every 900 parts. 10,000
+    parts then hold 5 TiB. With `fixed` they never grow.
     """
 
     first_bytes: int
@@ -71,27 +72,27 @@ class StreamParts:
 
     @classmethod
     def expecting(cls, size_bytes: int | None, *, fixed_bytes: int, threads: int) -> StreamParts:
-        """Sizes for about `size_bytes`."""
+        """Return the part sizes for an object of about `size_bytes`."""
         if fixed_bytes:
             return cls(first_bytes=fixed_bytes, fixed=True)
         expected = min(size_bytes or 0, MOST_BYTES)
         first = part_size_for(expected, threads=threads)
-        if 2 * expected > first * MOST_PARTS:  # too few parts are left for growing to 5 TiB
+        if 2 * expected > first * MOST_PARTS:  # too few parts would be left to grow to 5 TiB
             first = part_size_for(min(2 * expected, MOST_BYTES), threads=threads)
         return cls(first_bytes=first, even=max(_STEP, min(-(-expected // first), MOST_PARTS)))
 
     def size(self, number: int) -> int:
-        """Bytes of part `number`, which counts from 1."""
+        """Return the bytes of part `number`, counted from 1."""
         if self.fixed or number <= self.even:
             return self.first_bytes
         return min(self.first_bytes << ((number - self.even - 1) // _STEP + 1), PART_LARGEST)
 
 
 class PartBody(io.RawIOBase):
-    """The views of one part as the body of a request: read without a copy, from the start again.
+    """The views of one part as the body of a request, without a copy. A retry can rewind it.
 
-    `read` gives views of up to 1 MiB however little was asked for, which the HTTP client passes to
-    the socket as they are; it would otherwise cut everything into pieces of 16 KiB.
+    `read` ignores its size and returns views of up to 1 MiB, which http.client passes to the
+    socket. http.client itself asks for pieces of 16 KiB, which costs many more calls.
     """
 
     _AT_ONCE = MIB
@@ -136,10 +137,10 @@ class PartBody(io.RawIOBase):
         if self._within == len(view):
             self._index += 1
             self._within = 0
-        return piece  # type: ignore[return-value]  # a memoryview: as good as bytes to a socket
+        return piece  # type: ignore[return-value]  # sockets take a memoryview like bytes
 
     def readinto(self, buffer: Any) -> int:
-        """As signing reads it, by a copy; `read` is what sending uses."""
+        """Copy into `buffer`. Signing the payload reads this way; sending uses `read`."""
         room = memoryview(buffer).cast("B")
         piece = memoryview(self.read())[: len(room)]
         room[: len(piece)] = piece
@@ -149,7 +150,7 @@ class PartBody(io.RawIOBase):
 
 @dataclass(frozen=True, kw_only=True)
 class SentPart:
-    """A part that the server has."""
+    """A part that the server has received."""
 
     etag: str
     size_bytes: int
@@ -157,7 +158,10 @@ class SentPart:
 
 
 def etag_of(parts: Sequence[SentPart]) -> str:
-    """The ETag of an object of these parts: the MD5 of theirs; empty where theirs are no MD5s."""
+    """Return the ETag of an object made of these parts: the MD5 of their MD5s, and their number.
+
+    Returns an empty string if the parts' ETags are not MD5s.
+    """
     try:
         digests = b"".join(bytes.fromhex(part.etag.strip('"')) for part in parts)
     except ValueError:

@@ -1,7 +1,7 @@
-"""S3Proof: whether the key holds what was sent; only what is ours is removed from it.
+"""S3Proof: checks that the key holds the bytes that were sent, and removes only our own object.
 
-A broken proxy may answer for the store. An answer proves a save only if it has an ETag, and an
-object is known as ours only by the ETag that the store gave to it.
+A broken proxy may answer in place of the store. An answer proves a save only if it has an ETag.
+Only the ETag that the store gave to our object identifies it as ours.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from iobench.errors import TransferError
 from iobench.writers.s3_store.checksum import Checksum
 from iobench.writers.s3_store.client import S3Client
-from iobench.writers.s3_store.errors import code_of, having
+from iobench.writers.s3_store.errors import code_of, require_fields
 from iobench.writers.s3_store.target import S3Target
 from iobench.writers.transfer import Meter
 
@@ -28,8 +28,8 @@ _LEFT = "the key holds another object, which was left there"
 class SentObject:
     """An object as it was sent.
 
-    `checksums` are the texts that a store may return for it: of the whole, or of its parts'
-    checksums. `etag` is the one that stores compute from MD5s, empty where it cannot be known.
+    `checksums` are the values that a store may return for it: that of the whole object, or that of
+    the parts' checksums. `etag` is the ETag that stores compute from MD5s; empty if unknown.
     """
 
     size_bytes: int
@@ -38,7 +38,7 @@ class SentObject:
     etag: str = ""
 
     def is_in(self, found: Mapping[str, Any]) -> bool:
-        """Whether an answer to HeadObject proves that the key holds these bytes."""
+        """Return whether the HeadObject answer `found` proves that the key holds these bytes."""
         if found.get("ContentLength") != self.size_bytes:
             return False
         if self.checksum is not None and found.get(self.checksum.field) in self.checksums:
@@ -47,22 +47,22 @@ class SentObject:
 
 
 class S3Proof:
-    """What the store holds under the key `target`, compared with what was sent there."""
+    """Compares the object that the store holds under `target` with the object that was sent."""
 
     def __init__(self, client: S3Client, target: S3Target) -> None:
         self._client, self._target = client, target
         self._where = {"Bucket": target.bucket, "Key": target.key}
 
     def head(self, s3: Any) -> Any:
-        """The answer to HeadObject, with the checksum if the store keeps one."""
-        return having(s3.head_object(**self._where, ChecksumMode="ENABLED"), "ETag")
+        """Return the answer to HeadObject, with the checksum if the store keeps one."""
+        return require_fields(s3.head_object(**self._where, ChecksumMode="ENABLED"), "ETag")
 
     def check(self, answer: Mapping[str, Any], sent: SentObject, meter: Meter) -> None:
         """Compare the checksum that the store returns, in `answer` or else by HeadObject.
 
-        Raises TransferError if the key holds something else. An object with the ETag of `answer` is
-        removed then, and so it is if HeadObject fails or is interrupted: a write that fails
-        publishes nothing.
+        Raises TransferError if the key holds other bytes. The object is removed if it has the ETag
+        of `answer`, because a failed write publishes nothing. It is also removed if HeadObject
+        fails or is interrupted. A store that returns no checksum at all is a fallback.
         """
         if sent.checksum is None:
             return
@@ -76,10 +76,10 @@ class S3Proof:
                 why = "the server could not be asked what it stored"
                 self.take_back(error, [answer["ETag"]], why)
                 raise
-        told, stored = found.get(field), found.get("ContentLength", sent.size_bytes)
-        if stored == sent.size_bytes and told in sent.checksums:
+        value, stored = found.get(field), found.get("ContentLength", sent.size_bytes)
+        if stored == sent.size_bytes and value in sent.checksums:
             return
-        if stored == sent.size_bytes and told is None:
+        if stored == sent.size_bytes and value is None:
             meter.fell_back(
                 f"{sent.checksum.name} compared after completion",
                 "the ETag of the answer",
@@ -88,12 +88,15 @@ class S3Proof:
             return
         raise TransferError(
             f"{self._target}: the server stored something else ({stored} bytes with "
-            f"{sent.checksum.name} {told}, not {sent.size_bytes} with {sent.checksums[0]}); "
+            f"{sent.checksum.name} {value}, not {sent.size_bytes} with {sent.checksums[0]}); "
             f"{self._removed([answer['ETag']])}"
         )
 
     def take_back(self, error: BaseException, etags: Collection[str], why: str) -> None:
-        """Remove the object for `error`, which says so: another TransferError, else a note."""
+        """Remove our object because of `error`, and report its fate.
+
+        A TransferError is raised again with the fate in its text; another error gets a note.
+        """
         fate = self._removed(etags)
         if isinstance(error, TransferError):
             text = f"{error.strerror}; {fate}"
@@ -101,13 +104,14 @@ class S3Proof:
         error.add_note(f"{self._target}: {why}; {fate}")
 
     def _removed(self, etags: Collection[str]) -> str:
-        """Remove the object if it has one of the `etags`; in words, what became of it."""
+        """Remove the object if it has one of the `etags`. Return its fate in words."""
 
         def remove(s3: Any) -> str:
             etag = s3.head_object(**self._where).get("ETag")
             if not etag or etag not in etags:
                 return _LEFT
-            s3.delete_object(**self._where, IfMatch=etag)  # somebody may replace it just now
+            # IfMatch: another writer may replace the object between HEAD and DELETE.
+            s3.delete_object(**self._where, IfMatch=etag)
             return "it was removed"
 
         try:
@@ -118,9 +122,9 @@ class S3Proof:
                 where=self._target,
                 attempts=_REMOVAL_ATTEMPTS,
             )
-        except Exception as error:  # noqa: BLE001 -- must not hide why it is removed
+        except Exception as error:  # noqa: BLE001 -- must not hide the reason for the removal
             if getattr(error, "errno", None) == errno.ENOENT:
-                return "it is not there any more"
+                return "it no longer exists"
             if code_of(error.__cause__ or error) == "PreconditionFailed":
                 return _LEFT
             return f"it could not be removed and is still there ({error})"

@@ -1,4 +1,4 @@
-"""RetryPolicy: what failed for a moment is tried again, later each time and not all at once."""
+"""RetryPolicy: retries transient failures with growing, random delays."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from iobench.writers.transfer import Meter
 __all__ = ["THROTTLED", "RetryPolicy", "Trouble"]
 
 THROTTLED = "throttled"
-"""The path under which a Transfer counts answers that asked to slow down."""
+"""The path under which a Transfer counts answers that ask the client to slow down."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
-    """What an error means for trying again."""
+    """Whether an error is transient, so that a retry may succeed, and whether it is throttling."""
 
     transient: bool
     throttled: bool = False
@@ -39,7 +39,7 @@ class RetryPolicy:
     random: Callable[[], float] = field(default=random.random)
 
     def delay_s(self, failures: int) -> float:
-        """Seconds to wait after that many failures in a row."""
+        """Return the seconds to wait after that many failures in a row."""
         return self.random() * min(self.cap_s, self.base_s * 2.0 ** (failures - 1))
 
     def run(
@@ -49,10 +49,10 @@ class RetryPolicy:
         meter: Meter,
         wait: Callable[[float], bool] | None = None,
     ) -> _T:
-        """What `call()` gives; it is repeated while `judge` says that its error is transient.
+        """Return `call()`, and retry it while `judge` calls its error transient.
 
-        `wait(seconds)` returns True when the transfer was given up meanwhile. Raises the last
-        error. Every repetition counts in the meter's retries, every throttling as a path.
+        `wait(seconds)` returns True if the transfer was cancelled during the wait. Raises the last
+        error. The meter counts each retry in `retries` and each throttling as a path.
         """
         wait = threading.Event().wait if wait is None else wait
         failures = 0

@@ -1,4 +1,4 @@
-"""S3Source: an object opened for looking into it: headers, directories, small files."""
+"""S3Source: an object opened for small reads: headers, directories of archives, small files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from iobench.writers.transfer import Meter
 
 __all__ = ["S3Source"]
 
-_AHEAD = 256 * KIB  # fetched at once: one more request costs more than these bytes
+_AHEAD = 256 * KIB  # bytes of one fetch: another request costs more time than these bytes
 _AT_ONCE = 16
 
 
 class S3Source(RangeSource):
-    """Reads and seeks in one version of an object, each miss one ranged GET of 256 KiB or more."""
+    """Reads and seeks in one version of an object. A miss is one ranged GET of 256 KiB or more."""
 
     def __init__(self, client: S3Client, target: S3Target) -> None:
         super().__init__()
@@ -54,7 +54,8 @@ class S3Source(RangeSource):
     def _at(self, offset: int, size: int) -> bytes:
         begin = offset - self._cached_at
         if begin < 0 or begin + min(size, self.size_bytes - offset) > len(self._cached):
-            at = max(0, min(offset, self.size_bytes - _AHEAD))  # the end is read backwards
+            # zip readers read the end of a file backwards, so the last 256 KiB are one fetch.
+            at = max(0, min(offset, self.size_bytes - _AHEAD))
             self._cached = self._fetch(at, max(offset + size - at, _AHEAD))
             self._cached_at, begin = at, offset - at
         return self._cached[begin : begin + size]

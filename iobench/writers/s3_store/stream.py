@@ -1,4 +1,4 @@
-"""S3Stream: what is written fills parts, uploaded in the background; closing completes it."""
+"""S3Stream: collects writes in parts and uploads them in the background; `close` completes it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ __all__ = ["S3Stream"]
 
 
 class S3Stream(Stream):
-    """Memory is bounded by (threads + 1) parts. See Stream for when the object becomes visible.
+    """A stream to one object. It uses the memory of at most (threads + 1) parts.
 
-    In a with-block the last part goes with `close`, which raises what goes wrong; a small object
-    is then one request. Elsewhere `close` may be left to the collector, which swallows errors, so
-    `flush` sends everything and leaves only the completion to do. What is written after it sends
-    the last part once more; rclone's server alone refuses that.
+    See Stream for when the object becomes visible. In a with-block, `close` sends the last part and
+    raises its errors; a small object is then one request. Without a with-block, the garbage
+    collector may call `close`, and it swallows errors. `flush` therefore sends everything and
+    leaves only the completion. A write after `flush` sends the last part again, which only
+    rclone's server refuses.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class S3Stream(Stream):
         self._uploads = _BackgroundUploads(upload, threads)
         self._number = 1
         self._block: Bytes = np.empty(0, dtype=np.uint8)
-        self._filled = self._sent = self._settled = 0
+        self._filled = self._sent = self._flushed_bytes = 0
         self._entered = self._closing = False
 
     @property
@@ -59,7 +60,7 @@ class S3Stream(Stream):
     def close(self) -> None:
         self._closing = True
         if self._entered and not self.closed:
-            self._flushed = False  # flush has left the last part to us
+            self._flushed = False  # in a with-block, flush leaves the last part to close
         super().close()
 
     def _append(self, data: Bytes) -> None:
@@ -79,7 +80,7 @@ class S3Stream(Stream):
             taken += count
 
     def _make_room(self, wanted: int, size: int) -> None:
-        """Have at least `wanted` bytes of block; small objects never pay for a whole part."""
+        """Grow the block to at least `wanted` bytes. A small object never allocates a full part."""
         if len(self._block) >= wanted:
             return
         block = self._uploads.spare(size) if wanted > size // 2 else None
@@ -89,7 +90,7 @@ class S3Stream(Stream):
         self._block = block
 
     def _hand_over(self) -> None:
-        """Hand the full part over and go on with the next."""
+        """Submit the full part and start the next one."""
         if self._number == MOST_PARTS:
             raise TransferError(
                 f"{self._object.path}: more than {MOST_PARTS:,} parts of "
@@ -100,7 +101,7 @@ class S3Stream(Stream):
         with self._meter.phase("wait"):
             self._uploads.submit(self._number, block, self._filled)
         self._sent += self._filled
-        self._filled = self._settled = 0
+        self._filled = self._flushed_bytes = 0
         self._number += 1
 
     def _begin(self) -> None:
@@ -112,13 +113,13 @@ class S3Stream(Stream):
             self._uploads.drain()
         view = self._block[: self._filled]
         if self._closing and not self._upload.begun:
-            self._object.small = [view]  # to be published by one request
+            self._object.small = [view]  # one PutObject publishes it
         elif self._entered and not self._closing:
             pass
-        elif self._settled != self._filled or not self._upload.begun:
+        elif self._flushed_bytes != self._filled or not self._upload.begun:
             self._begin()
             self._upload.send(self._number, [view], self._meter)
-            self._settled = self._filled
+            self._flushed_bytes = self._filled
         return self._position
 
     def _release(self) -> None:
@@ -133,7 +134,7 @@ class S3Stream(Stream):
 
 
 class _NewObject:
-    """Stands where a stream over files has its new file."""
+    """The object of a stream, with the interface of the new file of a stream over files."""
 
     def __init__(self, upload: S3Upload, path: str, meter: Meter) -> None:
         self.path = path
@@ -141,19 +142,19 @@ class _NewObject:
         self.small: list[Bytes] | None = None
 
     def set_size(self, size_bytes: int) -> None:
-        """An object is as long as its parts."""
+        """Do nothing: an object is as long as its parts."""
 
     def sync(self) -> None:
-        """A part is durable once it is answered for."""
+        """Do nothing: a part is durable once the store has answered."""
 
-    def publish(self, *, sync_names: bool) -> None:  # noqa: ARG002 -- a name is never not durable
+    def publish(self, *, sync_names: bool) -> None:  # noqa: ARG002 -- a key is always durable
         if self.small is not None:
             self._upload.put(self.small, self._meter)
         else:
             self._upload.complete(self._meter)
 
     def abandon(self) -> None:
-        if os.getpid() == self._pid:  # a forked child's parent goes on with the upload
+        if os.getpid() == self._pid:  # in a forked child, the parent still owns the upload
             self._upload.abort()
 
 
@@ -165,7 +166,7 @@ class _Part:
 
 
 class _BackgroundUploads:
-    """Threads that upload parts; at most as many parts are submitted and not sent as threads."""
+    """Threads that upload parts. At most one part per thread is submitted and not yet sent."""
 
     def __init__(self, upload: S3Upload, threads: int) -> None:
         self._upload = upload
@@ -180,15 +181,18 @@ class _BackgroundUploads:
         )
 
     def submit(self, number: int, block: Bytes, size_bytes: int) -> None:
-        """Take `block` over and upload its first bytes. Raises what an earlier part raised."""
+        """Take ownership of `block` and upload its first `size_bytes`.
+
+        Raises the error of an earlier part.
+        """
         self._channel.submit(Lease(_Part(number=number, block=block, size_bytes=size_bytes)))
 
     def drain(self) -> None:
-        """Wait until no part is on its way. Raises what a part raised."""
+        """Wait until no part is in flight. Raises the error of a part."""
         self._channel.drain()
 
     def spare(self, size_bytes: int) -> Bytes | None:
-        """A block of `size_bytes` that a part is done with, if there is one."""
+        """Return a free block of `size_bytes`, or None."""
         try:
             block = self._spare.pop()
         except IndexError:
@@ -196,10 +200,10 @@ class _BackgroundUploads:
         return block if len(block) == size_bytes else None
 
     def shutdown(self, meter: Meter) -> None:
-        """End the threads, once they have finished what was submitted; count it in `meter`.
+        """Finish the submitted parts, end the threads and add their counts to `meter`.
 
-        Interrupts are raised when all have ended: an aborted upload that still gets parts keeps
-        them.
+        Interrupts are raised only after all threads have ended: S3 may keep a part that is in
+        flight while its upload is aborted.
         """
         try:
             self._channel.close()
@@ -209,7 +213,7 @@ class _BackgroundUploads:
             meter.absorb(self._meters)
 
     def afterwards(self, call: Callable[[], None]) -> None:
-        """`call` once no thread uploads any more: now, or in the last thread."""
+        """Run `call` once no thread uploads any more: now, or in the last thread."""
         self._channel.afterwards(call)
 
     def _work(self) -> None:
@@ -222,7 +226,7 @@ class _BackgroundUploads:
             try:
                 self._upload.send(part.number, [part.block[: part.size_bytes]], meter)
             except BaseException as error:
-                self._channel.fail(error)  # first: stopped, others fail of that
+                self._channel.fail(error)  # before `stop`, which makes the other parts fail too
                 self._upload.stop.set()
                 raise
 

@@ -1,4 +1,4 @@
-"""S3Target: a place in an object store, `s3://bucket/prefix`."""
+"""S3Target: a bucket and a key or prefix, written as `s3://bucket/prefix`."""
 
 from __future__ import annotations
 
@@ -13,31 +13,30 @@ __all__ = ["SCHEME", "S3Target", "is_s3"]
 
 SCHEME = "s3://"
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
-_MOST_KEY_BYTES = 1024  # UTF-8: the limit of S3
+_MOST_KEY_BYTES = 1024  # in UTF-8; S3's limit
 
 
 def is_s3(target: object) -> bool:
-    """Whether `target` names a place in an object store."""
+    """Return whether `target` is an S3 URL."""
     return isinstance(target, str) and target.startswith(SCHEME)
 
 
 @dataclass(frozen=True, kw_only=True)
 class S3Target:
-    """A bucket and a key, or the prefix of keys, in it; neither begins or ends with a slash."""
+    """A bucket and a key, or a prefix of keys. Neither begins or ends with a slash."""
 
     bucket: str
     key: str
 
     @classmethod
     def parse(cls, target: object) -> S3Target:
-        """The place that `target` names. Raises UsageError for anything but `s3://bucket[/key]`."""
+        """Parse `target`. Raises UsageError for anything but `s3://bucket[/key]`."""
         if not is_s3(target):
             shown = os.fspath(target) if isinstance(target, str | PurePath) else target
             raise UsageError(f"{shown}: writer 's3' needs a target s3://bucket/prefix")
         bucket, _, key = str(target).removeprefix(SCHEME).partition("/")
-        if not bucket or {"@", ":"} & {
-            *bucket
-        }:  # not shown: it may hold what somebody took for a login
+        # The message does not show the target: with @ or : it may contain credentials.
+        if not bucket or {"@", ":"} & {*bucket}:
             raise UsageError("the target names no bucket; write s3://bucket/prefix")
         if not _BUCKET.fullmatch(bucket):
             raise UsageError(
@@ -53,14 +52,14 @@ class S3Target:
 
     @classmethod
     def object(cls, target: object) -> S3Target:
-        """The one object that `target` names. Raises UsageError for a bucket without a key."""
+        """Parse `target` as one object. Raises UsageError for a bucket without a key."""
         found = cls.parse(target)
         if not found.key:
             raise UsageError(f"{target}: names a bucket and no object; write s3://bucket/key")
         return found
 
     def below(self, path: str) -> S3Target:
-        """The object `path` under this prefix."""
+        """Return the object `path` under this prefix."""
         return S3Target.parse(f"{self}/{path}")
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What went wrong with TLS: each cause by its own name, and what to do about it."""
+"""Causes of TLS failures: one message and one remedy for each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["broken_tls", "explain_tls"]
 
 _BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 _TRUST = "Set AWS_CA_BUNDLE to {}, or the option verify_tls=false."
-# x509_vfy.h of OpenSSL.
+# Verification codes of OpenSSL (x509_vfy.h).
 _VERIFY = {
     9: (
         "the certificate of the endpoint is not valid yet.",
@@ -18,7 +18,7 @@ _VERIFY = {
     ),
     10: (
         "the certificate of the endpoint has expired.",
-        "Renew it there, and check this machine's clock.",
+        "Renew it at the endpoint, and check this machine's clock.",
     ),
     18: (
         "the certificate of the endpoint is self-signed.",
@@ -37,12 +37,12 @@ _VERIFY = {
 
 
 def broken_tls(error: BaseException) -> bool:
-    """Whether the connection broke beneath TLS: worth another try, as any broken connection."""
+    """Return whether the connection below TLS broke, which is transient."""
     return any(isinstance(one, _BROKEN) for one in _chain(error))
 
 
 def explain_tls(error: BaseException) -> tuple[str, str]:
-    """Why there is no TLS with the endpoint, and the remedy."""
+    """Return why TLS with the endpoint fails, and the remedy."""
     for one in _chain(error):
         if isinstance(one, ssl.SSLCertVerificationError) and one.verify_code in _VERIFY:
             return _VERIFY[one.verify_code]
@@ -53,12 +53,12 @@ def explain_tls(error: BaseException) -> tuple[str, str]:
             )
         reason = getattr(one, "reason", None)
         if reason == "WRONG_VERSION_NUMBER":
-            return "the endpoint does not speak TLS.", "Write http:// in its URL, or its TLS port."
+            return "the endpoint does not speak TLS.", "Use http:// in its URL, or its TLS port."
         is_file = isinstance(one, OSError) and not isinstance(one, ssl.SSLError)
         if is_file or reason == "NO_CERTIFICATE_OR_CRL_FOUND":
             return (
                 f"the file of certificate authorities {_ca_file()} cannot be used ({one}).",
-                "Name a PEM file with certificates, or unset it for those of certifi.",
+                "Name a PEM file with certificates, or unset it to use the default ones.",
             )
     text = next((str(one) for one in _chain(error) if isinstance(one, ssl.SSLError)), str(error))
     return f"TLS with the endpoint fails ({text}).", "Check endpoint_url and the proxy settings."
@@ -70,7 +70,7 @@ def _ca_file() -> str:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The errors that `error` came of, innermost first: boto3 and urllib3 wrap what ssl raised."""
+    """Return `error` and its causes, innermost first: boto3 and urllib3 wrap the errors of ssl."""
     found: list[BaseException] = []
     left: list[BaseException | None] = [error]
     while left:

@@ -1,4 +1,4 @@
-"""S3Upload: one object on its way up, in one piece or in parts; visible only once published."""
+"""S3Upload: uploads one object, whole or in parts. It is visible only once it is complete."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from iobench.errors import IobenchError, TransferError
 from iobench.writers.image import Bytes
 from iobench.writers.s3_store.checksum import Checksum
 from iobench.writers.s3_store.client import S3Client
-from iobench.writers.s3_store.errors import CorruptedError, code_of, having, judge, status_of
+from iobench.writers.s3_store.errors import (
+    CorruptedError,
+    code_of,
+    judge,
+    require_fields,
+    status_of,
+)
 from iobench.writers.s3_store.parts import PartBody, SentPart, etag_of
 from iobench.writers.s3_store.proof import S3Proof, SentObject
 from iobench.writers.s3_store.target import S3Target
@@ -20,18 +26,20 @@ from iobench.writers.transfer import Meter
 __all__ = ["PART_UPLOAD", "PUT", "S3Upload"]
 
 PART_UPLOAD, PUT = "part upload", "put"
-_NOT_KNOWN = {"NotImplemented", "InvalidRequest", "InvalidArgument", "XNotImplemented"}
+_REFUSED = {"NotImplemented", "InvalidRequest", "InvalidArgument", "XNotImplemented"}
 _ABORT_ATTEMPTS = 4
 _unfinished: dict[str, S3Client] = {}
-"""Clients with an upload to abort. Garbage that the collector takes apart with its stream, a client
-could not do that any more."""
+"""Clients with an upload to abort, by upload ID.
+
+The reference keeps a client alive while its stream is garbage. Otherwise the collector might clear
+the client before the stream, and the stream could not abort its upload."""
 
 
 class S3Upload:
-    """The object `target` until it is complete: `put` for a small one, else parts, then `complete`.
+    """One upload to `target`: `put` for a small object; else `begin`, `send` parts and `complete`.
 
-    `abort` takes back what was not completed. Parts may be sent from many threads at once, and one
-    number again, which replaces what it was.
+    `abort` discards an upload that is not complete. Many threads may send parts at once. Sending a
+    part number again replaces that part.
     """
 
     def __init__(self, client: S3Client, target: S3Target, checksum: Checksum | None) -> None:
@@ -41,17 +49,18 @@ class S3Upload:
         self._parts: dict[int, SentPart] = {}
         self._proof = S3Proof(client, target)
         self.stop = threading.Event()
-        """Set when no more parts are sent: none waits for another attempt then."""
+        """Set when no more parts are to be sent. It ends the waits between attempts."""
 
     @property
     def begun(self) -> bool:
-        """Whether the server knows of a multipart upload."""
+        """Whether the multipart upload exists on the server."""
         return self._id is not None
 
     def put(self, views: Sequence[Bytes], meter: Meter) -> None:
-        """Send the whole object in one request; durable and visible on return.
+        """Send the whole object in one request. It is durable and visible on return.
 
-        What an attempt stored of other bytes is visible too: another replaces it, or it is removed.
+        An attempt that stores damaged bytes makes them visible. The next attempt replaces them; if
+        there is none, they are removed.
         """
         value = self._checksum_of(views, meter)
         size = sum(map(len, views))
@@ -92,7 +101,7 @@ class S3Upload:
             self._checksum = None
 
     def send(self, number: int, views: Sequence[Bytes], meter: Meter) -> None:
-        """Send part `number` (from 1); the bytes are views of memory that stays as it is."""
+        """Send part `number`, counted from 1. The memory of `views` must not change meanwhile."""
         value = self._checksum_of(views, meter)
         size = sum(map(len, views))
         with meter.phase("upload"):
@@ -115,10 +124,10 @@ class S3Upload:
         self._parts[number] = SentPart(etag=answer["ETag"], size_bytes=size, checksum=value)
 
     def complete(self, meter: Meter) -> None:
-        """Publish the object: durable and visible on return, its checksum compared.
+        """Publish the object. On return it is durable and visible, and its checksum is compared.
 
-        An answer without an ETag is a lost answer; see S3Proof for an object that is not what was
-        sent. The upload can be aborted until there is proof.
+        An answer without an ETag is a lost answer. See S3Proof for an object with other bytes. The
+        upload can be aborted until there is proof.
         """
         parts = sorted(self._parts.items())
         request: dict[str, Any] = {
@@ -143,9 +152,9 @@ class S3Upload:
         self._forget()
 
     def abort(self) -> None:
-        """Take back what was sent in parts. Never raises: what stays behind is told in a warning.
+        """Discard the parts that were sent. Never raises: a warning names what is left behind.
 
-        Call it when no part is on its way any more.
+        Call it when no part is in flight any more.
         """
         upload = self._id
         self.stop.set()
@@ -159,7 +168,7 @@ class S3Upload:
                 where=self._target,
                 attempts=_ABORT_ATTEMPTS,
             )
-        except Exception as error:  # noqa: BLE001 -- must not hide why the upload was given up
+        except Exception as error:  # noqa: BLE001 -- must not hide why the upload is aborted
             if code_of(error.__cause__ or error) == "NoSuchUpload":
                 return
             left = (
@@ -169,14 +178,11 @@ class S3Upload:
             if error.__context__ is not None and error.__context__.__context__ is not None:
                 error.__context__.__context__.add_note(left)
             warnings.warn(left, ResourceWarning, stacklevel=2)
-
         finally:
             self._forget()
 
-    # Inside.
-
     def _create(self, s3: Any, known: dict[str, str]) -> Any:
-        return having(s3.create_multipart_upload(**self._where, **known), "UploadId")
+        return require_fields(s3.create_multipart_upload(**self._where, **known), "UploadId")
 
     def _sent(self, parts: Sequence[SentPart]) -> SentObject:
         checksums: tuple[str, ...] = ()
@@ -211,15 +217,16 @@ class S3Upload:
             return self._checksum.of(views)
 
     def _with_checksum(self, request: Any, known: dict[str, str], meter: Meter) -> tuple[Any, bool]:
-        """The answer, and whether the server took the checksum; asked without it if it did not."""
+        """Return the answer, and whether the server took the checksum.
+
+        A server that refuses the checksum is asked again without it, which is a fallback.
+        """
         doing = "uploading"
         try:
             return self._call(lambda s3: request(s3, known), doing, meter), bool(known)
         except IobenchError as error:
             cause = error.__cause__
-            refused = cause is not None and (
-                code_of(cause) in _NOT_KNOWN or status_of(cause) == 501
-            )
+            refused = cause is not None and (code_of(cause) in _REFUSED or status_of(cause) == 501)
             if not known or not refused:
                 raise
             answer = self._call(lambda s3: request(s3, {}), doing, meter)
@@ -229,38 +236,40 @@ class S3Upload:
             return answer, False
 
     def _checked(self, answer: Any, value: int) -> Any:
-        """`answer` of the store, where its checksum, if it returns one, is ours."""
+        """Return `answer` if its checksum, where it has one, is ours. Raises CorruptedError."""
         if self._checksum is not None:
-            told, sent = answer.get(self._checksum.field), self._checksum.text(value)
-            if told not in (None, sent):
+            found, sent = answer.get(self._checksum.field), self._checksum.text(value)
+            if found not in (None, sent):
                 raise CorruptedError(
-                    f"the server received other bytes: {self._checksum.name} is {told}, "
+                    f"the server received other bytes: {self._checksum.name} is {found}, "
                     f"{sent} was sent"
                 )
-        return having(answer, "ETag")
+        return require_fields(answer, "ETag")
 
     def _complete(self, s3: Any, request: dict[str, Any], sent: SentObject) -> Any:
         try:
             answer = s3.complete_multipart_upload(**self._where, UploadId=self._id, **request)
-            return having(answer, "ETag")
+            return require_fields(answer, "ETag")
         except Exception as error:
-            if code_of(error) == "NoSuchUpload":  # an earlier attempt, whose answer was lost?
+            # An earlier attempt may have completed the upload, and its answer was lost.
+            if code_of(error) == "NoSuchUpload":
                 found = self._proof.head(s3)
                 if sent.is_in(found):
                     return found
             raise
 
     def _completed_unanswered(self, error: TransferError, sent: SentObject, meter: Meter) -> Any:
-        """The object as the store holds it although no attempt got an answer. Raises `error`."""
+        """Return the stored object although every answer was lost. Raises `error` without proof."""
         cause = error.__cause__
         if not isinstance(cause, Exception) or not judge(cause).transient:
             raise error
         try:
             found = self._call(self._proof.head, "looking for the object", meter)
         except IobenchError as failure:
-            error.add_note(f"{self._target}: what it holds is not known ({failure})")
+            error.add_note(f"{self._target}: its content is not known ({failure})")
             raise error from cause
         if not sent.is_in(found):
             raise error
-        self.abort()  # what the key holds may be of an earlier save of the same bytes
+        # An earlier save of the same bytes gives the same proof; this upload may still exist then.
+        self.abort()
         return found

@@ -34,7 +34,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> FakeCuFile:
 
 
 def _use(fake: FakeCuFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gds, "cufile_lacks", lambda: None)
+    monkeypatch.setattr(gds, "cufile_missing", lambda: None)
     monkeypatch.setattr(gds, "open_cufile", functools.cache(lambda: CuFile(fake)))
 
 

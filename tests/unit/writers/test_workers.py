@@ -82,6 +82,19 @@ def test_a_failure_cancels_the_rest_and_is_raised(in_helper: bool) -> None:
     assert _helpers() == []
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_workers_without_failure_cancel_nothing(apart: bool) -> None:
+    """Cancelling ends the retries of an S3 part: a worker that ends first must not do it."""
+    cancelled: list[bool] = []
+
+    class Watched(Blocks):
+        def cancel(self) -> None:
+            cancelled.append(True)
+
+    run_workers(2, Watched(0, 2, 1), lambda blocks, _: [*blocks].clear(), Meter(), apart=apart)
+    assert not cancelled
+
+
 def test_further_failures_are_notes() -> None:
     """The first of several failures is raised, with the others as its notes."""
     barrier = threading.Barrier(3)
