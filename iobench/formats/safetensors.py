@@ -14,7 +14,7 @@ import torch
 
 from iobench.errors import DataMismatchError, IobenchError, TransferError, UsageError
 from iobench.formats.file_memory import FileMemory
-from iobench.formats.looked_at import LookedAt
+from iobench.formats.inspected_file import InspectedFile
 from iobench.formats.safetensors_header import DTYPES, header_bytes
 from iobench.formats.tensors import (
     Allocate,
@@ -73,11 +73,11 @@ def read_header(file: str | Path, writer: Writer | None = None) -> tuple[dict[st
 
     `writer` opens the file where it is none of a mounted file system. Raises DataMismatchError.
     """
-    with LookedAt.opened(os.fspath(file), writer) as source:
+    with InspectedFile.opened(os.fspath(file), writer) as source:
         return _header(file, source)
 
 
-def _header(file: str | Path, source: LookedAt) -> tuple[dict[str, Any], int, int]:
+def _header(file: str | Path, source: InspectedFile) -> tuple[dict[str, Any], int, int]:
     try:
         size = source.seek(0, os.SEEK_END)
         source.seek(0)
@@ -112,12 +112,12 @@ def prepare(
     DataMismatchError for a damaged file, TransferError.
     """
     file = os.path.join(target, path)
-    with LookedAt.opened(file, writer) as source:
+    with InspectedFile.opened(file, writer) as source:
         return _prepare(path, file, source, allocate)
 
 
 def _prepare(
-    path: str, file: str, source: LookedAt, allocate: Allocate | None
+    path: str, file: str, source: InspectedFile, allocate: Allocate | None
 ) -> tuple[dict[str, torch.Tensor], FileImage]:
     document, data_start, size = _header(file, source)
     metadata = document.pop("__metadata__", {})
@@ -155,7 +155,7 @@ def load(
     DataMismatchError for a file that was replaced after its header was looked at.
     """
     file, allocate = os.path.join(target, path), allocate or allocate_on(device)
-    with LookedAt.opened(file, writer) as source:
+    with InspectedFile.opened(file, writer) as source:
         tensors, image = _prepare(path, file, source, allocate)
     moved = writer.read(image, target)
     source.check(file, image)

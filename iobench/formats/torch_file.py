@@ -20,7 +20,7 @@ import torch
 from iobench.errors import DataMismatchError, IobenchError
 from iobench.formats import torch_image
 from iobench.formats.file_memory import FileMemory
-from iobench.formats.looked_at import LookedAt
+from iobench.formats.inspected_file import InspectedFile
 from iobench.formats.tensors import Allocate, OnDevice, allocate_on, flat_tensor
 from iobench.formats.torch_settings import crc32_setting
 from iobench.writers.base import Writer
@@ -109,7 +109,7 @@ def prepare(
     contents are a manifest's checksums to prove.
     """
     file = os.path.join(target, path)
-    with LookedAt.opened(file, writer) as source:
+    with InspectedFile.opened(file, writer) as source:
         return _prepare(path, file, source, allocate, weights_only)
 
 
@@ -161,7 +161,7 @@ def _damage(file: str, source: Source) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(source, LookedAt):
+        if isinstance(source, InspectedFile):
             source.raise_failure(file)
         other = isinstance(error, IobenchError | pickle.UnpicklingError)
         if other or not isinstance(error, (*_DAMAGE, OSError)):
@@ -189,7 +189,7 @@ def load(
     was replaced after it was looked at.
     """
     file, allocate = os.path.join(target, path), allocate or allocate_on(device)
-    with LookedAt.opened(file, writer) as source:
+    with InspectedFile.opened(file, writer) as source:
         state, image = _prepare(path, file, source, allocate, weights_only)
     moved = writer.read(image, target)
     source.check(file, image)
@@ -218,7 +218,7 @@ def storage_places(file: str, opened: Source) -> tuple[list[tuple[int, int]], in
     except IobenchError:
         raise
     except (*_DAMAGE, OSError) as error:  # EINVAL: a seek to where a damaged directory points
-        if isinstance(opened, LookedAt):
+        if isinstance(opened, InspectedFile):
             opened.raise_failure(file)
         raise DataMismatchError(f"{file}: no torch zip file ({error})") from error
 

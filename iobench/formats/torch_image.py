@@ -104,10 +104,10 @@ def _save_skeleton(
         """torch derives its pickler from this, and tells by persistent_id what a storage is."""
 
         def __init_subclass__(cls) -> None:
-            told = cls.persistent_id
+            original = cls.persistent_id
 
             def persistent_id(self: Any, value: Any) -> Any:
-                found = told(self, value)
+                found = original(self, value)
                 if found is not None:
                     typed = isinstance(value, torch.storage.TypedStorage)
                     storages[found[2]] = value._untyped_storage if typed else value

@@ -1,4 +1,4 @@
-"""LookedAt: a Source that remembers what it gave, to be compared with what is read later."""
+"""InspectedFile: a Source that remembers what it gave, to be compared with what is read later."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from iobench.writers.device.base import DeviceBytes
 from iobench.writers.image import FileImage
 from iobench.writers.source import LocalSource, Source
 
-__all__ = ["LookedAt"]
+__all__ = ["InspectedFile"]
 
 
-class LookedAt(io.RawIOBase):
+class InspectedFile(io.RawIOBase):
     """What a format looks at in a file before it knows how to restore it: headers, an index.
 
     The restore opens the file by its name once more. Where that was given to another file in
