@@ -16,6 +16,7 @@ _REQUIRED = [
     "llama7b-zero1",
     "llama7b-zero3",
     "llama7b-fsdp",
+    "llama7b-fsdp-model",
     "llama7b-export",
     "llama2-7b",
     "llama2-13b",

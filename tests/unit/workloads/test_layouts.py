@@ -17,6 +17,7 @@ _SMALL_JOBS = {
     "llama7b-zero1": {"world_size": 3},
     "llama7b-zero3": {"world_size": 3},
     "llama7b-fsdp": {"world_size": 5},
+    "llama7b-fsdp-model": {"world_size": 5},
     "llama7b-export": {},
     "gpt5b-nemo": {"tensor_parallel": 2, "pipeline_parallel": 4, "data_parallel": 3},
     "gpt5b-nemo-dist": {"tensor_parallel": 2, "pipeline_parallel": 4, "data_parallel": 3},
@@ -50,7 +51,7 @@ def test_tensor_names_are_unique_and_sizes_cover_the_tensors(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "bytes_each"),
     [("llama7b", 12), ("llama7b-zero1", 14), ("llama7b-zero3", 12), ("llama7b-fsdp", 12),
-     ("llama7b-export", 2), ("gpt5b-nemo", 14), ("gpt5b-nemo-dist", 14)],
+     ("llama7b-fsdp-model", 2), ("llama7b-export", 2), ("gpt5b-nemo", 14), ("gpt5b-nemo-dist", 14)],
 )  # fmt: skip
 def test_bytes_per_parameter_are_the_textbook_s(name: str, bytes_each: int) -> None:
     """Weights and optimizer come to the bytes per parameter that the layout is known for."""
