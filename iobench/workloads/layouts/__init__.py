@@ -1,4 +1,4 @@
-"""Layouts: one file per way of cutting a model's state into files, registered here by id."""
+"""Layouts: the ways in which frameworks split a model's state into files, registered by id."""
 
 from __future__ import annotations
 
