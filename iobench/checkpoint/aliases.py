@@ -1,4 +1,4 @@
-"""Leaf: a tensor to save. View: one that lies in another's memory, as tied weights do."""
+"""Leaf: a tensor of the tensor file. View: a tensor in the memory of a leaf, like a tied weight."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from iobench.writers.image import Bytes
 
 __all__ = ["Leaf", "View", "share"]
 
-_ALIGNMENT = 16  # of any torch dtype's elements
+_ALIGNMENT = 16  # bytes: the widest element of a torch dtype, complex128
 _NAMES = {getattr(torch, name): name for name in DTYPES if hasattr(torch, name)}
 
 
 class Leaf(NamedTuple):
     """A tensor of the file: `dtype` is its torch name, `source` a tensor or a numpy array's bytes.
 
-    `size_bytes` is what it takes in the file. A tuple, as trainers wait while thousands are made.
+    `size_bytes` is its size in the file. A NamedTuple, because it is cheap to make: the trainer
+    waits while thousands of leaves are made.
     """
 
     dtype: str
@@ -31,12 +32,12 @@ class Leaf(NamedTuple):
     source: torch.Tensor | Bytes
 
     def __repr__(self) -> str:
-        """Without the values, as tracebacks and logs show it."""
+        """Leave out the values: tracebacks and logs show the repr."""
         return f"Leaf({self.dtype} {list(self.shape)}, {self.size_bytes} bytes)"
 
     @classmethod
     def of_tensor(cls, tensor: torch.Tensor) -> Leaf:
-        """As the file shows it: by its dtype and shape, or as bytes where the file lacks those."""
+        """Return the leaf of a tensor. A dtype that safetensors lacks is stored as bytes."""
         dtype, size = _NAMES.get(tensor.dtype), tensor.nbytes
         if dtype is None:
             return cls(dtype="uint8", shape=(size,), size_bytes=size, source=tensor)
@@ -44,7 +45,7 @@ class Leaf(NamedTuple):
 
     @classmethod
     def of_bytes(cls, data: Bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Leaf:
-        """A numpy array with these bytes."""
+        """Return the leaf of a numpy array whose bytes are `data`."""
         if dtype.isnative and dtype.name in DTYPES:
             return cls(dtype=dtype.name, shape=shape, size_bytes=len(data), source=data)
         return cls(dtype="uint8", shape=(len(data),), size_bytes=len(data), source=data)
@@ -54,7 +55,7 @@ class Leaf(NamedTuple):
         return not isinstance(self.source, torch.Tensor) or self.source.is_cpu
 
     def cpu_bytes(self) -> Bytes:
-        """Its bytes as they lie; a copy only of a tensor that is not contiguous."""
+        """Return the bytes in place. Only a tensor that is not contiguous is copied."""
         if isinstance(self.source, torch.Tensor):
             return tensor_bytes(self.source)
         return self.source
@@ -62,7 +63,7 @@ class Leaf(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """Where a tensor lies in the leaf `leaf`; `layout` is empty where it is just that leaf."""
+    """Position of a tensor in the leaf `leaf`. An empty `layout` means the whole leaf."""
 
     leaf: str
     layout: dict[str, Any] = field(default_factory=dict)
@@ -73,15 +74,15 @@ class View:
         return cls(leaf=entry["$tensor"], layout={key: entry[key] for key in keys})
 
     def of(self, leaf: torch.Tensor) -> torch.Tensor:
-        """The tensor, on the memory of `leaf`."""
+        """Return the tensor on the memory of `leaf`. Raises ValueError when it does not fit."""
         dtype = torch_dtype(self.layout["dtype"])
         offset, odd = divmod(self.layout["offset"], dtype.itemsize)
         shape, stride = self.layout["shape"], self.layout["stride"]
-        if 0 in shape:  # of its strides and offset nothing is left to say
+        if 0 in shape:  # strides and offset mean nothing without elements
             return torch.empty(shape, dtype=dtype)
         reach = sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) + 1
         if odd or (offset + reach) * dtype.itemsize > leaf.numel() * leaf.element_size():
-            raise ValueError(f"a view at {self.layout['offset']} does not lie in {self.leaf}")
+            raise ValueError(f"a view at {self.layout['offset']} is outside {self.leaf}")
         empty = torch.empty(0, dtype=dtype)
         return empty.set_(leaf.untyped_storage(), offset, shape, stride)
 
@@ -107,10 +108,10 @@ class _Span(NamedTuple):
 
 
 def share(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, Leaf], dict[str, View]]:
-    """(leaves by name, for each tensor that is not a leaf by itself its view).
+    """Return the leaves by name, and the view of each tensor that is not a whole leaf.
 
-    Tensors of one storage whose memory overlaps share one leaf; the others have their own,
-    contiguous, whatever else is in their storage.
+    Tensors of one storage whose memory overlaps share one leaf. Every other tensor has its own
+    contiguous leaf, without the rest of its storage.
     """
     leaves: dict[str, Leaf] = {}
     views: dict[str, View] = {}
@@ -129,17 +130,17 @@ def share(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, Leaf], dict[st
 
 
 def _by_storage(tensors: Mapping[str, torch.Tensor]) -> dict[tuple[torch.device, int], list[str]]:
-    """Names by device and where on it the tensor's storage begins; empty tensors are in none."""
+    """Group names by device and start address of the storage. Empty tensors are left out."""
     found: dict[tuple[torch.device, int], list[str]] = {}
     for name, tensor in tensors.items():
         if tensor.numel():
-            place = tensor.device, tensor.untyped_storage().data_ptr()
-            found.setdefault(place, []).append(name)
+            key = tensor.device, tensor.untyped_storage().data_ptr()
+            found.setdefault(key, []).append(name)
     return found
 
 
 def _overlapping(spans: list[_Span]) -> list[list[_Span]]:
-    """Spans of one storage in groups that overlap."""
+    """Group the spans of one storage: spans that overlap are in the same group."""
     groups: list[list[_Span]] = []
     end = 0
     for span in sorted(spans, key=lambda span: (span.begin, -span.end)):
@@ -157,7 +158,8 @@ def _share_one(group: list[_Span], leaves: dict[str, Leaf], views: dict[str, Vie
     )
     odd = any((span.begin - begin) % span.tensor.element_size() for span in group)
     if base is None or odd or dtype_name(base.tensor.dtype) not in DTYPES:
-        # several begin at one place where numpy's memory was taken twice; the largest holds all
+        # Two storages can begin at one address: torch.from_numpy of the same array, twice. The
+        # largest of them contains the whole group.
         storages = [span.tensor.untyped_storage() for span in group]
         storage = max(storages, key=lambda one: one.nbytes())
         begin -= (begin - storage.data_ptr()) % _ALIGNMENT
@@ -177,7 +179,7 @@ def _share_one(group: list[_Span], leaves: dict[str, Leaf], views: dict[str, Vie
 
 
 def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """One without memory that has its shape and lies one element after the other."""
+    """Return a contiguous meta tensor, without memory, of the same shape and dtype."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 

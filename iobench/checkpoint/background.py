@@ -1,4 +1,4 @@
-"""BackgroundFiles: torch files written in the background, from copies of what they hold."""
+"""BackgroundFiles: writes torch files in the background, from copies of the saved state."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from iobench.writers.s3_store.target import is_s3
 
 __all__ = ["BackgroundFiles", "absolute"]
 
-_REMEMBERED = 1000  # saves that `saves` tells of
+_REMEMBERED = 1000  # length of `saves`
 
 
 @dataclass(frozen=True, kw_only=True)
 class _File:
-    """A torch file whose storages are in a slot."""
+    """A torch file whose storages were copied to a slot."""
 
     save: Save
     slot: Slot
@@ -44,11 +44,11 @@ class _File:
 
 
 class BackgroundFiles:
-    """Writes `torch.save` files in the background, in the order in which they were saved.
+    """Writes `torch.save` files in the background, in the order of the saves.
 
-    `save` copies the state into one of `slots` pieces of host memory, laid out as the file will
-    be, and returns; with none free it waits. None is dropped. To be used by one thread. What fails
-    in the background is raised by `raise_failure`, `wait` and `close`.
+    `save` copies the state into one of `slots` pieces of host memory, in the layout of the file,
+    and returns. It waits while no slot is free. Every file is written. Use it from one thread.
+    `raise_failure`, `wait` and `close` raise errors of the background.
     """
 
     def __init__(self, writer: Writer, *, slots: int = 2, budget_bytes: int | None = None) -> None:
@@ -59,7 +59,7 @@ class BackgroundFiles:
         self._persister = Persister(self._pool.slots, self._persist, in_order=True)
         self._last: Save | None = None
         self.saves: deque[Save] = deque(maxlen=_REMEMBERED)
-        """What became of the last 1,000 files, oldest first."""
+        """The last 1,000 saves with their status, oldest first."""
         self._unclosed = weakref.finalize(self, _finish_unclosed, os.getpid(), self._persister)
         self._unclosed.atexit = False
         interpreter_end.at_end(self, BackgroundFiles._at_end)
@@ -73,11 +73,11 @@ class BackgroundFiles:
         crc: bool = True,
         **options: Any,
     ) -> Save:
-        """Take a copy of `state`, to become the file that `torch.save(state, file, **options)` is.
+        """Copy `state`; a thread writes the file of `torch.save(state, file, **options)`.
 
-        On return the state may change; nothing is durable yet. `step` is for the Save alone. Raises
-        what failed before (nothing is copied then), StateError where the copy does not fit into
-        memory, and what pickling raises.
+        On return the state may change; nothing is durable yet. `step` is only recorded in the Save.
+        Raises earlier errors of the background before it copies anything. Raises StateError when
+        the copy does not fit into memory, and passes on what pickling raises.
         """
         began_s = time.perf_counter()
         self.raise_failure()
@@ -108,15 +108,15 @@ class BackgroundFiles:
         return save
 
     def afterwards(self, action: Callable[[], None]) -> None:
-        """Do `action` once all that was saved before is durable; now, if it is.
+        """Call `action` after every earlier save is durable; at once, if they are durable now.
 
-        Not at all if one of those that are on the way fails, or the last save did. What `action`
-        raises in the background is raised as a failed save is.
+        `action` is not called when a pending save fails, or when the last save failed. An error
+        that `action` raises in the background is reported like a failed save.
         """
         self.raise_failure()
         last = self._last
         with self._persist.lock:
-            if self._persist.untold:
+            if self._persist.unraised:
                 return
             if last is not None and last.on_the_way:
                 self._persist.actions.append((last, action))
@@ -125,20 +125,20 @@ class BackgroundFiles:
             action()
 
     def raise_failure(self) -> None:
-        """Raise what went wrong in the background since this was last asked."""
+        """Raise the errors of the background since the last call."""
         try:
             self._persister.raise_failure()
         except BaseException:
-            self._persist.forget_told()
+            self._persist.forget_raised()
             raise
 
     def wait(self) -> None:
-        """Wait until every file is durable; raise what failed."""
+        """Wait until every file is durable. Raise what failed."""
         self._persister.wait()
         self.raise_failure()
 
     def close(self) -> None:
-        """Wait for every file, give the memory back, and raise what failed. Saving begins anew."""
+        """Wait for every file, free the memory, and raise what failed. `save` works afterwards."""
         self._persister.wait()
         self._pool.free()
         self.raise_failure()
@@ -150,23 +150,23 @@ class BackgroundFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class _Persist:
-    """Writes one file, and does what waited for it: what the persister does in the background.
+    """Callback of the persister: writes one file and calls the actions that wait for it.
 
-    `untold` are the saves that failed and whose failure was not raised yet.
+    `unraised` lists failed saves whose error was not raised yet.
     """
 
     writer: Writer
     lock: threading.Lock = field(default_factory=threading.Lock)
     actions: list[tuple[Save, Callable[[], None]]] = field(default_factory=list)
-    untold: list[Save] = field(default_factory=list)
+    unraised: list[Save] = field(default_factory=list)
 
     def __call__(self, held: _File) -> None:
         try:
             self._write(held)
         except BaseException:
             with self.lock:
-                self.untold.append(held.save)
-                self.actions.clear()  # all of them came after this file
+                self.unraised.append(held.save)
+                self.actions.clear()  # each of them needs this file too
             raise
         with self.lock:
             held.save.status = "committed"
@@ -175,10 +175,10 @@ class _Persist:
         for action in due:
             action()
 
-    def forget_told(self) -> None:
-        """Failures were raised: forget them, but not a save whose failure is yet to be noted."""
+    def forget_raised(self) -> None:
+        """Remove saves whose failure was raised; keep one whose error is not set yet."""
         with self.lock:
-            self.untold[:] = [save for save in self.untold if save.error is None]
+            self.unraised[:] = [save for save in self.unraised if save.error is None]
 
     def _write(self, held: _File) -> None:
         began_s = time.perf_counter()
@@ -189,13 +189,13 @@ class _Persist:
 
 
 def absolute(file: str | os.PathLike[str]) -> str:
-    """The name of `file` for later, when the process may have changed its directory."""
+    """Return the absolute name of `file`, which stays valid when the process changes directory."""
     name = os.fspath(file)
     return name if is_s3(name) else os.path.join(os.getcwd(), name)
 
 
 def _copy(layout: TorchLayout, memory: Bytes) -> None:
-    """Put the storages into their places in `memory`."""
+    """Copy the storages to their positions in `memory`."""
     if layout.devices <= {"cpu"}:
         copy_image(memory, layout.unchecked(layout.memories()))
         return
@@ -205,7 +205,7 @@ def _copy(layout: TorchLayout, memory: Bytes) -> None:
 
 
 def _as_torch_writes(name: str, state: Any, crc: bool, options: dict[str, Any]) -> TorchLayout:
-    """For a torch whose files cannot be described: the whole file, in memory of its own."""
+    """Return the whole file in memory, for a torch version or state without a layout."""
     buffer = io.BytesIO()
     with crc32_setting(crc):
         torch.save(state, buffer, **options)
@@ -213,21 +213,22 @@ def _as_torch_writes(name: str, state: Any, crc: bool, options: dict[str, Any]) 
 
 
 def _finish_unclosed(pid: int, persister: Persister[_File]) -> None:
-    """Nobody closed it: what is on the way is finished all the same, and failures are told.
+    """Finish the pending saves of an object that was never closed, and report failures.
 
-    The garbage collector may call this in any thread: only the main thread waits.
+    The garbage collector may call this in any thread, even in the persister's own, which must not
+    wait for itself. So only the main thread waits.
     """
     if os.getpid() != pid:
         return
     if threading.current_thread() is threading.main_thread():
         persister.wait()
-    persister.when_idle(lambda: _tell_failure(persister))
+    persister.when_idle(lambda: _report_failure(persister))
 
 
-def _tell_failure(persister: Persister[_File]) -> None:
+def _report_failure(persister: Persister[_File]) -> None:
     try:
         persister.raise_failure()
-    except Exception as error:  # noqa: BLE001 -- nobody is left to raise it to
+    except Exception as error:  # noqa: BLE001 -- no caller is left to raise it to
         interpreter_end.lost(
-            f"files were saved in the background and nobody asked what became of them: {error!r}"
+            f"a background save failed, and no later call raised its error: {error!r}"
         )

@@ -1,4 +1,4 @@
-"""Checkpointer: what a trainer holds to save and restore its state."""
+"""Checkpointer: the object through which a trainer saves and restores its state."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from iobench.writers.registry import make
 
 __all__ = ["Checkpointer"]
 
-_REMEMBERED = 1000  # saves that `saves` tells of
+_REMEMBERED = 1000  # length of `saves`
 
 
 class Checkpointer:
@@ -45,29 +45,30 @@ class Checkpointer:
                 ckpt.save_async({"model": model.state_dict(), "step": step}, step)
         ckpt.close()
 
-    A checkpoint is visible only when all of it is durable: `step-N`, with `manifest.json` in it.
-    What a killed process left half written is removed when the next one opens the directory.
+    A checkpoint is the directory `step-N` with `manifest.json` in it. It becomes visible only when
+    all of it is durable. Opening a directory removes what a killed process left half written.
     States are nested dicts, lists and tuples of tensors (CPU or CUDA), numpy arrays, numbers,
     strings, bytes and None. They are restored on the CPU.
 
     - `writer`: a Writer or its name: the I/O path
-    - `slots`: snapshots that host memory holds. With 1 a save waits until the one before it is on
-      storage (CheckFreq); with more only until it is copied (PCcheck). Of the snapshots that wait
-      the newest is written next; the older ones are dropped, `superseded`
+    - `slots`: number of snapshots in host memory. With 1, a save waits until the previous one is
+      on storage (CheckFreq). With more, it waits only for its copy (PCcheck). The newest waiting
+      snapshot is written next; older ones are dropped and become `superseded`
     - `on_full`: what `save_async` does when no slot is free: "wait", "skip" this save, or
-      "supersede" the oldest snapshot that waits
-    - `keep`: which checkpoints stay; the others go once a newer one is committed
-    - `schedule`: what `due` asks
+      "supersede" the oldest waiting snapshot
+    - `keep`: which checkpoints stay; the others are removed after a newer one is committed
+    - `schedule`: decides when `due` returns True
     - `budget`: bytes that all slots together may take (`"16GiB"`)
     - `bandwidth_limit`: bytes per second that background saves may write (`"500MiB"`)
     - `lazy`: `save_async` returns before the copy; `before_optimizer_step` waits for it
 
-    One Checkpointer at a time has a directory; TargetError names the other's pid and host, or says
-    that the directory was removed or replaced meanwhile. Object stores have no locks. A relative
-    location is resolved here. What cannot be removed any more is a RuntimeWarning.
+    Only one Checkpointer at a time can use a directory. TargetError names the pid and host of the
+    holder, or says that the directory was removed or replaced. Object stores have no locks. The
+    constructor makes a relative location absolute. An old checkpoint that cannot be removed gives a
+    RuntimeWarning.
 
-    To be used by one thread. What fails in the background is raised by the next `save`,
-    `save_async`, `wait` or `close`, and never told as a success.
+    Use it from one thread. The next `save`, `save_async`, `wait` or `close` raises an error of the
+    background; a failed save never gets the status `committed`.
     """
 
     def __init__(
@@ -96,10 +97,10 @@ class Checkpointer:
         _check("lazy", lazy, bool, example="True")
         limit = None if bandwidth_limit is None else parse_size(bandwidth_limit)
         if limit == 0:
-            raise OptionError("bandwidth_limit=0: nothing could be written")
+            raise OptionError("bandwidth_limit=0: must be at least 1 byte per second")
         self._writer = make(writer) if isinstance(writer, str) else writer
         if not self._writer.stores:
-            raise UsageError(f"writer {self._writer.name!r} stores nothing")
+            raise UsageError(f"writer {self._writer.name!r} stores nothing; choose another writer")
         self._pool = SlotPool(slots, None if budget is None else parse_size(budget))
         self._schedule, self._on_full, self._lazy = schedule, on_full, lazy
         self._store = store_at(location, self._writer)
@@ -117,7 +118,7 @@ class Checkpointer:
         self._saves: deque[Save] = deque(maxlen=_REMEMBERED)
         self._pid = os.getpid()
         self.loaded: Loaded | None = None
-        """What the last `load` restored, and which damaged checkpoints it passed over."""
+        """Step that the last `load` restored, and the damaged checkpoints that it skipped."""
         self._unclosed = weakref.finalize(
             self, _close_unclosed, self._store, self._pid, self._persister
         )
@@ -126,22 +127,23 @@ class Checkpointer:
 
     @property
     def saves(self) -> tuple[Save, ...]:
-        """What became of the last 1,000 saves, oldest first."""
+        """The last 1,000 saves with their status, oldest first."""
         return tuple(self._saves)
 
     def due(self, step: int) -> bool:
-        """Whether the schedule wants a checkpoint after `step`; ask once after every step."""
+        """Return whether to save after `step`, by the schedule. Call it once after every step."""
         if self._schedule is None:
             raise UsageError("due() needs a schedule: Checkpointer(..., schedule=Every(500))")
         return self._schedule.due(step)
 
     def save_async(self, state: Any, step: int) -> Save:
-        """Take a snapshot of `state`, to be written in the background.
+        """Take a snapshot of `state`; a background thread writes it.
 
-        On return the state may change; with `lazy` its numpy arrays and plain values may, and its
-        tensors after `before_optimizer_step`. Nothing is durable yet: see the Save's status, or
-        `wait`. Raises StateError for a state that cannot be saved or does not fit, UsageError for
-        a step saved twice (nothing is copied then), and what failed in the background before.
+        On return the caller may change the state. With `lazy`, it may change numpy arrays and plain
+        values at once, and tensors after `before_optimizer_step`. Nothing is durable yet: see the
+        status of the Save, or call `wait`. Raises StateError for a state that cannot be saved or
+        does not fit, UsageError for a step that is saved twice, and earlier errors of the
+        background. After a UsageError nothing is copied.
         """
         began_s = time.perf_counter()
         serialized, save = self._begin(state, step)
@@ -162,10 +164,10 @@ class Checkpointer:
         return save
 
     def save(self, state: Any, step: int) -> Save:
-        """Write `state`; on return it is durable and visible.
+        """Write `state`. On return the checkpoint is durable and visible.
 
-        Waits for saves in the background first. CPU tensors are written from where they lie.
-        Raises what `save_async` does, and TransferError; nothing is visible then.
+        Waits for background saves first. CPU tensors are written without a copy. Raises what
+        `save_async` raises, and TransferError; then no part of the checkpoint is visible.
         """
         began_s = time.perf_counter()
         self.wait()
@@ -184,16 +186,16 @@ class Checkpointer:
         return save
 
     def before_optimizer_step(self) -> None:
-        """Wait for what is left of a lazy save's copy; the tensors may change then.
+        """Wait until the copy of a lazy save is complete. Then the tensors may change.
 
-        Raises what failed in the background, and StateError when a tensor was changed while it was
-        copied; that checkpoint is not saved.
+        Raises errors of the background. Raises StateError when a tensor changed during the copy;
+        that checkpoint is not saved.
         """
         self._finish_copy()
         self._persister.raise_failure()
 
     def wait(self) -> None:
-        """Wait until every save is committed, superseded or failed; raise what failed."""
+        """Wait until every save is committed, superseded or failed. Raise what failed."""
         self._check_usable()
         self._finish_copy()
         self._persister.wait()
@@ -206,15 +208,15 @@ class Checkpointer:
         on_corrupt: OnCorrupt = "raise",
         like: Any = None,
     ) -> Any:
-        """The state of the checkpoint `step`, or of the newest one; saves are waited for first.
+        """Return the state of the checkpoint `step`, or of the newest one. Waits for saves first.
 
-        Every byte is compared with its checksum. A damaged checkpoint raises DataMismatchError;
-        with `on_corrupt="previous"` the newest sound one before it is taken, with a RuntimeWarning,
-        and `loaded` tells which. `like`, a state of the form expected, makes a checkpoint of
-        another model raise StateMismatchError, which lists the names that are missing, unexpected
-        or mis-shaped; only the top-level entries of `like` are compared. Raises TargetError when
-        there is no such checkpoint. Later checkpoints stay, and saves of their steps replace them;
-        once one is saved they count as older than all others.
+        Every byte is compared with its checksum. A damaged checkpoint raises DataMismatchError.
+        With `on_corrupt="previous"` the newest undamaged checkpoint before it is restored instead,
+        with a RuntimeWarning; `loaded` gives its step. `like` is a state of the expected structure:
+        a checkpoint of another model raises StateMismatchError, which lists missing, unexpected and
+        mis-shaped names. Only the top-level entries of `like` are compared. Raises TargetError when
+        there is no such checkpoint. Later checkpoints stay until a save of the same step replaces
+        them. From the next save on they count as older than all others.
         """
         self._check_usable()
         self._finish_copy()
@@ -225,30 +227,30 @@ class Checkpointer:
         return state
 
     def latest(self) -> int | None:
-        """The step of the newest complete checkpoint, saved last; None when there is none.
+        """Return the step of the checkpoint that was saved last; None when there is none.
 
-        No manifest is read again of what was there when this Checkpointer opened, or it saved.
+        Manifests that this Checkpointer read when it opened, or wrote, are not read again.
         """
-        # A forked child, or a Checkpointer that is closed, does not see what others save there.
+        # After a fork or close another process may save here, so the ledger may be out of date.
         owned = self._unclosed.alive and os.getpid() == self._pid
         steps = by_age(self._store, self._ledger.serials() if owned else None)
         return steps[-1] if steps else None
 
     def steps(self) -> list[int]:
-        """The steps of all complete checkpoints, in ascending order."""
+        """Return the steps of all complete checkpoints in ascending order."""
         return self._store.steps()
 
     def remove(self, step: int) -> None:
-        """Remove the checkpoint `step`; saves are waited for first. Raises UsageError for none."""
+        """Remove the checkpoint `step`. Waits for saves first. UsageError if there is none."""
         self._check_usable()
         self._finish_copy()
         self._persister.wait()
         self._ledger.remove(step)
 
     def close(self) -> None:
-        """Wait for every save, give memory and directory back, and raise what went wrong.
+        """Wait for every save, free the memory, release the lock, and raise the first error.
 
-        Twice does nothing. Interrupted while it waits it is not closed yet.
+        A second call does nothing. When Ctrl-C interrupts the wait, the Checkpointer stays open.
         """
         if not self._unclosed.alive or os.getpid() != self._pid:
             return
@@ -256,7 +258,7 @@ class Checkpointer:
         self._persister.wait()
         try:
             self._persister.raise_failure()
-        finally:  # and last that it is closed: interrupted before, `close` has still to be done
+        finally:  # `detach` last: if Ctrl-C comes before it, a second close() does the work
             self._pool.free()
             self._store.release()
             self._unclosed.detach()
@@ -275,7 +277,7 @@ class Checkpointer:
         except Exception as failure:
             if error is None:
                 raise
-            error.add_note(f"and a checkpoint failed: {failure!r}")
+            error.add_note(f"a checkpoint failed too: {failure!r}")
 
     def _at_end(self) -> None:
         self._finish_copy()
@@ -289,7 +291,7 @@ class Checkpointer:
             raise UsageError("this Checkpointer is closed")
 
     def _begin(self, state: Any, step: int) -> tuple[Serialized, Save]:
-        """What every save does before anything is copied."""
+        """Check the step, serialize the state and claim the step; copy nothing."""
         self._check_usable()
         self._finish_copy()
         self._persister.raise_failure()
@@ -304,13 +306,13 @@ class Checkpointer:
         return serialized, save
 
     def _take_slot(self, serialized: Serialized, save: Save, on_full: OnFull) -> Slot | None:
-        """A slot that has room for it; None for a save to be skipped."""
+        """Return a slot with room for the state; None when the save is skipped."""
         return self._persister.take_from(
             self._pool, save, pinned=not serialized.on_cpu, on_full=on_full
         )
 
     def _copy(self, snapshot: Snapshot) -> None:
-        """Fill the slot, now or lazily, and have it written then."""
+        """Fill the slot, now or lazily, and submit it to the persister."""
         if self._lazy:
             self._copy_lazily(snapshot)
             return
@@ -328,7 +330,7 @@ class Checkpointer:
             raise
 
     def _finish_copy(self) -> None:
-        """Wait for what is left of a lazy copy."""
+        """Wait until a lazy copy is complete."""
         if self._copying is None:
             return
         copy, save = self._copying
@@ -348,13 +350,13 @@ class Checkpointer:
 
 
 def _check(name: str, value: object, *classes: type, example: str) -> None:
-    """Raise OptionError unless `value` is of one of the `classes`; no bool passes for a number."""
+    """Raise OptionError unless `value` is of one of the `classes`. A bool is not a number here."""
     if not isinstance(value, classes) or (isinstance(value, bool) and bool not in classes):
         raise OptionError(f"{name}={value!r}: takes a value such as {example}")
 
 
 class _Persist:
-    """Writes one snapshot: what the persister does in the background."""
+    """Callback of the persister: commits one snapshot."""
 
     def __init__(self, committer: Committer, rate_bytes_per_s: int | None) -> None:
         self._committer, self._rate_bytes_per_s = committer, rate_bytes_per_s
@@ -367,10 +369,10 @@ class _Persist:
 
 
 def _close_unclosed(store: CheckpointStore, pid: int, persister: Persister[Snapshot]) -> None:
-    """A Checkpointer was forgotten: its saves are finished all the same, and failures told.
+    """Finish the saves of a Checkpointer that was never closed, and report their failures.
 
-    The garbage collector may call this in any thread, also in one that helps to write: only the
-    main thread waits.
+    The garbage collector may call this in any thread, even in the persister's own, which must not
+    wait for itself. So only the main thread waits.
     """
     if os.getpid() != pid:
         return
@@ -383,7 +385,7 @@ def _end_unclosed(store: CheckpointStore, persister: Persister[Snapshot]) -> Non
     store.release()
     try:
         persister.raise_failure()
-    except Exception as error:  # noqa: BLE001 -- nobody is left to raise it to
+    except Exception as error:  # noqa: BLE001 -- no caller is left to raise it to
         interpreter_end.lost(
             f"the Checkpointer of {store} was never closed, and a save had failed: {error!r}"
         )

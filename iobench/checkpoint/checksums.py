@@ -1,4 +1,4 @@
-"""Checksums of a file image, piece by piece: made when it is saved, compared when restored."""
+"""Checksums of a file image, one per piece: computed by a save, compared by a restore."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_THREADS = 4
 def record_of(
     image: FileImage, pieces: Sequence[tuple[str, int]], *, threads: int = 1
 ) -> FileRecord:
-    """The record of the file `image`, which consists of `pieces`, (name, bytes) each."""
+    """Return the record of the file `image`, whose `pieces` are (name, bytes) each."""
     digests = _digests(image, [size for _, size in pieces], threads)
     return FileRecord(
         path=image.path,
@@ -37,14 +37,14 @@ def record_of(
 
 
 def verify(image: FileImage, record: FileRecord, where: object) -> None:
-    """Compare the image's memory with `record`. Raises DataMismatchError, which names the pieces.
+    """Compare the image's memory with `record`. Raises DataMismatchError with the piece names.
 
-    Runs in several threads where that is worth it.
+    Uses one thread per 32 MiB, up to 4.
     """
     sizes = [piece.size_bytes for piece in record.pieces]
     if sum(sizes) != image.size_bytes or image.size_bytes != record.size_bytes:
         raise DataMismatchError(
-            f"{where}: {image.size_bytes} bytes, its manifest tells of {record.size_bytes}"
+            f"{where}: has {image.size_bytes} bytes, its manifest says {record.size_bytes}"
         )
     threads = min(_MOST_THREADS, os.cpu_count() or 1, image.size_bytes // _WORTH_A_THREAD + 1)
     found = _digests(image, sizes, threads)
@@ -55,7 +55,9 @@ def verify(image: FileImage, record: FileRecord, where: object) -> None:
     ]
     if wrong:
         shown = ", ".join(wrong[:5]) + (", ..." if len(wrong) > 5 else "")
-        raise DataMismatchError(f"{where}: damaged, checksums differ of {len(wrong)}: {shown}")
+        raise DataMismatchError(
+            f"{where}: damaged, {len(wrong)} of {len(found)} checksums differ: {shown}"
+        )
 
 
 def _digests(image: FileImage, sizes: Iterable[int], threads: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Committer: writes one checkpoint: its files, their checksums beside that, the manifest last."""
+"""Committer: writes one checkpoint: its files, checksums at the same time, the manifest last."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Committer"]
 
 @dataclass(frozen=True, kw_only=True)
 class Committer:
-    """Writes checkpoints to `store` by `writer` and keeps the ledger."""
+    """Writes checkpoints to `store` through `writer` and updates the ledger."""
 
     store: CheckpointStore
     writer: Writer
@@ -35,11 +35,11 @@ class Committer:
         *,
         rate_bytes_per_s: int | None = None,
     ) -> None:
-        """Write the checkpoint whose tensor file is `image`; it is durable and visible on return.
+        """Write the checkpoint whose tensor file is `image`. On return it is durable and visible.
 
-        `rate_bytes_per_s` bounds how fast it is written. Raises TransferError and what else the
-        writer raises; no part of it is visible then, and a checkpoint that it was to replace stays.
-        A failure after the commit, as of the removal of an older checkpoint, is a RuntimeWarning.
+        `rate_bytes_per_s` limits the write rate. Raises TransferError and other errors of the
+        writer. Then no part of the checkpoint is visible, and a checkpoint of the same step stays.
+        When an older checkpoint cannot be removed after the commit, a RuntimeWarning says so.
         """
         began_s = time.perf_counter()
         save.status = "writing"
@@ -75,7 +75,7 @@ class Committer:
 
 
 class _Checksums:
-    """Computed in a thread, while the writer waits for storage."""
+    """Computes the record of an image in a thread, while the writer waits for storage."""
 
     def __init__(self, image: FileImage, pieces: list[tuple[str, int]]) -> None:
         self._image, self._pieces = image, pieces
@@ -86,14 +86,14 @@ class _Checksums:
 
     @property
     def record(self) -> FileRecord:
-        """Raises what the thread raised."""
+        """The record. Raises what the thread raised."""
         if self._failure:
             raise self._failure
         assert self._record is not None
         return self._record
 
     def join(self) -> None:
-        """Wait until the image's memory is not read any more, whatever Ctrl-C."""
+        """Wait until the thread reads the image's memory no more. Ctrl-C does not end the wait."""
         uninterrupted(self._thread.join)
 
     def _run(self) -> None:

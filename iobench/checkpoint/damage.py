@@ -1,4 +1,4 @@
-"""What an error says of a checkpoint: that it is damaged, or nothing."""
+"""Decides whether an error means that a checkpoint is damaged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["damage_of"]
 def damage_of(
     error: DataMismatchError | TransferError, location: str | Path
 ) -> DataMismatchError | None:
-    """What `error` says of the checkpoint; None for what passes, as a store that is not reached."""
+    """Return `error` as damage of the checkpoint; None for other errors, such as a lost network."""
     if isinstance(error, DataMismatchError):
         return error
     unreadable = error.errno == errno.EIO and isinstance(location, Path)  # a bad block of a disk

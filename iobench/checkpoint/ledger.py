@@ -1,11 +1,11 @@
-"""Ledger: which steps have a checkpoint, which are on the way, and which are not wanted longer."""
+"""Ledger: which steps have a checkpoint, which are being saved, and which retention removes."""
 
 from __future__ import annotations
 
 import threading
 from functools import partial
 
-from iobench.checkpoint.order import as_saved, readable_manifest
+from iobench.checkpoint.order import in_save_order, readable_manifest
 from iobench.checkpoint.removal import remove_all, warn_of
 from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import Save
@@ -16,7 +16,7 @@ __all__ = ["Ledger"]
 
 
 class Ledger:
-    """What is in `store`, known from its manifests at first and kept up to date from then on."""
+    """Contents of `store`: read from its manifests once, then updated by every save and removal."""
 
     def __init__(self, store: CheckpointStore, keep: Retention) -> None:
         self._store, self._keep = store, keep
@@ -29,19 +29,19 @@ class Ledger:
         for step in store.steps():
             manifest = readable_manifest(store, step)
             self._serials[step] = manifest.serial if manifest else None
-            if manifest:  # else its age is unknown: retention leaves it, and load will tell
+            if manifest:  # otherwise its age is unknown: retention keeps it, and load reports it
                 self._created_s[step] = manifest.created_s
         self._last_serial = max((serial or 0 for serial in self._serials.values()), default=0)
 
     @property
     def next_serial(self) -> int:
-        """The serial number of the next checkpoint that is committed."""
+        """Serial number of the next checkpoint."""
         return self._last_serial + 1
 
     def serials(self) -> dict[int, int]:
-        """Serial numbers of checkpoints, by step: of those that can be read and stay as they are.
+        """Return the serial numbers of the readable checkpoints, by step.
 
-        One that a save on its way is to replace is left out.
+        A checkpoint that a pending save replaces is left out.
         """
         with self._lock:
             replaced = self._saves.keys() & self._replaceable
@@ -52,7 +52,7 @@ class Ledger:
             }
 
     def claim(self, save: Save) -> None:
-        """Note that `save` is on its way. Raises UsageError when its step was saved already."""
+        """Record `save` as pending. Raises UsageError when its step is saved already."""
         with self._lock:
             earlier = self._saves.get(save.step)
             if earlier and earlier.on_the_way:
@@ -60,26 +60,26 @@ class Ledger:
             if save.step in self._serials.keys() - self._replaceable:
                 raise UsageError(
                     f"step {save.step} is saved already, in {self._store.locate(save.step)}; "
-                    "remove(step) it first if it is to be replaced"
+                    f"to replace it, call remove({save.step}) first"
                 )
             self._saves = {step: other for step, other in self._saves.items() if other.on_the_way}
             self._saves[save.step] = save
 
     def holds(self, step: int) -> bool:
-        """Whether there is a checkpoint of `step`."""
+        """Return whether there is a checkpoint of `step`."""
         return step in self._serials
 
     def committed(self, save: Save) -> None:
-        """`save` is durable and visible: note it, then remove what need not be kept any more.
+        """Record that `save` is durable and visible, then remove what retention drops.
 
-        What cannot be removed is no failure of the save: a RuntimeWarning names it once, and every
-        later save tries again.
+        A checkpoint that cannot be removed does not fail the save. A RuntimeWarning names it once,
+        and every later save tries again.
         """
         with self._lock:
             self._serials[save.step] = self._last_serial = self.next_serial
             self._replaceable.discard(save.step)
             self._created_s[save.step] = save.created_s
-            saved = as_saved(self._serials)
+            saved = in_save_order(self._serials)
             obsolete = self._keep.obsolete(
                 {step: self._created_s[step] for step in saved if step in self._created_s}
             )
@@ -88,10 +88,10 @@ class Ledger:
         )
         new = [error for step, error in failures.items() if step not in self._unremovable]
         self._unremovable = set(failures)
-        warn_of(new)  # last: a warning may be an error
+        warn_of(new)  # last: a warnings filter may turn it into an exception
 
     def remove(self, step: int) -> None:
-        """Remove a checkpoint. Raises UsageError when there is none, TransferError."""
+        """Remove a checkpoint. Raises UsageError when there is none, and TransferError."""
         if step not in self._serials:
             raise UsageError(f"there is no checkpoint of step {step}")
         self._store.remove(step)
@@ -100,6 +100,6 @@ class Ledger:
             self._created_s.pop(step, None)
 
     def resumed_from(self, step: int) -> None:
-        """Training goes on from `step`: later checkpoints may be replaced, step by step."""
+        """Allow saves to replace the checkpoints after `step`, from which training continues."""
         with self._lock:
             self._replaceable = {other for other in self._serials if other > step}

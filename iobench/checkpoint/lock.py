@@ -1,4 +1,4 @@
-"""DirectoryLock: one process writes checkpoints to a directory; told by pid and host."""
+"""DirectoryLock: lets one process at a time write checkpoints to a directory."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from iobench.writers.local.new_file import sync_directory
 __all__ = ["LOCK", "DirectoryLock", "lock_directory"]
 
 LOCK = ".iobench-lock"
-"""The file that is locked; it stays behind, and tells who held it last."""
+"""The locked file. It stays after `release` and names the last holder."""
 
 
 class DirectoryLock:
-    """An flock(2) on a file of `directory`, from when it is made until `release`.
+    """An flock(2) on a file in `directory`, from construction until `release`.
 
-    The kernel releases it when the process ends, however it ends; children that are forked do not
-    keep it. Raises TargetError, which names the holder, when somebody holds it, and for what is at
-    the name of the lock but is not a file of its own.
+    The kernel releases it when the process ends, however it ends. Forked children do not keep it.
+    Raises TargetError with the holder when another process holds the lock. Raises TargetError too
+    when the lock's name is a link or not a regular file.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -49,20 +49,20 @@ class DirectoryLock:
         except BlockingIOError:
             holder = os.pread(fd, 4096, 0).decode(errors="replace")
             raise TargetError(
-                f"{self._path.parent} is in use: {_told(holder)}. Close that Checkpointer first; "
-                "to read checkpoints meanwhile use iobench.load_checkpoint"
+                f"{self._path.parent} is in use: {_describe(holder)}. Close that Checkpointer "
+                "first; iobench.load_checkpoint reads checkpoints without the lock"
             ) from None
         note = json.dumps(
             {"pid": os.getpid(), "host": socket.gethostname(), "since_s": int(time.time())}
         ).encode()
-        os.pwrite(fd, note, 0)  # over what is there, which needs no space on a disk that is full
+        os.pwrite(fd, note, 0)  # overwrite, then truncate: needs no space on a full disk
         os.ftruncate(fd, len(note))
 
     def check(self) -> None:
-        """Raise TargetError unless the file at the lock's name is the one that is locked.
+        """Raise TargetError unless the lock's name still leads to the locked file.
 
-        An flock is on the file, not on its name: where the directory was removed and made again,
-        another process can lock the new file.
+        An flock belongs to the inode, not to the name. After the directory is removed and made
+        again, another process can lock the new file.
         """
         held = os.fstat(self._fd)
         try:
@@ -79,7 +79,7 @@ class DirectoryLock:
             )
 
     def release(self) -> None:
-        """Let others have it. Twice does nothing."""
+        """Release the lock. A second call does nothing."""
         fd, self._fd = self._fd, -1
         _held.discard(self)
         if fd >= 0:
@@ -87,10 +87,10 @@ class DirectoryLock:
 
 
 def _open(path: Path) -> int:
-    """A descriptor of the lock, which is made if need be.
+    """Return a descriptor of the lock file; create the file if it is missing.
 
-    Where others may write to the directory they could put a link there, and the note would go over
-    the file that it leads to: neither symbolic nor hard links are taken.
+    Links are refused, symbolic and hard. In a directory that others may write to, a link could
+    lead to a victim's file, and the note would overwrite it.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -108,12 +108,12 @@ def _open(path: Path) -> int:
 
 def _foreign(path: Path) -> TargetError:
     return TargetError(
-        f"{path}: is a link or not a regular file, so it was not made by a Checkpointer; remove it"
+        f"{path}: is a link or not a regular file, so no Checkpointer made it; remove it"
     )
 
 
 def lock_directory(directory: Path) -> DirectoryLock:
-    """The lock of `directory`, which is made if it is missing.
+    """Lock `directory`, and create it if it is missing.
 
     Raises TargetError when it cannot be made or another process holds the lock.
     """
@@ -132,19 +132,19 @@ def lock_directory(directory: Path) -> DirectoryLock:
 _held: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
 
 
-def _let_go_in_child() -> None:
-    """A forked child shares the lock as long as it has the descriptor."""
+def _release_in_child() -> None:
+    """Close the descriptors in a forked child, which would otherwise share the lock."""
     for lock in list(_held):
         lock.release()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_release_in_child)
 
 
-def _told(holder: str) -> str:
+def _describe(holder: str) -> str:
     try:
         found = json.loads(holder)
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["since_s"]))
         return f"process {found['pid']} on host {found['host']} holds it since {since}"
     except (ValueError, KeyError, TypeError):
-        return "another process holds it, and does not tell which"
+        return "another process holds it; its pid is unknown"

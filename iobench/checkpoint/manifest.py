@@ -1,4 +1,4 @@
-"""Manifest: what a checkpoint holds. Written last; a checkpoint is complete when it has one."""
+"""Manifest: the contents of a checkpoint. It is written last and makes a checkpoint complete."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCHEMA = "iobench.checkpoint/1"
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Consecutive bytes of a file, one tensor for the most part, and their XXH3-64 in hex."""
+    """Consecutive bytes of a file, usually one tensor, and their XXH3-64 in hex."""
 
     name: str
     size_bytes: int
@@ -28,7 +28,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class FileRecord:
-    """A file of the checkpoint, its path relative to it. The pieces follow without gaps."""
+    """A file of the checkpoint. `path` is relative to the checkpoint; pieces have no gaps."""
 
     path: str
     size_bytes: int
@@ -37,10 +37,10 @@ class FileRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """`created_s` is seconds since the epoch; `writer` holds its name and options.
+    """`created_s` is in seconds since the epoch; `writer` has the name and options of the writer.
 
-    Of the checkpoints of one run the one saved last has the greatest `serial`. Manifests of older
-    versions have none; it counts as 0.
+    Among the checkpoints of one run, the last saved one has the greatest `serial`. A manifest
+    without a serial, of an older version, counts as 0.
     """
 
     step: int
@@ -54,36 +54,38 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """Of all files but the manifest itself."""
+        """Bytes of all files except the manifest."""
         return sum(file.size_bytes for file in self.files)
 
     def file(self, path: str) -> FileRecord:
-        """The record of the file `path`. Raises DataMismatchError when there is none."""
+        """Return the record of the file `path`. Raises DataMismatchError when there is none."""
         for file in self.files:
             if file.path == path:
                 return file
         raise DataMismatchError(f"the manifest names no file {path!r}")
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it, with a checksum of itself."""
+        """Return the JSON document, with a checksum of itself."""
         document = {"schema": SCHEMA, **asdict(self)}
         return {**document, "xxh3_64": _checksum(document)}
 
     @classmethod
     def parse(cls, text: bytes, where: str) -> Manifest:
-        """The manifest in `text`. DataMismatchError for a damaged one, or a newer kind."""
+        """Return the manifest in `text`. Raises DataMismatchError for damage or another schema."""
         try:
             document = parse_json(text)
             if document["schema"] != SCHEMA:
                 raise DataMismatchError(
                     f"{where}: schema {document['schema']!r}, this iobench reads {SCHEMA!r}"
                 )
-            said = document.pop("xxh3_64")
-            if _checksum(document) != said:
-                raise DataMismatchError(f"{where}: damaged, its checksum is not {said}")
+            expected = document.pop("xxh3_64")
+            if _checksum(document) != expected:
+                raise DataMismatchError(f"{where}: damaged, its checksum is not {expected}")
             return cls._from(document)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise DataMismatchError(f"{where}: no manifest of a checkpoint ({error!r})") from error
+            raise DataMismatchError(
+                f"{where}: not the manifest of a checkpoint ({error!r})"
+            ) from error
 
     @classmethod
     def _from(cls, document: dict[str, Any]) -> Manifest:
@@ -97,7 +99,7 @@ class Manifest:
         return made
 
     def _check(self) -> None:
-        """Raise TypeError for values of other types: a hostile file has a right checksum too."""
+        """Raise TypeError for a wrong type. A hostile file can have a correct checksum."""
         counts: list[object] = [self.step, self.world_size, self.serial]
         texts: list[object] = [self.iobench, self.format]
         for file in self.files:
@@ -107,7 +109,7 @@ class Manifest:
         odd = [one for one in counts if type(one) is not int or not 0 <= one < 2**63]
         odd += [one for one in texts if not isinstance(one, str)]
         if odd or type(self.created_s) not in (int, float) or not isinstance(self.writer, dict):
-            raise TypeError("a value that no iobench writes")
+            raise TypeError("a value of the wrong type or range")
 
 
 def _checksum(document: Mapping[str, Any]) -> str:

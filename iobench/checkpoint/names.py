@@ -1,4 +1,4 @@
-"""Names of checkpoints: `step-20` is that of step 20."""
+"""Names of checkpoints: `step-20` for step 20."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _STEP = re.compile(r"step-(0|[1-9][0-9]*)")
 
 
 def name_of(step: int) -> str:
-    """`step-20`: the name of a checkpoint."""
+    """Return the name of the checkpoint of `step`, such as `step-20`."""
     return f"step-{step}"
 
 
 def step_of(name: str) -> int | None:
-    """The step in the name of a checkpoint; None for another name."""
+    """Return the step in the name of a checkpoint; None for another name."""
     match = _STEP.fullmatch(name)
     return int(match[1]) if match else None

@@ -1,6 +1,6 @@
 """ObjectStore: checkpoints under a prefix of a bucket. A manifest object makes one complete.
 
-A store has no rename. What replaces `step-2` is `step-2.1`, and `step-2` is removed after it.
+Object stores have no rename. The replacement of `step-2` is `step-2.1`; then `step-2` is removed.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _NAME = re.compile(r"step-(0|[1-9][0-9]*)(?:\.([1-9][0-9]*))?")
 
 
 class ObjectStore:
-    """A store has neither renames nor locks: one process at a time may write to a prefix."""
+    """Checkpoints of one run under a prefix. There is no lock: only one process may write to it."""
 
     def __init__(self, location: str, writer: Writer) -> None:
         if not isinstance(writer, S3Writer):
             raise UsageError(f"{location}: needs the writer s3")
         self._place, self._writer = S3Target.parse(location), writer
-        self._newest: dict[int, int] = {}  # of each step, when they were listed last
+        self._newest: dict[int, int] = {}  # step -> newest number, as of the last listing
 
     def __str__(self) -> str:
         return str(self._place)
 
     def acquire(self) -> None:
-        """A store knows no locks."""
+        """Do nothing: object stores have no locks."""
 
     def release(self) -> None:
-        """There is nothing to release."""
+        """Do nothing: `acquire` takes no lock."""
 
     def steps(self) -> list[int]:
         self._newest = _newest(self._found())
@@ -51,7 +51,8 @@ class ObjectStore:
     def manifest(self, step: int) -> Manifest:
         where = f"{self.locate(step)}/{MANIFEST}"
         with closing(self._writer.open_source(where)) as source:
-            # Piece by piece: the size that a server says is proved by its ranges alone.
+            # Source.read(-1) reads range by range: a size that the server reports may be wrong,
+            # and only its ranges prove it.
             return Manifest.parse(source.read(-1), where)
 
     def locate(self, step: int) -> str:
@@ -80,11 +81,11 @@ class ObjectStore:
         warn_of(remove_all(removals).values())
 
     def _at(self, step: int, number: int) -> S3Target:
-        """The place of a step's checkpoint that replaced another `number` times."""
+        """Return the prefix of the step's checkpoint after `number` replacements."""
         return self._place.below(f"{name_of(step)}.{number}" if number else name_of(step))
 
     def _numbers(self, step: int) -> list[int]:
-        """How often each of the step's checkpoints replaced another; more than one after a kill."""
+        """Return the numbers of the step's checkpoints. A killed process can leave several."""
         names = S3Objects(self._writer.client, self._place).names(name_of(step))
         found = (_parsed(name) for name in names)
         return sorted(place[1] for place in found if place and place[0] == step)
@@ -93,12 +94,13 @@ class ObjectStore:
         places = [self._at(step, number) for number in numbers]
         client = self._writer.client
         manifests = [place.below(MANIFEST).key for place in places]
-        S3Objects(client, self._place).delete(manifests)  # first: without it, it is none any more
+        # The manifests first: without its manifest a prefix is not a checkpoint.
+        S3Objects(client, self._place).delete(manifests)
         for place in places:
             S3Objects(client, place).remove()
 
     def _found(self) -> dict[tuple[int, int], bool]:
-        """The steps and numbers of which there is anything, and whether they are complete."""
+        """Return every (step, number) that has objects or uploads, and whether it is complete."""
         objects = S3Objects(self._writer.client, self._place)
         keys = [*objects.keys(), *(upload.target.key for upload in objects.uploads())]
         found: dict[tuple[int, int], bool] = {}
@@ -111,11 +113,11 @@ class ObjectStore:
 
 
 def _parsed(name: str) -> tuple[int, int] | None:
-    """The step and the number in a name; None for another name."""
+    """Return the step and the number in a name; None for another name."""
     match = _NAME.fullmatch(name)
     return (int(match[1]), int(match[2] or 0)) if match else None
 
 
 def _newest(found: dict[tuple[int, int], bool]) -> dict[int, int]:
-    """The number of the complete checkpoint of each step; after a kill the one that came last."""
+    """Return step -> number of its newest complete checkpoint."""
     return {step: number for (step, number), complete in sorted(found.items()) if complete}

@@ -1,4 +1,4 @@
-"""Which checkpoint of a run is older: by the serial numbers in their manifests."""
+"""Age order of the checkpoints of a run, by the serial numbers in their manifests."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import DataMismatchError, TransferError
 
-__all__ = ["as_saved", "by_age", "by_line", "readable_manifest"]
+__all__ = ["abandoned_first", "by_age", "in_save_order", "readable_manifest"]
 
 
 def by_age(store: CheckpointStore, known: Mapping[int, int] | None = None) -> list[int]:
-    """The steps of all complete checkpoints, the one that was saved last at the end.
+    """Return the steps of all complete checkpoints, oldest first, last saved at the end.
 
-    `known` has serial numbers of some, whose manifests are not read again.
+    `known` has serial numbers by step; manifests of these steps are not read again.
     """
     known = known or {}
     steps = store.steps()
     if len(steps) < 2:
         return steps
-    return by_line(
-        as_saved({step: known[step] if step in known else _serial(store, step) for step in steps})
+    return abandoned_first(
+        in_save_order(
+            {step: known[step] if step in known else _serial(store, step) for step in steps}
+        )
     )
 
 
-def as_saved(serials: Mapping[int, int | None]) -> list[int]:
-    """The steps of `serials` in the order in which they were saved.
+def in_save_order(serials: Mapping[int, int | None]) -> list[int]:
+    """Return the steps of `serials` in the order of their saves.
 
-    An unknown number counts as that of the step below it.
+    An unknown serial number counts as the number of the next lower step.
     """
     known: dict[int, int] = {}
     below = 0
@@ -38,11 +40,11 @@ def as_saved(serials: Mapping[int, int | None]) -> list[int]:
     return sorted(known, key=lambda step: (known[step], step))
 
 
-def by_line(saved: Sequence[int]) -> list[int]:
-    """The steps in `saved`, which are in the order of their saves, with abandoned ones moved first.
+def abandoned_first(saved: Sequence[int]) -> list[int]:
+    """Return `saved`, steps in the order of their saves, with abandoned steps moved to the front.
 
-    Training that goes back to step 200 and saves 210 abandons 300: a step that was saved before a
-    lower one is older than all the rest.
+    Training that goes back to step 200 and saves 210 abandons 300. So a step that was saved before
+    a lower one is older than all the rest.
     """
     abandoned: list[int] = []
     rest: list[int] = []
@@ -57,7 +59,7 @@ def _serial(store: CheckpointStore, step: int) -> int | None:
 
 
 def readable_manifest(store: CheckpointStore, step: int) -> Manifest | None:
-    """The manifest of a checkpoint; None where it is damaged, or gone by now."""
+    """Return the manifest of a checkpoint; None when it is damaged or was removed."""
     try:
         return store.manifest(step)
     except (DataMismatchError, TransferError) as error:

@@ -1,4 +1,4 @@
-"""PacedImage: a file image that is handed out no faster than a given rate."""
+"""PacedImage: a file image that limits the rate at which a writer reads it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["PacedImage"]
 
 @dataclass(frozen=True, kw_only=True)
 class PacedImage(FileImage):
-    """The bytes up to `stop` are given out `stop / rate` seconds after the image was made.
+    """Returns the bytes up to `stop` no earlier than `stop / rate` seconds after its creation.
 
-    Writers ask for blocks in order and then write them, so none of them is faster than
-    `rate_bytes_per_s`, whatever path it takes; the last block may be on its way all at once.
+    Writers take blocks in order and write them afterwards. So no I/O path is faster than
+    `rate_bytes_per_s` on average. Within one block the rate may be higher.
     """
 
     rate_bytes_per_s: float
@@ -26,7 +26,7 @@ class PacedImage(FileImage):
 
     @classmethod
     def over(cls, image: FileImage, rate_bytes_per_s: float) -> PacedImage:
-        """`image`, paced from now on."""
+        """Return `image`, paced from now on."""
         return cls(
             path=image.path,
             segments=image.segments,

@@ -19,11 +19,11 @@ __all__ = ["InSlot", "OnFull", "Persister", "Snapshot"]
 
 OnFull = Literal["wait", "skip", "supersede"]
 
-_NICE = 10  # a tenth of the CPU where training wants all of it
+_NICE = 10  # about a tenth of the CPU when training uses all of it
 
 
 class InSlot(Protocol):
-    """What was copied into a slot, and the save that it is for."""
+    """A copy in a slot, with its save."""
 
     @property
     def save(self) -> Save: ...
@@ -36,7 +36,7 @@ _Held = TypeVar("_Held", bound=InSlot)
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A copy of a state in a slot, and the save that it is for."""
+    """A copy of a state in a slot, with its save."""
 
     save: Save
     serialized: Serialized
@@ -44,14 +44,14 @@ class Snapshot:
 
 
 class Persister(Generic[_Held]):
-    """Owns which slot is free or lent, which snapshot waits and which one is being written.
+    """Keeps track of free and lent slots, of waiting snapshots and of the one being written.
 
-    Of those that wait the newest is written next, the older ones being dropped; with
-    `in_order=True` every one is written.
+    The newest waiting snapshot is written next, and older ones are dropped. With `in_order=True`
+    every snapshot is written, in order.
 
-    `persist` writes one snapshot and raises when it could not. It runs in a thread of low CPU and
-    I/O priority that lives as long as there is something to write; an interpreter that ends waits
-    for it. Where that has no threads any more, `submit` writes.
+    `persist` writes one snapshot and raises on failure. It runs in a thread of low CPU and I/O
+    priority, which ends when no snapshot waits. The end of the interpreter waits for this thread.
+    After the interpreter began to end it starts no threads, and `submit` writes in the caller.
     """
 
     def __init__(
@@ -64,18 +64,18 @@ class Persister(Generic[_Held]):
         self._thread: threading.Thread | None = None
         self._failures: list[BaseException] = []
         self._when_idle: list[Callable[[], None]] = []
-        # `with` takes the lock itself: Condition.__exit__ is Python code, and Ctrl-C at its begin
-        # would leave it locked. Reentrant, as a signal handler may save while it is held.
+        # Use `with self._lock`, not the Condition: Condition.__exit__ is Python code, and Ctrl-C at
+        # its first bytecode would leave the lock held. An RLock, because a signal handler may save
+        # while the main thread holds it.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
 
     def take(self, on_full: OnFull, save: Save) -> Slot | None:
-        """A free slot for `save`; None when there is none and `on_full` is "skip".
+        """Return a free slot for `save`; None when no slot is free and `on_full` is "skip".
 
-        Whatever interrupts this, or comes after it, `give(save)` gives the slot back.
-
-        "wait" waits for one. "supersede" takes that of the oldest snapshot that waits, which is
-        never written then, and waits only when none waits.
+        "wait" waits for a free slot. "supersede" takes the slot of the oldest waiting snapshot,
+        which is then never written; without one it waits. `give(save)` returns the slot, also
+        after an exception in here.
         """
         with self._lock:
             while not self._free:
@@ -86,14 +86,14 @@ class Persister(Generic[_Held]):
                     continue
                 self._changed.wait()
             slot = self._free[-1]
-            self._lent[slot] = save  # first: in neither list it would be lost
+            self._lent[slot] = save  # before the removal: Ctrl-C in between must not lose the slot
             self._free.remove(slot)
             return slot
 
     def take_from(
         self, pool: SlotPool, save: Save, *, pinned: bool, on_full: OnFull
     ) -> Slot | None:
-        """`take`, of a `pool` whose slots have room for the save then. Raises StateError."""
+        """`take` a slot and give it, from `pool`, the memory for the save. Raises StateError."""
         if pool.grow(save.size_bytes):
             self.for_each_free(lambda slot: pool.ready(slot, pinned=pinned))
         slot = self.take(on_full, save)
@@ -102,14 +102,14 @@ class Persister(Generic[_Held]):
         return slot
 
     def for_each_free(self, prepare: Callable[[Slot], None]) -> None:
-        """`prepare` every free slot; only the thread that takes slots may ask for it."""
+        """Call `prepare` for every free slot. Only the thread that takes slots may call this."""
         with self._lock:
             free = list(self._free)
         for slot in free:
             prepare(slot)
 
     def give(self, save: Save) -> None:
-        """Give back the slot taken for `save`, unless its snapshot was submitted."""
+        """Return the slot taken for `save`, unless its snapshot was submitted."""
         with self._lock:
             lent = [slot for slot, owner in self._lent.items() if owner is save]
             for slot in lent:
@@ -122,9 +122,9 @@ class Persister(Generic[_Held]):
             call()
 
     def submit(self, snapshot: _Held) -> None:
-        """Have `snapshot` written, at once or in its turn; its slot is free again afterwards.
+        """Write `snapshot` in the background, at once or in its turn; then its slot is free.
 
-        Raises RuntimeError when no thread can be started; the slot stays the caller's then.
+        Raises RuntimeError when no thread can be started; then the caller keeps the slot.
         """
         with self._lock:
             if self._thread is not None:
@@ -138,7 +138,7 @@ class Persister(Generic[_Held]):
                 if not interpreter_end.begun() and start_workers([thread]):
                     self._lent.pop(snapshot.slot, None)
                     return
-            except BaseException:  # Ctrl-C too: a thread that did start sees that it is not wanted
+            except BaseException:  # Ctrl-C too: a thread that did start ends when it sees None here
                 self._thread = None
                 self._lent[snapshot.slot] = snapshot.save
                 raise
@@ -152,10 +152,10 @@ class Persister(Generic[_Held]):
             self._changed.wait_for(lambda: self._thread is None)
 
     def when_idle(self, call: Callable[[], None]) -> None:
-        """`call` once no slot is lent, nothing waits and nothing is written.
+        """Call `call` once no slot is lent, no snapshot waits and none is being written.
 
-        Now, or in the thread that ends that. Never waits, so that any thread may ask for it, one
-        that helps to write too.
+        The call happens at once, or in the thread that makes the persister idle. This method never
+        waits, so any thread may use it, even one that takes part in a write.
         """
         with self._lock:
             self._when_idle.append(call)
@@ -164,28 +164,28 @@ class Persister(Generic[_Held]):
             call()
 
     def raise_failure(self) -> None:
-        """Raise what went wrong in the background since this was last asked."""
+        """Raise the errors of the background since the last call."""
         with self._lock:
             failures = list(self._failures)
         if not failures:
             return
         for other in failures[1:]:
-            failures[0].add_note(f"and after it: {other!r}")
+            failures[0].add_note(f"a later failure: {other!r}")
         try:
             raise failures[0]
-        finally:  # while it is raised: Ctrl-C in between has it as its context
+        finally:  # after the raise: a Ctrl-C here has the failure as its context
             with self._lock:
                 del self._failures[: len(failures)]
 
     def fail(self, save: Save, error: BaseException) -> None:
-        """Note that `save` failed, to be raised in the trainer's thread."""
+        """Record that `save` failed. The trainer's thread raises `error` later."""
         error.add_note(f"in the background, while step {save.step} was saved")
         with self._lock:
             save.fail(error)
             self._failures.append(error)
 
     def _calls_if_idle(self) -> list[Callable[[], None]]:
-        """What is to be called now; each is given out once."""
+        """Return the calls that are due now. Each is returned once."""
         if self._thread is not None or self._lent:
             return []
         calls, self._when_idle = self._when_idle, []
@@ -220,7 +220,7 @@ class Persister(Generic[_Held]):
             call()
 
     def _next(self, done: _Held) -> _Held | None:
-        """The snapshot to be written next; None ends the thread."""
+        """Return the next snapshot to write; None ends the thread."""
         with self._lock:
             self._free.append(done.slot)
             self._changed.notify_all()
@@ -237,7 +237,10 @@ class Persister(Generic[_Held]):
 
 
 def _lower_priority() -> None:
-    """Of the calling thread. A warning where that is not allowed, which may be an error here."""
+    """Lower the priority of the calling thread. Warn when the system does not allow it.
+
+    A warnings filter may turn the warning into an exception.
+    """
     try:
         linux.yield_to_others(_NICE)
     except OSError as error:

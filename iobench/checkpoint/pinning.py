@@ -1,4 +1,4 @@
-"""Pinned: host memory that a GPU copies to by itself (cudaHostRegister)."""
+"""Pinned: host memory that a GPU can copy to by DMA (cudaHostRegister)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Removing what is not needed any more, which never fails a save and never follows a link."""
+"""Removal of old checkpoints and leftovers. It never fails a save and never follows a link."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _Key = TypeVar("_Key")
 
 
 def remove_entry(path: Path) -> None:
-    """Remove what has the name `path`: a directory with all in it, of a link only the link.
+    """Remove the entry `path`: a directory with its contents, or only the link if it is one.
 
-    A checkpoint that was moved to another disk, with a link in its place, keeps its files there.
+    A checkpoint that was moved to another disk and replaced by a link keeps its files there.
     Raises TransferError.
     """
     try:
@@ -28,7 +28,7 @@ def remove_entry(path: Path) -> None:
 
 
 def remove_all(removals: Mapping[_Key, Callable[[], None]]) -> dict[_Key, IobenchError]:
-    """Do all `removals`; one that fails does not stop the others. Returns the errors."""
+    """Call all `removals` and return the errors by key. A failure does not stop the others."""
     failures: dict[_Key, IobenchError] = {}
     for key, remove in removals.items():
         try:
@@ -39,11 +39,11 @@ def remove_all(removals: Mapping[_Key, Callable[[], None]]) -> dict[_Key, Iobenc
 
 
 def warn_of(failures: Iterable[IobenchError]) -> None:
-    """A RuntimeWarning that names what was not removed; none where nothing failed."""
-    told = "; ".join(str(error) for error in failures)
-    if told:
+    """Give a RuntimeWarning with what was not removed. Without failures, do nothing."""
+    names = "; ".join(str(error) for error in failures)
+    if names:
         warnings.warn(
-            f"no longer needed, but cannot be removed and takes up space: {told}",
+            f"no longer needed, but cannot be removed and takes up space: {names}",
             RuntimeWarning,
             stacklevel=3,
         )

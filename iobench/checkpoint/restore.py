@@ -1,4 +1,4 @@
-"""Restoring a checkpoint: read, compared with its manifest, put together again."""
+"""Restore of a checkpoint: read it, compare it with its manifest, rebuild the state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from iobench.checkpoint.damage import damage_of
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.order import by_age, readable_manifest
 from iobench.checkpoint.serialized import SKELETON, TENSORS
-from iobench.checkpoint.state_tree import put_together
+from iobench.checkpoint.state_tree import unflatten
 from iobench.checkpoint.store import CheckpointStore, store_at
 from iobench.errors import (
     DataMismatchError,
@@ -38,15 +38,15 @@ __all__ = ["Loaded", "OnCorrupt", "load_checkpoint", "restore"]
 
 OnCorrupt = Literal["raise", "previous"]
 
-_MOST_CHANGES = 10  # of what is read, by a trainer, before a reader gives up
+_MOST_CHANGES = 10  # checkpoints that a trainer may remove under a reader before it gives up
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """What was restored: the step, how its tensors were read, and which steps were damaged.
+    """Result of a restore: the step, the transfer of its tensors, and the damaged steps.
 
-    `passed_over` maps the steps of damaged checkpoints to what is wrong with them. The state itself
-    is the caller's alone: it may be as large as memory.
+    `passed_over` maps the step of each damaged checkpoint to its error. The state is not kept here,
+    because it may be as large as memory.
     """
 
     step: int
@@ -62,9 +62,9 @@ def load_checkpoint(
     on_corrupt: OnCorrupt = "raise",
     like: Any = None,
 ) -> Any:
-    """The state of a checkpoint in `location`, also while a Checkpointer writes there.
+    """Return the state of a checkpoint in `location`, also while a Checkpointer writes there.
 
-    For evaluation and export: takes no lock and changes nothing. See `Checkpointer.load`.
+    For evaluation and export: it takes no lock and changes nothing. See `Checkpointer.load`.
     """
     chosen = make(writer) if isinstance(writer, str) else writer
     store = store_at(location, chosen)
@@ -79,13 +79,14 @@ def restore(
     on_corrupt: OnCorrupt = "raise",
     like: Any = None,
 ) -> tuple[Any, Loaded]:
-    """The state of the checkpoint `step`, or of the newest one, and what was restored.
+    """Return the state of the checkpoint `step`, or of the newest one, and how it was restored.
 
-    Every byte is read and compared with the manifest's checksums before this returns. A damaged
-    checkpoint raises DataMismatchError, or with `on_corrupt="previous"` the one before it is taken,
-    with a RuntimeWarning. With `like`, a state of the form expected, a checkpoint of another model
-    raises StateMismatchError before any tensor is read. Raises TargetError when there is none.
-    What a trainer removes or replaces meanwhile is no damage: of the latest the next one is taken.
+    Before the return every byte is read and compared with the manifest's checksums. A damaged
+    checkpoint raises DataMismatchError; with `on_corrupt="previous"` the one before it is restored,
+    with a RuntimeWarning. `like` is a state of the expected structure: a checkpoint of another
+    model raises StateMismatchError before any tensor is read. Raises TargetError when there is no
+    such checkpoint. A checkpoint that a trainer removes or replaces during the read is not damaged:
+    for "latest", the newest one is looked up again.
     """
     if on_corrupt not in ("raise", "previous"):
         raise OptionError(f"on_corrupt={on_corrupt!r}: 'raise' or 'previous'")
@@ -106,8 +107,8 @@ def restore(
                 changes += 1
                 if changes == _MOST_CHANGES:
                     raise TargetError(
-                        f"{store}: checkpoints are removed faster than they are read; have the "
-                        "trainer keep more of them"
+                        f"{store}: checkpoints are removed faster than they are read; the trainer "
+                        "must keep more of them"
                     ) from error
                 found = _candidates_left(store, step, candidates)
                 candidates = [other for other in found if other not in passed_over]
@@ -115,12 +116,12 @@ def restore(
             if on_corrupt == "raise":
                 if others:
                     damage.add_note(
-                        f'before it there is step {others[0]}; on_corrupt="previous" '
-                        "takes the newest one that is not damaged"
+                        f'the checkpoint before it is step {others[0]}; on_corrupt="previous" '
+                        "restores the newest one that is not damaged"
                     )
                 raise damage from error
             passed_over[candidate] = str(error)
-            warnings.warn(f"step {candidate} is passed over: {error}", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"step {candidate} is skipped: {error}", RuntimeWarning, stacklevel=3)
             candidates = others
             continue
         return state, Loaded(step=candidate, transfer=transfer, passed_over=passed_over)
@@ -128,7 +129,7 @@ def restore(
 
 
 def _candidates(store: CheckpointStore, step: int | Literal["latest"]) -> list[int]:
-    """The step asked for and those before it, newest first."""
+    """Return `step` and the steps before it, newest first."""
     if step == "latest":
         found = by_age(store)
         if not found:
@@ -137,25 +138,31 @@ def _candidates(store: CheckpointStore, step: int | Literal["latest"]) -> list[i
     steps = store.steps()
     if step not in steps:
         raise TargetError(
-            f"{store}: holds no checkpoint of step {step}; there are {steps or 'none'}"
+            f"{store}: holds no checkpoint of step {step}; it holds {steps or 'none'}"
         )
     return [other for other in reversed(steps) if other <= step]
 
 
 def _is_another_now(store: CheckpointStore, step: int, manifest: Manifest | None) -> bool:
-    """Whether a checkpoint was removed or replaced since `manifest` was read; None: in vain."""
+    """Return whether a checkpoint was removed or replaced since `manifest` was read.
+
+    `manifest` is None when its read failed.
+    """
     return step not in store.steps() or readable_manifest(store, step) != manifest
 
 
 def _candidates_left(
     store: CheckpointStore, step: int | Literal["latest"], candidates: list[int]
 ) -> list[int]:
-    """The `candidates` of which the first is another now; for "latest" what there is by now."""
+    """Return the remaining candidates after the first one was removed or replaced.
+
+    For "latest" the checkpoints are listed again.
+    """
     if step == "latest":
         return _candidates(store, step)
     present = store.steps()
     if candidates[0] == step and step not in present:
-        raise TargetError(f"{store}: step {step} was removed while it was read")
+        raise TargetError(f"{store}: step {step} was removed during the read")
     return [other for other in candidates if other in present]
 
 
@@ -169,7 +176,7 @@ def _restore_one(
     verify(image, record, os.path.join(location, SKELETON))
     skeleton = json.loads(image.views(0, image.size_bytes)[0].tobytes())
     tensors, image = safetensors.prepare(TENSORS, location, writer)
-    state = put_together(skeleton, tensors)
+    state = unflatten(skeleton, tensors)
     if like is not None:
         _compare(f"{store}: step {step}", like, state)
     transfer = writer.read(image, location)
@@ -178,7 +185,7 @@ def _restore_one(
 
 
 def _compare(where: str, like: Any, state: Any) -> None:
-    """Raises StateMismatchError unless both hold tensors of the same names, dtypes and shapes."""
+    """Raise StateMismatchError unless names, dtypes and shapes of all tensors are equal."""
     if isinstance(like, dict) and isinstance(state, dict):
         state = {key: state[key] for key in like if key in state}
     expected, found = dict(_described(like)), dict(_described(state))
@@ -194,7 +201,7 @@ def _compare(where: str, like: Any, state: Any) -> None:
 
 
 def _described(state: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """(path, dtype and shape) of every tensor and array of a state."""
+    """Yield (path, dtype and shape) of every tensor and array of a state."""
     if isinstance(state, torch.Tensor):
         yield path, f"{dtype_name(state.dtype)} {list(state.shape)}"
     elif isinstance(state, np.ndarray):

@@ -1,4 +1,4 @@
-"""Which checkpoints are kept: `KeepLast(3) | KeepEvery(hours=6)`."""
+"""Retention: which checkpoints stay, such as `KeepLast(3) | KeepEvery(hours=6)`."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from iobench.checkpoint.order import by_line
+from iobench.checkpoint.order import abandoned_first
 from iobench.errors import OptionError
 
 __all__ = ["KeepAll", "KeepEvery", "KeepLast", "Retention"]
 
 
 class Retention(ABC):
-    """Chooses among complete checkpoints; `a | b` keeps what either keeps."""
+    """Chooses which complete checkpoints to keep; `a | b` keeps what `a` or `b` keeps."""
 
     @abstractmethod
     def kept(self, created_s: Mapping[int, float]) -> set[int]:
-        """The steps to keep of those in `created_s`, which maps steps to seconds since the epoch.
+        """Return the steps to keep. `created_s` maps each step to seconds since the epoch.
 
-        They come in the order in which they were saved. The seconds may go back from one to the
-        next: clocks are set.
+        The steps are in the order of their saves. The seconds may decrease when a clock is set
+        back.
         """
 
     def obsolete(self, created_s: Mapping[int, float]) -> list[int]:
-        """The steps to remove, oldest first; never the one saved last."""
+        """Return the steps to remove, oldest first. The last saved step is never one of them."""
         kept = self.kept(created_s)
-        return [step for step in by_line(list(created_s))[:-1] if step not in kept]
+        return [step for step in abandoned_first(list(created_s))[:-1] if step not in kept]
 
     def __or__(self, other: Retention) -> Retention:
         if not isinstance(other, Retention):
@@ -36,7 +36,7 @@ class Retention(ABC):
 
 @dataclass(frozen=True)
 class KeepAll(Retention):
-    """Nothing is ever removed."""
+    """Keeps every checkpoint."""
 
     def kept(self, created_s: Mapping[int, float]) -> set[int]:
         return set(created_s)
@@ -44,7 +44,7 @@ class KeepAll(Retention):
 
 @dataclass(frozen=True)
 class KeepLast(Retention):
-    """The newest `count`. Steps that training went back from are older than all others."""
+    """Keeps the newest `count`. Steps that training abandoned are older than all others."""
 
     count: int
 
@@ -53,15 +53,15 @@ class KeepLast(Retention):
             raise OptionError(f"KeepLast({self.count!r}): a whole number, 1 or more")
 
     def kept(self, created_s: Mapping[int, float]) -> set[int]:
-        return set(by_line(list(created_s))[-self.count :])
+        return set(abandoned_first(list(created_s))[-self.count :])
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeepEvery(Retention):
-    """The first one saved, and then each that is `hours` or `steps` after the last one so kept.
+    """Keeps the first checkpoint, and then each that is `hours` or `steps` after the last kept one.
 
-    Where the clock or the training went back behind the last one kept, the next one is kept and
-    counting starts again from it. A step that was kept once stays kept.
+    When the clock or the training went back behind the last kept one, the next checkpoint is kept
+    and counting restarts from it. A step that was kept once stays kept.
     """
 
     hours: float = 0
@@ -69,9 +69,9 @@ class KeepEvery(Retention):
 
     def __post_init__(self) -> None:
         if not all(type(gap) in (int, float) for gap in (self.hours, self.steps)):
-            raise OptionError(f"{self!r}: hours and steps are numbers")
+            raise OptionError(f"{self!r}: hours and steps must be numbers")
         if (self.hours > 0) == (self.steps > 0) or self.hours < 0 or self.steps < 0:
-            raise OptionError("KeepEvery takes hours or steps, one of them and above zero")
+            raise OptionError(f"{self!r}: give either hours or steps, above zero")
 
     def kept(self, created_s: Mapping[int, float]) -> set[int]:
         kept: set[int] = set()

@@ -1,4 +1,4 @@
-"""Save: one checkpoint on its way, from the trainer's call to storage."""
+"""Save: the status and timing of one checkpoint, from the trainer's call to the commit."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ Status = Literal["copying", "waiting", "writing", "committed", "superseded", "sk
 
 @dataclass(kw_only=True)
 class Save:
-    """What became of one save; `status` moves on while the background works.
+    """Record of one save. The background updates `status`.
 
-    - `copying`: the snapshot is being taken (lazy saves); `waiting`: it was, and waits for storage
-    - `writing`, then `committed`: durable and visible, the only status that says so
-    - `superseded`: a newer snapshot took its turn; `skipped`: no slot was free
-    - `failed`: see `error`, a copy without traceback of what the Checkpointer raises
+    - `copying`: the snapshot is being taken (lazy saves); `waiting`: it is complete and waits for
+      its turn to be written
+    - `writing`, then `committed`: only `committed` means durable and visible
+    - `superseded`: a newer snapshot was written instead; `skipped`: no slot was free
+    - `failed`: `error` is a copy, without traceback, of what the Checkpointer raises
 
-    `stall_s` is how long the trainer stood still, in this call and in `before_optimizer_step`;
-    `persist_s` from the first byte written to the commit.
+    `stall_s` is the time that the trainer waited, in this call and in `before_optimizer_step`.
+    `persist_s` is the time from the begin of the write to the commit.
     """
 
     step: int
@@ -37,17 +38,17 @@ class Save:
 
     @property
     def on_the_way(self) -> bool:
-        """Whether it is not known yet what becomes of it."""
+        """Whether the save is pending: copying, waiting or writing."""
         return self.status in ("copying", "waiting", "writing")
 
     def fail(self, error: BaseException) -> None:
-        """Note `error`. A save that is committed stays so: something failed after it.
+        """Record `error`. A committed save stays committed: the error came after the commit.
 
-        Without the traceback, whose frames hold the state that was saved.
+        The traceback is dropped, because its frames keep the saved state in memory.
         """
         try:
             self.error = copy.copy(error)
-        except Exception:  # noqa: BLE001 -- its class takes other arguments than it keeps
+        except Exception:  # noqa: BLE001 -- copy.copy fails when __init__ takes other than `args`
             self.error = RuntimeError(f"{type(error).__name__}: {error}")
         if self.status != "committed":
             self.status = "failed"

@@ -1,4 +1,4 @@
-"""When to save: every so many steps, or as often as a budget of time allows."""
+"""Schedules: when to save, at a fixed interval or as often as a time budget allows."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["Auto", "Every", "Schedule", "shortest_interval"]
 
 
 def shortest_interval(*, step_s: float, stall_s: float, persist_s: float, budget: float) -> int:
-    """The fewest steps between checkpoints that keep to CheckFreq's rule, 1 or more.
+    """Return the fewest steps between checkpoints that CheckFreq's rule allows, 1 or more.
 
-    A checkpoint must be written before the next begins, `ceil(persist / step)`, and its stall fit
-    the fraction `budget` of training time, `ceil(stall / (budget * step))`. (Mohan et al.,
+    A checkpoint must be written before the next one begins: `ceil(persist / step)`. Its stall must
+    fit into the fraction `budget` of training time: `ceil(stall / (budget * step))`. (Mohan et al.,
     "CheckFreq: Frequent, Fine-Grained DNN Checkpointing", FAST '21, section 4.3.)
     """
     step_s = max(step_s, 1e-9)
@@ -26,17 +26,17 @@ def shortest_interval(*, step_s: float, stall_s: float, persist_s: float, budget
 
 
 class Schedule(ABC):
-    """Says when a checkpoint is due. The Checkpointer tells it of the saves that are made."""
+    """Decides when a checkpoint is due. The Checkpointer reports each save to it."""
 
     @abstractmethod
     def due(self, step: int) -> bool:
-        """Whether to save after `step`; to be asked once after every step."""
+        """Return whether to save after `step`. Call it once after every step."""
 
     @abstractmethod
     def started(self, save: Save) -> None:
-        """`save` was asked for, and stalled the trainer for `save.stall_s`.
+        """Record that `save` began and stalled the trainer for `save.stall_s`.
 
-        Its `status` and `persist_s` change while the background works.
+        The background may still change its `status` and `persist_s`.
         """
 
 
@@ -59,12 +59,11 @@ class Every(Schedule):
 
 
 class Auto(Schedule):
-    """As often as costs at most the fraction `budget` of training time: CheckFreq's rule.
+    """As often as the fraction `budget` of training time allows, by CheckFreq's rule.
 
-    The first `warmup_steps` steps measure the time of a step; then one checkpoint measures its
-    stall and its persist time, from which comes `shortest_interval`. It grows by 2 whenever the
-    steps of an interval, which persist in the background slows, took longer than the budget
-    allows.
+    The first `warmup_steps` steps measure the step time. Then one checkpoint measures stall and
+    persist time, which give `shortest_interval`. A background write slows the steps of an
+    interval; whenever they take longer than the budget allows, the interval grows by 2.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class Auto(Schedule):
             raise OptionError(f"Auto(warmup_steps={warmup_steps}): at least 2")
         self.budget, self.warmup_steps = budget, warmup_steps
         self.interval: int | None = None
-        """Steps between checkpoints; None until the first one was measured."""
+        """Steps between checkpoints; None until the first checkpoint is measured."""
         self._clock = clock
         self._asked_s: float | None = None
         self._steps_s: list[float] = []
@@ -91,10 +90,10 @@ class Auto(Schedule):
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step without checkpoints: the median of the warm-up."""
+        """Seconds of a step without a checkpoint: the median of the warm-up steps."""
         return median(self._steps_s)
 
-    def due(self, step: int) -> bool:  # noqa: ARG002 -- counts by itself
+    def due(self, step: int) -> bool:  # noqa: ARG002 -- counts its own calls
         now_s = self._clock()
         if self._asked_s is not None:
             self._stepped(now_s - self._asked_s)
@@ -113,7 +112,7 @@ class Auto(Schedule):
         self._last = save
 
     def shortest(self) -> int:
-        """The shortest interval that the measured times allow, in steps."""
+        """Return the shortest interval that the measured times allow, in steps."""
         return shortest_interval(
             step_s=self.step_s,
             stall_s=self._stall_s,
@@ -122,14 +121,14 @@ class Auto(Schedule):
         )
 
     def _stepped(self, elapsed_s: float) -> None:
-        """A step ended, `elapsed_s` after the last one; what a save stalled is part of it."""
+        """Record a step that ended `elapsed_s` after the last one, stalls included."""
         if len(self._steps_s) < self.warmup_steps:
             self._steps_s.append(elapsed_s)
         self._since_s += elapsed_s
         self._since_steps += 1
 
     def _learn(self) -> None:
-        """The interval, once a first checkpoint was committed."""
+        """Set the interval once the first checkpoint is committed."""
         if self.interval is None and self._last and self._last.status == "committed":
             self._stall_s, self._persist_s = self._last.stall_s, self._last.persist_s or 0.0
             self.interval = self.shortest()

@@ -1,4 +1,4 @@
-"""Serialized: a training state as the files of a checkpoint, not yet copied anywhere."""
+"""Serialized: a training state as the files of a checkpoint, before any copy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from iobench.checkpoint.aliases import Leaf
-from iobench.checkpoint.state_tree import take_apart
+from iobench.checkpoint.state_tree import flatten
 from iobench.errors import StateError
 from iobench.formats.safetensors_header import header_bytes
 from iobench.writers.image import Bytes, FileImage
@@ -30,10 +30,11 @@ _Described = tuple[tuple[str, str, tuple[int, ...]], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Serialized:
-    """What `TENSORS` and `SKELETON` will hold. The leaves are the trainer's own memory still.
+    """Contents of the files `TENSORS` and `SKELETON`. The leaves are still the trainer's memory.
 
-    `tensors` are the state's tensors, several of which may lie in one leaf. `header` and `places`
-    (name -> [begin, end) behind the header) describe the tensor file.
+    `tensors` are the tensors of the state; several of them may share one leaf. `header` and
+    `places` describe the tensor file: `places` maps a name to [begin, end), in bytes after the
+    header.
     """
 
     skeleton: Any = field(repr=False)
@@ -44,24 +45,24 @@ class Serialized:
 
     @classmethod
     def of(cls, state: Any) -> Serialized:
-        """Raises StateError, naming the path, for a state that cannot be saved."""
-        taken = take_apart(state)
-        described = tuple((name, leaf.dtype, leaf.shape) for name, leaf in taken.leaves.items())
+        """Serialize `state`. Raises StateError with the path of what cannot be saved."""
+        flat = flatten(state)
+        described = tuple((name, leaf.dtype, leaf.shape) for name, leaf in flat.leaves.items())
         try:
             header, places = _header(described)
         except ValueError as error:
             raise StateError(str(error)) from error
         return cls(
-            skeleton=taken.skeleton,
-            leaves=taken.leaves,
-            tensors=taken.tensors,
+            skeleton=flat.skeleton,
+            leaves=flat.leaves,
+            tensors=flat.tensors,
             header=header,
             places=places,
         )
 
     @property
     def size_bytes(self) -> int:
-        """Of the tensor file."""
+        """Size of the tensor file."""
         return len(self.header) + sum(leaf.size_bytes for leaf in self.leaves.values())
 
     @property
@@ -70,21 +71,21 @@ class Serialized:
 
     @property
     def pieces(self) -> list[tuple[str, int]]:
-        """(name, bytes) of what stands in the tensor file, in order; "" is the header."""
+        """(name, bytes) of each part of the tensor file, in file order; "" is the header."""
         sizes = [(name, end - begin) for name, (begin, end) in self.places.items()]
         return [("", len(self.header)), *sizes]
 
     def image(self) -> FileImage:
-        """The tensor file on the trainer's memory (CPU): zero copies, as long as it holds still."""
+        """Return the tensor file on the trainer's own CPU memory: no copy. It must not change."""
         views = [self.leaves[name].cpu_bytes() for name in self.places]
         return FileImage.of(TENSORS, [self.header, *views])
 
     def image_in(self, memory: Bytes) -> FileImage:
-        """The tensor file where a snapshot of it lies, from the first byte of `memory` on."""
+        """Return the tensor file whose snapshot begins at the first byte of `memory`."""
         return FileImage.of(TENSORS, [memory[: self.size_bytes]])
 
     def with_arrays_copied(self) -> Serialized:
-        """The same with copies of the numpy arrays, which nobody promises to leave alone."""
+        """Return the same with copies of the numpy arrays, which the trainer may change at once."""
         leaves = {
             name: leaf
             if isinstance(leaf.source, torch.Tensor)
@@ -100,5 +101,5 @@ class Serialized:
 
 @functools.lru_cache(maxsize=4)
 def _header(described: _Described) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """Kept from save to save: a state rarely changes its form."""
+    """Cached between saves: the structure of a state rarely changes."""
     return header_bytes(described)

@@ -1,4 +1,4 @@
-"""Slot: page-aligned host memory that holds one snapshot. SlotPool: the few that are reused."""
+"""Slot: page-aligned host memory for one snapshot. SlotPool: the slots of a Checkpointer."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["Slot", "SlotPool"]
 
 
 class Slot:
-    """Memory for one snapshot, laid out as the file will be.
+    """Memory for one snapshot, in the layout of the file.
 
-    Its addresses are congruent with the file's offsets, modulo pages and more, so that direct
-    writers take it as it lies and stage nothing.
+    An address and its file offset are equal modulo the page size and more. So direct writers write
+    this memory without a staging copy.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Slot:
         self._pinned: Pinned | None = None
 
     def hold(self, size_bytes: int, *, pinned: bool) -> None:
-        """Have room for `size_bytes` at least; what was in it is lost when it has to grow."""
+        """Provide at least `size_bytes`. When the memory grows, its contents are lost."""
         if len(self.memory) < size_bytes:
             self.free()
             self.memory = _map(size_bytes)
@@ -37,18 +37,18 @@ class Slot:
             self._pinned = Pinned(self.memory)
 
     def free(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         if self._pinned:
             self._pinned.release()
         self._pinned = None
-        self.memory = np.empty(0, dtype=np.uint8)  # a view of it would hold it
+        self.memory = np.empty(0, dtype=np.uint8)  # not memory[:0]: a view keeps its base alive
 
 
 class SlotPool:
-    """`count` slots of one size, taken from the machine all together at the first save.
+    """`count` slots of one size, allocated together at the first save.
 
-    `budget_bytes` bounds their sum; None leaves it to the memory that is available, in the
-    control groups of this process too.
+    `budget_bytes` limits their sum. With None, the available memory is the limit, including the
+    limits of this process's control groups.
     """
 
     def __init__(self, count: int, budget_bytes: int | None = None) -> None:
@@ -58,39 +58,40 @@ class SlotPool:
 
     @property
     def size_bytes(self) -> int:
-        """Of all slots together."""
+        """Bytes of all slots together."""
         return sum(len(slot.memory) for slot in self.slots)
 
     def grow(self, size_bytes: int) -> bool:
-        """Let every slot have `size_bytes` from now on; whether that is more than before.
+        """Set the size of every slot to at least `size_bytes`. Return whether the size grew.
 
-        Raises StateError when they cannot have it; before anything is copied or taken.
+        Raises StateError when the budget or the memory does not allow it. Nothing is allocated
+        here.
         """
         size = _whole_pages(size_bytes)
         if size <= self._size:
             return False
         count, needed = len(self.slots), size * len(self.slots)
-        told = f"the state is {format_size(size_bytes)}: {count} slots need {format_size(needed)}"
+        needs = f"the state is {format_size(size_bytes)}: {count} slots need {format_size(needed)}"
         if self._budget_bytes is not None and needed > self._budget_bytes:
             raise StateError(
-                f"{told} of host memory, the budget is {format_size(self._budget_bytes)}; use "
+                f"{needs} of host memory, the budget is {format_size(self._budget_bytes)}; use "
                 "fewer slots, a larger budget, or save() in place of save_async()"
             )
         available = available_bytes()
         if available is not None and needed - self.size_bytes > available:
             raise StateError(
-                f"{told} of host memory, {format_size(available)} are available; use fewer "
+                f"{needs} of host memory, {format_size(available)} are available; use fewer "
                 "slots, or save() in place of save_async()"
             )
         self._size = size
         return True
 
     def ready(self, slot: Slot, *, pinned: bool) -> None:
-        """Give `slot`, which is free, its full size."""
+        """Allocate the full size of the free `slot`."""
         slot.hold(self._size, pinned=pinned)
 
     def free(self) -> None:
-        """Give all memory back."""
+        """Free all memory."""
         for slot in self.slots:
             slot.free()
 
@@ -100,12 +101,12 @@ def _whole_pages(size_bytes: int) -> int:
 
 
 def _map(size_bytes: int) -> Bytes:
-    """Memory that begins at a huge page and has all its pages already."""
+    """Return memory that begins at a huge page, with all its pages populated."""
     room = fresh_pages(size_bytes, huge=True)
     try:
         linux.populate(room.ctypes.data, len(room))
     except OSError as error:
-        if error.errno != errno.EINVAL:  # older kernels do not know how
+        if error.errno != errno.EINVAL:  # MADV_POPULATE_WRITE needs Linux 5.14
             raise
         room[:: linux.PAGE] = 0
     return room

@@ -1,4 +1,4 @@
-"""Snapshot: copying a state into a slot, at the speed of memory."""
+"""Copies of a training state into a slot, at memory speed: at once, or lazily in a thread."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from iobench.writers.transfer import Meter
 
 __all__ = ["LazyCopy", "SideStreams", "copy_image", "copy_into"]
 
-_BLOCK = 16 * MIB  # large enough for a memcpy past the CPU's caches, small enough to end together
+# Large enough for a memcpy past the caches of the CPU, small enough to end together.
+_BLOCK = 16 * MIB
 _MOST_THREADS = 8
 
 
 def copy_into(memory: Bytes, serialized: Serialized, streams: SideStreams | None = None) -> None:
     """Copy the tensor file to the beginning of `memory`. On return the state may change.
 
-    Tensors of the CPU are copied by several threads without the GIL, those of a GPU on `streams`.
+    Several threads copy CPU tensors without the GIL. GPU tensors are copied on `streams`.
     """
     if serialized.on_cpu:
         copy_image(memory, serialized.image())
@@ -46,7 +47,7 @@ def copy_into(memory: Bytes, serialized: Serialized, streams: SideStreams | None
 
 
 def copy_image(memory: Bytes, image: FileImage) -> None:
-    """Copy an image of host memory to the beginning of `memory`, by several threads."""
+    """Copy an image of host memory to the beginning of `memory` with several threads."""
 
     def work(blocks: Blocks, _: Meter) -> None:
         for start, stop in blocks:
@@ -57,9 +58,9 @@ def copy_image(memory: Bytes, image: FileImage) -> None:
 
 
 class SideStreams:
-    """Copies from GPUs, each device's in a stream that begins after the work queued so far.
+    """Copies from GPUs: one stream per device, which waits for the work queued so far.
 
-    To be made in the thread that queued that work.
+    Make it in the thread that queued this work: the current stream belongs to the thread.
     """
 
     def __init__(self, leaves: Mapping[str, Leaf]) -> None:
@@ -85,9 +86,10 @@ class SideStreams:
 
 
 def _versions(serialized: Serialized) -> dict[str, int]:
-    """How often each tensor was changed in place so far, as autograd counts it.
+    """Return autograd's version counter of each tensor: its number of in-place changes.
 
-    Of the state's own tensors: a leaf that several lie in may have a counter that stands still.
+    The counters are those of the state's own tensors. A leaf that several tensors share is another
+    tensor object, whose counter may not change.
     """
     return {
         name: tensor._version
@@ -97,11 +99,11 @@ def _versions(serialized: Serialized) -> dict[str, int]:
 
 
 class LazyCopy:
-    """`copy_into` in a thread of its own, under the forward and backward pass that come next.
+    """`copy_into` in its own thread, during the next forward and backward pass.
 
-    Only torch tensors are read later; numpy arrays and all the rest are taken at once. When the
-    copy is whole the snapshot is handed to the persister; so is StateError if a tensor was changed
-    while it was copied. The slot is the thread's from `begin` on, unless that raises.
+    Only torch tensors are read later; numpy arrays and plain values are copied at once. The thread
+    submits the complete snapshot to the persister. If a tensor changed during the copy, it reports
+    a StateError instead. The thread owns the slot from `begin` on, unless `begin` raises.
     """
 
     def __init__(self, snapshot: Snapshot, persister: Persister[Snapshot]) -> None:
@@ -114,13 +116,13 @@ class LazyCopy:
         self.begun = False
 
     def begin(self) -> None:
-        """Start. Where that raises, Ctrl-C too, a thread that did start copies nothing."""
+        """Start the thread. If this raises, Ctrl-C included, a started thread copies nothing."""
         with self._beginning:
             self._thread.start()
             self.begun = True
 
     def join(self) -> None:
-        """Wait until it has ended; may be asked again after Ctrl-C."""
+        """Wait until the thread ends. After Ctrl-C it can be called again."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -136,12 +138,12 @@ class LazyCopy:
             self._persister.give(self._snapshot.save)
 
     def _check_unchanged(self) -> None:
-        """By autograd's counters, which see in-place operations, though not those on `.data`."""
+        """Compare autograd's counters. They count in-place operations, except those on `.data`."""
         now = _versions(self._serialized)
         changed = [name for name, version in self._versions.items() if now[name] != version]
         if changed:
             raise StateError(
-                f"{changed[0]} ({len(changed)} tensors in all) was changed while it was copied "
-                f"lazily, so step {self._snapshot.save.step} is not saved; call "
-                "before_optimizer_step() before whatever changes the state"
+                f"{changed[0]} ({len(changed)} tensors in all) was changed during its lazy copy, "
+                f"so step {self._snapshot.save.step} is not saved; call before_optimizer_step() "
+                "before anything changes the state"
             )

@@ -1,8 +1,8 @@
-"""StagedCheckpoint: a checkpoint directory, visible only when it is complete and durable.
+"""StagedCheckpoint: a checkpoint directory that is visible only when it is complete and durable.
 
-Written aside, every file synced, the manifest last, every directory synced, renamed, the parent
-directory synced. Whatever happens before the rename, nobody sees a part of it. Where it replaces
-another the two exchange their names, and the other is removed then.
+The files are written to a hidden directory and synced, the manifest last. Then every directory is
+synced, the hidden one is renamed, and the parent is synced. Before the rename no reader sees a part
+of it. To replace a checkpoint, the two directories exchange names and the old one is removed.
 """
 
 from __future__ import annotations
@@ -34,36 +34,37 @@ __all__ = [
 ]
 
 MANIFEST = "manifest.json"
-"""The file that says what a checkpoint holds; written last."""
+"""File that describes the checkpoint; written last."""
 
 STAGING_SUFFIX = ".iobench-staging"
 
 REPLACED_SUFFIX = f".replaced{STAGING_SUFFIX}"
-"""Of the name that a checkpoint has for a moment, where names cannot be exchanged at once."""
+"""Suffix of the temporary name of a replaced checkpoint, where an atomic exchange is missing."""
 
 _SPARE = 4
-"""Descriptors that a removal takes: two to list the directory, one for each file that is large."""
+"""Descriptors that a removal needs: two to list the directory, one per large file."""
 
 _CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 class Staged(Protocol):
-    """A checkpoint being written; not one before `publish`."""
+    """A checkpoint that is being written. It becomes a checkpoint with `publish`."""
 
     @property
     def directory(self) -> str | Path:
-        """Where its files go until it is published."""
+        """Directory or prefix of its files until `publish`."""
 
     def publish(self, manifest: Mapping[str, Any]) -> None:
-        """Make it a checkpoint: durable and visible on return."""
+        """Make it a checkpoint. On return it is durable and visible."""
 
 
 class StagedCheckpoint:
-    """A directory beside `final` to write files into; `publish` makes it `final`.
+    """A hidden directory next to `final` for the files; `publish` renames it to `final`.
 
-    As a context manager: left without `publish`, everything written is removed; else what it
-    replaced, and a RuntimeWarning says what of that cannot be. Raises TargetError when `final`
-    exists already, unless with `replace`, and when `lock` is no longer that of its directory.
+    Use it as a context manager. An exit without `publish` removes everything written. An exit after
+    `publish` removes the replaced checkpoint; a RuntimeWarning names what cannot be removed. Raises
+    TargetError when `final` exists and `replace` is false, and when `lock` is no longer the lock of
+    its directory.
     """
 
     def __init__(
@@ -83,8 +84,8 @@ class StagedCheckpoint:
         try:
             self.directory.mkdir()
             try:
-                # Listing what is to be removed takes descriptors, and a save that fails because
-                # the process has none left could not remove what it has written.
+                # A removal needs descriptors to list the directory. They are reserved here: a save
+                # that fails because the process has no free descriptor must still clean up.
                 for _ in range(_SPARE):
                     self._spare.append(os.open(self.directory, os.O_PATH | os.O_CLOEXEC))
             except BaseException:
@@ -104,12 +105,12 @@ class StagedCheckpoint:
             os.close(self._spare.pop())
 
     def publish(self, manifest: Mapping[str, Any]) -> None:
-        """Write the manifest and give the directory its name. On return all of it is durable.
+        """Write the manifest and rename the directory. On return the checkpoint is durable.
 
-        The files must be synced already; their names and the directories' are synced here.
-        Raises TransferError; nothing is visible then, or what was there before.
+        The files must be synced already; this syncs the directories. Raises TransferError; then
+        the previous checkpoint, if any, is still visible, and no part of this one.
         """
-        self._check_lock()  # again: a writer makes directories that were removed meanwhile
+        self._check_lock()  # again: a writer recreates directories that were removed since
         try:
             self._write_manifest(manifest)
             for directory, _, _ in os.walk(self.directory, topdown=False, onerror=reraise):
@@ -118,7 +119,7 @@ class StagedCheckpoint:
             self._exchange() if replaces else self.directory.rename(self.final)
             try:
                 sync_directory(self.final.parent)
-            except OSError:  # the name may not last: it is taken back
+            except OSError:  # the rename may not be durable: undo it
                 self._exchange() if replaces else self.final.rename(self.directory)
                 raise
             self._published = True
@@ -155,7 +156,7 @@ class StagedCheckpoint:
 
 
 def exchange(new: Path, final: Path, aside: Path) -> None:
-    """`new` and `final` change names; at once where the file system can, else by way of `aside`."""
+    """Exchange the names `new` and `final`: atomically if the file system can, else via `aside`."""
     try:
         linux.exchange_names(str(new), str(final))
     except OSError as error:
@@ -171,12 +172,12 @@ def exchange(new: Path, final: Path, aside: Path) -> None:
 
 
 def reraise(error: OSError) -> None:
-    """For os.walk, which skips what it cannot list: what it skips here is not durable."""
+    """Raise `error`. os.walk skips a directory that it cannot list, which would stay unsynced."""
     raise error
 
 
 def put_back(aside: Path) -> None:
-    """Give its name back to what bears REPLACED_SUFFIX, where nothing has come in its place."""
+    """Rename a replaced checkpoint back to its name, if no new checkpoint has that name."""
     final = aside.with_name(aside.name.removeprefix(".").removesuffix(REPLACED_SUFFIX))
     if not final.exists():
         aside.rename(final)

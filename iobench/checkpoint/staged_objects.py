@@ -1,7 +1,8 @@
 """StagedObjects: a checkpoint under a prefix of an object store; its manifest is the commit.
 
-A store has no rename. The files are written under the checkpoint's own prefix, each of them durable
-once it is there, and the manifest last: a prefix without a manifest is no checkpoint.
+Object stores have no rename. The files are written under the checkpoint's final prefix, the
+manifest last. A prefix without a manifest is not a checkpoint. Every object is durable after its
+upload.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ __all__ = ["StagedObjects"]
 
 
 class StagedObjects:
-    """The prefix `final` to write objects under; `publish` makes it a checkpoint.
+    """The prefix `final` for the objects; `publish` makes it a checkpoint.
 
-    As a context manager: left without `publish`, everything written is deleted and unfinished
-    uploads are aborted. Raises TargetError when there is something under `final` already.
+    Use it as a context manager. An exit without `publish` deletes everything written and aborts
+    unfinished uploads. Raises TargetError when `final` has objects already.
     """
 
     def __init__(self, final: str, writer: S3Writer) -> None:
         self.directory = final
         self._writer = writer
-        place = S3Target.parse(final)
-        self._objects, self._manifest = S3Objects(writer.client, place), place.below(MANIFEST).key
+        prefix = S3Target.parse(final)
+        self._objects, self._manifest = S3Objects(writer.client, prefix), prefix.below(MANIFEST).key
         self.published = False
 
     def __enter__(self) -> Self:
@@ -43,9 +44,9 @@ class StagedObjects:
         return self
 
     def publish(self, manifest: Mapping[str, Any]) -> None:
-        """Write the manifest. On return all of the checkpoint is visible and durable.
+        """Write the manifest. On return the checkpoint is visible and durable.
 
-        Raises TransferError; it is no checkpoint then.
+        Raises TransferError; then there is no checkpoint.
         """
         text = json.dumps(manifest, indent=1).encode()
         self._writer.write(FileImage.of(MANIFEST, [text]), self.directory)
@@ -60,7 +61,8 @@ class StagedObjects:
         if self.published:
             return
         try:
-            # First: without it the other files are no checkpoint. Its own answer may be lost.
+            # The manifest first: without it the other files are not a checkpoint. It may exist even
+            # if its upload raised, because the answer can be lost.
             self._objects.delete([self._manifest])
             self._objects.remove()
         except IobenchError as failure:

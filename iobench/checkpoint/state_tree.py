@@ -1,9 +1,10 @@
-"""A training state as JSON and tensors, and back. Never pickle.
+"""Conversion of a training state to JSON and named tensors, and back, without pickle.
 
-`take_apart` turns nested dicts, lists, tuples, numbers, strings, None, torch tensors and numpy
-arrays into a *skeleton*, which JSON can hold, and a list of named leaves, which a safetensors file
-can. `put_together` is the inverse. What JSON has no word for is an object with one key that begins
-with `$`: `{"$tensor": "model.weight"}`, `{"$tuple": [...]}`, `{"$dict": [[key, value], ...]}`.
+`flatten` splits a state into a *skeleton* and named *leaves*. JSON stores the skeleton, a
+safetensors file the leaves. A state has nested dicts, lists, tuples, numbers, strings, None, torch
+tensors and numpy arrays. `unflatten` is the inverse. A value without a JSON type becomes an object
+whose first key begins with `$`: `{"$tensor": "model.weight"}`, `{"$tuple": [...]}`,
+`{"$dict": [[key, value], ...]}`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from iobench.checkpoint.aliases import Leaf, View, share
 from iobench.errors import DataMismatchError, StateError
 from iobench.formats.tensors import dtype_name, resolved, torch_dtype
 
-__all__ = ["TakenApart", "put_together", "take_apart"]
+__all__ = ["FlatState", "flatten", "unflatten"]
 
 _ALLOWED = (
     "a state holds dicts, lists, tuples, numbers, strings, bytes, None, torch tensors and numpy "
@@ -32,10 +33,10 @@ _ALLOWED = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class TakenApart:
-    """A state: `skeleton` is what JSON holds, `leaves` the tensors by name.
+class FlatState:
+    """A flattened state: `skeleton` for JSON, `leaves` by name for the tensor file.
 
-    `tensors` are the state's own by their names, several of which may lie in one leaf.
+    `tensors` are the tensors of the state by name. Several of them may share one leaf.
     """
 
     skeleton: Any = field(repr=False)
@@ -43,27 +44,27 @@ class TakenApart:
     tensors: dict[str, torch.Tensor] = field(repr=False)
 
 
-def take_apart(state: Any) -> TakenApart:
-    """The skeleton and the leaves of `state`. Tensors are not copied, everything else is.
+def flatten(state: Any) -> FlatState:
+    """Return the skeleton and the leaves of `state`. Everything except tensors is copied.
 
-    Names of leaves are their paths joined by dots. Tensors whose memory overlaps share a leaf, so
-    that tied weights are saved once and come back tied. Raises StateError, which names the path,
-    for an object that cannot be saved.
+    The name of a leaf is its path, joined by dots. Tensors whose memory overlaps share a leaf, so
+    tied weights are saved once and are tied again after a load. Raises StateError with the path of
+    an object that cannot be saved.
     """
-    taking = _Taking()
-    skeleton = taking.encode(state, ())
-    leaves, views = share(taking.tensors)
-    for entry, tensor_name in taking.entries:
+    flattener = _Flattener()
+    skeleton = flattener.encode(state, ())
+    leaves, views = share(flattener.tensors)
+    for entry, tensor_name in flattener.entries:
         view = views.get(tensor_name)
         entry["$tensor"] = view.leaf if view else tensor_name
         if view and view.layout:
             entry.update(view.layout)
-    leaves.update(taking.arrays)
-    return TakenApart(skeleton=skeleton, leaves=leaves, tensors=taking.tensors)
+    leaves.update(flattener.arrays)
+    return FlatState(skeleton=skeleton, leaves=leaves, tensors=flattener.tensors)
 
 
-class _Taking:
-    """One walk through a state."""
+class _Flattener:
+    """One traversal of a state: collects its tensors and arrays."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
@@ -89,13 +90,13 @@ class _Taking:
         if encoder:
             return encoder(value)
         raise StateError(
-            f"{_shown(path)} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint does "
-            f"not hold; {_ALLOWED}"
+            f"{_shown(path)} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint "
+            f"cannot hold; {_ALLOWED}"
         )
 
     def _container(self, value: Any, path: tuple[Any, ...]) -> Any:
         if id(value) in self._inside:
-            raise StateError(f"{_shown(path)} holds itself")
+            raise StateError(f"{_shown(path)} contains itself")
         self._inside.add(id(value))
         try:
             if isinstance(value, dict):
@@ -134,7 +135,7 @@ class _Taking:
             what = "meta" if tensor.is_meta else "nested" if tensor.is_nested else tensor.layout
             raise StateError(
                 f"{_shown(path)} is a {what} tensor of dtype {dtype_name(tensor.dtype)}; "
-                "a checkpoint holds dense ones"
+                "a checkpoint holds dense tensors"
             )
         name = self._free_name(path)
         self.tensors[name] = resolved(tensor)
@@ -146,7 +147,7 @@ class _Taking:
         if not _is_plain(array.dtype):
             raise StateError(
                 f"{_shown(path)} is a numpy array of {array.dtype}; a checkpoint holds arrays of "
-                "numbers, texts and times"
+                "numbers, strings and times"
             )
         name = self._free_name(path)
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -159,7 +160,7 @@ class _Taking:
         return {"$number": value.tobytes().hex(), "dtype": value.dtype.str}
 
     def _free_name(self, path: tuple[Any, ...]) -> str:
-        """The path joined by dots; numbered where two paths give the same."""
+        """Return the path joined by dots, with a number appended when the name is taken."""
         name = base = ".".join(map(str, path)) or "tensor"
         if base == "__metadata__":  # reserved by safetensors
             name = base = "tensor.__metadata__"
@@ -170,7 +171,7 @@ class _Taking:
 
 
 def _is_parameter(value: Any) -> bool:
-    """A Parameter with memory of its own: not one of a tensor subclass, nor a lazy one."""
+    """Return whether `value` is a Parameter with its own memory: no tensor subclass, not lazy."""
     if not isinstance(value, torch.nn.Parameter) or is_lazy(value):
         return False
     return type(value.data) is torch.Tensor
@@ -179,7 +180,8 @@ def _is_parameter(value: Any) -> bool:
 def _is_plain(dtype: np.dtype[Any]) -> bool:
     if dtype.hasobject or dtype.names is not None or dtype.itemsize == 0:
         return False
-    return np.dtype(dtype.str) == dtype  # no name of numpy's leads back to bfloat16 of ml_dtypes
+    # A dtype of ml_dtypes, such as bfloat16, has no `str` that numpy turns back into it.
+    return np.dtype(dtype.str) == dtype
 
 
 _TAGS: dict[type, str] = {tuple: "$tuple", torch.Size: "$size"}
@@ -196,20 +198,23 @@ def _shown(path: tuple[Any, ...]) -> str:
     return f"state[{']['.join(map(repr, path))}]" if path else "the state itself"
 
 
-def put_together(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The state of `skeleton`, its leaves being `tensors`. Raises DataMismatchError for nonsense.
+def unflatten(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Return the state of `skeleton` on the leaves `tensors`. Inverse of `flatten`.
 
-    Nothing is copied: leaves that several places share are shared again.
+    Nothing is copied: tensors that shared a leaf share its memory again. Raises DataMismatchError
+    for a skeleton that `flatten` cannot have made.
     """
     try:
-        return _Putting(tensors).decode(skeleton)
+        return _Unflattener(tensors).decode(skeleton)
     except (KeyError, ValueError, TypeError, RuntimeError) as error:
         raise DataMismatchError(
             f"the state's skeleton cannot be read ({type(error).__name__}: {error})"
         ) from error
 
 
-class _Putting:
+class _Unflattener:
+    """Builds a state from a skeleton."""
+
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._tensors = tensors
 
@@ -241,10 +246,10 @@ class _Putting:
         return array.reshape(value["shape"])
 
 
-_DECODERS: dict[str, Callable[[_Putting, dict[str, Any]], Any]] = {
-    "$tensor": _Putting.tensor,
-    "$array": _Putting.array,
-    "$ordered": _Putting.ordered,
+_DECODERS: dict[str, Callable[[_Unflattener, dict[str, Any]], Any]] = {
+    "$tensor": _Unflattener.tensor,
+    "$array": _Unflattener.array,
+    "$ordered": _Unflattener.ordered,
     "$dict": lambda self, v: dict(self.pairs(v["$dict"])),
     "$tuple": lambda self, v: tuple(map(self.decode, v["$tuple"])),
     "$size": lambda _, v: torch.Size(v["$size"]),

@@ -1,4 +1,4 @@
-"""CheckpointStore: where the checkpoints of a run are, each under its step's name."""
+"""CheckpointStore: the place of all checkpoints of a run, one entry per step."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ class CheckpointStore(Protocol):
     """The checkpoints of one run."""
 
     def acquire(self) -> None:
-        """Make the place, and let no other process save there. Raises TargetError for another's."""
+        """Create the location and take its lock. Raises TargetError if another process has it."""
 
     def release(self) -> None:
-        """Let others save there. Twice does nothing."""
+        """Release the lock. A second call does nothing."""
 
     def steps(self) -> list[int]:
-        """The steps of all complete checkpoints, those that have a manifest, ascending."""
+        """Return the steps of all complete checkpoints (with a manifest) in ascending order."""
 
     def manifest(self, step: int) -> Manifest:
-        """What the checkpoint holds. Raises DataMismatchError when the manifest is damaged."""
+        """Return the manifest of a checkpoint. Raises DataMismatchError when it is damaged."""
 
     def locate(self, step: int) -> str | Path:
-        """Where the files of the checkpoint are."""
+        """Return the directory or prefix of the checkpoint's files."""
 
     def staged(self, step: int, *, replace: bool = False) -> AbstractContextManager[Staged]:
-        """The new checkpoint; removed when the block is left without `publish`.
+        """Return a new checkpoint. An exit of the block without `publish` removes it.
 
-        With `replace` it may take the place of another, which stays until then and is removed
-        after it; where it cannot be, a RuntimeWarning says so.
+        With `replace` it may replace a checkpoint of the same step, which stays until `publish` and
+        is then removed. A RuntimeWarning says when it cannot be removed.
         """
 
     def remove(self, step: int) -> None:
-        """Remove the checkpoint; from the first moment on it is none any more.
+        """Remove the checkpoint. It stops being a checkpoint before its files are removed.
 
-        One that another process has removed is as good.
+        A checkpoint that another process removed already is not an error.
         """
 
     def clean(self) -> None:
@@ -67,7 +67,10 @@ class CheckpointStore(Protocol):
 
 
 def store_at(location: str | Path, writer: Writer) -> CheckpointStore:
-    """The store at a directory, or at `s3://bucket/prefix`. Raises UsageError for other writers."""
+    """Return the store of a directory or of `s3://bucket/prefix`.
+
+    Raises UsageError when `writer` cannot write there.
+    """
     writer.check_scheme(location)
     if is_s3(location):
         from iobench.checkpoint.object_store import ObjectStore
@@ -77,10 +80,10 @@ def store_at(location: str | Path, writer: Writer) -> CheckpointStore:
 
 
 class DirectoryStore:
-    """Checkpoints in a directory; a half-written or half-removed one bears a hidden name."""
+    """Checkpoints in a directory. A half-written or half-removed one has a hidden name."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory.absolute()  # whatever the process changes to
+        self.directory = directory.absolute()  # the process may change its working directory
         self._lock: DirectoryLock | None = None
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""State dict <-> file images: safetensors, torch zip, raw."""
+"""Conversion between state dicts and file images: safetensors, torch zip, raw."""
 
 from importlib import import_module
 from types import ModuleType
@@ -7,7 +7,7 @@ __all__ = ["raw", "safetensors", "torch_file"]
 
 
 def __getattr__(name: str) -> ModuleType:
-    """A module of `__all__`, imported when it is named: it loads its library."""
+    """Import a module of `__all__` at its first use, because it loads torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module(f"{__name__}.{name}")

@@ -1,4 +1,4 @@
-"""CheckedImage: a file image whose checksums are computed over what a writer takes, as it does."""
+"""CheckedImage: a file image whose checksums are computed while a writer reads it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["CheckedImage", "RunningChecksums"]
 
 
 class RunningChecksums:
-    """CRC32s of parts of a file, each put into the file before a byte behind the part is taken.
+    """CRC32s of parts of a file. Each is in the file before a writer takes a byte after its part.
 
-    So a checksum may stand right behind its part. Writers take blocks in order and store them while
-    the next are taken: what is computed meanwhile costs no time, and the bytes are in the
-    processor's cache when they are copied next. Safe to use from many threads.
+    So a checksum can directly follow its part. Writers take blocks in order and store them while
+    the next blocks are taken. The computation runs during that I/O, and the bytes are in the CPU's
+    cache when they are copied next. Thread-safe.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class RunningChecksums:
         put: Callable[[int, int], None],
         finish: Callable[[Mapping[int, int]], None],
     ) -> None:
-        """`parts` by where they begin. `put` is told each start and CRC32, `finish` all of them."""
+        """`parts` maps offsets to memory. `put(offset, crc)` gets each CRC32, `finish` all."""
         self._parts = sorted(parts.items())
         self._put, self._finish = put, finish
         self._found: dict[int, int] = {}
@@ -36,7 +36,7 @@ class RunningChecksums:
         self._done = False
 
     def reach(self, stop: int) -> None:
-        """Put in what stands before `stop`."""
+        """Compute and store the checksums of all parts that end at or before `stop`."""
         if self._done:
             return
         with self._lock:
@@ -57,13 +57,13 @@ class RunningChecksums:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedImage(FileImage):
-    """An image in which `checksums` are as far as anybody has looked."""
+    """An image that completes `checksums` up to the end of each range that is taken."""
 
     checksums: RunningChecksums
 
     @classmethod
     def over(cls, image: FileImage, checksums: RunningChecksums) -> CheckedImage:
-        """`image`, with the checksums that it still lacks."""
+        """Return `image` with the checksums that it still lacks."""
         return cls(path=image.path, segments=image.segments, checksums=checksums)
 
     def pieces(self, start: int, stop: int) -> list[Memory]:

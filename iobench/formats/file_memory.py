@@ -1,4 +1,4 @@
-"""FileMemory: the memory that a whole file is restored into."""
+"""FileMemory: the memory into which a whole file is restored."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ __all__ = ["FileMemory"]
 
 
 class FileMemory:
-    """Memory for `size_bytes` of a file, handed out part by part as they stand in the file.
+    """Memory for `size_bytes` of a file, given out in parts at their file offsets.
 
-    All of it is one piece, and the file's first byte is at the start of a page. So every block of
-    the image lies in memory as it does on storage, and direct reads go straight to where the bytes
-    stay. Each part is memory of its own to whoever has it: a tensor on it has its own storage. A
-    part that is not used any more frees its whole pages; the ends of it that share a page with a
-    neighbour are freed with the last part. The pages are huge ones, which take half as long to
-    touch, unless a host would have to find them first (docs/decisions/0006).
+    The memory is one piece, and the file's first byte is at the start of a page. So each block has
+    the same alignment in memory and on storage, and direct reads need no copy. A tensor on a part
+    has its own storage. A part that is no longer used frees its whole pages. Pages shared with a
+    neighbour are freed with the last part. The pages are huge pages, which take half as long to
+    touch, unless the host of a virtual machine must find them first (docs/decisions/0006).
 
-    With `allocate` each part is what that gives.
+    With `allocate`, each part is what `allocate` returns.
     """
 
     def __init__(self, file: str, size_bytes: int, allocate: Allocate | None = None) -> None:
-        """`file` is for the message. Raises TransferError (ENOMEM)."""
+        """`file` names the file in errors. Raises TransferError (ENOMEM)."""
         self._size, self._allocate = size_bytes, allocate
         self._whole: Bytes | None = None
         if allocate is None:
@@ -41,10 +40,10 @@ class FileMemory:
         self._apart: list[tuple[int, Memory]] = []
 
     def take(self, start: int, stop: int, unit: int) -> Memory:
-        """Memory for the file's bytes [start, stop), at an address that is a multiple of `unit`.
+        """Return memory for the file's bytes [start, stop), at a multiple of `unit`.
 
-        `unit`, a power of 2 up to the page size, is what the values in there need. Where the file
-        does not keep to it they get memory of their own.
+        `unit` is the alignment of the values, a power of 2 up to the page size. A part whose file
+        offset is not a multiple of it gets separate memory.
         """
         if self._whole is not None and start % unit == 0:
             return np.asarray(_Part(self._whole, start, stop))
@@ -53,7 +52,7 @@ class FileMemory:
         return memory
 
     def image(self, path: str) -> FileImage:
-        """The image of the whole file, with memory also for what was not taken."""
+        """Return the image of the whole file, with memory also for the parts not taken."""
         parts: list[Any] = []
         position = 0
         for start, memory in sorted(self._apart, key=lambda part: part[0]):
@@ -66,7 +65,7 @@ class FileMemory:
 
 
 class _Part:
-    """One part of the memory as numpy takes it, which gives its whole pages back at its end."""
+    """One part of the memory, as a numpy array interface. Its end frees its whole pages."""
 
     def __init__(self, whole: Bytes, start: int, stop: int) -> None:
         self._whole = whole  # kept until every part is gone

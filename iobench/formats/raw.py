@@ -1,4 +1,4 @@
-"""raw files: tensors one after another, with nothing around them. The reader must know them."""
+"""raw files: the bytes of tensors, one after another. The reader must know dtypes and shapes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["image", "load", "save"]
 
 
 def image(path: str, tensors: Iterable[torch.Tensor]) -> FileImage:
-    """The image of the tensors' bytes in the order given; their memory is the image's."""
+    """Return the image of the tensors' bytes in the given order. It shares their memory."""
     return FileImage.of(path, map(tensor_memory, tensors))
 
 
@@ -39,10 +39,10 @@ def save(
 def load(
     tensors: Iterable[torch.Tensor], path: str, target: str | Path, writer: Writer
 ) -> Transfer:
-    """Fill `tensors` from `target/path`, in the order given.
+    """Fill `tensors` from `target/path`, in the given order.
 
-    Raises UsageError for a tensor whose values are not in its memory as they are in a file: one
-    that is not contiguous, or a lazy conjugate or negation.
+    Raises UsageError for a tensor whose memory differs from its values: one that is not contiguous,
+    or a lazy conjugate or negation.
     """
     listed = list(tensors)
     for index, tensor in enumerate(listed):
@@ -51,9 +51,9 @@ def load(
 
 
 def _check_fillable(index: int, tensor: torch.Tensor) -> None:
-    """A copy would be filled in place of the tensor, and dropped."""
+    """Raise UsageError for a tensor whose image is a copy: the restore would fill that copy."""
     if tensor.layout != torch.strided:
-        return  # it has no memory as others have, which the image tells
+        return  # sparse and the like: `image` raises UsageError
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         raise UsageError(
             f"tensor {index} of shape {tuple(tensor.shape)} is not contiguous, or a view that "

@@ -1,4 +1,4 @@
-"""safetensors files: described as file images, so that no payload is copied on the way."""
+"""safetensors files as file images: saves and restores copy no payload."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 from iobench.errors import DataMismatchError, IobenchError, TransferError, UsageError
 from iobench.formats.file_memory import FileMemory
-from iobench.formats.looked_at import LookedAt
+from iobench.formats.inspected_file import InspectedFile
 from iobench.formats.safetensors_header import DTYPES, header_bytes
 from iobench.formats.tensors import (
     Allocate,
@@ -39,10 +39,11 @@ _PACKED = "float4_e2m1fn_x2"
 def image(
     path: str, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
 ) -> FileImage:
-    """The image of a safetensors file of `tensors` (CPU or CUDA), identical to the library's file.
+    """Return the image of a safetensors file of `tensors` (CPU or CUDA).
 
-    The image's memory is the tensors' own: they must stay as they are while it is written. Tensors
-    that are not contiguous are copied here. Raises UsageError for what safetensors cannot hold.
+    The file is identical to that of the safetensors library. The image shares the tensors' memory:
+    they must not change during the write. Tensors that are not contiguous are copied here. Raises
+    UsageError for names, dtypes and metadata that safetensors cannot hold.
     """
     described = [(name, dtype_name(t.dtype), tuple(t.shape)) for name, t in tensors.items()]
     try:
@@ -69,30 +70,30 @@ def save(
 
 
 def read_header(file: str | Path, writer: Writer | None = None) -> tuple[dict[str, Any], int, int]:
-    """(the header's JSON, bytes before the data section, bytes of the file).
+    """Return (the header's JSON, bytes before the data section, bytes of the file).
 
-    `writer` opens the file where it is none of a mounted file system. Raises DataMismatchError.
+    `writer` opens a file that is not in a mounted file system. Raises DataMismatchError.
     """
-    with LookedAt.opened(os.fspath(file), writer) as source:
+    with InspectedFile.opened(os.fspath(file), writer) as source:
         return _header(file, source)
 
 
-def _header(file: str | Path, source: LookedAt) -> tuple[dict[str, Any], int, int]:
+def _header(file: str | Path, source: InspectedFile) -> tuple[dict[str, Any], int, int]:
     try:
         size = source.seek(0, os.SEEK_END)
         source.seek(0)
         length = int.from_bytes(source.read(8), "little")
         if not 2 <= length <= min(_MAX_HEADER, size - 8):
-            raise DataMismatchError(f"{file}: no safetensors file (header length {length})")
+            raise DataMismatchError(f"{file}: not a safetensors file (header length {length})")
         document = parse_json(source.read(length))
     except IobenchError:
         raise
     except OSError as error:
         raise TransferError.wrap(error, "opening", file) from error
     except (ValueError, RecursionError) as error:
-        raise DataMismatchError(f"{file}: no safetensors file ({error})") from error
+        raise DataMismatchError(f"{file}: not a safetensors file ({error})") from error
     if not isinstance(document, dict):
-        raise DataMismatchError(f"{file}: no safetensors file (the header is no object)")
+        raise DataMismatchError(f"{file}: not a safetensors file (the header is not an object)")
     return document, 8 + length, size
 
 
@@ -103,21 +104,21 @@ def prepare(
     *,
     allocate: Allocate | None = None,
 ) -> tuple[dict[str, torch.Tensor], FileImage]:
-    """The tensors of the file `target/path`, still empty, and the image that fills them.
+    """Return the tensors of the file `target/path`, still empty, and the image that fills them.
 
-    The tensors lie as in the file in one piece of memory, which direct reads fill without a copy,
-    yet each has a storage of its own; see `FileMemory`. With `allocate` every tensor gets memory
-    from there, one call each in file order. Nothing of the file is mapped. `writer` opens it, to
-    look at its header; without one it must be a file of a mounted file system. Raises
-    DataMismatchError for a damaged file, TransferError.
+    The tensors share one piece of memory in the layout of the file, which direct reads fill without
+    a copy. Yet each has its own storage; see `FileMemory`. With `allocate`, each tensor's memory
+    comes from one call of it, in file order. The file is not mapped. `writer` opens the file to
+    read its header; without a writer the file must be in a mounted file system. Raises
+    DataMismatchError for a damaged file, and TransferError.
     """
     file = os.path.join(target, path)
-    with LookedAt.opened(file, writer) as source:
+    with InspectedFile.opened(file, writer) as source:
         return _prepare(path, file, source, allocate)
 
 
 def _prepare(
-    path: str, file: str, source: LookedAt, allocate: Allocate | None
+    path: str, file: str, source: InspectedFile, allocate: Allocate | None
 ) -> tuple[dict[str, torch.Tensor], FileImage]:
     document, data_start, size = _header(file, source)
     metadata = document.pop("__metadata__", {})
@@ -133,9 +134,9 @@ def _prepare(
         part = memory.take(begin, end, dtype.itemsize)
         try:
             tensors[place.name] = tensor_from_bytes(part, dtype, place.shape)
-        except (TypeError, RuntimeError) as error:  # an empty one of 2^63 and the like
+        except (TypeError, RuntimeError) as error:  # such as an empty tensor of shape [0, 2**63]
             raise DataMismatchError(
-                f"{file}: tensor {place.name!r}: torch has no shape {list(place.shape)}"
+                f"{file}: tensor {place.name!r}: torch refuses the shape {list(place.shape)}"
             ) from error
     return tensors, memory.image(path)
 
@@ -148,14 +149,14 @@ def load(
     device: str | torch.device = "cpu",
     allocate: Allocate | None = None,
 ) -> tuple[dict[str, torch.Tensor], Transfer]:
-    """Restore the safetensors file `target/path`: its tensors by name, and what the read took.
+    """Restore the safetensors file `target/path`. Return its tensors by name, and the Transfer.
 
-    All bytes come from storage before this returns, and are on `device` ("cpu", "cuda", "cuda:1");
-    see `prepare` for `allocate`, which takes the place of `device`. Raises what `prepare` does, and
-    DataMismatchError for a file that was replaced after its header was looked at.
+    On return all bytes have come from storage and are on `device` ("cpu", "cuda", "cuda:1").
+    `allocate` replaces `device`; see `prepare`. Raises what `prepare` raises, and DataMismatchError
+    for a file that was replaced after its header was read.
     """
     file, allocate = os.path.join(target, path), allocate or allocate_on(device)
-    with LookedAt.opened(file, writer) as source:
+    with InspectedFile.opened(file, writer) as source:
         tensors, image = _prepare(path, file, source, allocate)
     moved = writer.read(image, target)
     source.check(file, image)
@@ -164,7 +165,7 @@ def load(
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """A tensor of the header, found sound: its torch shape and its bytes in the data section."""
+    """A checked tensor of the header: its torch shape and its bytes in the data section."""
 
     name: str
     dtype: str
@@ -178,7 +179,7 @@ def _position(place: _Place) -> tuple[int, int]:
 
 
 def _place(file: str, name: str, entry: Any) -> _Place:
-    """Raises DataMismatchError for an entry that is not what the format says."""
+    """Check one entry of the header. Raises DataMismatchError for one that breaks the format."""
     match entry:
         case {"dtype": str(code), "shape": [*shape], "data_offsets": [begin, end]} if (
             code in _TORCH_NAMES and all(map(_is_count, [*shape, begin, end]))
@@ -186,7 +187,7 @@ def _place(file: str, name: str, entry: Any) -> _Place:
             dtype = _TORCH_NAMES[code]
         case _:
             raise DataMismatchError(
-                f"{file}: tensor {name!r} has no dtype, shape and place that safetensors knows"
+                f"{file}: tensor {name!r} needs a dtype, shape and data_offsets of safetensors"
             )
     odd = 0
     if dtype == _PACKED and shape:
@@ -194,8 +195,8 @@ def _place(file: str, name: str, entry: Any) -> _Place:
         shape.append(pairs)
     if odd or end - begin != prod(shape) * DTYPES[dtype][1]:
         raise DataMismatchError(
-            f"{file}: tensor {name!r} has {end - begin} bytes, not what {code} "
-            f"{entry['shape']} needs"
+            f"{file}: tensor {name!r} has {end - begin} bytes, which is not the size of {code} "
+            f"{entry['shape']}"
         )
     return _Place(name=name, dtype=dtype, shape=tuple(shape), begin=begin, end=end)
 
@@ -205,13 +206,12 @@ def _is_count(value: Any) -> bool:
 
 
 def _check_gapless(file: str, places: list[_Place], data_bytes: int) -> None:
-    """The tensors follow one another without gaps from the data's first byte to its last."""
+    """Raise DataMismatchError unless the tensors fill the data section without gaps."""
     expected = 0
     for place in places:
         if place.begin != expected:
             raise DataMismatchError(
-                f"{file}: tensor {place.name!r} is out of place, at {place.begin} "
-                f"and not {expected}"
+                f"{file}: tensor {place.name!r} begins at {place.begin}, expected {expected}"
             )
         expected = place.end
     if expected != data_bytes:
@@ -221,7 +221,7 @@ def _check_gapless(file: str, places: list[_Place], data_bytes: int) -> None:
 
 
 def index_bytes(shards: Mapping[str, list[str]], total_size_bytes: int) -> bytes:
-    """`model.safetensors.index.json` for file -> tensor names, as transformers writes it."""
+    """Return `model.safetensors.index.json` like transformers; `shards` maps files to names."""
     weight_map = {name: file for file, names in shards.items() for name in names}
     document = {
         "metadata": {"total_size": total_size_bytes},

@@ -1,8 +1,8 @@
-"""The header of a safetensors file, byte for byte as the safetensors library (0.8) writes it.
+"""The header of a safetensors file, byte for byte like the safetensors library (0.8).
 
 A file is 8 bytes (length of the JSON, little endian), the JSON padded with spaces to a multiple of
-8, and the tensors' bytes without gaps. The library orders tensors by dtype, widest alignment
-first, then by name, so every tensor is aligned to its own element size.
+8, and the tensors' bytes without gaps. The library sorts tensors by dtype, widest alignment first,
+then by name. So every tensor is aligned to its own element size.
 Format: https://huggingface.co/docs/safetensors; order: safetensors/src/tensor.rs, `prepare`.
 """
 
@@ -15,7 +15,7 @@ from math import prod
 __all__ = ["ALIGNMENT", "DTYPES", "header_bytes"]
 
 ALIGNMENT = 8
-"""The JSON is padded so that the data section starts at a multiple of this, in bytes."""
+"""Alignment of the data section in bytes; the JSON is padded to it."""
 
 DTYPES: dict[str, tuple[str, int]] = {
     "bool": ("BOOL", 1),
@@ -39,7 +39,7 @@ DTYPES: dict[str, tuple[str, int]] = {
     "int64": ("I64", 8),
     "uint64": ("U64", 8),
 }
-"""Torch dtype name -> (code in the file, bytes per element), in the library's ascending order."""
+"""Torch dtype name -> (code in the file, bytes per element), in the library's sort order."""
 
 _RANK = {dtype: rank for rank, dtype in enumerate(DTYPES)}
 _PACKED = {"float4_e2m1fn_x2": 2}  # torch counts pairs, the file counts values
@@ -49,15 +49,15 @@ def header_bytes(
     tensors: Sequence[tuple[str, str, tuple[int, ...]]],
     metadata: Mapping[str, str] | None = None,
 ) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """The complete header of a file of `tensors`, and each tensor's place in the data section.
+    """Return the complete header of a file of `tensors`, and each tensor's data range.
 
-    `tensors` are (name, torch dtype name such as "bfloat16", shape) in any order. Returns the
-    length, JSON and padding as they stand in the file, and name -> (begin, end) in bytes from the
-    end of the header, in file order. `metadata` becomes `__metadata__`; an empty one is left out
-    (the library writes broken JSON for it), and keys are sorted where the library's own order of
-    several keys is random. Raises ValueError for a dtype that safetensors lacks, for a name that
-    is no str, reserved or given twice, and for metadata that is no text: nobody could load the
-    file, or find the tensor by its name.
+    `tensors` are (name, torch dtype name such as "bfloat16", shape) in any order. The header is
+    length, JSON and padding. The ranges are name -> (begin, end) in bytes after the header, in file
+    order. `metadata` becomes `__metadata__`. Empty metadata is left out, because the library writes
+    broken JSON for it. Its keys are sorted; the library's order of several keys is random.
+
+    Raises ValueError for a dtype that safetensors lacks, for a name that is not a str, is reserved
+    or is given twice, and for metadata other than strings. Such a file could not be loaded.
     """
     offsets: dict[str, tuple[int, int]] = {}
     document: dict[str, object] = {}
@@ -91,7 +91,7 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
 def _library_order(tensor: tuple[str, str, tuple[int, ...]]) -> tuple[int, str]:
     name, dtype, _ = tensor
     if not isinstance(name, str):
-        raise ValueError(f"tensor name {name!r} is no str; convert it")  # noqa: TRY004
+        raise ValueError(f"tensor name {name!r} is not a str; convert it")  # noqa: TRY004
     if dtype not in _RANK:
         raise ValueError(
             f"tensor {name!r} has dtype {dtype!r}, which safetensors cannot hold; "

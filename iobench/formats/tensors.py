@@ -1,4 +1,4 @@
-"""Between torch tensors and plain bytes."""
+"""Conversion between torch tensors and plain bytes."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ __all__ = [
 ]
 
 Allocate = Callable[[int], Memory]
-"""Gives writable memory of that many bytes, uint8 and one-dimensional, 64-byte aligned."""
+"""Returns writable memory of so many bytes: uint8, one-dimensional, 64-byte aligned."""
 
 
 def allocate(size_bytes: int) -> Bytes:
-    """Fresh memory from torch's own allocator."""
+    """Return new memory from torch's own allocator."""
     return torch.empty(size_bytes, dtype=torch.uint8).numpy()
 
 
@@ -47,25 +47,25 @@ class OnDevice:
 
 
 def allocate_on(device: str | torch.device) -> Allocate | None:
-    """What allocates on `device`; None for the CPU.
+    """Return the allocator of `device`; None for the CPU.
 
-    Raises UsageError for a device that is none of CUDA's, or that this torch does not see.
+    Raises UsageError for a device that is neither CPU nor CUDA, or that this torch does not see.
     """
     try:
         wanted = torch.device(device)
     except RuntimeError as error:
-        raise UsageError(f"device {device!r} is none that torch knows") from error
+        raise UsageError(f"device {device!r}: unknown to torch; choose cpu or cuda") from error
     if wanted.type == "cpu":
         return None
     if wanted.type != "cuda":
-        raise UsageError(f"device {device!r}: files are restored to cpu or cuda devices")
+        raise UsageError(f"device {device!r}: files are restored to cpu or cuda; choose one")
     if not torch.cuda.is_available() or (wanted.index or 0) >= torch.cuda.device_count():
         raise UsageError(f"device {device!r}: torch {torch.__version__} sees no such CUDA device")
     return OnDevice(wanted)
 
 
 def tensor_bytes(tensor: torch.Tensor) -> Bytes:
-    """The tensor's bytes as a view; a copy only when the tensor is not contiguous.
+    """Return the tensor's bytes as a view; as a copy only when it is not contiguous.
 
     The view keeps the memory alive. Raises UsageError for a tensor that is not dense CPU memory.
     """
@@ -75,25 +75,29 @@ def tensor_bytes(tensor: torch.Tensor) -> Bytes:
 
 
 def tensor_memory(tensor: torch.Tensor) -> Memory:
-    """`tensor_bytes`, of a tensor on a CUDA device too: its memory there, as an image takes it."""
+    """Return the tensor's bytes for an image: `tensor_bytes`, or its memory on a CUDA device."""
     if tensor.device.type != "cuda":
         return tensor_bytes(tensor)
     return device_bytes(_flat(tensor, here=True))
 
 
 def device_bytes(flat: torch.Tensor) -> DeviceBytes:
-    """One dimension of uint8 on a CUDA device as memory of an image."""
+    """Return a one-dimensional uint8 tensor on a CUDA device as memory of an image."""
     from iobench.writers.device.cuda import CudaBytes
 
     return CudaBytes(flat)
 
 
 def _flat(tensor: torch.Tensor, *, here: bool) -> torch.Tensor:
-    """The tensor's bytes where they are, as uint8 of one dimension; `here`: that can be used."""
+    """Return the tensor's bytes on its device, as one-dimensional uint8.
+
+    Raises UsageError unless `here`, which says that the device is supported, and for a sparse
+    tensor.
+    """
     if not here or tensor.layout != torch.strided:
         raise UsageError(
-            f"a tensor of layout {tensor.layout} on {tensor.device} has no bytes here; "
-            "move it by .cpu() or make it dense first"
+            f"a tensor of layout {tensor.layout} on {tensor.device} has no plain bytes; "
+            "call .cpu() or .to_dense() first"
         )
     if not tensor.numel():
         return torch.empty(0, dtype=torch.uint8, device=tensor.device)
@@ -102,7 +106,7 @@ def _flat(tensor: torch.Tensor, *, here: bool) -> torch.Tensor:
 
 
 def resolved(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` apart from autograd, its memory holding what it shows: no lazy conj or negation."""
+    """Return `tensor` detached, with lazy conjugation and negation applied to its memory."""
     plain = tensor.detach()
     if plain.is_conj() or plain.is_neg():
         return plain.resolve_conj().resolve_neg()
@@ -110,16 +114,16 @@ def resolved(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def tensor_from_bytes(data: Memory, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor on the memory `data`, which has just the bytes that dtype and shape need."""
+    """Return a tensor on the memory `data`, whose size must fit dtype and shape exactly."""
     flat = flat_tensor(data)
     if not len(data):
-        # Not torch.empty(shape): it refuses shapes that reshape takes, and safetensors with it.
+        # Not torch.empty(shape): it refuses shapes that reshape and safetensors accept.
         return torch.empty(0, dtype=dtype, device=flat.device).reshape(shape)
     return flat.view(dtype).reshape(shape)
 
 
 def flat_tensor(data: Memory) -> torch.Tensor:
-    """The memory `data` as a tensor of uint8, where it is."""
+    """Return the memory `data` as a uint8 tensor on its device."""
     if isinstance(data, DeviceBytes):
         flat: torch.Tensor = data.tensor
         return flat
@@ -127,12 +131,12 @@ def flat_tensor(data: Memory) -> torch.Tensor:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """`float32` for torch.float32."""
+    """Return the name of a dtype, such as `float32` for torch.float32."""
     return str(dtype).removeprefix("torch.")
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """torch.float32 for `float32`. Raises UsageError for no dtype of this torch."""
+    """Return the dtype of a name such as `float32`. Raises UsageError if torch lacks it."""
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
         raise UsageError(f"this torch ({torch.__version__}) has no dtype {name!r}")

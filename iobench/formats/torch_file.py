@@ -1,4 +1,4 @@
-"""torch files: the stock `torch.save` zip, written from where its tensors lie, read in parallel."""
+"""torch files: the stock `torch.save` zip, written without copying tensors, read in parallel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import torch
 from iobench.errors import DataMismatchError, IobenchError
 from iobench.formats import torch_image
 from iobench.formats.file_memory import FileMemory
-from iobench.formats.looked_at import LookedAt
+from iobench.formats.inspected_file import InspectedFile
 from iobench.formats.tensors import Allocate, OnDevice, allocate_on, flat_tensor
 from iobench.formats.torch_settings import crc32_setting
 from iobench.writers.base import Writer
@@ -34,7 +34,7 @@ _DAMAGE = (
     *(RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, EOFError),
     *(AssertionError, zipfile.BadZipFile, struct.error),
 )
-"""What zipfile and torch.load raise for damaged files, found by damaging some thousands."""
+"""Exceptions of zipfile and torch.load for damaged files, found by damaging thousands of files."""
 
 _WIDEST = 16  # bytes of the widest value, complex128; torch.save puts storages at multiples of 64
 _LOCAL_HEADER = 30  # bytes before name and extra field, APPNOTE 4.3.7
@@ -51,15 +51,16 @@ def save(
     sync_directory: bool = True,
     **options: Any,
 ) -> Transfer:
-    """`torch.save(state, target/path, **options)` through `writer`, which says what is durable.
+    """`torch.save(state, target/path, **options)` through `writer`; see `Writer.write`.
 
-    The file is stock torch's, byte for byte. Storages go to `writer` as they lie in memory, their
-    CRC32 computed before by several threads; `crc=False` leaves it out of the zip (torch does not
-    check it on load). Where storages are neither in host nor in CUDA memory, or `torch_image` has
-    no image of the state for another reason, the file is streamed instead, durable always, torch
-    computing the CRC32 at about 1.5 GiB/s; its archive is then called `archive`, as that of any
-    stream. The phase `serialize` is what came before the first byte was written.
-    Raises TransferError; what pickling raises is passed on. Nothing is published then.
+    The file is identical to stock torch's. The storages are not copied, and their CRC32s are
+    computed while `writer` reads them. `crc=False` leaves the CRC32 out of the zip; torch does not
+    check it on load. `torch_image` has no image of some states, such as storages outside host and
+    CUDA memory. Their file is streamed: it is always durable, torch computes the CRC32 at about
+    1.5 GiB/s, and its zip folder is named `archive`, like that of every stream. The phase
+    `serialize` is the time before the first byte is written.
+
+    Raises TransferError, and passes on what pickling raises. Then nothing is published.
     """
     began = time.perf_counter()
     described = torch_image.image(path, state, target, crc=crc, **options)
@@ -82,7 +83,7 @@ def _stream(state: Any, file: str, writer: Writer, crc: bool, options: dict[str,
                 torch.save(state, cast(IO[bytes], stream), **options)
         except Exception as error:
             if stream.failure is not None and stream.failure is not error:
-                raise stream.failure from error  # torch reports its own end of file instead
+                raise stream.failure from error  # torch hides it behind an error of its own
             raise
     assert stream.transfer is not None
     return stream.transfer
@@ -96,20 +97,21 @@ def prepare(
     allocate: Allocate | None = None,
     weights_only: bool = True,
 ) -> tuple[Any, FileImage]:
-    """The object in the torch file `target/path` without its data, and the image that fills it.
+    """Return the object in the torch file `target/path` without data, and the image that fills it.
 
-    torch unpickles the object alone (`torch.serialization.skip_data`); its storages lie as in the
-    file in one piece of memory, which direct reads fill without a copy; see `FileMemory`. With
-    `allocate` they get memory from there, one call each in the order of their keys (none for empty
-    ones). `writer` opens the file, to look at it; without one it must be a file of a mounted file
-    system. Without `allocate` everything is on the CPU. Raises DataMismatchError for a file that is
-    no stock torch zip or is damaged, TransferError. What torch refuses to unpickle with
-    `weights_only` is passed on (pickle.UnpicklingError). Trusts the file to number
-    storages in the order of the pickle, as torch.save does; their sizes are compared, their
-    contents are a manifest's checksums to prove.
+    torch unpickles only the object (`torch.serialization.skip_data`). Its storages share one piece
+    of memory in the layout of the file, which direct reads fill without a copy; see `FileMemory`.
+    With `allocate`, each storage's memory comes from one call of it, in the order of the keys;
+    empty storages need none. Without it everything is on the CPU. `writer` opens the file to
+    inspect it; without a writer the file must be in a mounted file system.
+
+    Raises DataMismatchError for a file that is damaged or not a stock torch zip, and TransferError.
+    With `weights_only`, passes on pickle.UnpicklingError for what torch refuses to unpickle. The
+    file must number its storages in the order of the pickle, like torch.save. Only the sizes of the
+    storages are compared here; checksums of a manifest must prove their contents.
     """
     file = os.path.join(target, path)
-    with LookedAt.opened(file, writer) as source:
+    with InspectedFile.opened(file, writer) as source:
         return _prepare(path, file, source, allocate, weights_only)
 
 
@@ -135,18 +137,18 @@ def _unpickled(
     weights_only: bool,
     device: torch.device | None = None,
 ) -> Any:
-    """The object, the storage of each record being `take(start, stop)`, empty ones on `device`."""
+    """Return the object. `take(start, stop)` gives each storage; empty ones are on `device`."""
     left = iter(records)
 
     def place(storage: Any, location: str) -> Any:  # noqa: ARG001 -- wherever it was
-        if not storage.nbytes():  # torch asks again for each tensor on an empty storage
+        if not storage.nbytes():  # torch calls this once per tensor on an empty storage
             return storage if device is None else torch.empty(0, device=device).untyped_storage()
         start, stop = next(left, (0, 0))
         if storage.nbytes() != stop - start:
             raise other
         return flat_tensor(take(start, stop)).untyped_storage()
 
-    other = DataMismatchError(f"{file}: its storages are not in the order that torch.save writes")
+    other = DataMismatchError(f"{file}: its storages are not in the order of torch.save")
     with torch.serialization.skip_data(), _damage(file, source):
         source.seek(0)
         state = torch.load(cast(IO[bytes], source), map_location=place, weights_only=weights_only)
@@ -157,11 +159,11 @@ def _unpickled(
 
 @contextmanager
 def _damage(file: str, source: Source) -> Iterator[None]:
-    """What torch raises on a damaged file, as DataMismatchError; a refusal to unpickle as it is."""
+    """Turn torch's errors for a damaged file into DataMismatchError; pass on UnpicklingError."""
     try:
         yield
     except Exception as error:
-        if isinstance(source, LookedAt):
+        if isinstance(source, InspectedFile):
             source.raise_failure(file)
         other = isinstance(error, IobenchError | pickle.UnpicklingError)
         if other or not isinstance(error, (*_DAMAGE, OSError)):
@@ -181,15 +183,15 @@ def load(
     allocate: Allocate | None = None,
     weights_only: bool = True,
 ) -> tuple[Any, Transfer]:
-    """Restore the torch file `target/path`: the object, and what the read took.
+    """Restore the torch file `target/path`. Return the object and the Transfer.
 
-    One read of the whole file over the writer's path fills all storages, which are on `device`
-    ("cpu", "cuda", "cuda:1") wherever they were saved from; see `prepare` for `allocate`, which
-    takes the place of `device`. Raises what `prepare` does, and DataMismatchError for a file that
-    was replaced after it was looked at.
+    One read of the whole file through the writer's path fills all storages. They are on `device`
+    ("cpu", "cuda", "cuda:1"), whatever device they were saved from. `allocate` replaces `device`;
+    see `prepare`. Raises what `prepare` raises, and DataMismatchError for a file that was replaced
+    after its inspection.
     """
     file, allocate = os.path.join(target, path), allocate or allocate_on(device)
-    with LookedAt.opened(file, writer) as source:
+    with InspectedFile.opened(file, writer) as source:
         state, image = _prepare(path, file, source, allocate, weights_only)
     moved = writer.read(image, target)
     source.check(file, image)
@@ -197,10 +199,10 @@ def load(
 
 
 def view(memory: Bytes, where: str) -> Any:
-    """The object in a torch zip that is in `memory`, its storages being that memory: no copy.
+    """Return the object of the torch zip in `memory`. Its storages are views of `memory`.
 
-    `where` names it in errors. The storages lie as they do in the zip, so at any address: copy from
-    them, and do not compute on them. Only what `weights_only` admits. Raises DataMismatchError.
+    `where` names the zip in errors. The storages are not aligned: copy from them, and do not
+    compute on them. Unpickles only what `weights_only` allows. Raises DataMismatchError.
     """
     source = ImageSource(FileImage.of("file", [memory]))
     records, _ = storage_places(where, source)
@@ -208,7 +210,7 @@ def view(memory: Bytes, where: str) -> Any:
 
 
 def storage_places(file: str, opened: Source) -> tuple[list[tuple[int, int]], int]:
-    """([start, stop) of each storage that has bytes, by key; the file's size in bytes).
+    """Return ([start, stop) of each non-empty storage in key order, the file's size in bytes).
 
     `opened` is the torch zip, `file` names it in errors. Raises DataMismatchError, TransferError.
     """
@@ -218,13 +220,16 @@ def storage_places(file: str, opened: Source) -> tuple[list[tuple[int, int]], in
     except IobenchError:
         raise
     except (*_DAMAGE, OSError) as error:  # EINVAL: a seek to where a damaged directory points
-        if isinstance(opened, LookedAt):
+        if isinstance(opened, InspectedFile):
             opened.raise_failure(file)
-        raise DataMismatchError(f"{file}: no torch zip file ({error})") from error
+        raise DataMismatchError(f"{file}: not a torch zip file ({error})") from error
 
 
 def _storages(opened: Source, size: int) -> list[tuple[int, int]]:
-    """Raises one of _DAMAGE for a file that stock torch did not write on a machine like this."""
+    """Return the ranges of the storages. Raises one of _DAMAGE for any file but stock torch's.
+
+    A file of the other byte order is refused too.
+    """
     found: dict[int, tuple[int, int]] = {}
     with zipfile.ZipFile(cast(IO[bytes], opened)) as archive:
         entries = {entry.filename: entry for entry in archive.infolist()}
@@ -256,13 +261,13 @@ def _storages(opened: Source, size: int) -> list[tuple[int, int]]:
     end = 0
     for start, stop in sorted(places):
         if start < end or stop > size:
-            raise zipfile.BadZipFile("its storages overlap, or lie beyond its end")
+            raise zipfile.BadZipFile("its storages overlap or exceed the file")
         end = stop
     return places
 
 
 def _data_starts(opened: Source, header_offsets: list[int]) -> list[int]:
-    """Where the records' data begin: their local headers' names and padding are stepped over."""
+    """Return the offset of each record's data: after the local header, its name and its padding."""
     return [
         offset
         + _LOCAL_HEADER

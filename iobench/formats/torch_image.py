@@ -1,13 +1,12 @@
-"""The file of `torch.save(state, path)` as an image: stock byte for byte, its storages not copied.
+"""The file of `torch.save(state, path)` as an image, identical to stock, without copied storages.
 
-Stock torch writes the file itself, but for the storages: with `torch.serialization.skip_data` it
-leaves room for them. The room is filled with the storages' own memory, and the CRC32s over
-them, which torch then cannot know, are put in. So the zip's layout is torch's in every version, and
-the checksums cost little: they are computed while the file is written (docs/decisions/0034).
+Stock torch writes everything except the storages: with `torch.serialization.skip_data` it leaves
+gaps for them. The image fills the gaps with the storages' own memory and adds their CRC32s, which
+torch cannot know. So the zip has the layout of the installed torch version. The checksums cost
+little, because they are computed while the file is written (docs/decisions/0034).
 
-What torch cannot write so has no image, and its callers let torch write it otherwise: the format
-before torch 1.6, quantized and nested tensors and others without storages of their own, and every
-file of a torch that is not known.
+Some files have no image, and callers let torch write them: the format before torch 1.6, tensors
+without a storage of their own (quantized, nested), and files of an unknown torch version.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ from iobench.writers.image import FileImage
 
 __all__ = ["image", "layout"]
 
-_STREAM = "archive"  # what torch calls the archive of a stream, and of a path beyond ASCII
+_STREAM = "archive"  # torch's name of the zip folder for a stream and for a non-ASCII path
 
 
 def image(
     path: str, state: Any, target: str | Path = "", *, crc: bool = True, **options: Any
 ) -> FileImage | None:
-    """The image of the file of `torch.save(state, target/path, **options)`; None: see above.
+    """Return the image of the file of `torch.save(state, target/path, **options)`.
 
-    The image's memory is the storages' own: they must stay as they are while it is written.
-    `crc=False` leaves out the zip's CRC32, as torch.serialization.set_crc32_options(False) does.
-    `options` are torch.save's. What pickling raises is passed on. Storages on a CUDA device are
-    copied to the host piece by piece for their CRC32. None also for a state with storages anywhere
-    else.
+    Returns None for a state without an image (see the module), and for storages on other devices
+    than CPU and CUDA. The image shares the storages' memory: they must not change during the write.
+    `crc=False` leaves out the CRC32, like torch.serialization.set_crc32_options(False). `options`
+    are those of torch.save. Passes on what pickling raises. Storages on a CUDA device are copied to
+    the host piece by piece for their CRC32.
     """
     found = layout(path, state, target, crc=crc, **options)
     if found is None or not found.devices <= {"cpu", "cuda"}:
@@ -54,9 +53,9 @@ def image(
 def layout(
     path: str, state: Any, target: str | Path = "", *, crc: bool = True, **options: Any
 ) -> TorchLayout | None:
-    """What of that file is torch's own and where each storage goes, wherever they are now.
+    """Return torch's own bytes of that file and the position of each storage, on any device.
 
-    Everything but the storages' bytes is taken here. None: see above.
+    The storages' bytes are not read. Returns None for a state without an image (see the module).
     """
     if not options.get("_use_new_zipfile_serialization", True) or not _is_like_stock():
         return None
@@ -65,13 +64,13 @@ def layout(
     try:
         return _layout(path, name, state, crc, options)
     except RuntimeError as error:
-        if "skip_data" in str(error):  # torch's refusal of what has no storages
+        if "skip_data" in str(error):  # torch refuses tensors without storages in this mode
             return None
         raise
 
 
 def _layout(path: str, name: str, state: Any, crc: bool, options: Mapping[str, Any]) -> TorchLayout:
-    """The layout of the file `path` that torch would write under the `name`, an ASCII one."""
+    """Return the layout of the file `path` as torch writes it under the ASCII name `name`."""
     with tempfile.TemporaryDirectory(prefix="iobench-torch-") as directory:
         skeleton = os.path.join(directory, name)
         with _ascii(directory) as there:
@@ -82,7 +81,7 @@ def _layout(path: str, name: str, state: Any, crc: bool, options: Mapping[str, A
 
 @contextmanager
 def _ascii(directory: str) -> Iterator[str]:
-    """A path of `directory` in ASCII: torch takes no name of a file from any other."""
+    """Yield an ASCII path of `directory`: torch names the zip folder after the file only then."""
     if directory.isascii():
         yield directory
         return
@@ -96,18 +95,18 @@ def _ascii(directory: str) -> Iterator[str]:
 def _save_skeleton(
     state: Any, path: str, crc: bool, options: Mapping[str, Any]
 ) -> dict[str, torch.UntypedStorage]:
-    """Write all but the storages to `path`; the storages by their keys in the file."""
+    """Write everything except the storages to `path`. Return the storages by key in the file."""
     storages: dict[str, torch.UntypedStorage] = {}
     stock: Any = options.get("pickle_module", pickle)
 
     class Recorder(stock.Pickler):  # type: ignore[misc]
-        """torch derives its pickler from this, and tells by persistent_id what a storage is."""
+        """Base class of torch's pickler, whose persistent_id returns the key of each storage."""
 
         def __init_subclass__(cls) -> None:
-            told = cls.persistent_id
+            original = cls.persistent_id
 
             def persistent_id(self: Any, value: Any) -> Any:
-                found = told(self, value)
+                found = original(self, value)
                 if found is not None:
                     typed = isinstance(value, torch.storage.TypedStorage)
                     storages[found[2]] = value._untyped_storage if typed else value
@@ -123,8 +122,8 @@ def _save_skeleton(
 
 @functools.cache
 def _is_like_stock() -> bool:
-    """Whether a small state comes out as this torch saves it, byte for byte."""
-    host = torch.device("cpu")  # whatever the default is
+    """Return whether the image of a small state is identical to the file of this torch version."""
+    host = torch.device("cpu")  # the default device may be another
     some, none = torch.arange(9, device=host), torch.zeros(0, device=host)
     state = {"a": torch.arange(5.0, device=host), "b": [some[2:4], none], "c": 1}
     with tempfile.TemporaryDirectory(prefix="iobench-torch-") as directory:

@@ -1,4 +1,4 @@
-"""TorchLayout: which bytes of a torch file are torch's own, and where the storages go."""
+"""TorchLayout: the bytes of a torch file that torch wrote, and the positions of its storages."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ _PIECE = 64 * MIB
 
 @dataclass(frozen=True, kw_only=True)
 class TorchLayout:
-    """The file `path` of `size_bytes`: `texts` and `storages`, each by where it begins in the file.
+    """The file `path` of `size_bytes`. `texts` and `storages` are by offset in the file.
 
-    `texts` are what torch wrote itself, without the checksums over storages. A new object for every
-    save: the checksums are put into the texts themselves.
+    `texts` are the bytes that torch wrote, without the checksums of storages. Make a new object for
+    every save: the checksums are written into `texts`.
     """
 
     path: str
     size_bytes: int
     texts: Mapping[int, bytearray] = field(repr=False)
     sizes: Mapping[int, int]
-    """Bytes of each storage."""
+    """Bytes of each storage, by offset."""
     storages: Mapping[int, torch.UntypedStorage] = field(repr=False)
     devices: frozenset[str]
-    """The types of device that the storages are on: `cpu`, `cuda`."""
+    """Device types of the storages: `cpu`, `cuda`."""
     records: Sequence[tuple[zipfile.ZipInfo, int]] = ()
-    """Each record of the zip and where its data begin; none where no checksum is missing."""
+    """Each record of the zip with the offset of its data; empty when no checksum is missing."""
     directory_start: int = 0
 
     @classmethod
     def read(
         cls, path: str, file: BinaryIO, storages: Mapping[str, torch.UntypedStorage], *, crc: bool
     ) -> TorchLayout:
-        """From the `file` that torch wrote with room for `storages`, which are by their keys.
+        """Read the layout of `file`, which torch wrote with gaps for `storages`, given by key.
 
-        Raises ValueError, LookupError, BadZipFile for a file that is put together otherwise.
+        Raises ValueError, LookupError or BadZipFile for a file of an unknown structure.
         """
         size = os.fstat(file.fileno()).st_size
         with zipfile.ZipFile(file) as archive:
@@ -86,18 +86,18 @@ class TorchLayout:
 
     @classmethod
     def of_bytes(cls, path: str, data: bytearray) -> TorchLayout:
-        """Of a whole file, made by torch: one text."""
+        """Return the layout of a whole file that torch wrote: one text, no storages."""
         texts = {0: data}
         return cls(
             path=path, size_bytes=len(data), texts=texts, sizes={}, storages={}, devices=frozenset()
         )
 
     def without_storages(self) -> TorchLayout:
-        """The same, holding on to no storage: for who has copied them."""
+        """Return the same without references to storages, for a caller that has copied them."""
         return replace(self, storages={})
 
     def memories(self) -> dict[int, Memory]:
-        """The storages as they lie in host or CUDA memory, by where they begin in the file."""
+        """Return the storages' host or CUDA memory, by offset in the file."""
         return {
             start: tensor_memory(
                 torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
@@ -106,14 +106,14 @@ class TorchLayout:
         }
 
     def unchecked(self, memories: Mapping[int, Memory]) -> FileImage:
-        """The file with `memories` for the storages, the checksums over them still missing."""
+        """Return the file with `memories` for the storages, without their checksums."""
         parts = sorted([*self.texts.items(), *memories.items()], key=lambda part: part[0])
         return FileImage.of(self.path, [part for _, part in parts])
 
     def image(self, memories: Mapping[int, Memory]) -> FileImage:
-        """The file with `memories` for the storages; the checksums over them are computed.
+        """Return the file with `memories` for the storages, with their checksums.
 
-        Over host memory while the image is written, over a device's now.
+        Checksums of host memory are computed while the image is written, others here.
         """
         host = {s: m for s, m in memories.items() if not isinstance(m, DeviceBytes)}
         if not self.records or len(host) < len(memories):
@@ -123,7 +123,7 @@ class TorchLayout:
         return CheckedImage.over(self.unchecked(memories), checksums)
 
     def image_in(self, memory: Bytes) -> FileImage:
-        """The file in `memory`, in which the storages are in their places already."""
+        """Return the file in `memory`, which already contains the storages at their offsets."""
         self._put_checksums({s: memory[s : s + size] for s, size in self.sizes.items()})
         for start, text in self.texts.items():
             np.copyto(memory[start : start + len(text)], np.frombuffer(text, dtype=np.uint8))
@@ -138,15 +138,15 @@ class TorchLayout:
         self._put_tail(checksums)
 
     def _put_checksum(self, start: int, checksum: int) -> None:
-        """Put a storage's checksum behind it."""
+        """Write a storage's checksum into the data descriptor after it."""
         _put_descriptor(self.texts[start + self.sizes[start]], 0, checksum)
 
     def _put_tail(self, checksums: Mapping[int, int]) -> None:
-        """Put what follows from the storages' checksums into the last text.
+        """Write everything that depends on the storages' checksums into the last text.
 
-        That is the id, of which the last 20 digits are all other records' checksums hashed one
-        after the other, empty records left out (PyTorchStreamWriter::writeSerializationId), and the
-        directory at the end.
+        These are the serialization id and the central directory. The last 20 digits of the id are a
+        hash of the checksums of all other records in order, without empty records
+        (PyTorchStreamWriter::writeSerializationId).
         """
         tail_start = max(self.texts)
         tail = self.texts[tail_start]
@@ -187,15 +187,15 @@ def _is_storage(entry: zipfile.ZipInfo) -> bool:
     return folder.endswith("/data") and name.isdigit()
 
 
-def _checksums(places: Mapping[int, Memory]) -> dict[int, int]:
-    """CRC32 of each memory."""
-    if sum(map(len, places.values())) < _WORTH_A_THREAD:
-        return {start: _crc32(memory) for start, memory in places.items()}
-    starts, found = list(places), dict.fromkeys(places, 0)
+def _checksums(memories: Mapping[int, Memory]) -> dict[int, int]:
+    """Return the CRC32 of each memory."""
+    if sum(map(len, memories.values())) < _WORTH_A_THREAD:
+        return {start: _crc32(memory) for start, memory in memories.items()}
+    starts, found = list(memories), dict.fromkeys(memories, 0)
 
     def work(numbers: Blocks, _: Meter) -> None:
         for number, _end in numbers:
-            found[starts[number]] = _crc32(places[starts[number]])
+            found[starts[number]] = _crc32(memories[starts[number]])
 
     run_workers(min(_THREADS, len(starts)), Blocks(0, len(starts), 1), work, Meter())
     return found
@@ -217,7 +217,7 @@ def _put_descriptor(piece: bytearray, at: int, checksum: int) -> None:
 
 def _expect(piece: bytearray, at: int, signature: bytes) -> None:
     if piece[at : at + len(signature)] != signature:
-        raise ValueError(f"torch's file has no {signature!r} where one belongs")
+        raise ValueError(f"torch's file has no {signature!r} at offset {at} of its text")
 
 
 def _hash_combine(seed: int, value: int) -> int:

@@ -1,4 +1,4 @@
-"""torch's process-wide serialization settings, changed for the length of a `with`."""
+"""torch's process-wide serialization settings, changed for the duration of a `with` block."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _lock = threading.RLock()
 
 @contextmanager
 def crc32_setting(enabled: bool) -> Iterator[None]:
-    """torch.save with or without CRC32 inside, and as before outside. Others wait meanwhile."""
+    """Turn torch.save's CRC32 on or off inside the block. Other threads wait at the block."""
     with _lock:
         before = torch.serialization.get_crc32_options()
         torch.serialization.set_crc32_options(enabled)

@@ -22,7 +22,7 @@ from torch.utils.serialization import config
 from iobench.errors import DataMismatchError, SaveError, TransferError
 from iobench.formats import torch_file, torch_image
 from iobench.formats.file_memory import FileMemory
-from iobench.formats.looked_at import LookedAt
+from iobench.formats.inspected_file import InspectedFile
 from iobench.integrations.stock_path import NotOurs, NotPicklable, StockPath, path_of
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes
@@ -182,7 +182,7 @@ def _room(
         return np.asarray(_Seen(storage))
 
     with closing(writer.open_source(place.path)) as source:
-        records, size = torch_file.storage_places(place.path, LookedAt(source))
+        records, size = torch_file.storage_places(place.path, InspectedFile(source))
     memory = FileMemory(place.path, size, allocate)
     for start, stop in records:
         memory.take(start, stop, 1)

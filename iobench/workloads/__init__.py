@@ -1,11 +1,11 @@
-"""What a model's checkpoint looks like: every file of every rank, from a few lines of YAML.
+"""Workloads: every file of every rank of a model's checkpoint, computed from a few lines of YAML.
 
     workload = iobench.workloads.load("llama7b")
     for file in workload.files(rank=0):
         print(file.path, file.size_bytes, len(file.tensors))
 
-`models` holds architectures and tensor names, `layouts` the ways frameworks cut them into files.
-Nothing here needs torch; pydantic and yaml are imported when the first workload is loaded.
+`models` has architectures and tensor names. `layouts` has the ways in which frameworks split them
+into files. Nothing here needs torch. Loading the first workload imports pydantic and yaml.
 """
 
 from __future__ import annotations

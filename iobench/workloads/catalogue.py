@@ -1,4 +1,4 @@
-"""Finding workloads by name or path, and building them from their YAML."""
+"""Lookup of workloads by name or path, and construction from their YAML."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ _DIRECTORY = Path(__file__).parent
 
 
 def names() -> list[str]:
-    """Names of the workloads that ship with iobench."""
+    """Return the names of the workloads that ship with iobench, sorted."""
     return sorted(path.stem for path in _DIRECTORY.glob("*.yaml"))
 
 
 def catalogue() -> list[Workload]:
-    """Every workload that ships with iobench, by name."""
+    """Return every workload that ships with iobench, sorted by name."""
     return [load(name) for name in names()]
 
 
 def load(name_or_path: str | os.PathLike[str]) -> Workload:
-    """The workload of that name, or of the YAML file at that path (anything with "/" or .yaml).
+    """Return a workload by name, or from the YAML file at a path (text with "/", .yaml or .yml).
 
-    Raises UnknownNameError for a name that is not known, and WorkloadFileError for a file that is
-    missing or does not say what it must: one line with the file, the field, its value and what is
-    allowed.
+    Raises UnknownNameError for an unknown name, and WorkloadFileError for a missing or invalid
+    file. Its message is one line with the file, the field, its value and what is allowed.
     """
     text = os.fspath(name_or_path)
     if os.sep in text or text.endswith((".yaml", ".yml")):
@@ -49,7 +48,7 @@ def load(name_or_path: str | os.PathLike[str]) -> Workload:
 
 @cache
 def load_model(name: str) -> Model:
-    """The architecture of that name. Raises UnknownNameError."""
+    """Return the architecture of that name. Raises UnknownNameError."""
     from iobench.workloads.schema import ModelEntry, read_yaml, validate
 
     if name not in model_names():
@@ -107,7 +106,7 @@ def _model(name: str, entry: ModelEntry, path: Path, prefix: tuple[str, ...]) ->
 def _check_arch(
     arch: ArchEntry, family: Family, path: Path, field: Callable[[str, str], str]
 ) -> None:
-    """Raises WorkloadFileError for numbers that do not fit each other or the family."""
+    """Raise WorkloadFileError for numbers that do not fit each other or the family."""
     from iobench.workloads.schema import problem
 
     for name, symbols, needed in (
@@ -117,7 +116,7 @@ def _check_arch(
     ):
         value, used = getattr(arch, name), bool(symbols & family.symbols)
         if value is not None and not used:
-            unused = f"family {family.id!r} does not use it, leave it out"
+            unused = f"family {family.id!r} does not use it; remove it"
             raise problem(path, field("arch", name), value, unused)
         if value is None and used and needed:
             raise WorkloadFileError(

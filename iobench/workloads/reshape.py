@@ -1,7 +1,8 @@
-"""Reshaping a rank's files: the same tensors in another format, in one file or in many.
+"""Reshaping of a rank's files: the same tensors in another format, in one file or in many.
 
-Whether one big file or many small ones are faster, and what a serializer costs, can be asked of any
-workload. Sizes are computed as for layouts; names stay unless files that are merged share some.
+With it any workload can compare one large file with many small ones, and measure the cost of a
+serializer. Sizes are computed like those of layouts. Names stay the same unless merged files share
+a name.
 """
 
 from __future__ import annotations
@@ -27,22 +28,25 @@ _SUFFIX = {"safetensors": "safetensors", "torch": "pt", "dcp": "distcp", "raw": 
 
 @dataclass(frozen=True, kw_only=True)
 class Granularity:
-    """How tensors are dealt to files: all in one, in shards of some size, by layer, or singly."""
+    """Distribution of tensors over files: one file, shards of a size, one per layer or tensor."""
 
     kind: str
     shard_bytes: int = _SHARD_BYTES
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From `blob`, `shard=5GB`, `shard`, `layer` or `tensor`. Raises UsageError's kin."""
+        """Parse `blob`, `shard=5GB`, `shard`, `layer` or `tensor`.
+
+        Raises UnknownNameError or OptionError.
+        """
         kind, equals, size = text.partition("=")
         if kind not in _KINDS:
             raise UnknownNameError("granularity", kind, _KINDS)
         if equals and kind != "shard":
-            raise OptionError(f"--granularity {text}: only shard takes a size")
+            raise OptionError(f"--granularity {text}: only shard takes a size, as in shard=5GB")
         shard_bytes = parse_size(size) if equals else _SHARD_BYTES
         if shard_bytes <= 0:
-            raise OptionError(f"--granularity {text}: a shard must have some bytes")
+            raise OptionError(f"--granularity {text}: a shard must have at least 1 byte")
         return cls(kind=kind, shard_bytes=shard_bytes)
 
     def __str__(self) -> str:
@@ -50,7 +54,7 @@ class Granularity:
         return f"{self.kind}{size}"
 
     def deal(self, tensors: Sequence[TensorSpec]) -> dict[str, list[TensorSpec]]:
-        """File stem -> its tensors, in their order; a tensor larger than a shard has its own."""
+        """Return file stem -> tensors in order. A tensor above the shard size has its own file."""
         if self.kind == "blob":
             return {"blob": list(tensors)}
         if self.kind == "tensor":
@@ -72,14 +76,14 @@ class Granularity:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What to make of a workload's files; None leaves them as the layout has them."""
+    """Requested format and distribution of a workload's files; None keeps those of the layout."""
 
     serializer: FileFormat | None = None
     granularity: Granularity | None = None
 
     @classmethod
     def parse(cls, serializer: str | None, granularity: str | None) -> Self:
-        """From `--serializer` and `--granularity`. Raises UnknownNameError, OptionError."""
+        """Parse `--serializer` and `--granularity`. Raises UnknownNameError, OptionError."""
         known = get_args(FileFormat)
         if serializer is not None and serializer not in known:
             raise UnknownNameError("serializer", serializer, known)
@@ -89,7 +93,7 @@ class Shape:
         )
 
     def apply(self, files: Sequence[FileSpec]) -> tuple[FileSpec, ...]:
-        """`files` reshaped. Dealt anew without a serializer, all get the largest file's format."""
+        """Return `files` reshaped. The default format of new files is that of the largest file."""
         if self.granularity is None:
             if self.serializer is None:
                 return tuple(files)
@@ -104,7 +108,7 @@ class Shape:
 
 
 def _named(files: Sequence[FileSpec]) -> Iterator[TensorSpec]:
-    """All tensors; with their file's path before their names where any two share one."""
+    """Yield all tensors. If two share a name, prefix every name with the path of its file."""
     names = Counter(tensor.name for spec in files for tensor in spec.tensors)
     shared = max(names.values()) > 1
     for spec in files:

@@ -1,6 +1,6 @@
-"""Scaling a model down to what fits: whole blocks go, so that the mix of tensor sizes stays.
+"""Scaling of a model to a size limit: whole blocks are dropped, so the tensor sizes stay real.
 
-Only when not even one layer (per pipeline stage) fits is the width divided, by a power of two.
+When not even one layer (per pipeline stage) fits, the width is divided by a power of two.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from iobench.workloads.models.model import Model
 __all__ = ["Scale", "scale_model"]
 
 _NEAR = 0.95
-"""Of combinations this near to the largest, the one with more kinds of blocks is taken."""
+"""Combinations with at least this fraction of the largest size compete by kinds of blocks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """What is left of a scaled-down workload. Bytes are those that the replayed rank writes."""
+    """Description of a scaled workload. Bytes are those that the replayed rank writes."""
 
     layers: int
     full_layers: int
@@ -33,12 +33,12 @@ class Scale:
 
     @property
     def fraction(self) -> float:
-        """Bytes of the replayed rank, as a part of those at full size."""
+        """Bytes of the replayed rank divided by its bytes at full size."""
         return self.size_bytes / self.full_bytes
 
     @property
     def text(self) -> str:
-        """For people: `2 of 32 layers, no embedding`."""
+        """Readable form, such as `2 of 32 layers, no embedding`."""
         parts = [f"{self.layers} of {self.full_layers} layers"]
         parts += [] if self.embedding else ["no embedding"]
         parts += [] if self.head else ["no head"]
@@ -57,10 +57,11 @@ def scale_model(
     layer_step: int = 1,
     name: str = "",
 ) -> tuple[Model, Scale]:
-    """The part of `model` whose `rank_bytes` are the largest within `max_bytes`, and what it is.
+    """Return the part of `model` with the largest `rank_bytes` up to `max_bytes`, and its Scale.
 
-    Layers are kept in multiples of `layer_step`. `rank_bytes` raises ValueError for a model that
-    cannot be laid out. Raises UsageError, naming the smallest size, when nothing fits.
+    The number of layers is a multiple of `layer_step`. `rank_bytes` raises ValueError for a model
+    that the layout cannot hold. Raises UsageError with the smallest possible size when nothing
+    fits.
     """
     full_bytes = rank_bytes(model)
     smallest = full_bytes
@@ -98,7 +99,7 @@ def scale_model(
 def _fitting(
     model: Model, rank_bytes: Callable[[Model], int], max_bytes: int, layer_step: int
 ) -> list[tuple[int, Model]]:
-    """With and without embedding and head: the most layers that fit, and the rank's bytes."""
+    """Return (bytes, model) with the most layers that fit, with and without embedding and head."""
     steps = [*range(layer_step, model.arch.num_layers, layer_step), model.arch.num_layers]
     fitting = []
     for embedding, head in product((True, False), repeat=2):

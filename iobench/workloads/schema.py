@@ -1,4 +1,4 @@
-"""The YAML of workloads and models, and the one line that a broken file is answered with."""
+"""YAML schema of workloads and models, with one-line error messages for invalid files."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ SCHEMA = "iobench.workload/1"
 
 Text = Annotated[str, Field(min_length=1)]
 Length = Annotated[int, Field(ge=1, le=2**27)]
-"""A dimension of a tensor: bounded, so that a slip of the pen costs an error and not an hour."""
+"""A dimension of a tensor. The bound turns a typing error into a message, not an hour of work."""
 Entry = TypeVar("Entry")
 
-_MOST_VALUES = 10_000  # the largest file of ours has 60
+_MOST_VALUES = 10_000  # the largest file that ships has 60
 
 
 class _Entry(BaseModel):
@@ -62,7 +62,7 @@ class ModelEntry(_Entry):
 
 
 class InlineModelEntry(ModelEntry):
-    """A model that a workload file describes itself."""
+    """A model that is described inside a workload file."""
 
     name: Text
 
@@ -76,7 +76,7 @@ class LayoutEntry(BaseModel):
 
 
 class StepTimeEntry(_Entry):
-    """`step_time`: seconds per training step, on how many of which GPUs, and who measured it."""
+    """`step_time`: seconds per training step, the number and type of GPUs, and the source."""
 
     seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     gpus: PositiveInt
@@ -97,7 +97,7 @@ class WorkloadEntry(_Entry):
 
 
 def read_yaml(path: Path) -> object:
-    """What the YAML file at `path` says. Raises WorkloadFileError in one line."""
+    """Return the content of the YAML file at `path`. Raises WorkloadFileError (one line)."""
     try:
         return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except OSError as error:
@@ -111,15 +111,15 @@ def read_yaml(path: Path) -> object:
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         line = " ".join(str(error).split())
         raise WorkloadFileError(f"{path}: is not YAML: {line}") from error
-    except (LookupError, AttributeError, TypeError) as error:  # of PyYAML, for `!!bool x` and such
+    except (LookupError, AttributeError, TypeError) as error:  # PyYAML raises these for `!!bool x`
         raise WorkloadFileError(f"{path}: is not YAML: a value does not fit its tag") from error
 
 
 def validate(kind: type[Entry], content: object, path: Path, prefix: tuple[str, ...] = ()) -> Entry:
-    """`content` as `kind`, a pydantic model or dataclass.
+    """Return `content` as `kind`, a pydantic model or dataclass.
 
-    Raises WorkloadFileError with the first field that is wrong, its value and what is allowed;
-    `prefix` is where `content` stands in the file.
+    Raises WorkloadFileError with the first invalid field, its value and what is allowed. `prefix`
+    is the path of `content` in the file.
     """
     if not isinstance(content, dict):
         where = ".".join(prefix)
@@ -133,12 +133,12 @@ def validate(kind: type[Entry], content: object, path: Path, prefix: tuple[str, 
         return kind(**content)
     except ValidationError as error:
         raise _first_problem(kind, error, path, prefix) from error
-    except TypeError as error:  # keys of the mapping that are no strings
+    except TypeError as error:  # keys of the mapping that are not strings
         raise WorkloadFileError(f"{path}: field {'.'.join(prefix)!r}: {error}") from error
 
 
 def problem(path: Path, field: str, value: object, allowed: str) -> WorkloadFileError:
-    """The error for one field: file, field, value, what is allowed."""
+    """Return the error for one field: file, field, value, what is allowed."""
     return WorkloadFileError(f"{path}: field {field!r} is {_shown(value)}: {allowed}")
 
 
@@ -154,7 +154,7 @@ class _Loader(yaml.SafeLoader):
     def construct_scalar(self, node: Any) -> Any:
         value = super().construct_scalar(node)
         plain = value.replace("\n", "").replace("\t", "")
-        if printable(plain) != plain:  # YAML bans them raw; an escape brings them in all the same
+        if printable(plain) != plain:  # YAML forbids raw control characters but allows escapes
             raise _problem("a text with control characters", node)
         return value
 
@@ -169,14 +169,14 @@ class _Loader(yaml.SafeLoader):
 
 
 def _count(node: Any, known: dict[int, int]) -> int:
-    """Values that `node` stands for, each alias being all that it names.
+    """Return the number of values of `node`, counting an alias as everything that it names.
 
-    Loading shares what an alias names, and whatever goes through the content afterwards does not: a
-    few lines of nested aliases would keep it busy for ever. Raises ConstructorError.
+    The loader shares aliased content, but a later traversal visits each copy. A few lines of nested
+    aliases would keep it busy forever. Raises ConstructorError.
     """
     if id(node) in known:
         if not known[id(node)]:
-            raise _problem("an alias that names what it is in", node)
+            raise _problem("an alias that contains itself", node)
         return known[id(node)]
     known[id(node)] = 0
     count = 1
@@ -198,7 +198,7 @@ def _first_problem(
     kind: type[Any], error: ValidationError, path: Path, prefix: tuple[str, ...]
 ) -> WorkloadFileError:
     details = error.errors(include_url=False)
-    # A union reports every member: the error that went deepest is the one that was meant.
+    # pydantic reports an error for every member of a union. The deepest one fits the user's intent.
     detail = max(details, key=lambda entry: (entry["type"] == "extra_forbidden", len(entry["loc"])))
     parts = [str(part) for part in detail["loc"] if part not in ("InlineModelEntry", "str")]
     field = ".".join((*prefix, *parts))
@@ -214,7 +214,7 @@ def _first_problem(
 
 
 def _allowed(message: str) -> str:
-    """pydantic's sentence as ours: `Input should be ...` -> `must be ...`."""
+    """Reword pydantic's message: `Input should be ...` becomes `must be ...`."""
     if "valid dictionary" in message:
         return "must be a mapping"
     for old, new in (("Input should be ", "must be "), ("Value error, ", "")):
@@ -223,7 +223,7 @@ def _allowed(message: str) -> str:
 
 
 def _owner(kind: type[Any], parts: list[str]) -> type[Any]:
-    """The class that the fields under `parts` belong to."""
+    """Return the class that has the fields under `parts`."""
     nested: dict[str, type[Any]] = {
         "arch": ArchEntry,
         "model": InlineModelEntry,

@@ -1,4 +1,4 @@
-"""What one checkpoint file holds: tensors by name, dtype and shape, and the file around them."""
+"""Specification of a checkpoint file: tensors by name, dtype and shape, format and size."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["SAFETENSORS_METADATA", "FileFormat", "FileSpec", "TensorSpec", "dtyp
 FileFormat = Literal["safetensors", "torch", "dcp", "raw"]
 
 SAFETENSORS_METADATA = {"format": "pt"}
-"""`__metadata__` of every safetensors file of a workload, as transformers writes it."""
+"""`__metadata__` of every safetensors file of a workload, like that of transformers."""
 
 
 def dtype_bytes(dtype: str) -> int:
-    """Bytes per element of a torch dtype name such as "bfloat16". Raises KeyError for no dtype."""
+    """Return bytes per element of a torch dtype name. Raises KeyError for an unknown name."""
     return 16 if dtype == "complex128" else DTYPES[dtype][1]
 
 
@@ -25,8 +25,8 @@ def dtype_bytes(dtype: str) -> int:
 class TensorSpec:
     """One tensor: its name in the file, torch dtype name and shape.
 
-    In "torch" files `name` is the path through nested dicts, joined by "/"; a part of only digits
-    is an int key ("state/0/exp_avg"). Elsewhere it is the name as it stands, dots and all.
+    In "torch" files `name` is the path through nested dicts, joined by "/". A part of only digits
+    is an int key ("state/0/exp_avg"). In other formats it is the plain name, dots included.
     """
 
     name: str
@@ -48,10 +48,10 @@ class TensorSpec:
 class FileSpec:
     """One file of a checkpoint, `path` relative to the checkpoint's directory.
 
-    `format` says how the tensors lie in it: "safetensors" (with SAFETENSORS_METADATA), "torch" (one
-    zip archive of a nested dict), "dcp" (one single-tensor archive after the other, in this order),
-    or "raw": opaque bytes, as the one uint8 tensor "blob". `size_bytes` is the size on storage;
-    `exact` says whether a file of these tensors has exactly that size, or about it.
+    `format` is "safetensors" (with SAFETENSORS_METADATA), "torch" (one zip archive of a nested
+    dict), "dcp" (single-tensor archives, one after the other in this order), or "raw" (opaque
+    bytes: one uint8 tensor "blob"). `size_bytes` is the size on storage. `exact` says whether the
+    framework's file has exactly this size, or the size is an estimate.
     """
 
     path: str

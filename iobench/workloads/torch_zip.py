@@ -1,26 +1,34 @@
-"""The size of the zip archives that torch.save writes, without writing them.
+"""Sizes of the zip archives that torch.save writes, computed without writing them.
 
-Emulates PyTorchStreamWriter of torch >= 2.6 (caffe2/serialize/inline_container.cc): stored records,
-each payload padded to a multiple of 64 in the file, a data descriptor behind each, the zip64 end
-records always. Saved to a stream the archive is called "archive", which is assumed here; saved to
-a path it takes the file's stem, which moves the size by a few bytes per record.
+The arithmetic is that of PyTorchStreamWriter, torch >= 2.6 (caffe2/serialize/inline_container.cc):
+stored records, each payload at a multiple of 64 in the file, a data descriptor after each, and
+always the zip64 end records. A stream's archive is named "archive", which is the default here. A
+file's archive has the file's stem as its name, which changes the size by some bytes per record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import chain
 from math import prod
 
 from iobench.workloads.specs import TensorSpec
 
-__all__ = ["archive_bytes", "single_tensor_archive_bytes", "state_dict_archive_bytes"]
+__all__ = [
+    "archive_bytes",
+    "dict_pickle_bytes",
+    "single_tensor_archive_bytes",
+    "state_dict_archive_bytes",
+]
 
 _ALIGNMENT = 64
 _LOCAL_HEADER, _CENTRAL_HEADER = 30, 46
 _END_RECORDS = 56 + 20 + 22  # zip64 end of central directory, its locator, end of central directory
 _LIMIT = 2**32 - 1  # from here on a size or an offset needs a zip64 field
+
+_HEAD = ((".format_version", 1), (".storage_alignment", 2), ("byteorder", 6))
+_VERSION = ("version", 2)
+_TAIL = (_VERSION, (".data/serialization_id", 40))
 
 _STORAGE_NAMES = {
     "bool": "BoolStorage",
@@ -38,21 +46,24 @@ _STORAGE_NAMES = {
 }
 
 
-def archive_bytes(pickle_bytes: int, storages: Iterable[int], name: str = "archive") -> int:
-    """Size of an archive with a `data.pkl` of `pickle_bytes` and one record per storage, in bytes.
+def archive_bytes(
+    pickle_bytes: int,
+    storages: Iterable[int],
+    name: str = "archive",
+    *,
+    before_2_1: bool = False,
+) -> int:
+    """Return the size of an archive with a `data.pkl` of `pickle_bytes` and the `storages`.
 
-    Exact when `pickle_bytes` is.
+    All sizes are in bytes. The result is exact when `pickle_bytes` is. `before_2_1` is for torch
+    before 2.1, which wrote fewer records and sorted the storages by key as text: 0, 1, 10, 11, ...
     """
-    head = [
-        ("data.pkl", pickle_bytes),
-        (".format_version", 1),
-        (".storage_alignment", 2),
-        ("byteorder", 6),
-    ]
-    data = ((f"data/{index}", size) for index, size in enumerate(storages))
-    tail = [("version", 2), (".data/serialization_id", 40)]
+    data = [(f"data/{index}", size) for index, size in enumerate(storages)]
+    records = [("data.pkl", pickle_bytes), *_HEAD, *data, *_TAIL]
+    if before_2_1:
+        records = [("data.pkl", pickle_bytes), *sorted(data), _VERSION]
     cursor = directory = 0
-    for record, size in chain(head, data, tail):
+    for record, size in records:
         name_bytes = len(name) + 1 + len(record)
         large, far = size >= _LIMIT, cursor >= _LIMIT
         start = cursor + _LOCAL_HEADER + name_bytes + 4
@@ -66,36 +77,114 @@ def archive_bytes(pickle_bytes: int, storages: Iterable[int], name: str = "archi
 
 
 def single_tensor_archive_bytes(tensor: TensorSpec) -> int:
-    """Size of `torch.save(tensor, stream)` for one contiguous tensor, in bytes; exact.
+    """Return the exact size of `torch.save(tensor, stream)` for one contiguous tensor, in bytes.
 
-    DCP writes each of its tensors so. The overhead is 1577 bytes, less what the padding to 64 bytes
-    saves when the tensor's size is no multiple of 64. Raises KeyError for a dtype without a legacy
-    storage class (torch pickles float8 and unsigned integers in another way).
+    DCP writes each of its tensors like this. The overhead is 1577 bytes when the tensor's size is a
+    multiple of 64; otherwise the padding makes it smaller. Raises KeyError for a dtype without a
+    legacy storage class: torch pickles float8 and unsigned integers in another way.
     """
     return _single_tensor_archive_bytes(tensor.dtype, tensor.shape, tensor.size_bytes)
 
 
 @lru_cache(maxsize=4096)  # a checkpoint has thousands of tensors of a dozen shapes
 def _single_tensor_archive_bytes(dtype: str, shape: tuple[int, ...], size_bytes: int) -> int:
-    strides = [1]
-    for length in reversed(shape[1:]):
-        strides.append(strides[-1] * max(length, 1))
     pickle_bytes = 133 + len(_STORAGE_NAMES[dtype]) - len("FloatStorage")
     pickle_bytes += _int_bytes(prod(shape)) + 2  # number of elements, storage offset 0
     pickle_bytes += _tuple_bytes(shape)
-    pickle_bytes += _tuple_bytes(strides[::-1] if shape else ())
+    pickle_bytes += _tuple_bytes(_strides(shape))
     return archive_bytes(pickle_bytes, [size_bytes])
 
 
 def state_dict_archive_bytes(tensors: Sequence[TensorSpec]) -> int:
-    """About the size of `torch.save` of a nested dict with one storage per tensor, in bytes.
+    """Estimate the size of `torch.save` of a nested dict with one storage per tensor, in bytes.
 
-    The zip records are exact; the pickle is estimated, and what a framework pickles beside its
-    tensors (arguments, parameter groups) is not in it: a few bytes to about 1 MB.
+    The zip records are exact, the pickle is an estimate. It leaves out what a framework pickles in
+    addition to tensors, such as arguments and parameter groups: some bytes to about 1 MB.
     """
     keys = {tensor.name.rpartition("/")[2] for tensor in tensors}
     pickled = _TENSOR_PICKLE * len(tensors) + sum(_KEY_PICKLE + len(key) for key in keys)
     return archive_bytes(_DICT_PICKLE + pickled, (t.size_bytes for t in tensors))
+
+
+def dict_pickle_bytes(tensors: Sequence[TensorSpec]) -> int:
+    """Return the exact size of `data.pkl` for a flat dict of contiguous CPU tensors.
+
+    Each tensor has its own storage. The format is pickle protocol 2, as C pickle writes it: an
+    object is pickled once and then referred to by its number in the memo, which takes 2 bytes, or 5
+    from number 256 on.
+    """
+    pickle = _PickleSize()
+    pickle.size += 3  # protocol, empty dict
+    pickle.put()
+    for index, tensor in enumerate(tensors):
+        pickle.text(tensor.name)
+        pickle.tensor(tensor, str(index))
+    batches = len(tensors) // 1000 + 1  # a mark and a SETITEMS each; one item needs no mark
+    return pickle.size + (2 * batches if len(tensors) > 1 else len(tensors)) + 1
+
+
+class _PickleSize:
+    """Counts the bytes of a pickle."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._memo = 0
+        self._shared: set[str] = set()
+
+    def put(self) -> None:
+        """Count the memo entry of the last object."""
+        self.size += 2 if self._memo < 256 else 5
+        self._memo += 1
+
+    def text(self, text: str) -> None:
+        """Count a string that is pickled in full."""
+        self.size += 5 + len(text.encode())
+        self.put()
+
+    def shared(self, key: str, size: int) -> None:
+        """Count an object of `size` bytes that later occurrences refer to."""
+        if key in self._shared:
+            self.size += 2
+            return
+        self._shared.add(key)
+        self.size += size
+        self.put()
+
+    def integers(self, values: Sequence[int]) -> None:
+        """Count a tuple of ints that is not empty."""
+        self.size += sum(map(_int_bytes, values)) + (2 if len(values) > 3 else 1)
+        self.put()
+
+    def tensor(self, tensor: TensorSpec, key: str) -> None:
+        """Count the call of torch._utils._rebuild_tensor_v2 with its arguments."""
+        storage = _STORAGE_NAMES[tensor.dtype]
+        self.shared("rebuild", len("ctorch._utils\n_rebuild_tensor_v2\n"))
+        self.size += 2  # marks of the arguments and of the storage's persistent id
+        self.shared("storage", 5 + len("storage"))
+        self.shared(storage, len(f"ctorch\n{storage}\n"))
+        self.text(key)
+        self.shared("cpu", 5 + len("cpu"))
+        self.size += _int_bytes(tensor.elements) + 1
+        self.put()
+        self.size += 1 + 2  # BINPERSID, storage offset 0
+        self.integers(tensor.shape)
+        self.integers(_strides(tensor.shape))
+        self.size += 1  # requires_grad
+        self.shared("hooks", len("ccollections\nOrderedDict\n"))
+        self.size += 2  # empty tuple, REDUCE
+        self.put()
+        self.size += 1  # tuple of the arguments
+        self.put()
+        self.size += 1  # REDUCE
+        self.put()
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    """Return the strides of a contiguous tensor."""
+    strides = [1]
+    for length in reversed(shape[1:]):
+        strides.append(strides[-1] * max(length, 1))
+    return strides[::-1] if shape else []
 
 
 _TENSOR_PICKLE, _KEY_PICKLE, _DICT_PICKLE = 75, 10, 100  # averages of torch 2.13's own pickles
@@ -113,7 +202,7 @@ def _int_bytes(value: int) -> int:
 
 
 def _tuple_bytes(values: Sequence[int]) -> int:
-    """Bytes of a tuple of ints in pickle protocol 2, with its place in the memo."""
+    """Bytes of a tuple of ints in pickle protocol 2, with its memo entry."""
     if not values:
         return 1
     mark = 1 if len(values) > 3 else 0

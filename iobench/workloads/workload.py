@@ -1,4 +1,4 @@
-"""A workload: a model, a layout and where the numbers come from; files are computed from it."""
+"""Workload: a model, a layout and the sources of its numbers. It computes the files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["StepTime", "Workload"]
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """How long one training step of the model takes, and where that was measured."""
+    """Duration of one training step of the model, and the source of the measurement."""
 
     seconds: float
     gpus: int
@@ -31,8 +31,8 @@ class StepTime:
 class Workload:
     """One checkpoint of a training job: `layout` applied to `model`.
 
-    `step_time` is that of the source, on its own number of GPUs and not on this layout's.
-    `scale` says what was dropped; None at full size.
+    `step_time` is the published one, on the source's number of GPUs, which may differ from the
+    layout's ranks. `scale` describes what was dropped; it is None at full size.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Workload:
     scale: Scale | None = None
 
     def files(self, rank: int = 0) -> tuple[FileSpec, ...]:
-        """All files that `rank` writes, in the order written; some ranks write none.
+        """Return all files that `rank` writes, in write order. Some ranks write no file.
 
         Raises UsageError when there is no such rank.
         """
@@ -55,22 +55,22 @@ class Workload:
         return self.layout.files(self.layout.prepare(self.model), rank)
 
     def size_bytes(self, rank: int = 0) -> int:
-        """Bytes on storage of everything that `rank` writes. Raises UsageError as `files`."""
+        """Return the bytes on storage that `rank` writes. Raises UsageError like `files`."""
         return sum(file.size_bytes for file in self.files(rank))
 
     def total_size_bytes(self) -> int:
-        """Bytes on storage of the whole checkpoint, all ranks together."""
+        """Return the bytes on storage of the whole checkpoint, all ranks together."""
         classes = self.layout.rank_classes(self.layout.prepare(self.model))
         return sum(count * self.size_bytes(rank) for rank, count in classes)
 
     @property
     def world_size(self) -> int:
-        """Ranks of the job, those that write nothing included."""
+        """Number of ranks of the job, including those that write nothing."""
         return self.layout.ranks
 
     @property
     def parameters(self) -> int:
-        """Exact number of parameters of the model as the layout holds it."""
+        """Exact number of parameters in the layout, such as with a padded vocabulary."""
         return self.layout.prepare(self.model).num_parameters
 
     @property
@@ -79,9 +79,10 @@ class Workload:
         return self.total_size_bytes() / self.parameters
 
     def scaled(self, max_bytes: int, rank: int = 0) -> Workload:
-        """This workload with so many blocks dropped that `rank` writes at most `max_bytes`.
+        """Return this workload without some blocks, so that `rank` writes at most `max_bytes`.
 
-        Itself when it fits. Raises UsageError, naming the smallest size, when nothing fits.
+        Returns itself when it fits. Raises UsageError with the smallest possible size when nothing
+        fits.
         """
 
         def rank_bytes(model: Model) -> int:
@@ -97,7 +98,7 @@ class Workload:
         return replace(self, model=model, scale=scale)
 
     def describe(self) -> dict[str, object]:
-        """What the workload is made of, ready for JSON: no sizes, no files."""
+        """Return model, layout and sources as plain JSON values, without sizes and files."""
         step_time = self.step_time and {
             field: getattr(self.step_time, field) for field in StepTime.__dataclass_fields__
         }

@@ -82,7 +82,7 @@ def test_requests_that_fail_from_one_on(server, kind, fault) -> None:
 def test_damage_is_no_transfer_error(server, writer) -> None:
     """A file that is no zip, and offsets before its start: answered, so it is damaged."""
     server.objects["run/model"] = b"not a zip" * 100
-    with pytest.raises(DataMismatchError, match="no torch zip file"):
+    with pytest.raises(DataMismatchError, match="not a torch zip file"):
         torch_file.load("model", _TARGET, writer)
     with contextlib.closing(writer.open_source(f"{_TARGET}/model")) as source:
         server.seen.clear()

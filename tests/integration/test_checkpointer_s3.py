@@ -89,9 +89,9 @@ def test_damaged_and_unfinished(bucket: Bucket, writer: S3Writer) -> None:
         assert ckpt.latest() == 2
         assert "step-3/tensors.safetensors" not in bucket.names()
         assert bucket.stored("other/notes") == b"mine"
-        with pytest.raises(DataMismatchError, match=r"checksums differ of 1: tied.0"):
+        with pytest.raises(DataMismatchError, match=r" 1 of \d+ checksums differ: tied.0"):
             ckpt.load()
-        with pytest.warns(RuntimeWarning, match="step 2 is passed over"):
+        with pytest.warns(RuntimeWarning, match="step 2 is skipped"):
             assert ckpt.load(on_corrupt="previous")["step"] == 1
         ckpt.save_async(_state(22), 2)
         assert ckpt.load()["step"] == 22

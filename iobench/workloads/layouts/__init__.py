@@ -1,4 +1,4 @@
-"""Layouts: one file per way of cutting a model's state into files, registered here by id."""
+"""Layouts: the ways in which frameworks split a model's state into files, registered by id."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from iobench.workloads.layouts.hf_trainer import HfTrainer
 from iobench.workloads.layouts.layout import MAX_RANKS, Layout
 from iobench.workloads.layouts.megatron_legacy import MegatronLegacy
 from iobench.workloads.layouts.megatron_torch_dist import MegatronTorchDist
+from iobench.workloads.layouts.meta_export import MetaExport
 from iobench.workloads.layouts.mlperf import MlPerf
 
 __all__ = ["LAYOUTS", "MAX_RANKS", "Layout"]
@@ -19,6 +20,7 @@ LAYOUTS: dict[str, type[Layout]] = {
     for layout in (
         HfTrainer,
         HfExport,
+        MetaExport,
         DeepSpeedZero1,
         DeepSpeedZero2,
         DeepSpeedZero3,

@@ -1,4 +1,4 @@
-"""What the DeepSpeed layouts share: parameters, names, the small files beside the large."""
+"""Base of the DeepSpeed layouts: their parameters, file names and small files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DeepSpeed(Layout):
         return self.world_size
 
     def rank_class(self, model: Model, rank: int) -> Hashable:
-        """Rank 0, and the others: all partitions are padded to one size."""
+        """Rank 0, and the others. All partitions are padded to one size."""
         del model
         return rank == 0
 
@@ -38,12 +38,12 @@ class DeepSpeed(Layout):
         return f"global_step{STEP}/{name}"
 
     def optimizer_path(self, rank: int) -> str:
-        """The file of `rank`'s optimizer partition; bf16 runs are marked (engine.py)."""
+        """Path of `rank`'s optimizer partition; bf16 runs have a prefix (engine.py)."""
         prefix = "bf16_" if self.precision == "bf16" else ""
         return self.path(f"{prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
 
     def tail(self, rank: int) -> tuple[FileSpec, ...]:
-        """What rank 0 writes last."""
+        """The last files of rank 0: zero_to_fp32.py and latest."""
         if rank:
             return ()
         tag = len(f"global_step{STEP}")
@@ -51,7 +51,7 @@ class DeepSpeed(Layout):
 
 
 def groups(model: Model) -> list[list[Parameter]]:
-    """The optimizer's parameter groups: with and without weight decay, empty ones left out."""
+    """Return the optimizer's non-empty parameter groups: with and without weight decay."""
     parameters = list(model.parameters())
     both = [[p for p in parameters if p.decays], [p for p in parameters if not p.decays]]
     return [group for group in both if group]

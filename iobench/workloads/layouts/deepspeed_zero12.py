@@ -1,4 +1,4 @@
-"""`deepspeed-zero1` and `deepspeed-zero2`: weights whole on rank 0, the optimizer partitioned.
+"""`deepspeed-zero1` and `deepspeed-zero2`: all weights on rank 0, the optimizer partitioned.
 
 Both stages write the same files. Source: deepspeed/runtime/engine.py and zero/stage_1_and_2.py.
 """
@@ -24,7 +24,7 @@ class DeepSpeedZero1(DeepSpeed):
     id: ClassVar[str] = "deepspeed-zero1"
 
     def files(self, model: Model, rank: int) -> tuple[FileSpec, ...]:
-        """mp_rank_00_model_states.pt (rank 0), the rank's optimizer partition, the tail."""
+        """mp_rank_00_model_states.pt (rank 0), the rank's optimizer partition, the last files."""
         files = []
         if rank == 0:
             weights = (

@@ -1,4 +1,4 @@
-"""`deepspeed-zero3`: everything partitioned; the weights live only in the fp32 flat groups.
+"""`deepspeed-zero3`: everything partitioned; only the fp32 flat groups have the weights.
 
 Source: deepspeed/runtime/zero/stage3.py (_rigid_state_dict, _create_fp16_sub_groups).
 """
@@ -24,13 +24,13 @@ _PLACEHOLDER_BYTES = 519  # per tensor of model_states: 151 kB for 291 in a publ
 class DeepSpeedZero3(DeepSpeed):
     """Per rank and sub group (at most about 10^9 elements) three flat fp32 tensors.
 
-    The model states hold placeholders only, which are replayed as opaque bytes.
+    The model states have only placeholders, which are replayed as opaque bytes.
     """
 
     id: ClassVar[str] = "deepspeed-zero3"
 
     def files(self, model: Model, rank: int) -> tuple[FileSpec, ...]:
-        """The rank's model states (placeholders), its optimizer partition, the tail."""
+        """The rank's model states (placeholders), its optimizer partition, the last files."""
         model_states = self.path(f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")
         return (
             raw_file(model_states, _PLACEHOLDER_BYTES * model.num_tensors),

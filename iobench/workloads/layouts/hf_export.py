@@ -1,7 +1,7 @@
-"""`hf-export`: what transformers' save_pretrained writes.
+"""`hf-export`: the files of transformers' save_pretrained.
 
-Config files, then safetensors shards by the greedy split of
-huggingface_hub.split_torch_state_dict_into_shards, then the index, then the tokenizer.
+They are written in this order: config files, safetensors shards, index, tokenizer. The shards come
+from the greedy split of huggingface_hub.split_torch_state_dict_into_shards.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Size = Annotated[
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
 class HfExport(Layout):
-    """One process saves the weights alone, in shards of at most `max_shard_size` bytes."""
+    """One process saves only the weights, in shards of at most `max_shard_size` bytes."""
 
     id: ClassVar[str] = "hf-export"
     families: ClassVar[tuple[str, ...]] = HF_FAMILIES
@@ -60,7 +60,7 @@ class HfExport(Layout):
 
 
 def export_files(model: Model, dtype: str, max_shard_size: int) -> Iterator[FileSpec]:
-    """Config, shards and index of `model` in `dtype`, in the order save_pretrained writes them."""
+    """Yield config, shards and index of `model` in `dtype`, in the order of save_pretrained."""
     yield raw_file("config.json", 650)
     yield raw_file("generation_config.json", 130)
     tensors = [
@@ -80,7 +80,7 @@ def export_files(model: Model, dtype: str, max_shard_size: int) -> Iterator[File
 
 
 def split_shards(tensors: list[TensorSpec], max_shard_size: int) -> list[list[TensorSpec]]:
-    """Greedy, in state dict order; a tensor above the limit gets a shard of its own.
+    """Split `tensors` greedily, in state dict order. A tensor above the limit is a shard alone.
 
     Source: huggingface_hub/serialization/_base.py, split_state_dict_into_shards_factory.
     """

@@ -1,6 +1,6 @@
 """`hf-trainer`: a checkpoint-N directory of transformers' Trainer under DDP with AdamW.
 
-Rank 0 writes everything but the other ranks' rng states. Names: the constants of
+Rank 0 writes everything except the other ranks' rng states. Names: the constants of
 transformers/trainer.py (OPTIMIZER_NAME, SCHEDULER_NAME, ...); order: Trainer._save_checkpoint.
 """
 
@@ -31,8 +31,8 @@ __all__ = ["HfTrainer"]
 class HfTrainer(Layout):
     """Weights in shards, optimizer.pt with two moments and a step per parameter, small files.
 
-    `precision` is that of the weights; torch's AdamW keeps its moments in the same. Mixed precision
-    by autocast is fp32 here.
+    `precision` is the precision of the weights, which torch's AdamW also uses for its moments.
+    Mixed precision by autocast is fp32 here.
     """
 
     id: ClassVar[str] = "hf-trainer"
@@ -70,7 +70,7 @@ class HfTrainer(Layout):
 
 
 def _adamw_state(model: Model, dtype: str) -> Iterator[TensorSpec]:
-    """torch.optim.AdamW.state_dict()["state"]: parameters with weight decay come first."""
+    """Yield torch.optim.AdamW.state_dict()["state"]: parameters with weight decay come first."""
     parameters = sorted(model.parameters(), key=lambda parameter: not parameter.decays)
     for index, parameter in enumerate(parameters):
         yield TensorSpec(name=f"state/{index}/step", dtype="float32", shape=())

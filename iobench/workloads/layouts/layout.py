@@ -1,4 +1,4 @@
-"""A layout: how a framework cuts a model's state into the files of each rank."""
+"""Layout: how a framework splits a model's state into the files of each rank."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ CONFIG = ConfigDict(extra="forbid", strict=True)
 """pydantic configuration of every layout: no unknown fields, no silent conversions."""
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-"""Precision as people write it -> torch dtype name."""
+"""Precision in YAML -> torch dtype name."""
 
 HF_FAMILIES = ("llama", "gpt2", "bloom")
 """Families whose tensors are named as transformers names them."""
 
 MAX_RANKS = 2**17
-"""The largest world size; bounds the time that a wrong number in a workload file can cost."""
+"""Largest world size. It limits the time that a wrong number in a workload file can cost."""
 
 Ranks = Annotated[int, Field(ge=1, le=MAX_RANKS)]
 """A number of ranks."""
@@ -56,7 +56,7 @@ _DCP_METADATA_BYTES = 286
 
 @dataclass(frozen=True, kw_only=True)
 class Layout(ABC):
-    """Base of every layout. Subclasses are frozen pydantic dataclasses; the YAML has their fields.
+    """Base of every layout. A subclass is a frozen pydantic dataclass with the fields of the YAML.
 
     `id` is the name in YAML; `families` are the model families that the layout can hold.
     """
@@ -67,23 +67,23 @@ class Layout(ABC):
     @property
     @abstractmethod
     def ranks(self) -> int:
-        """World size: the number of ranks of the job, those that write nothing included."""
+        """World size: the number of ranks of the job, including those that write nothing."""
 
     @abstractmethod
     def files(self, model: Model, rank: int) -> tuple[FileSpec, ...]:
-        """Every file that `rank` writes, in the order written. `model` has been prepared."""
+        """Return every file that `rank` writes, in write order. `model` is a prepared model."""
 
     @property
     def layer_step(self) -> int:
-        """Layers are dropped in multiples of this, so that every pipeline stage keeps as many."""
+        """Layers are dropped in multiples of this, so that all pipeline stages stay equal."""
         return 1
 
     def prepare(self, model: Model) -> Model:
-        """The model as this layout holds it, such as with a padded vocabulary."""
+        """Return the model in the form of this layout, such as with a padded vocabulary."""
         return model
 
     def check(self, model: Model) -> None:
-        """Raises ValueError when the (prepared) model cannot be cut this way."""
+        """Raise ValueError when the layout cannot hold the (prepared) model."""
         if model.family.id not in self.families:
             raise ValueError(
                 f"layout {self.id!r} cannot hold a model of family {model.family.id!r}; "
@@ -91,12 +91,12 @@ class Layout(ABC):
             )
 
     def rank_class(self, model: Model, rank: int) -> Hashable:
-        """A key that two ranks share only when the files they write have the same sizes."""
+        """Return a key. Two ranks have the same key only if their files have the same sizes."""
         del model
         return rank
 
     def rank_classes(self, model: Model) -> list[tuple[int, int]]:
-        """(one rank, how many ranks write files of the same sizes) for all ranks."""
+        """Return (first rank, number of ranks) for each group of ranks with equal file sizes."""
         counts: Counter[Hashable] = Counter()
         first: dict[Hashable, int] = {}
         for rank in range(self.ranks):
@@ -106,18 +106,18 @@ class Layout(ABC):
         return [(first[key], count) for key, count in counts.items()]
 
     def describe(self) -> dict[str, object]:
-        """Id and every parameter, ready for JSON."""
+        """Return id and every parameter as plain JSON values."""
         return {"id": self.id, **{field.name: getattr(self, field.name) for field in fields(self)}}
 
 
 def raw_file(path: str, size_bytes: int, *, exact: bool = False) -> FileSpec:
-    """A small file of opaque bytes."""
+    """Return a small file of opaque bytes."""
     blob = TensorSpec(name="blob", dtype="uint8", shape=(size_bytes,))
     return FileSpec(path=path, format="raw", tensors=(blob,), size_bytes=size_bytes, exact=exact)
 
 
 def safetensors_file(path: str, tensors: Iterable[TensorSpec]) -> FileSpec:
-    """A safetensors file, tensors in file order, size to the byte."""
+    """Return a safetensors file: tensors in file order, exact size."""
     by_name = {tensor.name: tensor for tensor in tensors}
     header, offsets = header_bytes(
         [(t.name, t.dtype, t.shape) for t in by_name.values()], SAFETENSORS_METADATA
@@ -128,26 +128,26 @@ def safetensors_file(path: str, tensors: Iterable[TensorSpec]) -> FileSpec:
 
 
 def torch_file(path: str, tensors: Iterable[TensorSpec]) -> FileSpec:
-    """A file of one torch.save; its pickle is an estimate, its tensors are not."""
+    """Return a file of one torch.save. Its pickle is an estimate; its tensors are exact."""
     listed = tuple(tensors)
     size = torch_zip.state_dict_archive_bytes(listed)
     return FileSpec(path=path, format="torch", tensors=listed, size_bytes=size, exact=False)
 
 
 def dcp_file(path: str, tensors: Iterable[TensorSpec], *, exact: bool) -> FileSpec:
-    """A .distcp file: one torch.save archive per tensor, exact for the tensors listed."""
+    """Return a .distcp file: one torch.save archive per tensor, exact for these tensors."""
     listed = tuple(tensors)
     size = sum(map(torch_zip.single_tensor_archive_bytes, listed))
     return FileSpec(path=path, format="dcp", tensors=listed, size_bytes=size, exact=exact)
 
 
 def dcp_metadata_file(path: str, chunks: int) -> FileSpec:
-    """DCP's `.metadata`, which grows with the chunks that all ranks store; an estimate."""
+    """Return DCP's `.metadata`: an estimate from the number of chunks of all ranks."""
     return raw_file(path, _DCP_METADATA_BYTES * chunks)
 
 
 def index_file(path: str, shards: Sequence[FileSpec], parameters: int) -> FileSpec:
-    """`model.safetensors.index.json` of `shards`, as transformers (since 4.51) writes it."""
+    """Return `model.safetensors.index.json` of `shards`, like transformers since 4.51."""
     document = {
         "metadata": {
             "total_parameters": parameters,

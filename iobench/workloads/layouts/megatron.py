@@ -1,4 +1,4 @@
-"""What the Megatron layouts share: parallel ranks, and the parameters that one of them holds."""
+"""Base of the Megatron layouts: parallel ranks, and the parameters that each of them holds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Coordinates", "Megatron"]
 
 
 class Coordinates(NamedTuple):
-    """Where a rank stands in each kind of parallelism."""
+    """Index of a rank in each kind of parallelism."""
 
     tensor: int
     data: int
@@ -59,7 +59,7 @@ class Megatron(Layout):
         return model.padded(model.family.vocab_multiple * self.tensor_parallel)
 
     def check(self, model: Model) -> None:
-        """Raises ValueError when heads, widths or layers do not divide by the parallel ranks."""
+        """Raise ValueError when heads, widths or layers do not divide by the parallel ranks."""
         super().check(model)
         arch = model.arch
         for name, value, by in (
@@ -85,9 +85,9 @@ class Megatron(Layout):
         return at.pipeline == 0, at.pipeline == self.pipeline_parallel - 1
 
     def held(self, model: Model, at: Coordinates) -> Iterator[Parameter]:
-        """The parameters of a model parallel rank, split and with layers numbered from 0.
+        """Return the parameters of a model parallel rank, split, with layers numbered from 0.
 
-        Without the copy of the word embedding that the last of several stages has.
+        The last stage's copy of the word embedding is not among them; see `output_copy`.
         """
         first, last = self.stage_kind(at)
         layers = model.arch.num_layers // self.pipeline_parallel
@@ -99,7 +99,7 @@ class Megatron(Layout):
         return (parameter.split_by(self.tensor_parallel) for parameter in blocks)
 
     def output_copy(self, model: Model, at: Coordinates) -> Parameter | None:
-        """The last stage's copy of the word embedding, as its output layer; None elsewhere."""
+        """Return the copy of the word embedding, the last stage's output layer; else None."""
         if at.pipeline == 0 or not self.stage_kind(at)[1] or not model.keep_head:
             return None
         whole = replace(model, keep_embedding=True)

@@ -21,8 +21,10 @@ __all__ = ["MegatronLegacy"]
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
 class MegatronLegacy(Megatron):
-    """model_optim_rng.pt with weights and optimizer; with `distributed_optimizer` the optimizer is
-    gathered to data parallel rank 0 and written to distrib_optim.pt as flat tensors.
+    """model_optim_rng.pt with weights and optimizer.
+
+    With `distributed_optimizer` the optimizer is gathered to data parallel rank 0, which writes it
+    to distrib_optim.pt as flat tensors.
     """
 
     id: ClassVar[str] = "megatron-legacy"
@@ -30,13 +32,13 @@ class MegatronLegacy(Megatron):
     distributed_optimizer: bool = False
 
     def rank_class(self, model: Model, rank: int) -> Hashable:
-        """Which blocks the stage holds, and whether the rank writes at all."""
+        """The blocks that the stage holds, and whether the rank writes."""
         del model
         at = self.coordinates(rank)
         return rank == 0, at.data == 0 and self.stage_kind(at)
 
     def files(self, model: Model, rank: int) -> tuple[FileSpec, ...]:
-        """mp_rank_XX[_YYY]/model_optim_rng.pt (and distrib_optim.pt); rank 0 then the tracker."""
+        """mp_rank_XX[_YYY]/model_optim_rng.pt, distrib_optim.pt; rank 0 adds the tracker."""
         at = self.coordinates(rank)
         if at.data:
             return ()

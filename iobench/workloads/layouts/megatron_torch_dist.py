@@ -1,9 +1,10 @@
 """`megatron-torch-dist`: Megatron-Core's distributed checkpoint, fully parallel save.
 
-The distributed optimizer's slices stay on their data parallel ranks; the weights, which all data
-parallel ranks hold, are dealt out among them, largest first to the least loaded. Each rank writes
-two files, its tensors dealt out in the same way. Sources: megatron/core/dist_checkpointing/
-strategies/fully_parallel.py and torch.py (thread_count=2), torch DCP _split_by_size_and_type.
+Every data parallel rank saves its own slices of the distributed optimizer. All of them hold the
+weights, which are distributed over them: the largest tensor goes to the least loaded rank. Each
+rank writes two files and distributes its tensors over them in the same way. Sources:
+megatron/core/dist_checkpointing/strategies/fully_parallel.py and torch.py (thread_count=2), torch
+DCP _split_by_size_and_type.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ _STATES = ("param", "exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
 class MegatronTorchDist(Megatron):
-    """Every rank writes; tensors that tensor parallel ranks hold in common come from the first."""
+    """Every rank writes. The first tensor parallel rank saves the tensors that all of them hold."""
 
     id: ClassVar[str] = "megatron-torch-dist"
 
     def rank_class(self, model: Model, rank: int) -> Hashable:
-        """Which blocks the stage holds, the data parallel rank, whether it is the first of TP."""
+        """The blocks of the stage, the data parallel rank, and whether it is tensor rank 0."""
         del model
         at = self.coordinates(rank)
         return rank == 0, self.stage_kind(at), at.data, at.tensor == 0
 
     def files(self, model: Model, rank: int) -> tuple[FileSpec, ...]:
-        """__{rank}_0.distcp and __{rank}_1.distcp; rank 0 then the metadata and the tracker."""
+        """__{rank}_0.distcp and __{rank}_1.distcp; rank 0 adds the metadata and the tracker."""
         at = self.coordinates(rank)
         parameters = list(self.held(model, at))
         items = [*self._slices(parameters, at), *self._weights(parameters, at)]
@@ -57,7 +58,7 @@ class MegatronTorchDist(Megatron):
         )
 
     def _slices(self, parameters: list[Parameter], at: Coordinates) -> Iterator[TensorSpec]:
-        """This data parallel rank's part of the flat optimizer buffer, cut at parameter borders."""
+        """Yield this rank's part of the flat optimizer buffer, split at parameter boundaries."""
         share = -(-sum(parameter.elements for parameter in parameters) // self.data_parallel)
         begin, end = at.data * share, (at.data + 1) * share
         cursor = 0
@@ -71,7 +72,7 @@ class MegatronTorchDist(Megatron):
                 yield TensorSpec(name=name, dtype="float32", shape=(length,))
 
     def _weights(self, parameters: list[Parameter], at: Coordinates) -> list[TensorSpec]:
-        """The weights that fall to this data parallel rank."""
+        """Return the weights that this data parallel rank saves."""
         weights = [
             TensorSpec(name=parameter.name, dtype=self.dtype, shape=parameter.shape)
             for parameter in parameters
@@ -80,19 +81,19 @@ class MegatronTorchDist(Megatron):
         return _deal(weights, self.data_parallel)[at.data]
 
     def _chunks(self, model: Model) -> int:
-        """Tensors in all files together: weights, and optimizer slices cut at rank borders."""
+        """Return the number of tensors in all files: weights, and optimizer slices per rank."""
         held = model.num_tensors * self.tensor_parallel
         cuts = (self.data_parallel - 1) * self.tensor_parallel * self.pipeline_parallel
         return held + len(_STATES) * (held + cuts)
 
 
 def _saves(parameter: Parameter, at: Coordinates) -> bool:
-    """Whether a tensor parallel rank saves its part, or leaves a common tensor to the first."""
+    """Return whether this tensor parallel rank saves the tensor: its own part, or as the first."""
     return parameter.split is not None or at.tensor == 0
 
 
 def _deal(tensors: Iterable[TensorSpec], buckets: int) -> list[list[TensorSpec]]:
-    """Largest first, each to the bucket with the fewest bytes."""
+    """Distribute tensors, largest first, each to the bucket with the fewest bytes."""
     dealt: list[list[TensorSpec]] = [[] for _ in range(buckets)]
     loads = [(0, index) for index in range(buckets)]
     for tensor in sorted(tensors, key=lambda tensor: -tensor.size_bytes):

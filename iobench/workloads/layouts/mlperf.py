@@ -1,9 +1,9 @@
 """`mlperf`: the checkpoints of MLPerf Storage, by DLIO's arithmetic and with its quirks.
 
-Sizes are integer divisions that lose the rest; the optimizer is six flat tensors per rank, three of
-them of 5 x hidden_size elements; the embedding and the output layer stand on the first and the last
-pipeline stage; ranks count tensor parallel first, then pipeline, then data (other than Megatron).
-With pipeline stages the model is saved one file per layer. Source: argonne-lcf/dlio_benchmark
+Sizes are integer divisions without their remainder. The optimizer is six flat tensors per rank, and
+three of them have 5 x hidden_size elements. The first pipeline stage has the embedding, the last
+one the output layer. Ranks count tensor parallel first, then pipeline, then data, unlike Megatron.
+With pipeline stages the model is saved in one file per layer. Source: argonne-lcf/dlio_benchmark
 checkpointing/base_checkpointing.py (get_layer_parameters, get_optimization_groups,
 get_layer_index, save_checkpoint) as of 2026-06; configurations: mlcommons/storage
 configs/dlio/workload/llama3_*.yaml.
@@ -48,7 +48,7 @@ class MlPerf(Layout):
         return self.pipeline_parallel
 
     def check(self, model: Model) -> None:
-        """Raises ValueError when there are more pipeline stages than layers."""
+        """Raise ValueError when there are more pipeline stages than layers."""
         super().check(model)
         if self.pipeline_parallel > model.arch.num_layers:
             raise ValueError(
@@ -57,7 +57,7 @@ class MlPerf(Layout):
             )
 
     def rank_class(self, model: Model, rank: int) -> Hashable:
-        """Which layers the rank holds and which files it writes."""
+        """The layers that the rank holds and the files that it writes."""
         data, stage = self._coordinates(rank)
         layers = len(self._stage_layers(model, stage))
         first, last = stage == 0, stage == self.pipeline_parallel - 1
@@ -116,7 +116,7 @@ class MlPerf(Layout):
             yield torch_file(self._zero_path(rank, "optim"), tensors)
 
     def _stage_layers(self, model: Model, stage: int) -> range:
-        """Layers of a stage, numbered from 1; the first stages take what is left over."""
+        """Layers of a stage, numbered from 1; the first stages get the remainder."""
         each, rest = divmod(model.arch.num_layers, self.pipeline_parallel)
         start = stage * each + min(stage, rest) + 1
         return range(start, start + each + (stage < rest))

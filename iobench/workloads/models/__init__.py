@@ -20,10 +20,10 @@ _DIRECTORY = Path(__file__).parent
 
 
 def model_names() -> list[str]:
-    """Names of the architectures that ship with iobench."""
+    """Return the names of the architectures that ship with iobench, sorted."""
     return sorted(path.stem for path in _DIRECTORY.glob("*.yaml"))
 
 
 def model_path(name: str) -> Path:
-    """Where the architecture `name` is described."""
+    """Return the path of the YAML file of the architecture `name`."""
     return _DIRECTORY / f"{name}.yaml"

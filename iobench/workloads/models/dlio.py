@@ -1,7 +1,7 @@
 """LLaMA as DLIO counts it for MLPerf Storage: flat tensors, q, k and v as one.
 
-The head dimension is `hidden_size // num_heads` even where that leaves a rest, and the norms are
-never split. Source: dlio_benchmark/checkpointing/base_checkpointing.py, get_num_parameters.
+The head dimension is `hidden_size // num_heads`, even with a remainder. The norms are never split.
+Source: dlio_benchmark/checkpointing/base_checkpointing.py, get_num_parameters.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """GPT as Megatron-Core's GPTModel names and orders its tensors.
 
-The vocabulary is padded to a multiple of 128 per tensor parallel rank; the output layer is tied to
-the word embedding, of which the last pipeline stage keeps a copy.
+The vocabulary is padded to a multiple of 128 per tensor parallel rank. The output layer is tied to
+the word embedding, and the last pipeline stage has a copy of it.
 Source: Megatron-LM megatron/core/models/gpt; arXiv 2104.04473.
 """
 

@@ -1,8 +1,8 @@
-"""A model: an architecture read through a family's tensor templates.
+"""Model: an architecture combined with a family's tensor templates.
 
-A template row is (name, shape, split): the shape is written in the symbols of `Arch.symbols`, such
-as ("NH*HD", "H"); `split` is the dimension that tensor parallelism splits, None where every tensor
-parallel rank holds a copy.
+A template row is (name, shape, split). The shape uses the symbols of `Arch.symbols`, such as
+("NH*HD", "H"). `split` is the dimension that tensor parallelism splits; None means that every
+tensor parallel rank holds a copy.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Row = tuple[str, tuple[str, ...], int | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Arch:
-    """The numbers that fix every tensor's shape.
+    """The numbers that determine every tensor's shape.
 
-    Left out, `num_kv_heads` is `num_heads` and `head_dim` is `hidden_size // num_heads`.
-    `max_positions` counts only where positions are learned (GPT-2, Megatron GPT).
+    By default `num_kv_heads` is `num_heads` and `head_dim` is `hidden_size // num_heads`. Only
+    families with learned positions use `max_positions` (GPT-2, Megatron GPT).
     """
 
     vocab_size: int
@@ -34,7 +34,7 @@ class Arch:
     max_positions: int | None = None
 
     def symbols(self) -> dict[str, int]:
-        """What template shapes are written in; QKV is the width of q, k and v as DLIO counts it."""
+        """Return the symbols of template shapes. QKV is the width of q, k and v, as in DLIO."""
         kv_heads = self.num_kv_heads or self.num_heads
         head_dim = self.head_dim or self.hidden_size // self.num_heads
         return {
@@ -50,7 +50,7 @@ class Arch:
         }
 
     def shrunk(self, factor: int) -> Arch:
-        """`1/factor` of the width: hidden, ffn, heads (else their dimension) and vocabulary.
+        """Return `1/factor` of the width: hidden, ffn, heads or their dimension, and vocabulary.
 
         `factor` is a power of two. Raises ValueError when hidden, ffn or heads cannot be divided.
         """
@@ -91,11 +91,11 @@ class Parameter:
 
     @property
     def decays(self) -> bool:
-        """Whether trainers let its weight decay: matrices, not vectors."""
+        """Whether trainers apply weight decay to it: to matrices, not to vectors."""
         return len(self.shape) > 1
 
     def split_by(self, ranks: int) -> Parameter:
-        """The part that each of `ranks` tensor parallel ranks holds."""
+        """Return the part that each of `ranks` tensor parallel ranks holds."""
         if self.split is None or ranks == 1:
             return self
         shape = list(self.shape)
@@ -107,9 +107,9 @@ class Parameter:
 class Family:
     """Tensor templates of one kind of model, in state dict order: embedding, layers, head.
 
-    A tied output layer, which is saved once, is not listed. `vocab_multiple` is what the framework
-    pads the vocabulary to (per tensor parallel rank); `whole_heads` says that the hidden size must
-    be a multiple of the heads.
+    A tied output layer is saved once, as the embedding, and is not listed. The framework pads the
+    vocabulary to a multiple of `vocab_multiple` per tensor parallel rank. With `whole_heads` the
+    hidden size must be a multiple of the heads.
     """
 
     id: str
@@ -132,9 +132,8 @@ class Family:
 class Model:
     """An architecture of a family, whole or scaled down to some of its blocks.
 
-    Blocks are the embedding (with learned positions), each layer, and the head (final norm and,
-    when it is not tied, the output layer). `tokenizer` is the small files that HF models are saved
-    with, name to bytes.
+    Blocks are the embedding (with learned positions), each layer, and the head: the final norm and
+    an untied output layer. `tokenizer` maps the small files of HF models to their bytes.
     """
 
     name: str
@@ -148,26 +147,26 @@ class Model:
 
     @property
     def symbols(self) -> dict[str, int]:
-        """`Arch.symbols` with the vocabulary padded as the framework pads it."""
+        """`Arch.symbols` with the vocabulary padded like in the framework."""
         symbols = self.arch.symbols()
         multiple = self.vocab_multiple or self.family.vocab_multiple
         symbols["V"] = -(-symbols["V"] // multiple) * multiple
         return symbols
 
     def embedding(self) -> tuple[Parameter, ...]:
-        """The embedding's tensors, none when it has been dropped."""
+        """Return the embedding's tensors; empty when it was dropped."""
         return self._expand(self.family.embedding) if self.keep_embedding else ()
 
     def layer(self, index: int) -> tuple[Parameter, ...]:
-        """The tensors of layer `index`."""
+        """Return the tensors of layer `index`."""
         return self._expand(self.family.layer, index)
 
     def head(self) -> tuple[Parameter, ...]:
-        """The head's tensors, none when it has been dropped."""
+        """Return the head's tensors; empty when it was dropped."""
         return self._expand(self.family.head) if self.keep_head else ()
 
     def parameters(self) -> Iterator[Parameter]:
-        """Every tensor, in state dict order."""
+        """Yield every tensor in state dict order."""
         yield from self.embedding()
         for index in range(self.arch.num_layers):
             yield from self.layer(index)
@@ -175,7 +174,7 @@ class Model:
 
     @property
     def num_parameters(self) -> int:
-        """Exact number of parameters, padded vocabulary included."""
+        """Exact number of parameters, including the padded vocabulary."""
         blocks = (*self.embedding(), *self.head())
         per_layer = sum(parameter.elements for parameter in self.layer(0))
         return sum(p.elements for p in blocks) + self.arch.num_layers * per_layer
@@ -187,20 +186,20 @@ class Model:
         return len(self.embedding()) + layers + len(self.head())
 
     def kept(self, *, layers: int, embedding: bool, head: bool) -> Model:
-        """The same model with only `layers` of its layers, and with or without the other blocks."""
+        """Return the model with only `layers` layers, with or without the other blocks."""
         arch = replace(self.arch, num_layers=layers)
         return replace(self, arch=arch, keep_embedding=embedding, keep_head=head)
 
     def shrunk(self, factor: int) -> Model:
-        """The same model at `1/factor` of its width. Raises ValueError as `Arch.shrunk`."""
+        """Return the model at `1/factor` of its width. Raises ValueError like `Arch.shrunk`."""
         return replace(self, arch=self.arch.shrunk(factor))
 
     def padded(self, multiple: int) -> Model:
-        """The same model with its vocabulary padded to a multiple."""
+        """Return the model with its vocabulary padded to a multiple."""
         return replace(self, vocab_multiple=multiple)
 
     def describe(self) -> dict[str, object]:
-        """Name, family, architecture and source, ready for JSON."""
+        """Return name, family, architecture and source as plain JSON values."""
         arch = {f.name: getattr(self.arch, f.name) for f in fields(self.arch)}
         return {
             "name": self.name,
@@ -222,5 +221,5 @@ class Model:
 
 
 def _product(expression: str, symbols: Mapping[str, int]) -> int:
-    """The value of factors joined by "*", each a number or a symbol: "3*H"."""
+    """Return the product of numbers and symbols joined by "*", such as "3*H"."""
     return prod(symbols[term] if term in symbols else int(term) for term in expression.split("*"))

@@ -294,7 +294,7 @@ def test_a_step_saved_twice(make: Make, gated, how: str) -> None:
         ckpt.save_async(_state(9), 1)
     gated.let(5)
     ckpt.wait()
-    with pytest.raises(UsageError, match=r"step 1 is saved already.*remove\(step\)"):
+    with pytest.raises(UsageError, match=r"step 1 is saved already.*remove\(1\) first"):
         getattr(ckpt, how)(_state(9), 1)
     assert _value(ckpt.load()) == 1
     ckpt.remove(1)
@@ -420,7 +420,7 @@ def test_restart_after_going_back(make: Make, runs: Path) -> None:
     assert _value(ckpt.load()) == 220
     assert _value(load_checkpoint(runs)) == 220
     _flip(runs / "step-220" / "state.json", 3)
-    with pytest.warns(RuntimeWarning, match="step 220 is passed over"):
+    with pytest.warns(RuntimeWarning, match="step 220 is skipped"):
         assert _value(ckpt.load(on_corrupt="previous")) == 210
     ckpt.save(_state(230), 230)
     assert ckpt.steps() == [220, 230]
@@ -559,7 +559,7 @@ def test_removed_while_it_is_read(
     _meanwhile(monkeypatch, lambda: ckpt.save(_state(2), 2), after=after)
     assert _value(load_checkpoint(runs, on_corrupt=on_corrupt)) == 2  # type: ignore[arg-type]
     _meanwhile(monkeypatch, lambda: ckpt.save(_state(3), 3), after=after)
-    with pytest.raises(TargetError, match="step 2 was removed while it was read"):
+    with pytest.raises(TargetError, match="step 2 was removed during the read"):
         load_checkpoint(runs, 2, on_corrupt=on_corrupt)  # type: ignore[arg-type]
 
 
@@ -680,10 +680,10 @@ def test_damaged(make: Make, runs: Path, damage: str, writer: str) -> None:
     _DAMAGES[damage](runs / "step-2")
     with pytest.raises(DataMismatchError) as caught:
         ckpt.load()
-    assert "before it there is step 1" in caught.value.__notes__[0]
+    assert "the checkpoint before it is step 1" in caught.value.__notes__[0]
     with pytest.raises(DataMismatchError):
         load_checkpoint(runs)
-    with pytest.warns(RuntimeWarning, match="step 2 is passed over"):
+    with pytest.warns(RuntimeWarning, match="step 2 is skipped"):
         state = ckpt.load("latest", on_corrupt="previous")
     assert _value(state) == 1
     assert ckpt.loaded is not None
@@ -731,7 +731,7 @@ def test_unreadable_manifest(make: Make, runs: Path, monkeypatch, number: int) -
     with pytest.raises(DataMismatchError, match="Input/output error"):
         ckpt.load()
     for load in (ckpt.load, lambda **options: load_checkpoint(runs, **options)):
-        with pytest.warns(RuntimeWarning, match="step 2 is passed over"):
+        with pytest.warns(RuntimeWarning, match="step 2 is skipped"):
             assert _value(load(on_corrupt="previous")) == 1
 
 
@@ -754,7 +754,7 @@ def test_nothing_to_load(make: Make) -> None:
     with pytest.raises(TargetError, match="holds no complete checkpoint"):
         ckpt.load()
     ckpt.save(_state(1), 1)
-    with pytest.raises(TargetError, match=r"no checkpoint of step 7; there are \[1\]"):
+    with pytest.raises(TargetError, match=r"no checkpoint of step 7; it holds \[1\]"):
         ckpt.load(7)
     with pytest.raises(OptionError, match="on_corrupt"):
         ckpt.load(on_corrupt="ignore")  # type: ignore[arg-type]

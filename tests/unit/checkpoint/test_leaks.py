@@ -19,7 +19,7 @@ from iobench import Checkpointer
 from iobench.checkpoint.background import BackgroundFiles
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import Serialized
-from iobench.checkpoint.state_tree import take_apart
+from iobench.checkpoint.state_tree import flatten
 from iobench.errors import TransferError, UnavailableError
 from iobench.formats import torch_image
 from iobench.writers.buffered import BufferedWriter
@@ -109,7 +109,7 @@ def test_reprs_without_tensors(runs: Path) -> None:
     plain = {"w": torch.full((3,), 0.12345), "text": "secret"}
     state = Serialized.of(plain)
     layout = torch_image.layout("f.pt", plain, runs)
-    shown = repr((state, take_apart(plain), state.image(), state.leaves["w"], layout))
+    shown = repr((state, flatten(plain), state.image(), state.leaves["w"], layout))
     for value in ("0.123", "secret", "tensor(", "array("):
         assert value not in shown
     assert "Leaf(float32 [3], 12 bytes)" in shown

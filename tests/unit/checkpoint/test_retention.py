@@ -91,5 +91,5 @@ def test_nonsense(make) -> None:
 
 def test_both_periods() -> None:
     """Hours and steps are two policies."""
-    with pytest.raises(OptionError, match="one of them"):
+    with pytest.raises(OptionError, match="give either hours or steps"):
         KeepEvery(hours=1, steps=1)

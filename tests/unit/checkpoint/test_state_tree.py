@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench.checkpoint.aliases import Leaf
-from iobench.checkpoint.state_tree import put_together, take_apart
+from iobench.checkpoint.state_tree import flatten, unflatten
 from iobench.errors import DataMismatchError, StateError
 from iobench.formats.tensors import tensor_from_bytes, torch_dtype
 
@@ -26,9 +26,9 @@ def _stored(leaf: Leaf) -> torch.Tensor:
 
 
 def _round_trip(state: Any) -> Any:
-    taken = take_apart(state)
+    taken = flatten(state)
     skeleton = json.loads(json.dumps(taken.skeleton, allow_nan=False))
-    return put_together(skeleton, {name: _stored(leaf) for name, leaf in taken.leaves.items()})
+    return unflatten(skeleton, {name: _stored(leaf) for name, leaf in taken.leaves.items()})
 
 
 _values = st.recursive(
@@ -134,7 +134,7 @@ def test_modules_and_optimizers(expect_same: Callable[..., None]) -> None:
 def test_tied_tensors_stay_tied() -> None:
     """One weight under two names is one tensor of the file and one memory again."""
     weight = torch.randn(4, 4)
-    taken = take_apart({"embedding": weight, "head": weight, "other": weight.clone()})
+    taken = flatten({"embedding": weight, "head": weight, "other": weight.clone()})
     assert sorted(taken.leaves) == ["embedding", "other"]
     found = _round_trip({"embedding": weight, "head": weight})
     found["head"][0, 0] = 77
@@ -207,7 +207,7 @@ def test_one_element_of_many(expect_same: Callable[..., None]) -> None:
 
 def test_a_slice_is_saved_alone() -> None:
     """A small view of a large tensor takes its own bytes, not the whole storage."""
-    (leaf,) = take_apart({"part": torch.zeros(1000)[10:12]}).leaves.values()
+    (leaf,) = flatten({"part": torch.zeros(1000)[10:12]}).leaves.values()
     assert leaf.size_bytes == 8
 
 
@@ -215,10 +215,10 @@ def test_names_are_paths() -> None:
     """Leaves are named as their place is, and never alike."""
     state = {"a": {"b.c": torch.zeros(1), 3: torch.zeros(2)}, "a.b": {"c": torch.zeros(3)}}
     state["list"] = [torch.zeros(4), np.zeros(5)]
-    names = list(take_apart(state).leaves)
+    names = list(flatten(state).leaves)
     assert sorted(names) == ["a.3", "a.b.c", "a.b.c#2", "list.0", "list.1"]
-    assert list(take_apart(torch.zeros(1)).leaves) == ["tensor"]
-    assert list(take_apart({"__metadata__": torch.zeros(1)}).leaves) == ["tensor.__metadata__"]
+    assert list(flatten(torch.zeros(1)).leaves) == ["tensor"]
+    assert list(flatten({"__metadata__": torch.zeros(1)}).leaves) == ["tensor.__metadata__"]
 
 
 _Pair = namedtuple("_Pair", "a b")
@@ -257,7 +257,7 @@ def _nested() -> torch.Tensor:
 def test_unsupported_objects_are_named(bad: Any) -> None:
     """The error tells where in the state the object is."""
     with pytest.raises(StateError, match=r"state\['model'\]\[0\]"):
-        take_apart({"model": [bad], "fine": 1})
+        flatten({"model": [bad], "fine": 1})
 
 
 @pytest.mark.parametrize("make", [lambda dtype: np.zeros(3, dtype), lambda dtype: dtype.type(1)])
@@ -265,15 +265,15 @@ def test_dtypes_that_are_not_of_numpy(make: Callable[[Any], Any]) -> None:
     """bfloat16 of ml_dtypes, as JAX has it, would come back as bytes, and is refused."""
     dtype = np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
     with pytest.raises(StateError, match=r"state\['model'\]\[0\] is .*bfloat16"):
-        take_apart({"model": [make(dtype)]})
+        flatten({"model": [make(dtype)]})
 
 
 def test_a_state_that_holds_itself() -> None:
     """A cycle is told; the same list twice is none."""
     state: dict[str, Any] = {"a": {}}
     state["a"]["b"] = state
-    with pytest.raises(StateError, match=r"state\['a'\]\['b'\] holds itself"):
-        take_apart(state)
+    with pytest.raises(StateError, match=r"state\['a'\]\['b'\] contains itself"):
+        flatten(state)
     shared = [1]
     assert _round_trip([shared, shared]) == [[1], [1]]
 
@@ -292,7 +292,7 @@ def test_a_state_that_holds_itself() -> None:
 def test_damaged_skeletons(skeleton: Any) -> None:
     """Nonsense is refused as a damaged file is."""
     with pytest.raises(DataMismatchError, match="skeleton"):
-        put_together(skeleton, {"t": torch.zeros(2)})
+        unflatten(skeleton, {"t": torch.zeros(2)})
 
 
 def test_ordered_dicts_stay_ordered() -> None:

@@ -85,7 +85,7 @@ def test_raw(device: FakeDevice, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("device", "message"),
-    [("cuda:99", "sees no such CUDA device"), ("meta", "cpu or cuda"), ("gpu", "none that torch")],
+    [("cuda:99", "sees no such CUDA device"), ("meta", "cpu or cuda"), ("gpu", "unknown to torch")],
 )
 def test_devices_that_are_not_there(device: str, message: str, tmp_path: Path) -> None:
     """A device that cannot be had is refused before anything is read."""

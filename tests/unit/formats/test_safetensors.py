@@ -147,7 +147,7 @@ def test_a_name_that_is_no_text(name: Any, tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         safetensors.torch.save_file(tensors, tmp_path / "stock")
     for some in (tensors, {name: torch.zeros(2)}):
-        with pytest.raises(UsageError, match=f"tensor name {re.escape(repr(name))} is no str"):
+        with pytest.raises(UsageError, match=f"tensor name {re.escape(repr(name))} is not a str"):
             ours.save(some, "ours", tmp_path, registry.make("buffered"))
     assert not (tmp_path / "ours").exists()
 

@@ -39,7 +39,7 @@ def test_conjugated_and_negated_views() -> None:
 @pytest.mark.parametrize("tensor", [torch.eye(2).to_sparse(), torch.ones(2, device="meta")])
 def test_no_bytes(tensor: torch.Tensor) -> None:
     """A tensor without dense CPU memory is refused, with what to do."""
-    with pytest.raises(UsageError, match=r"move it by \.cpu\(\) or make it dense"):
+    with pytest.raises(UsageError, match=r"call \.cpu\(\) or \.to_dense\(\) first"):
         tensor_bytes(tensor)
 
 

@@ -71,3 +71,25 @@ def _item(name: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> WriteIt
             size=size,
         ),
     )
+
+
+def test_a_model_in_bf16_is_the_file_that_torch_writes(
+    small: Callable[..., Workload], tmp_path: Path
+) -> None:
+    """With `model_only` and `precision` the file has the weights alone, in that dtype, exactly."""
+    file = small("llama7b-fsdp", world_size=1, precision="bf16", model_only=True).files()[0]
+    state = {t.name: torch.zeros(t.shape, dtype=torch.bfloat16) for t in file.tensors}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about saving without a process group
+        dcp.save(state, checkpoint_id=tmp_path, no_dist=True)
+    assert {t.dtype for t in file.tensors} == {"bfloat16"}
+    assert not any(t.name.startswith("optimizer") for t in file.tensors)
+    assert (tmp_path / file.path).stat().st_size == file.size_bytes
+
+
+def test_precision_leaves_the_step_scalars_in_fp32(small: Callable[..., Workload]) -> None:
+    """Weights and moments have the precision of the training; AdamW keeps its step in fp32."""
+    tensors = small("llama7b-fsdp", world_size=1, precision="bf16").files()[0].tensors
+    dtypes = {t.name.endswith(".step"): t.dtype for t in tensors}
+    assert dtypes == {True: "float32", False: "bfloat16"}
+    assert len(tensors) == 4 * small("llama7b-fsdp").model.num_tensors

@@ -83,7 +83,7 @@ def test_nothing_asked_nothing_changed(files: tuple[FileSpec, ...]) -> None:
         ("pickle", None, UnknownNameError, "unknown serializer"),
         (None, "blobs", UnknownNameError, "did you mean 'blob'"),
         (None, "layer=3", OptionError, "only shard takes a size"),
-        (None, "shard=0", OptionError, "must have some bytes"),
+        (None, "shard=0", OptionError, "must have at least 1 byte"),
         (None, "shard=much", OptionError, "not a size"),
     ],
 )

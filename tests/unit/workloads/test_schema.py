@@ -103,7 +103,7 @@ def test_a_broken_file_is_answered_in_one_line(
             "num_heads: 4, num_kv_heads: 3",
             "'model.arch.num_kv_heads' is 3: must div",
         ),
-        ("num_heads: 4", "num_heads: 4, max_positions: 3", "does not use it, leave it out"),
+        ("num_heads: 4", "num_heads: 4, max_positions: 3", "does not use it; remove it"),
         ("family: llama", "family: gpt2", "'model.arch.max_positions' is missing: family 'gpt2'"),
         ("family: llama", "family: opt", "'model.family' is 'opt': must be one of llama"),
         ("seconds: 0.5", "seconds: .inf", "'step_time.seconds' is inf: must be a finite number"),
@@ -136,7 +136,7 @@ _MERGED = "m0: &m0 {x: 1}\n" + "".join(
     [
         (_GOOD.replace("llama-7b", _NESTED), "10,000 values"),
         (_GOOD + _MERGED, "10,000 values"),
-        (_GOOD.replace("llama-7b", "&a [*a]"), "names what it is in"),
+        (_GOOD.replace("llama-7b", "&a [*a]"), "an alias that contains itself"),
         (_GOOD.replace("llama-7b", "!!bool x"), "does not fit its tag"),
         (_GOOD + 'description: "\\e[2J"', "control characters"),
         (_GOOD + 'description: "\\ud800"', "control characters"),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from iobench.workloads import TensorSpec
 from iobench.workloads.torch_zip import (
     archive_bytes,
+    dict_pickle_bytes,
     single_tensor_archive_bytes,
     state_dict_archive_bytes,
 )
@@ -102,3 +103,32 @@ def test_state_dicts_are_within_a_few_bytes_per_tensor() -> None:
     assert state_dict_archive_bytes(specs) == pytest.approx(
         _saved_bytes(state), abs=20 * len(specs)
     )
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 40, 999, 1000, 1001])
+def test_pickles_of_flat_dicts_are_exact(count: int) -> None:
+    """Dicts of tensors of two dtypes and one to four dimensions, before and after 1,000 items."""
+    shapes = [(7,), (3, 300), (1, 2, 70000), (1, 2, 3, 4)]
+    dtypes = ["bfloat16", "float32"]
+    specs = [
+        TensorSpec(name=f"layers.{i}.weight", dtype=dtypes[i % 2], shape=shapes[i % 4])
+        for i in range(count)
+    ]
+    state = {t.name: torch.empty(t.shape, dtype=getattr(torch, t.dtype)) for t in specs}
+    stream = io.BytesIO()
+    with torch.serialization.skip_data():
+        torch.save(state, stream)
+    stored = torch._C.PyTorchFileReader(io.BytesIO(stream.getvalue())).get_record("data.pkl")
+    assert dict_pickle_bytes(specs) == len(stored)
+
+
+def test_an_archive_of_old_torch_has_fewer_records() -> None:
+    """One element took 747 bytes before torch 2.1, in an archive named after no file."""
+    assert archive_bytes(_pickle_of_one_element(), [4]) == 1577
+    assert archive_bytes(_pickle_of_one_element(), [4], before_2_1=True) == 747
+
+
+def _pickle_of_one_element() -> int:
+    stream = io.BytesIO()
+    torch.save(torch.zeros(1), stream)
+    return len(torch._C.PyTorchFileReader(io.BytesIO(stream.getvalue())).get_record("data.pkl"))

@@ -1,4 +1,4 @@
-"""LookedAt: a Source that remembers what it gave, to be compared with what is read later."""
+"""InspectedFile: a Source that records the bytes it returned, for comparison with a later read."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from iobench.writers.device.base import DeviceBytes
 from iobench.writers.image import FileImage
 from iobench.writers.source import LocalSource, Source
 
-__all__ = ["LookedAt"]
+__all__ = ["InspectedFile"]
 
 
-class LookedAt(io.RawIOBase):
-    """What a format looks at in a file before it knows how to restore it: headers, an index.
+class InspectedFile(io.RawIOBase):
+    """A file whose header or index a format reads before it can restore the file.
 
-    The restore opens the file by its name once more. Where that was given to another file in
-    between, the bytes would be taken for what they are not; `check` tells.
+    The restore opens the file by name again. If another file got this name in between, its bytes
+    would be read with the wrong header. `check` finds this.
     """
 
     def __init__(self, source: Source) -> None:
@@ -33,7 +33,7 @@ class LookedAt(io.RawIOBase):
     @classmethod
     @contextmanager
     def opened(cls, file: str, writer: Writer | None) -> Iterator[Self]:
-        """`file` as `writer` opens it, or as one of a mounted file system. Raises TransferError."""
+        """Open `file` through `writer`, or in a mounted file system. Raises TransferError."""
         try:
             source: Source = LocalSource(file) if writer is None else writer.open_source(file)
         except IobenchError:
@@ -54,19 +54,20 @@ class LookedAt(io.RawIOBase):
         try:
             yield
         except BaseException as error:
-            # Of a damaged directory: EINVAL and OverflowError, for a range that no file has.
-            asked = isinstance(error, OSError) and error.errno == errno.EINVAL
-            if not asked and not isinstance(error, OverflowError):
+            # A damaged zip directory asks for an impossible range: EINVAL or OverflowError. That is
+            # damage of the file, not a failed read.
+            impossible = isinstance(error, OSError) and error.errno == errno.EINVAL
+            if not impossible and not isinstance(error, OverflowError):
                 self._failure = self._failure or error
             raise
 
     def raise_failure(self, file: str) -> None:
-        """Raise what the first failed read did, an OSError as TransferError.
+        """Raise the error of the first failed read, an OSError as TransferError.
 
-        zipfile takes an OSError for a file that is no zip, torch's reader any error for an object
-        that cannot be read.
+        Libraries hide such an error: zipfile reports an OSError as "not a zip file", and torch's
+        reader reports any error as an unreadable object.
         """
-        failure, self._failure = self._failure, None  # its traceback has this source in it
+        failure, self._failure = self._failure, None  # its traceback would keep this source alive
         if failure is None:
             return
         if isinstance(failure, OSError) and not isinstance(failure, IobenchError):
@@ -101,10 +102,9 @@ class LookedAt(io.RawIOBase):
             self._given[offset] = data
 
     def check(self, file: str, image: FileImage) -> None:
-        """Raise DataMismatchError unless the filled `image` has the bytes that were looked at.
+        """Raise DataMismatchError unless the filled `image` has the bytes that were inspected.
 
-        Bytes that it keeps on a device are not compared: they are tensors' data, which no format
-        looks at for its own sake.
+        Bytes on a device are not compared: they are tensor data, which formats do not inspect.
         """
         for offset, data in self._given.items():
             position = 0
@@ -113,6 +113,6 @@ class LookedAt(io.RawIOBase):
                 position += len(piece)
                 if not isinstance(piece, DeviceBytes) and piece.tobytes() != wanted:
                     raise DataMismatchError(
-                        f"{file}: was changed while it was read (bytes near {offset} are others "
-                        "now); restore it again"
+                        f"{file}: was changed while it was read (the bytes near {offset} differ); "
+                        "restore it again"
                     )
