@@ -52,13 +52,14 @@ class StorageReader(DcpPlace, StockStorageReader):
     def __init__(self, path: DcpLocation, writer: WriterLike) -> None:
         """`writer`: a Writer, a name, or the path of a config. Raises UsageError and its kin."""
         super().__init__(path, writer)
-        self._load_id = str(uuid.uuid4())
+        self.load_id = str(uuid.uuid4())
+        """Identifies the newest load; the metadata that `read_metadata` returns records it."""
         self._places: dict[Any, _StorageInfo] = {}
 
     def reset(self, checkpoint_id: DcpLocation | None = None) -> None:
         """Begin a new load, from another place if one is given."""
         self._begin_at(checkpoint_id)
-        self._load_id = str(uuid.uuid4())
+        self.load_id = str(uuid.uuid4())
         self._places = {}
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
@@ -81,7 +82,7 @@ class StorageReader(DcpPlace, StockStorageReader):
         if getattr(metadata, "storage_meta", None) is None:
             metadata.storage_meta = StorageMeta()
         assert metadata.storage_meta is not None
-        metadata.storage_meta.load_id = self._load_id
+        metadata.storage_meta.load_id = self.load_id
         return metadata
 
     def set_up_storage_reader(

@@ -84,14 +84,15 @@ class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
         self._single_file_per_rank = single_file_per_rank
         self._thread_count = thread_count
         self._overwrite = overwrite
-        self._save_id = str(uuid.uuid4())
+        self.save_id = str(uuid.uuid4())
+        """Identifies the newest save; `.metadata` records it."""
         self._own_rank: int | None = None  # of a save without collectives
         self._finishes = True
 
     def reset(self, checkpoint_id: DcpLocation | None = None) -> None:
         """Begin a new save, at another place if one is given."""
         self._begin_at(checkpoint_id)
-        self._save_id = str(uuid.uuid4())
+        self.save_id = str(uuid.uuid4())
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Is told by DCP how it saves."""
@@ -188,7 +189,7 @@ class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
 
     def storage_meta(self) -> StorageMeta:
         """What DCP notes down about this save."""
-        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save_id)
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self.save_id)
 
 
 class _Newest:
