@@ -13,7 +13,7 @@ from iobench.integrations.removal import remove_file
 from iobench.writers.source import Source
 from iobench.writers.transfer import Transfer
 
-__all__ = ["DcpFiles", "DcpLocation", "DcpPlace"]
+__all__ = ["DcpFiles", "DcpLocation", "DcpStorage"]
 
 DcpLocation = str | os.PathLike[str]
 
@@ -55,7 +55,7 @@ class DcpFiles:
         remove_file(self.path(name), self.writer)
 
 
-class DcpPlace:
+class DcpStorage:
     """What the storage writer and the storage reader of one place have in common."""
 
     def __init__(self, path: DcpLocation, writer: WriterLike) -> None:

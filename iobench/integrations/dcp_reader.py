@@ -23,7 +23,7 @@ from iobench import linux
 from iobench.environment.memory import host_takes_free_memory
 from iobench.errors import DataMismatchError, UsageError
 from iobench.formats import torch_file
-from iobench.integrations.dcp_files import DcpLocation, DcpPlace
+from iobench.integrations.dcp_files import DcpLocation, DcpStorage
 from iobench.integrations.dcp_writer import metadata_name
 from iobench.integrations.default_writer import WriterLike
 from iobench.units import MIB
@@ -42,7 +42,7 @@ _DAMAGE = (
 """What unpickling a file raises that is damaged, or is something else."""
 
 
-class StorageReader(DcpPlace, StockStorageReader):
+class StorageReader(DcpStorage, StockStorageReader):
     """Loads what `StorageWriter`, or stock `FileSystemWriter`, saved.
 
     Only the ranges that the plan asks for are read, up to 256 MiB at once: the next ones come from

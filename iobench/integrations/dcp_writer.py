@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from iobench.errors import TargetError, UsageError
-from iobench.integrations.dcp_files import DcpLocation, DcpPlace
+from iobench.integrations.dcp_files import DcpLocation, DcpStorage
 from iobench.integrations.default_writer import WriterLike
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.blocks.workers import Blocks, run_workers
@@ -48,7 +48,7 @@ def metadata_name(rank: int | None) -> str:
     return METADATA if rank is None else f"__{rank}{METADATA}"
 
 
-class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
+class StorageWriter(DcpStorage, StockStorageWriter, BlockingAsyncStager):
     """Saves a checkpoint that stock `FileSystemReader` reads, every file by the writer's I/O path.
 
     When `dcp.save` returns, and when the future of `dcp.async_save` is done, all of it is durable:
@@ -79,7 +79,7 @@ class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
         """
         if thread_count < 1:
             raise UsageError(f"thread_count={thread_count}: must be 1 or more")
-        DcpPlace.__init__(self, path, writer)
+        DcpStorage.__init__(self, path, writer)
         BlockingAsyncStager.__init__(self, cache_staged_state_dict=cache_staged_state_dict)
         self._single_file_per_rank = single_file_per_rank
         self._thread_count = thread_count

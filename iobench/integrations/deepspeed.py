@@ -27,7 +27,7 @@ from iobench.checkpoint.background import BackgroundFiles
 from iobench.checkpoint.save import Save
 from iobench.errors import TransferError, UsageError
 from iobench.formats import torch_file
-from iobench.integrations import torch_functions
+from iobench.integrations import torch_dropins
 from iobench.integrations.default_writer import WriterLike, chosen_writer
 from iobench.integrations.needs import needs
 from iobench.units import parse_size
@@ -82,7 +82,7 @@ class CheckpointEngine(StockCheckpointEngine):  # type: ignore[misc]
 
     def load(self, path: str, map_location: Any = None) -> Any:
         """What `torch.load(path, map_location, weights_only=False)` returns."""
-        return torch_functions.load(path, map_location, weights_only=False, writer=self._writer)
+        return torch_dropins.load(path, map_location, weights_only=False, writer=self._writer)
 
     def commit(self, info: CheckpointCommitInfo) -> bool:
         """All of this rank's files are durable under their names then. Raises TransferError."""

@@ -19,7 +19,7 @@ from iobench.checkpoint.background import BackgroundFiles, absolute
 from iobench.checkpoint.save import Save
 from iobench.errors import OptionError
 from iobench.formats import torch_file
-from iobench.integrations import torch_functions
+from iobench.integrations import torch_dropins
 from iobench.integrations.default_writer import WriterLike, chosen_writer
 from iobench.integrations.needs import needs
 from iobench.integrations.removal import remove_file
@@ -64,7 +64,7 @@ class CheckpointIO(StockCheckpointIO):  # type: ignore[misc]
         Raises what torch.load does; FileNotFoundError where there is no checkpoint.
         """
         location = "cpu" if map_location is None else map_location
-        loaded: dict[str, Any] = torch_functions.load(
+        loaded: dict[str, Any] = torch_dropins.load(
             os.fspath(path), location, weights_only=weights_only, writer=self._writer
         )
         return loaded

@@ -16,7 +16,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from iobench.integrations import safetensors_functions, torch_functions
+from iobench.integrations import safetensors_dropins, torch_dropins
 from iobench.integrations.bypass import bypassed
 from iobench.integrations.replacing import Replaced, put_back, replace
 from iobench.writers.base import Writer
@@ -83,15 +83,15 @@ def _install() -> None:
             return
         stock = safetensors.torch
         for old, new in (
-            (torch.save, _detour(torch.save, torch_functions.save, 1, "f")),
-            (torch.load, _detour(torch.load, torch_functions.load, 0, "f")),
+            (torch.save, _detour(torch.save, torch_dropins.save, 1, "f")),
+            (torch.load, _detour(torch.load, torch_dropins.load, 0, "f")),
             (
                 stock.save_file,
-                _detour(stock.save_file, safetensors_functions.save_file, 1, "filename"),
+                _detour(stock.save_file, safetensors_dropins.save_file, 1, "filename"),
             ),
             (
                 stock.load_file,
-                _detour(stock.load_file, safetensors_functions.load_file, 0, "filename"),
+                _detour(stock.load_file, safetensors_dropins.load_file, 0, "filename"),
             ),
         ):
             _replaced.extend(replace(old, new))

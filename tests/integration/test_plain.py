@@ -24,7 +24,7 @@ import iobench.safetensors
 import iobench.torch
 from iobench.errors import SaveError, UsageError
 from iobench.formats import torch_image
-from iobench.integrations import default_writer, plain_safetensors
+from iobench.integrations import default_writer, safetensors_transfer
 from iobench.testing import moto_s3
 from iobench.writers.s3 import S3Writer
 
@@ -420,7 +420,7 @@ def test_what_is_left_of_an_old_file(
 def test_what_is_left_of_an_old_safetensors_file(kind: str, umask: int, tmp_path: Path) -> None:
     """As the installed safetensors leaves it."""
     prepare, _ = _OLD[kind]
-    plain_safetensors._stock_habits.cache_clear()  # as in a process that began with this umask
+    safetensors_transfer._stock_behaviour.cache_clear()  # as in a new process
     before = os.umask(umask)
     try:
         for side, save in (
@@ -432,7 +432,7 @@ def test_what_is_left_of_an_old_safetensors_file(kind: str, umask: int, tmp_path
             save({"a": torch.ones(9)}, tmp_path / side / "m.pt")
     finally:
         os.umask(before)
-        plain_safetensors._stock_habits.cache_clear()
+        safetensors_transfer._stock_behaviour.cache_clear()
     assert _listed(tmp_path / "ours") == _listed(tmp_path / "stock")
 
 

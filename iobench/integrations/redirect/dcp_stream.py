@@ -13,7 +13,7 @@ from iobench.errors import UnavailableError
 from iobench.integrations.bypass import bypass, bypassed
 from iobench.integrations.redirect.call_counts import CallCounts, Count
 from iobench.integrations.redirect.redirect import fallbacks_of
-from iobench.integrations.stock_path import NotOurs, StockPath, path_of
+from iobench.integrations.stock_path import StockOnly, StockPath, path_of
 from iobench.writers.base import Writer
 from iobench.writers.stream import Stream
 
@@ -29,7 +29,7 @@ def dcp_stream(
     path: str | os.PathLike[str],
     mode: str,
     writer: Callable[[], Writer],
-    tally: CallCounts,
+    counts: CallCounts,
 ) -> Iterator[Any]:
     """`stock(system, path, mode)`, a context manager, over the writer where a file is written."""
     if mode != "wb" or bypassed():
@@ -45,9 +45,9 @@ def dcp_stream(
             opened = chosen.open(place.path)
     except Exception as why:  # noqa: BLE001 -- it is told, and stock has the last word
         reason = str(why)
-        if not isinstance(why, NotOurs):
+        if not isinstance(why, StockOnly):
             reason = f"{type(why).__name__}: {why}"
-            tally.say(f"{_NAME}: {path} is written by the stock class: {why}")
+            counts.say(f"{_NAME}: {path} is written by the stock class: {why}")
         if isinstance(why, UnavailableError):
             reason = f"writer {why.name} does not work there"
 
@@ -61,17 +61,17 @@ def dcp_stream(
                 with stock(system, path, mode) as stream:
                     yield stream
             finally:
-                tally.stock(_NAME, reason, count())
+                counts.stock(_NAME, reason, count())
             return
         try:
             with _DcpStream(opened, place.directory) as stream:
                 yield stream
         except BaseException:
-            tally.failed(_NAME, count())
+            counts.failed(_NAME, count())
             raise
     moved = opened.transfer
     assert moved is not None
-    tally.redirected(_NAME, count(moved.bytes), fallbacks_of(moved))
+    counts.redirected(_NAME, count(moved.bytes), fallbacks_of(moved))
 
 
 class _DcpStream(io.RawIOBase):

@@ -27,7 +27,7 @@ def begin(session: str, problem: Callable[[str], None]) -> None:
     """
 
     @functools.cache
-    def tally() -> CallCounts:
+    def counts() -> CallCounts:
         from iobench.integrations.redirect.call_counts import CallCounts
 
         return CallCounts(session)
@@ -37,8 +37,8 @@ def begin(session: str, problem: Callable[[str], None]) -> None:
             try:
                 from iobench.integrations.redirect import patches
 
-                tally().seen()
-                getattr(patches, function)(module, tally())
+                counts().seen()
+                getattr(patches, function)(module, counts())
             except Exception as error:  # noqa: BLE001 -- the script goes on with stock functions
                 reason = f"{type(error).__name__}: {error}"
                 text = " ".join(f"{module.__name__} is not redirected: {reason}".split())

@@ -13,8 +13,8 @@ from iobench.errors import UnavailableError
 from iobench.integrations.bypass import bypass, bypassed
 from iobench.integrations.redirect.call_counts import CallCounts, Count
 from iobench.integrations.stock_path import (
-    NotOurs,
     NotPicklable,
+    StockOnly,
     check_stock_can_load,
     check_stock_can_save,
 )
@@ -35,7 +35,7 @@ class Redirect:
     stock: Callable[..., Any]
     file: tuple[int, str]
     """Its place and its name."""
-    tally: CallCounts
+    counts: CallCounts
     _told: set[str] = field(default_factory=set)
 
     def saving(self, prepare: Callable[..., Callable[[], Transfer]]) -> Callable[..., Any]:
@@ -55,7 +55,7 @@ class Redirect:
                 with bypass():
                     write = prepare(*args, **kwargs)
             except NotPicklable as why:  # stock would raise it over a file that it has truncated
-                self.tally.failed(self.name, call.count())
+                self.counts.failed(self.name, call.count())
                 raise why.error from None
             except Exception as why:  # noqa: BLE001 -- it is told, and stock has the last word
                 refused = why
@@ -67,7 +67,7 @@ class Redirect:
                 except UnavailableError as why:
                     refused = why
                 except Exception:
-                    self.tally.failed(self.name, call.count())
+                    self.counts.failed(self.name, call.count())
                     raise
             call.check(check_stock_can_save, refused)
             call.tell(refused)
@@ -125,22 +125,22 @@ class _Call:
     def redirected(self, moved: Transfer) -> None:
         """It went over the writer."""
         detour = self._detour
-        detour.tally.redirected(detour.name, self.count(moved.bytes), fallbacks_of(moved))
+        detour.counts.redirected(detour.name, self.count(moved.bytes), fallbacks_of(moved))
 
     def check(self, stock_can: Callable[[str, object, Exception], None], why: Exception) -> None:
         """Raise what `stock_can` raises, where stock cannot; it is a failure then."""
         try:
             stock_can(self._detour.name, self._given, why)
         except Exception:
-            self._detour.tally.failed(self._detour.name, self.count())
+            self._detour.counts.failed(self._detour.name, self.count())
             raise
 
     def tell(self, why: Exception) -> None:
         """Say at once that something failed; each reason once."""
         reason = _reason(why)
-        if not isinstance(why, NotOurs) and reason not in self._detour._told:
+        if not isinstance(why, StockOnly) and reason not in self._detour._told:
             self._detour._told.add(reason)
-            self._detour.tally.say(
+            self._detour.counts.say(
                 f"{self._detour.name}({self._file}) is done by the stock function: {why}"
             )
 
@@ -151,12 +151,12 @@ class _Call:
         try:
             return detour.stock(*self._args, **self._kwargs)
         finally:
-            detour.tally.stock(detour.name, _reason(why), self.count())
+            detour.counts.stock(detour.name, _reason(why), self.count())
 
 
 def _reason(why: Exception) -> str:
     """Few different ones: without names of files."""
-    if isinstance(why, NotOurs):
+    if isinstance(why, StockOnly):
         return str(why)
     if isinstance(why, UnavailableError):
         return f"writer {why.name} does not work there"

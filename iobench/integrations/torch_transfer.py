@@ -1,7 +1,7 @@
-"""`torch.save` and `torch.load` over a writer, each in two steps: what may be refused, the bytes.
+"""The work of `iobench.torch` and `iobench exec`: torch.save and torch.load using a writer.
 
-`iobench.torch` and `iobench exec` are made of these. What they cannot do exactly as stock torch
-does they refuse with NotOurs, before anything is written.
+Calls that a writer cannot make exactly like stock torch raise StockOnly before anything is written.
+`torch_dropins` has the functions with the stock signatures.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from iobench.errors import DataMismatchError, SaveError, TransferError
 from iobench.formats import torch_file, torch_image
 from iobench.formats.file_memory import FileMemory
 from iobench.formats.looked_at import LookedAt
-from iobench.integrations.stock_path import NotOurs, NotPicklable, StockPath, path_of
+from iobench.integrations.stock_path import NotPicklable, StockOnly, StockPath, path_of
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes
 from iobench.writers.source import ImageSource
@@ -43,33 +43,33 @@ def prepare_save(
     _use_new_zipfile_serialization: bool = True,
     _disable_byteorder_record: bool = False,
 ) -> _Write:
-    """Describe the file that `torch.save` would make; what is returned writes it, durable.
+    """Describe the file that `torch.save` would make. Return a function that writes it durably.
 
-    Raises NotOurs, and NotPicklable with what pickling raised. The returned function raises
-    SaveError, which is a RuntimeError as torch's is, and UnavailableError.
+    Raises StockOnly, and NotPicklable with the error of pickling. The returned function raises
+    SaveError, which is a RuntimeError like torch's error, and UnavailableError.
     """
     began = time.perf_counter()
     path = path_of(f)
     if pickle_module is not pickle:
-        raise NotOurs("another pickle module")
+        raise StockOnly("another pickle module")
     if torch.serialization._serialization_tls.skip_data:
-        raise NotOurs("torch.serialization.skip_data is on")
+        raise StockOnly("torch.serialization.skip_data is on")
     if not _use_new_zipfile_serialization:
-        raise NotOurs("the format before torch 1.6")
+        raise StockOnly("the file format before torch 1.6")
     place = StockPath.of(path, writer, stock_renames=False)
     image = torch_image.image(
         place.name,
         obj,
         place.directory,
         crc=torch.serialization.get_crc32_options(),
-        pickle_module=_TELLING,
+        pickle_module=_PICKLE,
         pickle_protocol=pickle_protocol,
         _disable_byteorder_record=_disable_byteorder_record,
     )
     if image is None:
-        raise NotOurs(
-            "its storages are on a device, it has tensors whose data torch cannot leave out, "
-            "or this torch writes another file"
+        raise StockOnly(
+            "its storages are on a device other than CUDA, it has tensors whose data torch cannot "
+            "skip, or this torch writes different bytes"
         )
     place.check_room(image.size_bytes)
     serialize_s = time.perf_counter() - began
@@ -89,21 +89,22 @@ def prepare_save(
 
 
 class _Pickler(pickle.Pickler):
-    """Tells an object that cannot be pickled from all else that may go wrong beforehand.
+    """Marks errors of pickling, to distinguish them from all other errors before the write.
 
-    Stock torch opens the file before it pickles: it would fail too, and truncate what is there.
+    Stock torch opens the file before it pickles: it would fail too, after truncating the old file.
     """
 
     def dump(self, obj: Any) -> None:
         try:
             super().dump(obj)
         except Exception as error:
-            if "skip_data" in str(error):  # torch's refusal of what has no storages
+            if "skip_data" in str(error):  # torch refuses objects whose data it cannot skip
                 raise
             raise NotPicklable(error) from error
 
 
-_TELLING = types.SimpleNamespace(Pickler=_Pickler, __name__=pickle.__name__)
+_PICKLE = types.SimpleNamespace(Pickler=_Pickler, __name__=pickle.__name__)
+"""The module `pickle` with that Pickler; torch reads the module's name."""
 
 
 def load(
@@ -116,22 +117,17 @@ def load(
     mmap: bool | None = None,
     **pickle_load_args: Any,
 ) -> tuple[Any, Transfer]:
-    """What `torch.load` would return, its storages filled by one parallel read of the whole file.
+    """Return what `torch.load` returns, and the Transfer of one parallel read of the whole file.
 
-    The object is then unpickled by stock torch from memory, so `weights_only`, its safe globals and
-    warnings are torch's own. Storages are memory of torch's own allocator, one each. Raises
-    NotOurs, and what else goes wrong as it is: the stock function knows what to make of it.
+    Stock torch unpickles the object from memory, so `weights_only`, safe globals and warnings are
+    torch's own. Each storage has memory of its own from torch's allocator. Raises StockOnly, and
+    every other error unchanged, which the stock function can handle.
     """
     began = time.perf_counter()
     path = path_of(f)
-    if path.endswith(".safetensors"):
-        raise NotOurs("a safetensors file, which stock hands to safetensors.torch.load_file")
-    if mmap or (mmap is None and config.load.mmap):
-        raise NotOurs("mmap=True reads nothing yet")
-    if torch.serialization._serialization_tls.skip_data or _no_data_wanted(map_location):
-        raise NotOurs("no data is wanted")
+    _check_load(path, map_location, mmap)
     place = StockPath.of_stored(path, writer)
-    records, memory, storages = _room(place, writer)
+    records, memory, storages = _allocate(place, writer)
     image = memory.image(place.name)
     parse_s = time.perf_counter() - began
     moved = writer.read(image, place.directory)
@@ -139,29 +135,14 @@ def load(
     source = ImageSource(image)
     if torch_file.storage_places(path, source)[0] != records:
         raise DataMismatchError(f"{path}: was changed while it was read; load it again")
-    restore = _restore(map_location)
-    left = iter(storages)
-
-    def storage(described: Any, location: str) -> Any:
-        if not described.nbytes():
-            return restore(described, location)
-        found = next(left, None)
-        if found is None or found.nbytes() != described.nbytes():
-            raise NotOurs("its storages are not in the order that torch.save writes")
-        return restore(found, location)
-
-    with torch.serialization.skip_data():
-        source.seek(0)
-        state = torch.load(
-            cast(IO[bytes], source),
-            map_location=storage,
-            pickle_module=pickle_module,
-            weights_only=weights_only,
-            mmap=False,
-            **pickle_load_args,
-        )
-    if next(left, None) is not None:
-        raise NotOurs("its storages are not in the order that torch.save writes")
+    state = _unpickle(
+        source,
+        storages,
+        _restore(map_location),
+        pickle_module=pickle_module,
+        weights_only=weights_only,
+        **pickle_load_args,
+    )
     parse_s += time.perf_counter() - began
     return state, replace(
         moved,
@@ -170,16 +151,55 @@ def load(
     )
 
 
-def _room(
+def _check_load(path: str, map_location: Any, mmap: bool | None) -> None:
+    """Raise StockOnly for calls that read no data now, or that stock passes to safetensors."""
+    if path.endswith(".safetensors"):
+        raise StockOnly("a safetensors file, which stock passes to safetensors.torch.load_file")
+    if mmap or (mmap is None and config.load.mmap):
+        raise StockOnly("mmap=True reads the data later")
+    if torch.serialization._serialization_tls.skip_data or _loads_no_data(map_location):
+        raise StockOnly("the call loads no data")
+
+
+def _unpickle(
+    source: ImageSource,
+    storages: list[torch.UntypedStorage],
+    restore: Callable[[Any, str], Any],
+    **options: Any,
+) -> Any:
+    """Let torch unpickle the file in `source`, with `storages` in place of those it would read.
+
+    `torch.serialization.skip_data` makes torch.load allocate storages without reading them. It asks
+    `map_location` for each one in the order of the file; there the filled one replaces it.
+    """
+    left = iter(storages)
+
+    def storage(described: Any, location: str) -> Any:
+        if not described.nbytes():
+            return restore(described, location)
+        found = next(left, None)
+        if found is None or found.nbytes() != described.nbytes():
+            raise StockOnly("its storages are not in the order that torch.save writes")
+        return restore(found, location)
+
+    with torch.serialization.skip_data():
+        source.seek(0)
+        state = torch.load(cast(IO[bytes], source), map_location=storage, mmap=False, **options)
+    if next(left, None) is not None:
+        raise StockOnly("its storages are not in the order that torch.save writes")
+    return state
+
+
+def _allocate(
     place: StockPath, writer: Writer
 ) -> tuple[list[tuple[int, int]], FileMemory, list[torch.UntypedStorage]]:
-    """Where the storages stand in the file, memory for all of it, and the storages on that."""
+    """Return the storages' byte ranges in the file, memory for the file, and the storages in it."""
     storages: list[torch.UntypedStorage] = []
 
     def allocate(size_bytes: int) -> Bytes:
         storage = torch.empty(size_bytes, dtype=torch.uint8, device="cpu").untyped_storage()
         storages.append(storage)
-        return np.asarray(_Seen(storage))
+        return np.asarray(_StorageArray(storage))
 
     with closing(writer.open_source(place.path)) as source:
         records, size = torch_file.storage_places(place.path, LookedAt(source))
@@ -189,7 +209,8 @@ def _room(
     return records, memory, storages
 
 
-def _no_data_wanted(map_location: Any) -> bool:
+def _loads_no_data(map_location: Any) -> bool:
+    """Whether torch.load makes tensors without data: fake ones, or those of the meta device."""
     if torch._guards.detect_fake_mode(None) is not None:
         return True
     if isinstance(map_location, str):
@@ -198,8 +219,10 @@ def _no_data_wanted(map_location: Any) -> bool:
 
 
 def _restore(map_location: Any) -> Callable[[Any, str], Any]:
-    """Where torch would put a storage, given it with its data and where it was saved from."""
+    """Return the function that puts a filled storage where torch.load would put it.
 
+    It takes the storage and the location that it was saved from.
+    """
     default: Callable[[Any, str], Any] = default_restore_location
 
     def restore(storage: Any, location: str) -> Any:
@@ -216,11 +239,14 @@ def _restore(map_location: Any) -> Callable[[Any, str], Any]:
     return restore
 
 
-class _Seen:
-    """A storage as numpy sees it. `Tensor.numpy` would leave it unable to grow ever after."""
+class _StorageArray:
+    """The array interface of a storage's bytes. `Tensor.numpy` would make the storage unresizable.
+
+    It holds the storage, so that numpy's views keep the memory alive.
+    """
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
-        self.storage = storage  # kept as long as it is seen
+        self.storage = storage
         self.__array_interface__ = {
             "shape": (storage.nbytes(),),
             "typestr": "|u1",
