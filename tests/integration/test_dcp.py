@@ -211,7 +211,7 @@ def test_damage(tmp_path: Path, damage: str) -> None:
     else:
         metadata.write_bytes(pickle.dumps({"a": 1}))
     about_metadata = damage in ("no metadata", "other object")
-    word = "no metadata of DCP" if about_metadata else "DataMismatchError"
+    word = "not metadata of DCP" if about_metadata else "DataMismatchError"
     with pytest.raises(dcp.api.CheckpointException, match=word):
         loaded(StorageReader(tmp_path, "buffered"), state)
 
@@ -226,7 +226,7 @@ def test_bad_arguments(tmp_path: Path) -> None:
     (tmp_path / ".metadata").touch()
     with pytest.raises(TargetError, match="already"):
         StorageWriter(tmp_path, "buffered", overwrite=False).prepare_local_plan(dcp.SavePlan([]))
-    with pytest.raises(DataMismatchError, match="no metadata of DCP"):
+    with pytest.raises(DataMismatchError, match="not metadata of DCP"):
         StorageReader(tmp_path, "buffered").read_metadata()
 
 

@@ -577,7 +577,7 @@ def test_models_that_are_too_large_stay_mapped(
 
 def test_the_default_writer(tmp_path: Path) -> None:
     """It can be set by name, path or object, and only to one that keeps files."""
-    with pytest.raises(UsageError, match="keeps nothing"):
+    with pytest.raises(UsageError, match="stores nothing"):
         iobench.set_default_writer("null")
     config = tmp_path / "writer.toml"
     config.write_text(iobench.dump_writer(iobench.load_writer("buffered")))

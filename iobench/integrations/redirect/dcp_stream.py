@@ -1,4 +1,4 @@
-"""The stream in which DCP writes one file, over the writer: its bytes are DCP's own, as stock."""
+"""The stream that DCP writes one file to, through the writer. The bytes are those of stock DCP."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def dcp_stream(
     writer: Callable[[], Writer],
     counts: CallCounts,
 ) -> Iterator[Any]:
-    """`stock(system, path, mode)`, a context manager, over the writer where a file is written."""
+    """Replace the context manager `stock(system, path, mode)`: files are written by the writer."""
     if mode != "wb" or bypassed():
         with stock(system, path, mode) as stream:
             yield stream
@@ -43,7 +43,7 @@ def dcp_stream(
             chosen = writer()
             place = StockPath.of(path_of(path), chosen, stock_renames=False)
             opened = chosen.open(place.path)
-    except Exception as why:  # noqa: BLE001 -- it is told, and stock has the last word
+    except Exception as why:  # noqa: BLE001 -- reported, and stock writes the file
         reason = str(why)
         if not isinstance(why, StockOnly):
             reason = f"{type(why).__name__}: {why}"
@@ -55,7 +55,7 @@ def dcp_stream(
         seconds = time.perf_counter() - began
         return Count(calls=1, bytes=size_bytes, seconds=seconds, example=os.fspath(path))
 
-    with bypass():  # torch.save into the stream is part of it
+    with bypass():  # DCP calls torch.save with this stream
         if opened is None:
             try:
                 with stock(system, path, mode) as stream:
@@ -75,10 +75,10 @@ def dcp_stream(
 
 
 class _DcpStream(io.RawIOBase):
-    """A Stream as DCP treats its file: flushed after every tensor, synced by its descriptor.
+    """A Stream with the file methods that DCP calls: flush after every tensor, fsync by `fileno`.
 
-    Closing it makes it durable and publishes it; until then neither means anything. `fileno` is
-    the directory's, since DCP syncs the whole machine for want of one.
+    Both have no effect: closing the stream makes the file durable and publishes it. `fileno` is the
+    directory's descriptor, because without one DCP calls os.sync(), which syncs all file systems.
     """
 
     def __init__(self, stream: Stream, directory: str) -> None:

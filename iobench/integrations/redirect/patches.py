@@ -1,6 +1,6 @@
-"""The stock functions that `iobench exec` replaces, in the modules that have them.
+"""The stock functions that `iobench exec` replaces, by module.
 
-The modules that do the work are loaded with the first call, so that torch is imported as always.
+The first call imports the modules that do the work, so that importing torch takes no longer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["dcp", "safetensors", "torch"]
 
 
 def torch(module: ModuleType, counts: CallCounts) -> None:
-    """torch.save and torch.load, in torch.serialization before torch takes them from there."""
+    """Replace torch.save and torch.load in torch.serialization, before torch imports them."""
 
     def prepare(*args: Any, **kwargs: Any) -> Any:
         from iobench.integrations import torch_transfer
@@ -41,7 +41,7 @@ def torch(module: ModuleType, counts: CallCounts) -> None:
 
 
 def safetensors(module: ModuleType, counts: CallCounts) -> None:
-    """safetensors.torch.save_file and load_file."""
+    """Replace safetensors.torch.save_file and load_file."""
 
     def prepare(*args: Any, **kwargs: Any) -> Any:
         from iobench.integrations import safetensors_transfer
@@ -65,7 +65,7 @@ def safetensors(module: ModuleType, counts: CallCounts) -> None:
 
 
 def dcp(module: ModuleType, counts: CallCounts) -> None:
-    """The files and directories that DCP's FileSystemWriter, and those derived from it, make."""
+    """Replace the methods by which DCP's FileSystemWriter and its subclasses create files."""
     stock = module.FileSystem.create_stream
     stock_mkdir = module.FileSystem.mkdir
     stock_rename = module.FileSystem.rename
@@ -84,7 +84,7 @@ def dcp(module: ModuleType, counts: CallCounts) -> None:
 
         made = [] if bypassed() else missing_directories(path)
         stock_mkdir(self, path)
-        for directory in made:  # else the checkpoint may be gone with its name
+        for directory in made:  # a crash may lose a new directory whose parent was not synced
             sync_directory(os.path.dirname(directory))
 
     @functools.wraps(stock_rename)
@@ -92,7 +92,7 @@ def dcp(module: ModuleType, counts: CallCounts) -> None:
         from iobench.writers.local.new_file import sync_directory
 
         stock_rename(self, path, new_path)
-        if not bypassed():  # it commits a checkpoint, and stock leaves the name in memory
+        if not bypassed():  # this rename commits the checkpoint; stock does not sync the directory
             sync_directory(os.path.dirname(new_path) or ".")
 
     module.FileSystem.create_stream = create_stream
