@@ -171,7 +171,7 @@ class _Stream:
 def _fill(
     handle: Any, buffers: list[torch.Tensor], path: str, parts: dict[int, torch.Tensor]
 ) -> None:
-    """Read the blocks that contain `parts` (offset -> memory, in order) into two buffers in turn."""
+    """Read the blocks that contain `parts` (offset -> memory, in order), two in turn."""
     block, size = len(buffers[0]), os.path.getsize(path)
     blocks = [
         start
