@@ -164,9 +164,9 @@ class StorageWriter(DcpStorage, StockStorageWriter, BlockingAsyncStager):
                     start = stream.tell()
                     _write_item(planner.resolve_data(item), cast(IO[bytes], stream))
                     length = stream.tell() - start
-                    place = _StorageInfo(name, start, length)
+                    stored = _StorageInfo(name, start, length)
                     results.append(
-                        WriteResult(index=item.index, size_in_bytes=length, storage_data=place)
+                        WriteResult(index=item.index, size_in_bytes=length, storage_data=stored)
                     )
         except RuntimeError as error:
             if stream.failure is None:
@@ -205,12 +205,16 @@ class _Newest:
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
-        self._place = self._failure = ""
+        self._location = self._failure = ""
 
-    def begin(self, place: DcpLocation) -> None:
+    def begin(self, location: DcpLocation) -> None:
         thread, self._failure = threading.current_thread(), ""
         if thread is not threading.main_thread():
-            self._thread, self._place, self._over = thread, os.fspath(place), threading.Event()
+            self._thread, self._location, self._over = (
+                thread,
+                os.fspath(location),
+                threading.Event(),
+            )
             interpreter_end.at_end(self, _Newest._at_end)
 
     @contextlib.contextmanager
@@ -239,9 +243,9 @@ class _Newest:
             while thread in threading.enumerate() and time.monotonic() < until_s:
                 time.sleep(0.01)
         if self._failure:
-            interpreter_end.lost(f"async_save to {self._place} failed: {self._failure}")
+            interpreter_end.lost(f"async_save to {self._location} failed: {self._failure}")
         elif not self._over.is_set():
-            interpreter_end.lost(f"async_save to {self._place} did not end")
+            interpreter_end.lost(f"async_save to {self._location} did not end")
 
 
 _newest = _Newest()

@@ -55,15 +55,17 @@ def routed(writer: Writer, directory: str | os.PathLike[str]) -> Iterator[None]:
         _remove()
 
 
-def _redirected(stock: Callable[..., Any], ours: Callable[..., Any], place: int, name: str) -> Any:
+def _redirected(
+    stock: Callable[..., Any], ours: Callable[..., Any], position: int, name: str
+) -> Any:
     """Return `stock`, replaced by `ours` for files of the route.
 
-    The file is the positional argument `place` or the keyword argument `name`.
+    The file is the positional argument `position` or the keyword argument `name`.
     """
 
     @functools.wraps(stock)
     def either(*args: Any, **kwargs: Any) -> Any:
-        file = args[place] if len(args) > place else kwargs.get(name)
+        file = args[position] if len(args) > position else kwargs.get(name)
         if _route.writer is None or bypassed() or not _is_below(file, _route.directory):
             return stock(*args, **kwargs)
         return ours(*args, writer=_route.writer, **kwargs)

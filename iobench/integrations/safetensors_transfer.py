@@ -54,20 +54,20 @@ def prepare_save(
         stock = _stock_behaviour()
     if stock is None:
         raise StockOnly(f"safetensors {safetensors.__version__} writes different bytes")
-    place = StockPath.of(path, writer, stock_renames=stock.renames)
+    target = StockPath.of(path, writer, stock_renames=stock.renames)
     try:
-        image = files.image(place.name, tensors, metadata)
+        image = files.image(target.name, tensors, metadata)
     except ValueError as error:
         raise StockOnly(f"a safetensors file cannot hold it ({error})") from error
-    place.check_room(image.size_bytes)
+    target.check_room(image.size_bytes)
 
     def write() -> Transfer:
         try:
-            moved = writer.write(image, place.directory)
+            moved = writer.write(image, target.directory)
         except TransferError as error:
             raise SaveFileError.of(error) from error
         if stock.mode is not None and "file" in writer.schemes:
-            os.chmod(place.path, stock.mode)
+            os.chmod(target.path, stock.mode)
         return moved
 
     return write
@@ -83,13 +83,13 @@ def load(
     if backend not in ("mmap", "pread"):
         raise StockOnly(f"backend {backend!r}, neither mmap nor pread")
     path = path_of(filename)
-    place = StockPath.of_stored(path, writer)
+    target = StockPath.of_stored(path, writer)
     on = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if on.type not in ("cpu", "cuda"):
         raise StockOnly(f"device {on.type}")
     if on.type == "cpu" and backend == "mmap" and "file" in writer.schemes:
         _check_memory(os.stat(path).st_size)
-    return files.load(place.name, place.directory, writer, device=on)
+    return files.load(target.name, target.directory, writer, device=on)
 
 
 def _check_tensors(tensors: Any) -> None:

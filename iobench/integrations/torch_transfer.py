@@ -56,11 +56,11 @@ def prepare_save(
         raise StockOnly("torch.serialization.skip_data is on")
     if not _use_new_zipfile_serialization:
         raise StockOnly("the file format before torch 1.6")
-    place = StockPath.of(path, writer, stock_renames=False)
+    target = StockPath.of(path, writer, stock_renames=False)
     image = torch_image.image(
-        place.name,
+        target.name,
         obj,
-        place.directory,
+        target.directory,
         crc=torch.serialization.get_crc32_options(),
         pickle_module=_PICKLE,
         pickle_protocol=pickle_protocol,
@@ -71,12 +71,12 @@ def prepare_save(
             "its storages are on a device other than CUDA, it has tensors whose data torch cannot "
             "skip, or this torch writes different bytes"
         )
-    place.check_room(image.size_bytes)
+    target.check_room(image.size_bytes)
     serialize_s = time.perf_counter() - began
 
     def write() -> Transfer:
         try:
-            moved = writer.write(image, place.directory)
+            moved = writer.write(image, target.directory)
         except TransferError as error:
             raise SaveError.of(error) from error
         return replace(
@@ -126,11 +126,11 @@ def load(
     began = time.perf_counter()
     path = path_of(f)
     _check_load(path, map_location, mmap)
-    place = StockPath.of_stored(path, writer)
-    records, memory, storages = _allocate(place, writer)
-    image = memory.image(place.name)
+    target = StockPath.of_stored(path, writer)
+    records, memory, storages = _allocate(target, writer)
+    image = memory.image(target.name)
     parse_s = time.perf_counter() - began
-    moved = writer.read(image, place.directory)
+    moved = writer.read(image, target.directory)
     began = time.perf_counter()
     source = ImageSource(image)
     if torch_file.storage_places(path, source)[0] != records:
@@ -191,7 +191,7 @@ def _unpickle(
 
 
 def _allocate(
-    place: StockPath, writer: Writer
+    target: StockPath, writer: Writer
 ) -> tuple[list[tuple[int, int]], FileMemory, list[torch.UntypedStorage]]:
     """Return the storages' byte ranges in the file, memory for the file, and the storages in it."""
     storages: list[torch.UntypedStorage] = []
@@ -201,9 +201,9 @@ def _allocate(
         storages.append(storage)
         return np.asarray(_StorageArray(storage))
 
-    with closing(writer.open_source(place.path)) as source:
-        records, size = torch_file.storage_places(place.path, LookedAt(source))
-    memory = FileMemory(place.path, size, allocate)
+    with closing(writer.open_source(target.path)) as source:
+        records, size = torch_file.storage_places(target.path, LookedAt(source))
+    memory = FileMemory(target.path, size, allocate)
     for start, stop in records:
         memory.take(start, stop, 1)
     return records, memory, storages

@@ -41,8 +41,8 @@ def dcp_stream(
     try:
         with bypass():
             chosen = writer()
-            place = StockPath.of(path_of(path), chosen, stock_renames=False)
-            opened = chosen.open(place.path)
+            target = StockPath.of(path_of(path), chosen, stock_renames=False)
+            opened = chosen.open(target.path)
     except Exception as why:  # noqa: BLE001 -- reported, and stock writes the file
         reason = str(why)
         if not isinstance(why, StockOnly):
@@ -64,7 +64,7 @@ def dcp_stream(
                 counts.stock(_NAME, reason, count())
             return
         try:
-            with _DcpStream(opened, place.directory) as stream:
+            with _DcpStream(opened, target.directory) as stream:
                 yield stream
         except BaseException:
             counts.failed(_NAME, count())
