@@ -120,8 +120,8 @@ def mounted(mount: Mount) -> Iterator[Path]:
 
 def alignment(directory: Path) -> str:
     with tempfile.TemporaryFile(dir=directory) as file:
-        told = linux.dio_alignment(file.fileno())
-    return "not told" if told is None else f"{told.memory} / {told.offset}"
+        reported = linux.dio_alignment(file.fileno())
+    return "not reported" if reported is None else f"{reported.memory} / {reported.offset}"
 
 
 def short(probe: Probe) -> str:
@@ -194,7 +194,7 @@ def main() -> None:
             said = subprocess.run([tool, option], capture_output=True, text=True, check=False)
             versions.append((said.stdout + said.stderr).strip().splitlines()[0])
     print(f"Linux {platform.release()}; {'; '.join(versions)}.")
-    print_table("What the kernel says", ["statx memory / offset", *PROBES], found)
+    print_table("What the kernel reports", ["statx memory / offset", *PROBES], found)
     print_table("What each writer did (save / restore, cold)", writers, did)
     print("\nFallbacks that the writers recorded:\n")
     print("\n".join(notes))

@@ -1,10 +1,10 @@
-"""iobench: the I/O-path benchmark and tuning harness for LLM checkpoints, and its writers.
+"""iobench: a benchmark and tuner of I/O paths for LLM checkpoints, and a library of writers.
 
     writer = iobench.load_writer("odirect", block_size="16MiB")
     with writer.open("model.pt") as file:
         torch.save(model.state_dict(), file)
 
-Importing iobench is light: what needs torch or pandas is imported when it is used.
+`import iobench` loads neither torch nor pandas: parts that need them are imported on first use.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _HOMES = {
     "set_default_writer": "iobench.integrations.default_writer",
 }
 _MODULES = ("formats", "integrations", "results", "safetensors", "testing", "torch", "writers")
-"""Parts of the package, imported when they are named: some load a library."""
+"""Modules that are imported on first access: some load a library."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,22 +1,22 @@
-"""Every error that iobench raises on purpose, and the exit code each one gets.
+"""Every error that iobench raises on purpose, and its exit code.
 
-IobenchError                      1  failed
-|-- UsageError (ValueError)       2  what was asked for cannot be meant
-|   |-- UnknownNameError             no writer, workload or option of that name
-|   |-- OptionError                  a value out of its range, or not of its type
-|   |-- WorkloadFileError            a workload file that does not say what it must
+IobenchError                      1  base class
+|-- UsageError (ValueError)       2  the request is invalid
+|   |-- UnknownNameError             no writer, workload or option has that name
+|   |-- OptionError                  a value is out of range or of the wrong type
+|   |-- WorkloadFileError            a workload file is incomplete or invalid
 |   |-- TargetError (OSError)        the target is missing, not writable or too small
-|   |-- StateError                   a training state that cannot be saved, or does not fit
-|   `-- StateMismatchError           a checkpoint of another model
-|-- UnavailableError              3  the writer cannot work here; says why and what to do
-|-- DataMismatchError             4  bytes differ from what was saved
-|-- RegressionError               5  a comparison found something slower than before
-|-- ResultFileError (ValueError)  1  not a result file, or one that is damaged
+|   |-- StateError                   a training state cannot be saved, or does not fit
+|   `-- StateMismatchError           a checkpoint belongs to another model
+|-- UnavailableError              3  the writer cannot work here; reason and remedy
+|-- DataMismatchError             4  bytes differ from the saved ones
+|-- RegressionError               5  a comparison found a slowdown
+|-- ResultFileError (ValueError)  1  a file is not a result file, or is damaged
 |-- CeilingError                  1  fio failed to measure the ceiling
 |-- ContenderError                1  a contender failed; the others were measured
-|-- JobError                      1  one of several processes that save at once failed or ended
+|-- JobError                      1  one of several concurrent processes failed or ended
 `-- TransferError (OSError)       1  a write, read, sync or commit failed; nothing was published
-    `-- SaveError (RuntimeError)     of a drop-in for torch.save, which raises RuntimeErrors
+    `-- SaveError (RuntimeError)     the same in a drop-in for torch.save
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class IobenchError(Exception):
 
 
 class UsageError(IobenchError, ValueError):
-    """What was asked for cannot be meant."""
+    """The request is invalid."""
 
     exit_code = 2
 
 
 class UnknownNameError(UsageError):
-    """No such writer, workload or option. Lists the known names and suggests the nearest."""
+    """No writer, workload or option has this name. Lists the known ones, suggests the nearest."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
@@ -69,26 +69,26 @@ class UnknownNameError(UsageError):
 
 
 class OptionError(UsageError):
-    """A value out of its range, or not of its type."""
+    """A value is out of range or of the wrong type."""
 
 
 class WorkloadFileError(UsageError):
-    """A workload file that does not say what it must: names the file, the field and the value."""
+    """A workload file is incomplete or invalid: names the file, the field and the value."""
 
 
 class TargetError(UsageError, OSError):
-    """The target is missing, not a directory, not writable or too small; found before writing."""
+    """The target is missing, not a directory, not writable or too small. Nothing was written."""
 
 
 class StateError(UsageError):
-    """A training state that cannot be saved (names the object's path), or does not fit."""
+    """A training state cannot be saved (names the object's path), or does not fit."""
 
 
 class StateMismatchError(UsageError):
-    """A checkpoint of another model; lists the tensors that differ.
+    """A checkpoint belongs to another model; lists the tensors that differ.
 
-    `missing` are names that were expected and are not in the checkpoint, `unexpected` those that
-    are there and were not expected, `misshaped` maps names to (expected, found).
+    `missing`: expected names that the checkpoint lacks. `unexpected`: names that only the
+    checkpoint has. `misshaped`: maps names to (expected, found).
     """
 
     def __init__(
@@ -117,13 +117,13 @@ class StateMismatchError(UsageError):
 
 
 def _some(names: Sequence[str], most: int = 20) -> str:
-    """`2 (a, b)`; of many names the first ones."""
+    """Return `2 (a, b)`, with at most the first `most` names."""
     shown = ", ".join(names[:most])
     return f"{len(names)} ({shown}{', ...' if len(names) > most else ''})"
 
 
 class UnavailableError(IobenchError):
-    """The writer cannot work here; no writer can, where `name` is empty.
+    """The writer `name` cannot work here, or no writer if `name` is empty.
 
     `reason` says why, `remedy` what to do.
     """
@@ -137,19 +137,19 @@ class UnavailableError(IobenchError):
 
 
 class DataMismatchError(IobenchError):
-    """Bytes differ from what was saved, or a file has another size than its image."""
+    """Bytes differ from the saved ones, or a file has another size than its image."""
 
     exit_code = 4
 
 
 class RegressionError(IobenchError):
-    """Something is slower than before, beyond noise and beyond the threshold that was set."""
+    """A result is slower than before by more than the noise and the threshold."""
 
     exit_code = 5
 
 
 class ResultFileError(IobenchError, ValueError):
-    """Not a result file of iobench, or one that is damaged."""
+    """A file is not a result file of iobench, or is damaged."""
 
 
 class CeilingError(IobenchError):
@@ -157,11 +157,11 @@ class CeilingError(IobenchError):
 
 
 class ContenderError(IobenchError):
-    """A contender of a run failed and was left out; the record has the others' figures."""
+    """A contender failed and left the run; the record has the figures of the others."""
 
 
 class JobError(IobenchError):
-    """One of several processes that save or restore at once failed; all of them were ended."""
+    """One of several concurrent processes failed; all of them were ended."""
 
 
 class TransferError(IobenchError, OSError):
@@ -169,18 +169,18 @@ class TransferError(IobenchError, OSError):
 
     @classmethod
     def wrap(cls, error: OSError, doing: str, path: object) -> TransferError:
-        """`error` again, saying what was being done to which file; keeps errno."""
+        """Return `error` as a TransferError that names the operation and the file; keeps errno."""
         wrapped = cls(error.errno, f"{doing}: {error.strerror or error}", str(path))
         wrapped.__cause__ = error
         return wrapped
 
 
 class SaveError(TransferError, RuntimeError):
-    """A drop-in for torch.save failed while writing: for whoever expects torch's RuntimeError."""
+    """A drop-in for torch.save failed while writing; callers of torch.save catch RuntimeError."""
 
     @classmethod
     def of(cls, error: TransferError) -> Self:
-        """`error` as this class, with its errno and file name."""
+        """Return `error` as this class, with its errno and file name."""
         if error.filename is None:
             return cls(*error.args)
         return cls(error.errno, error.strerror, error.filename)

@@ -1,6 +1,7 @@
-"""The Linux calls that Python does not wrap: statx, cachestat, fallocate, ioprio_set and others.
+"""Linux calls that Python does not wrap: statx, cachestat, fallocate, ioprio_set and others.
 
 Each function raises OSError with the kernel's errno. Numbers are from the kernel's uapi headers.
+ctypes releases the GIL during each call.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ _SYS_STATX = {"x86_64": 332, "aarch64": 291}
 _SYS_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_WHO_PROCESS, _IOPRIO_CLASS_BE, _IOPRIO_CLASS_SHIFT = 1, 2, 13  # linux/ioprio.h
 _LOWEST = 7
-_SYS_CACHESTAT = 451  # since 6.5, the same number everywhere
+_SYS_CACHESTAT = 451  # since 6.5, the same number on both architectures
 _FALLOC_DEFAULT = 0
 _MADV_POPULATE_WRITE = 23  # linux/mman.h, since 5.14
 _MAP_FIXED = 0x10
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 
+# use_errno keeps a copy of errno per thread: without it other C calls of the interpreter may change
+# errno before get_errno reads it.
 _libc = ctypes.CDLL(None, use_errno=True)
 _off, _size = ctypes.c_int64, ctypes.c_size_t
+# ctypes passes plain integers as 32-bit ints: offsets and addresses need their types declared.
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, _off, _off]
 _libc.sync_file_range.argtypes = [ctypes.c_int, _off, _off, ctypes.c_uint]
 _libc.mincore.argtypes = [ctypes.c_void_p, _size, ctypes.c_void_p]
@@ -44,6 +48,8 @@ _libc.madvise.argtypes = [ctypes.c_void_p, _size, ctypes.c_int]
 
 
 class _Statx(ctypes.Structure):
+    """struct statx, linux/stat.h: 256 bytes, of which only the fields for direct I/O have names."""
+
     _fields_ = (
         ("stx_mask", ctypes.c_uint32),
         ("_until_dio", ctypes.c_uint8 * 148),
@@ -66,7 +72,7 @@ class _Cachestat(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class DioAlignment:
-    """What O_DIRECT asks of one file, in bytes: of memory addresses, and of offsets and lengths."""
+    """Alignment in bytes that O_DIRECT requires for one file: of memory, of offsets and sizes."""
 
     memory: int
     offset: int
@@ -80,10 +86,10 @@ def _check(result: int) -> int:
 
 
 def _repeated(call: Callable[[], int]) -> None:
-    """Check a call that a signal may end early (EINTR), and make it again then, as Python does.
+    """Check a call, and repeat it when a signal interrupts it (EINTR), as Python does (PEP 475).
 
-    Of those here that is fallocate and statfs; the signal's handler has run meanwhile, and what it
-    raises is raised.
+    Of the calls here only fallocate and statfs return EINTR. The signal's handler runs between two
+    tries; an exception that it raises ends the loop.
     """
     while True:
         try:
@@ -101,9 +107,9 @@ def kernel_version() -> tuple[int, int]:
 
 
 def dio_alignment(fd: int) -> DioAlignment | None:
-    """What O_DIRECT asks of the open file `fd`; None when the kernel or file system does not say.
+    """Return the alignment for O_DIRECT on the open file `fd`; None if it is not reported.
 
-    Zeros, the kernel's way to say that the file admits no direct I/O, are given as they are.
+    Zeros mean that the file does not support direct I/O, as in statx(2).
     """
     number = _SYS_STATX.get(platform.machine())
     if number is None:
@@ -114,15 +120,17 @@ def dio_alignment(fd: int) -> DioAlignment | None:
             ctypes.c_long(number), fd, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, ctypes.byref(buffer)
         )
     )
+    # The mask reports which fields were filled: kernels before 6.1 and many file systems (btrfs,
+    # tmpfs, FUSE) leave these two out.
     if not buffer.stx_mask & _STATX_DIOALIGN:
         return None
     return DioAlignment(memory=buffer.stx_dio_mem_align, offset=buffer.stx_dio_offset_align)
 
 
 def cachestat_resident_bytes(fd: int, offset: int = 0, length: int = 0) -> int:
-    """Bytes of the open file `fd` that are in the page cache, by cachestat(2) (Linux >= 6.5).
+    """Return the bytes of the open file `fd` in the page cache, by cachestat(2) (Linux >= 6.5).
 
-    Whole pages of the range are counted; `length` 0 means to the end of the file.
+    It counts whole pages of the range; `length` 0 means to the end of the file.
     """
     asked, result = _CachestatRange(offset, length), _Cachestat()
     _check(
@@ -134,7 +142,11 @@ def cachestat_resident_bytes(fd: int, offset: int = 0, length: int = 0) -> int:
 
 
 def mincore_resident_bytes(fd: int) -> int:
-    """The same by mapping the file and asking mincore(2); needs write permission or ownership."""
+    """Return the same by mapping the file and asking mincore(2).
+
+    The caller needs write permission or ownership: since Linux 5.2 mincore reports all pages of
+    other files as resident.
+    """
     length = os.fstat(fd).st_size
     if not length:
         return 0
@@ -144,35 +156,45 @@ def mincore_resident_bytes(fd: int) -> int:
     try:
         pages = (ctypes.c_ubyte * -(-length // PAGE))()
         _check(_libc.mincore(address, length, pages))
+        # Only the lowest bit of each byte means "resident"; mincore(2) reserves the others.
         return sum(page & 1 for page in bytes(pages)) * PAGE
     finally:
         _libc.munmap(address, length)
 
 
 def resident_bytes(fd: int) -> tuple[int, str]:
-    """(bytes of the file in the page cache, how that was found: "cachestat" or "mincore")."""
+    """Return the file's bytes in the page cache and the method: "cachestat" or "mincore"."""
     try:
         return cachestat_resident_bytes(fd), "cachestat"
     except OSError as error:
+        # ENOSYS: kernel before 6.5. EOPNOTSUPP: hugetlbfs. EPERM: a container's seccomp filter, or
+        # on newer kernels a file that the caller neither owns nor may write.
         if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
             raise
     return mincore_resident_bytes(fd), "mincore"
 
 
 def fallocate(fd: int, offset: int, length: int) -> None:
-    """Reserve blocks by fallocate(2). Unlike posix_fallocate it never writes zeros instead."""
+    """Reserve blocks by fallocate(2).
+
+    posix_fallocate of glibc would write to every block where the file system cannot reserve them;
+    this call raises EOPNOTSUPP there.
+    """
     _repeated(lambda: _libc.fallocate(fd, _FALLOC_DEFAULT, offset, length))
 
 
 def sync_file_range(fd: int, offset: int, length: int, flags: int) -> None:
-    """Start or await write-back of a byte range; makes nothing durable (no metadata, no flush)."""
+    """Start write-back of a byte range, or wait for it.
+
+    It makes nothing durable: it writes no metadata and does not flush the device's cache.
+    """
     _check(_libc.sync_file_range(fd, offset, length, flags))
 
 
 def give_up_pages(address: int, length: int) -> None:
-    """Free the pages that lie wholly in private memory; they are zeros when touched again.
+    """Free the whole pages inside a range of private memory; the next access reads zeros.
 
-    A page that is locked in memory stays as it is.
+    madvise refuses locked pages (EINVAL): they keep their content, and no error is raised.
     """
     start = address + -address % PAGE
     length = (address + length) // PAGE * PAGE - start
@@ -181,10 +203,10 @@ def give_up_pages(address: int, length: int) -> None:
 
 
 class RepeatedMapping:
-    """A memory file of `size_bytes` mapped again and again, one after the other, to `total_bytes`.
+    """A memory file of `size_bytes`, mapped repeatedly in a row up to `total_bytes`.
 
-    `numpy.asarray(ring)` is one array over all of it; the mapping goes when the last array does.
-    Sizes are multiples of the page size.
+    `numpy.asarray(mapping)` is one array of all of it, and keeps the mapping alive. Sizes are
+    multiples of the page size.
     """
 
     def __init__(self, size_bytes: int, total_bytes: int) -> None:
@@ -193,6 +215,7 @@ class RepeatedMapping:
         fd = os.memfd_create("iobench-ring", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, size_bytes)
+            # Reserves the addresses: MAP_FIXED below would replace any mapping that is in its way.
             address = self._map(None, total_bytes, 0, flags, -1)
             self._address, self._total = address, total_bytes
             for start in range(0, total_bytes, size_bytes):
@@ -208,9 +231,10 @@ class RepeatedMapping:
         }
 
     def forget(self, start: int) -> None:
-        """Give up the mapping of pages from `start` on, not their content; a touch maps them again.
+        """Unmap the pages from `start` on and keep their content; the next access maps them again.
 
-        So a long window counts in this process's resident memory only as far as it is in use.
+        For shared memory MADV_DONTNEED drops only this process's page-table entries. A long window
+        then counts as resident memory only as far as it is in use.
         """
         length = self._total - start
         if length > 0:
@@ -229,8 +253,8 @@ class RepeatedMapping:
 
 
 def file_system_type(path: str | Path) -> int:
-    """The magic number of the file system that `path` is on, as in linux/magic.h (statfs)."""
-    buffer = (ctypes.c_long * 32)()  # f_type is the first of its fields
+    """Return the magic number of the file system of `path`, as in linux/magic.h (statfs)."""
+    buffer = (ctypes.c_long * 32)()  # room for struct statfs, whose first field is f_type
     name = os.fsencode(path)
     _repeated(lambda: _libc.statfs(name, buffer))
     return buffer[0]
@@ -242,9 +266,10 @@ def sync_file_system(fd: int) -> None:
 
 
 def exchange_names(one: str, other: str) -> None:
-    """Let two files or directories of one file system change names at once (renameat2).
+    """Exchange the names of two files or directories of one file system atomically (renameat2).
 
-    EINVAL or ENOSYS where the file system or the C library cannot.
+    Raises EINVAL if the file system does not support it, ENOSYS if the kernel or the C library
+    does not.
     """
     if not hasattr(_libc, "renameat2"):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
@@ -255,11 +280,11 @@ def exchange_names(one: str, other: str) -> None:
 def yield_to_others(nice: int) -> None:
     """Lower the calling thread's CPU priority to `nice` and its I/O priority to the lowest.
 
-    A thread at a lower CPU priority already keeps it. Best effort 7: late, and never starved, as
-    the idle class can be (ioprio_set(2)). Threads that it starts inherit both. It cannot be taken
-    back without privilege.
+    A thread that already has a lower CPU priority keeps it. The I/O priority is best-effort 7:
+    requests of the idle class may never be served (ioprio_set(2)). New threads inherit both.
+    Raising the CPU priority again needs privilege.
     """
-    own = threading.get_native_id()
+    own = threading.get_native_id()  # on Linux both calls act on a thread, given its id
     os.setpriority(os.PRIO_PROCESS, own, max(nice, os.getpriority(os.PRIO_PROCESS, own)))
     number = _SYS_IOPRIO_SET.get(platform.machine())
     if number is not None:
@@ -268,23 +293,26 @@ def yield_to_others(nice: int) -> None:
 
 
 def populate(address: int, length: int) -> None:
-    """Give pages to [address, address + length) now, not at the first touch (Linux >= 5.14)."""
+    """Allocate the pages of a memory range now, not on first access (Linux >= 5.14)."""
     _check(_libc.madvise(address, length, _MADV_POPULATE_WRITE))
 
 
 def has_page(address: int) -> bool:
-    """Whether the byte of memory at `address` has a page already, by mincore(2)."""
+    """Whether the memory at `address` already has a page, by mincore(2)."""
     page = ctypes.c_ubyte()
     _check(_libc.mincore(address - address % PAGE, 1, ctypes.byref(page)))
     return bool(page.value & 1)
 
 
 def advise_huge(address: int, length: int, *, huge: bool) -> None:
-    """Ask for huge pages in whole pages of memory, or for none; a kernel may not have them."""
+    """Ask for huge pages, or for none, in whole pages of memory.
+
+    A kernel without transparent huge pages refuses (EINVAL). This is a hint, so no error is raised.
+    """
     _libc.madvise(address, length, mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
 
 
 def trim_heap() -> None:
-    """Have the C library give freed memory back to the system, as far as it can (malloc_trim)."""
-    if hasattr(_libc, "malloc_trim"):  # glibc has it, musl has not
+    """Let the C library return freed memory to the system (malloc_trim)."""
+    if hasattr(_libc, "malloc_trim"):  # glibc has it, musl does not
         _libc.malloc_trim(0)

@@ -1,7 +1,7 @@
-"""Sizes and rates as people write them. Inside iobench everything is bytes and seconds.
+"""Parsing and formatting of sizes, times, percentages and rates. Inside iobench: bytes and seconds.
 
 `64k`, `1MiB`, `4GiB` are powers of 1024; `1MB`, `1GB` are powers of 1000. A bare letter is binary,
-as in fio. Rates are shown as GiB/s first and GB/s in brackets.
+as in fio. Rates have GiB/s first and GB/s in brackets.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _SECONDS = {"ms": 1e-3, "s": 1.0, None: 1.0, "min": 60.0, "m": 60.0, "h": 3600.0
 
 
 def parse_size(text: str | int) -> int:
-    """Bytes in `text`: `4096`, `64k`, `1MiB`, `2.5GiB` (powers of 1024), `1MB` (powers of 1000).
+    """Return the bytes in `text`: `4096`, `64k`, `1MiB`, `2.5GiB`, `1MB`; units as above.
 
-    Raises OptionError for anything else, negative numbers and broken bytes included.
+    Raises OptionError for any other text, for negative numbers and for fractions of a byte.
     """
     if isinstance(text, int):
         if text < 0:
@@ -42,7 +42,7 @@ def parse_size(text: str | int) -> int:
 
 
 def parse_seconds(text: str | float) -> float:
-    """Seconds in `text`: `90`, `90s`, `500ms`, `2min`, `1h`. Raises OptionError."""
+    """Return the seconds in `text`: `90`, `90s`, `500ms`, `2min`, `1h`. Raises OptionError."""
     if isinstance(text, int | float):
         return float(text)
     match = _TIME.fullmatch(text)
@@ -52,15 +52,15 @@ def parse_seconds(text: str | float) -> float:
 
 
 def parse_percent(text: str) -> float:
-    """The part of one in `text`: 0.05 of `5%`. Raises OptionError, also without the sign."""
+    """Return the fraction in `text`: 0.05 for `5%`. Raises OptionError, also without the sign."""
     match = _PERCENT.fullmatch(text)
     if not match:
-        raise OptionError(f"{text!r} is no percentage; write 5% or 0.5%")
+        raise OptionError(f"{text!r} is not a percentage; write 5% or 0.5%")
     return float(Fraction(match[1]) / 100)
 
 
 def format_size(size_bytes: float) -> str:
-    """`size_bytes` in the largest binary unit that keeps it at one or more: `4.00 GiB`, `512 B`."""
+    """Return the size in the largest binary unit not above it: `4.00 GiB`, `512 B`."""
     for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if abs(size_bytes) >= factor:
             return f"{size_bytes / factor:.2f} {unit}"
@@ -68,7 +68,7 @@ def format_size(size_bytes: float) -> str:
 
 
 def format_size_exact(size_bytes: int) -> str:
-    """`size_bytes` so that `parse_size` gives it back: `16MiB`, `5GB`, `4097`."""
+    """Return text that `parse_size` turns back into `size_bytes`: `16MiB`, `5GB`, `4097`."""
     binary = (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
     for unit, factor in (*binary, ("GB", 10**9)):
         if size_bytes and size_bytes % factor == 0:
@@ -77,12 +77,12 @@ def format_size_exact(size_bytes: int) -> str:
 
 
 def format_rate(rate_bytes_per_s: float) -> str:
-    """`2.31 GiB/s (2.48 GB/s)`."""
+    """Return the rate as `2.31 GiB/s (2.48 GB/s)`."""
     return f"{rate_bytes_per_s / GIB:.2f} GiB/s ({rate_bytes_per_s / 1e9:.2f} GB/s)"
 
 
 def format_seconds(seconds: float) -> str:
-    """`3.2 ms`, `4.21 s`, `12 min 5 s`, `3 h 20 min`."""
+    """Return the time as `3.2 ms`, `4.21 s`, `12 min 5 s` or `3 h 20 min`."""
     if seconds < 0.9995:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 120:

@@ -1,14 +1,14 @@
-"""What machine and storage a figure comes from, and what works here, found by trying.
+"""Description of the machine and the storage, and probes of what works in a directory.
 
-A leaf package: any floor may use it, and it imports nothing of iobench but errors, units and linux.
+A leaf package: every other package may use it; it imports only errors, units and linux of iobench.
 It never imports torch: versions come from package metadata, GPUs from the driver.
 
     describe_machine()             host, CPU, memory, GPUs, kernel settings, versions
     describe_storage(directory)    mount, file system, block device and its queue, free space
-    describe_environment(dir)      both, with the fingerprint: what every result file carries
+    describe_environment(dir)      both with the fingerprint; part of every result file
     DeviceMonitor(directory)       the device's own counters, cheap to read
-    probe_directory(directory)     O_DIRECT, RWF_DONTCACHE, fallocate, eviction, fsync ... by trying
-    advise(machine, storage, ...)  what is wrong or a trap, and what to do about it
+    probe_directory(directory)     tries O_DIRECT, RWF_DONTCACHE, fallocate, eviction, fsync ...
+    advise(machine, storage, ...)  problems and traps, each with a remedy
 """
 
 from __future__ import annotations

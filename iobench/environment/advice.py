@@ -1,4 +1,4 @@
-"""What is wrong here, and the traps of this kind of storage: pure rules on what was described."""
+"""Advice about a machine and its storage: problems, traps and remedies. Rules without I/O."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ if TYPE_CHECKING:
 Level = Literal["note", "warn", "fail"]
 
 LOW_MEMORY_BYTES = 2 * GIB  # the pool of a replay (1 GiB), staging blocks and torch itself
-LOW_FREE_BYTES = 4 * GIB  # the smallest run whose rate means something
+LOW_FREE_BYTES = 4 * GIB  # the rate of a smaller run means little
 FULL_RATIO = 0.9
 
 _TRAPS = {
     "local": (
-        "A buffered write is fast until the dirty limit and then as slow as the device; without "
-        "fsync it measures memory. Devices with a write cache need the flush that fsync sends.",
+        "A buffered write is fast up to the dirty limit, then as slow as the device. Without fsync "
+        "it measures memory. Devices with a write cache need the flush that fsync sends.",
     ),
     "network": (
-        "Close-to-open: other clients see the data only after close; a rename here can be seen "
-        "there before the data is.",
-        "O_DIRECT bypasses this client's cache only, not the server's: a cold read may be warm "
-        "there.",
-        "fsync is a COMMIT to the server; a server exported `async` acknowledges it without a "
-        "disk.",
+        "Close-to-open: other clients see the data only after close; they may see a rename before "
+        "the data.",
+        "O_DIRECT bypasses the cache of this client, not the server's: a cold read may be "
+        "warm there.",
+        "fsync is a COMMIT to the server; an export with `async` acknowledges it before the data "
+        "is on disk.",
     ),
     "fuse": (
         "With writeback_cache, writes return from the page cache and errors come at fsync; without "
         "it every write is a round trip to the daemon.",
-        "O_DIRECT and cache behaviour are the daemon's choice (FOPEN_DIRECT_IO), and the daemon "
-        "may cache by itself: a proved-cold read can still be warm there.",
-        "rename and fsync are what the daemon makes of them; on object-store mounts a rename may "
-        "be a copy, and data may reach the store only at close.",
+        "The daemon decides about O_DIRECT and caching (FOPEN_DIRECT_IO) and may have a cache of "
+        "its own: a read that is proved cold here can be warm there.",
+        "The daemon defines rename and fsync: on object-store mounts a rename may be a copy, and "
+        "data may reach the store only at close.",
     ),
     "tmpfs": (
         "Files here are memory: nothing is durable, and a checkpoint takes memory from the job.",
@@ -45,24 +45,24 @@ _TRAPS = {
     ),
     "overlay": (
         "The first write to a file of a lower layer copies the whole file up; write new files.",
-        "The file system of the upper directory decides speed, O_DIRECT and durability. For a "
-        "figure that counts, mount a volume and name it with --target.",
+        "The file system of the upper directory decides speed, O_DIRECT and durability. For "
+        "reliable figures mount a volume and select it with --target.",
     ),
     "unknown": (),
 }
 _FS_TRAPS = {
-    "btrfs": "Of files with checksums O_DIRECT writes go through the page cache since Linux 6.14; "
-    "chattr +C on an empty directory gives new files without checksums.",
-    "zfs": "The ARC is no page cache: eviction cannot be proved, and before OpenZFS 2.3 O_DIRECT "
-    "is accepted and ignored.",
+    "btrfs": "Since Linux 6.14 O_DIRECT writes to files with checksums go through the page cache; "
+    "after chattr +C on an empty directory its new files have no checksums.",
+    "zfs": "The ARC is not part of the page cache: eviction cannot be proved. Before OpenZFS 2.3 "
+    "O_DIRECT is accepted and ignored.",
 }
 _KINDS: dict[str, tuple[Level, str, str]] = {
     "network": ("warn", "the server's caches and disks decide", "Read its traps below."),
     "fuse": ("warn", "a daemon decides what each call means", "Read its traps below."),
     "tmpfs": ("fail", "memory, not storage", "Choose another --target."),
-    "unknown": ("warn", "of an unknown kind", "Believe only what the probes say."),
+    "unknown": ("warn", "of an unknown kind", "Rely on the probes only."),
 }
-_HARMLESS = {"drop_caches", "O_TMPFILE"}  # failing probes that no ordinary user need mind
+_HARMLESS = {"drop_caches", "O_TMPFILE"}  # probes whose failure needs no action
 _OPTIONS = {
     "nobarrier": "fsync does not flush the device: a power cut loses acknowledged checkpoints.",
     "barrier=0": "fsync does not flush the device: a power cut loses acknowledged checkpoints.",
@@ -74,7 +74,7 @@ _OPTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """One thing to know: `subject` is what it is about (`cpu.governor`), `remedy` what to do."""
+    """One piece of advice on a `subject` such as `cpu.governor`; `remedy` says what to do."""
 
     level: Level
     subject: str
@@ -83,7 +83,7 @@ class Advice:
 
 
 def advise(machine: dict[str, Any], storage: dict[str, Any], probes: list[Probe]) -> list[Advice]:
-    """Everything worth saying of a machine, a storage and its probes, in the order of a report."""
+    """Return the advice on a machine, a storage and its probes, in the order of a report."""
     rules: tuple[Callable[[], Iterator[Advice]], ...] = (
         lambda: _machine(machine),
         lambda: _space(storage),
@@ -110,8 +110,8 @@ def _machine(machine: dict[str, Any]) -> Iterator[Advice]:
         yield Advice(
             level="warn",
             subject="memory",
-            message=f"only {format_size(usable)} of memory can be used",
-            remedy=f"Free some: a run wants {format_size(LOW_MEMORY_BYTES)}, or a smaller pool.",
+            message=f"only {format_size(usable)} of memory is available",
+            remedy=f"Free some: a run needs {format_size(LOW_MEMORY_BYTES)}, or a smaller pool.",
         )
     if machine["versions"]["fio"] is None:
         yield Advice(
@@ -151,7 +151,7 @@ def _space(storage: dict[str, Any]) -> Iterator[Advice]:
         yield Advice(
             level="warn",
             subject="storage.free",
-            message=f"only {format_size(free)} free: too little for a run that means something",
+            message=f"only {format_size(free)} free: too little for a meaningful run",
             remedy="Free some space, or choose another --target.",
         )
     elif ratio is not None and ratio > FULL_RATIO:
@@ -210,13 +210,13 @@ def _device(storage: dict[str, Any]) -> Iterator[Advice]:
             yield Advice(
                 level="note",
                 subject="storage.device",
-                message=f"{leaf['disk']} says that it rotates: many streams cost seeks",
+                message=f"{leaf['disk']} reports a rotating disk: many streams cost seeks",
             )
         if leaf["type"] == "loop" and leaf["loop_direct_io"] is False:
             yield Advice(
                 level="warn",
                 subject="storage.device",
-                message=f"{leaf['disk']} is a loop device without direct I/O: reads are warm below",
+                message=f"{leaf['disk']} is a loop device without direct I/O: its file is cached",
                 remedy=f"As root: losetup --direct-io=on /dev/{leaf['disk']}",
             )
         if leaf["type"] in ("zram", "ram"):

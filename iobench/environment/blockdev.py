@@ -1,4 +1,4 @@
-"""A block device and what lies beneath it, from sysfs: model, queue, and the devices of a stack."""
+"""Description of a block device from sysfs: model, queue, and the devices that it is made of."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 from iobench.environment.kernelfs import read_int, read_text, selected
 
-_DEEPEST = 8  # dm on md on partitions on disks is four; a longer chain is a loop in made-up data
+_DEEPEST = 8  # dm on md on partitions on disks is four; only a cycle in fake data is deeper
 
 
 def device_directory(device: str, sysfs: Path = Path("/sys")) -> Path | None:
-    """The sysfs directory of the block device `MAJ:MIN`; None when there is none."""
+    """Return the sysfs directory of the block device `MAJ:MIN`; None if it does not exist."""
     link = sysfs / "dev/block" / device
     return link.resolve() if link.exists() else None
 
 
 def find_device(device: str, source: str, sysfs: Path = Path("/sys")) -> str | None:
-    """The `MAJ:MIN` of the block device under a mount; None for storage without one.
+    """Return the `MAJ:MIN` of the block device under a mount; None for storage without one.
 
-    `device` is what mountinfo says. btrfs and others say an anonymous 0:N there; then `source` is
-    asked, when it names a device node.
+    `device` comes from mountinfo. btrfs and others report an anonymous 0:N there; then `source` is
+    used if it names a device node.
     """
     if device_directory(device, sysfs) is not None:
         return device
@@ -39,10 +39,10 @@ def find_device(device: str, source: str, sysfs: Path = Path("/sys")) -> str | N
 def describe_device(
     device: str, sysfs: Path = Path("/sys"), depth: int = _DEEPEST
 ) -> dict[str, Any] | None:
-    """The device `MAJ:MIN`, its queue, and under `backing` the devices that it is made of.
+    """Describe the device `MAJ:MIN`, its queue, and under `backing` the devices below it.
 
-    A partition has no queue of its own: the figures are those of its disk, named in `disk`.
-    Serial numbers are left out: results are meant to be shared.
+    A partition has no queue of its own: the figures are those of the disk in `disk`. Serial numbers
+    are omitted, since users share their results.
     """
     directory = device_directory(device, sysfs)
     if directory is None:
@@ -80,7 +80,7 @@ def describe_device(
 
 
 def device_type(disk: Path) -> str:
-    """`dm-crypt`, `raid0`, `loop`, `zram`, `nvme`, `virtio`, `scsi` ... as far as sysfs tells."""
+    """Return `dm-crypt`, `raid0`, `loop`, `zram`, `nvme`, `virtio`, `scsi` ... from sysfs."""
     if (disk / "dm").exists():
         uuid = read_text(disk / "dm/uuid") or ""
         target = uuid.split("-", 1)[0].lower()
@@ -109,7 +109,7 @@ def _backing(disk: Path, sysfs: Path, depth: int) -> list[dict[str, Any]]:
 
 def _model(disk: Path) -> str | None:
     words = [read_text(disk / "device/vendor"), read_text(disk / "device/model")]
-    # virtio puts a PCI vendor number there, which names nothing
+    # virtio reports the number of a PCI vendor here, not a name
     return " ".join(word for word in words if word and not word.startswith("0x")) or None
 
 
@@ -124,4 +124,4 @@ def _flag(path: Path) -> bool | None:
 
 def _sectors(path: Path) -> int | None:
     value = read_int(path)
-    return None if value is None else value * 512  # always 512, whatever the block size
+    return None if value is None else value * 512  # always 512-byte sectors

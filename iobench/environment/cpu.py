@@ -1,4 +1,4 @@
-"""The CPU as the kernel tells it: model, cores, NUMA nodes, governor, and whether it is virtual."""
+"""Description of the CPU: model, cores, NUMA nodes, governor, and whether it is virtual."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from iobench.environment.kernelfs import read_text
 
 
 def parse_cpuinfo(text: str) -> dict[str, Any]:
-    """Model, physical core count and the hypervisor flag, from the text of /proc/cpuinfo.
+    """Return model, physical core count and hypervisor flag from the text of /proc/cpuinfo.
 
-    Arm kernels print no model name; there the implementer and part numbers stand in for it.
-    `physical_cores` is None where the kernel gives no topology.
+    Arm kernels print no model name; the implementer and part numbers replace it. `physical_cores`
+    is None if the kernel reports no topology.
     """
     cores: set[tuple[str, str]] = set()
     facts: dict[str, str] = {}
@@ -35,7 +35,7 @@ def parse_cpuinfo(text: str) -> dict[str, Any]:
 
 
 def count_ranges(text: str | None) -> int | None:
-    """How many numbers a kernel list of ranges names: 5 for `0-3,8`."""
+    """Return how many numbers a kernel list of ranges has: 5 for `0-3,8`."""
     if not text:
         return None
     total = 0
@@ -46,7 +46,7 @@ def count_ranges(text: str | None) -> int | None:
 
 
 def describe_cpu(proc: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> dict[str, Any]:
-    """Model, cores (all, usable by this process, physical), NUMA nodes, governor."""
+    """Describe model, cores (all, usable by this process, physical), NUMA nodes and governor."""
     facts = parse_cpuinfo(read_text(proc / "cpuinfo") or "")
     cpus = sysfs / "devices/system/cpu"
     return {
@@ -63,7 +63,7 @@ def describe_cpu(proc: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> dict
 
 
 def describe_virtualisation(virtual: bool, sysfs: Path = Path("/sys")) -> dict[str, Any]:
-    """Hypervisor and container as far as the machine tells; both None on bare metal."""
+    """Describe hypervisor and container if they can be detected; both None on bare metal."""
     vendor = read_text(sysfs / "class/dmi/id/sys_vendor")
     product = read_text(sysfs / "class/dmi/id/product_name")
     hypervisor = read_text(sysfs / "hypervisor/type")

@@ -1,4 +1,4 @@
-"""The block device's own counters, for the check that the bytes did reach it."""
+"""The block device's own counters, to check that the bytes of a sample reached it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _SECTOR_BYTES = 512  # the unit of the kernel's counters, whatever the block siz
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceCounters:
-    """What a device has done since boot; the difference of two is what it did between them.
+    """Operations and bytes of a device since boot; subtract two readings to get an interval.
 
-    They count everybody's I/O on the device. Of several devices (btrfs) they are the sum, so a
-    mirror shows every byte written twice.
+    They count the I/O of all processes. For several devices (btrfs) they are the sum, so a mirror
+    counts every written byte twice.
     """
 
     reads: int
@@ -47,10 +47,10 @@ class DeviceCounters:
 
 
 def parse_stat(text: str) -> DeviceCounters | None:
-    """Counters from the text of /sys/dev/block/MAJ:MIN/stat; None when it is not one.
+    """Parse the text of /sys/dev/block/MAJ:MIN/stat; None if it has another form.
 
-    Fields: Documentation/block/stat.rst. Discards came with Linux 4.18, flushes with 5.5; older
-    kernels show 0 for them here.
+    Fields: Documentation/block/stat.rst. Discards came with Linux 4.18, flushes with 5.5; for older
+    kernels they are 0.
     """
     words = text.split()
     if len(words) < 11 or not all(word.isdigit() for word in words):
@@ -70,22 +70,22 @@ def parse_stat(text: str) -> DeviceCounters | None:
 class DeviceMonitor:
     """Reads the counters of the device under a directory; the device is looked up only once.
 
-    `devices` are the names in sysfs (`nvme0n1p1`), `files` where their counters stand. They are
-    empty, and `read` gives None, where there
-    is no device to ask: tmpfs, network and FUSE file systems, zfs, and overlays in containers.
+    `devices` are the names in sysfs (`nvme0n1p1`), `files` their counter files. Both are empty, and
+    `read` returns None, for tmpfs, network and FUSE file systems, zfs, and overlays in containers:
+    no block device can be identified there.
     """
 
     def __init__(self, directory: Path | str, sysfs: Path = Path("/sys")) -> None:
         mount = mount_of(Path(directory))
         found = [] if mount is None else device_directories(mount, sysfs)
         counting = [path for path in found if _counts(path)]
-        # Half of the devices of a file system would give half of the truth.
+        # The counters of only some of a file system's devices would look like missing bytes.
         whole = len(counting) == len(found)
         self.files = tuple(path / "stat" for path in counting) if whole else ()
         self.devices = tuple(path.parent.name for path in self.files)
 
     def read(self) -> DeviceCounters | None:
-        """The counters now, about 20 microseconds; None where no device can be asked."""
+        """Return the counters now, in about 20 microseconds; None without a device."""
         total: DeviceCounters | None = None
         for path in self.files:
             counters = parse_stat(read_text(path) or "")
@@ -96,7 +96,7 @@ class DeviceMonitor:
 
 
 def device_directories(mount: Mount, sysfs: Path = Path("/sys")) -> list[Path]:
-    """The sysfs directories of the devices a mount writes to: one, or all of a btrfs."""
+    """Return the sysfs directories of the devices of a mount: one, or all of a btrfs."""
     number = find_device(mount.device, mount.source, sysfs)
     directory = device_directory(number, sysfs) if number else None
     if directory is None:
@@ -109,11 +109,11 @@ def device_directories(mount: Mount, sysfs: Path = Path("/sys")) -> list[Path]:
 
 
 def _counts(directory: Path) -> bool:
-    """Whether the kernel keeps counters for it: queue/iostats of the disk can switch them off."""
+    """Whether the kernel counts the device's I/O: the disk's queue/iostats can disable that."""
     disk = directory.parent if (directory / "partition").exists() else directory
     return read_int(disk / "queue/iostats") != 0 and (directory / "stat").exists()
 
 
 def device_statistics(directory: Path | str) -> DeviceCounters | None:
-    """The counters of the device under `directory`, once. To read often, keep a DeviceMonitor."""
+    """Return the counters of the device under `directory`. To read often, keep a DeviceMonitor."""
     return DeviceMonitor(directory).read()

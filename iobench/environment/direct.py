@@ -1,7 +1,7 @@
-"""O_DIRECT tried on one file: is it taken, at which alignment, and does it really avoid the cache?
+"""Probe of O_DIRECT on one file: is it accepted, at which alignment, and does it avoid the cache?
 
-A file system may open a file with O_DIRECT and still go through the page cache (tmpfs; ext4 with
-data=journal), so what stays cached afterwards is counted.
+A file system may accept O_DIRECT and still use the page cache (tmpfs; ext4 with data=journal), so
+the pages that are cached afterwards are counted.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _REMEDY = "The writer odirect is not available here; buffered and uncached are."
 
 
 def try_direct(path: Path) -> tuple[bool, str, str]:
-    """(works, what was found, what to do). Creates the file `path`; the caller removes it.
+    """Return (works, findings, remedy). Creates the file `path`; the caller removes it.
 
-    Raises OSError only for what has nothing to do with O_DIRECT, a full disk for one.
+    Raises OSError only for errors unrelated to O_DIRECT, such as a full disk.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_DIRECT | os.O_CLOEXEC
     try:
@@ -41,8 +41,8 @@ def try_direct(path: Path) -> tuple[bool, str, str]:
 
 
 def _try(descriptor: int, memory: mmap.mmap) -> tuple[bool, str, str]:
-    told = dio_alignment(descriptor)
-    if told is not None and not told.offset:
+    reported = dio_alignment(descriptor)
+    if reported is not None and not reported.offset:
         return False, "statx: this file admits no direct I/O", _REMEDY
     memory[:_BLOCK] = data = os.urandom(_BLOCK)
     if not _taken(lambda view: os.pwritev(descriptor, [view], 0), memory, 0, _BLOCK):
@@ -55,28 +55,28 @@ def _try(descriptor: int, memory: mmap.mmap) -> tuple[bool, str, str]:
         kept = (
             f"accepted, yet {format_size(cached)} of {format_size(_BLOCK)} went to the page cache"
         )
-        return False, kept, "Direct I/O is only an appearance here; use buffered or uncached."
-    if told is None:
-        what = "works; alignment not told by statx"
+        return False, kept, "O_DIRECT has no effect here; use buffered or uncached."
+    if reported is None:
+        what = "works; statx reports no alignment"
     else:
-        what = f"works; memory aligned to {told.memory} B, offsets to {told.offset} B"
+        what = f"works; memory aligned to {reported.memory} B, offsets to {reported.offset} B"
     return True, f"{what}; {_unaligned(descriptor, memory)}", ""
 
 
 def _unaligned(descriptor: int, memory: mmap.mmap) -> str:
-    """What happens to memory aligned like a torch tensor, and to shorter blocks, beyond 64 KiB."""
+    """Try memory aligned like a torch tensor's, and shorter blocks, at offset 64 KiB."""
 
     def write(view: memoryview) -> int:
         return os.pwritev(descriptor, [view], _BLOCK)
 
     tensor = _taken(write, memory, _TORCH_ALIGNMENT, _BLOCK)
     smallest = next((n for n in (1, 512, 4096, _BLOCK) if _taken(write, memory, 0, n)), _BLOCK)
-    said = "taken" if tensor else "refused"
-    return f"tried: {_TORCH_ALIGNMENT} B aligned memory {said}, smallest block {smallest} B"
+    answer = "accepted" if tensor else "refused"
+    return f"tried: {_TORCH_ALIGNMENT} B aligned memory {answer}, smallest block {smallest} B"
 
 
 def _taken(call: Callable[[memoryview], int], memory: mmap.mmap, start: int, length: int) -> bool:
-    """Whether the kernel takes that part of `memory`; EINVAL is its word for bad alignment."""
+    """Whether the kernel accepts this part of `memory`; EINVAL means bad alignment."""
     with memoryview(memory) as whole, whole[start : start + length] as view:
         try:
             return call(view) == length

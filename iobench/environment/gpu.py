@@ -1,6 +1,6 @@
-"""NVIDIA GPUs and whether GPUDirect Storage can work, asked of the driver and not of CUDA.
+"""NVIDIA GPUs and the state of GPUDirect Storage, from the driver.
 
-Starting CUDA costs seconds and memory on every GPU, so nothing here does it.
+CUDA is not used: its initialisation costs seconds, and memory on every GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _QUERY = "name,memory.total,driver_version,pci.bus_id"
 
 
 def parse_nvidia_smi(text: str) -> list[dict[str, Any]]:
-    """GPUs from `nvidia-smi --query-gpu=name,memory.total,driver_version,pci.bus_id` as CSV."""
+    """Parse `nvidia-smi --query-gpu=name,memory.total,driver_version,pci.bus_id` as CSV."""
     gpus = []
     for line in text.splitlines():
         fields = [field.strip() for field in line.split(",")]
@@ -37,7 +37,7 @@ def parse_nvidia_smi(text: str) -> list[dict[str, Any]]:
 
 
 def parse_gpu_information(text: str) -> dict[str, Any]:
-    """One GPU from the text of /proc/driver/nvidia/gpus/BUS/information."""
+    """Parse the text of /proc/driver/nvidia/gpus/BUS/information, which describes one GPU."""
     pairs = {k.strip(): v.strip() for k, _, v in (ln.partition(":") for ln in text.splitlines())}
     return {
         "name": pairs.get("Model", "unknown"),
@@ -48,15 +48,15 @@ def parse_gpu_information(text: str) -> dict[str, Any]:
 
 
 def parse_driver_version(text: str) -> str | None:
-    """The driver's version from the text of /proc/driver/nvidia/version."""
+    """Return the driver's version from the text of /proc/driver/nvidia/version."""
     found = re.search(r"NVRM version:.*?\s(\d+(?:\.\d+)+)\s", text)
     return found[1] if found else None
 
 
 def describe_gpus(proc: Path = Path("/proc")) -> list[dict[str, Any]]:
-    """Name, memory in bytes, driver and PCI address of every NVIDIA GPU; empty when there is none.
+    """Return name, memory in bytes, driver and PCI address of every NVIDIA GPU.
 
-    Asks nvidia-smi, and where that is missing or fails, the driver's files. Never raises.
+    Runs nvidia-smi; if that is missing or fails, reads the driver's files. Never raises.
     """
     import shutil
     import subprocess
@@ -78,12 +78,12 @@ def describe_gpus(proc: Path = Path("/proc")) -> list[dict[str, Any]]:
 
 
 def find_cufile() -> str | None:
-    """Where libcufile lies: in a CUDA wheel, in /usr/local/cuda, or in the loader's cache."""
-    places = [(entry or ".", "nvidia/*/lib/libcufile.so*") for entry in sys.path]
-    for directory, pattern in [*places, ("/usr/local", "cuda*/lib64/libcufile.so*")]:
+    """Find libcufile in a CUDA wheel, in /usr/local/cuda*, or in the loader's cache."""
+    wheels = [(entry or ".", "nvidia/*/lib/libcufile.so*") for entry in sys.path]
+    for directory, pattern in [*wheels, ("/usr/local", "cuda*/lib64/libcufile.so*")]:
         try:
             found = sorted(Path(directory).glob(pattern))
-        except OSError:  # an entry of sys.path that this user may not look into
+        except OSError:  # an entry of sys.path that this user cannot list
             continue
         if found:
             return str(found[0])
@@ -96,9 +96,9 @@ def find_cufile() -> str | None:
 
 
 def describe_gds(gpus: list[dict[str, Any]], proc: Path = Path("/proc")) -> dict[str, Any]:
-    """Driver, nvidia-fs module and cuFile library; `state` and `remedy` are sentences.
+    """Describe driver, nvidia-fs module and cuFile library; `state` and `remedy` are sentences.
 
-    `ready` means that nothing is missing, not that a transfer was made.
+    `ready` means that all parts are present; no transfer was tried.
     """
     driver = read_text(proc / "driver/nvidia/version") is not None
     module = (proc / "driver/nvidia-fs").exists()
@@ -122,12 +122,12 @@ def describe_gds(gpus: list[dict[str, Any]], proc: Path = Path("/proc")) -> dict
 def gds_state(
     *, gpus: bool, driver: bool, module: bool, library: str | None, bindings: bool = True
 ) -> tuple[str, str]:
-    """What GPUDirect Storage lacks here and what to do about it, as two sentences."""
+    """Return what GPUDirect Storage lacks here, and the remedy."""
     if not gpus and not driver:
         return "no GPU", ""
     if not gpus:
         return (
-            "an NVIDIA driver is loaded but shows no GPU",
+            "an NVIDIA driver is loaded but reports no GPU",
             "Give this container or virtual machine a GPU (docker run --gpus all).",
         )
     if library is None:

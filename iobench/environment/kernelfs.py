@@ -1,4 +1,4 @@
-"""Reading small files of /proc and /sys, where any of them may be missing, empty or refused."""
+"""Reading of small files in /proc and /sys, any of which may be missing, empty or unreadable."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from pathlib import Path
 
 
 def read_text(path: Path | str) -> str | None:
-    """The stripped text of a small kernel file; None when it is missing, empty or refused."""
+    """Return the stripped text of a small kernel file; None if missing, empty or unreadable."""
     try:
         text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:  # sysfs answers EINVAL, EIO, ENODEV ... for attributes a driver lacks
+    except OSError:  # sysfs returns EINVAL, EIO, ENODEV ... for attributes that a driver lacks
         return None
     return text.strip("\0 \t\n") or None
 
 
 def read_int(path: Path | str) -> int | None:
-    """The whole number in a small kernel file; None when there is none."""
+    """Return the whole number in a small kernel file; None if it has none."""
     text = read_text(path)
     try:
         return int(text) if text is not None else None
@@ -24,7 +24,7 @@ def read_int(path: Path | str) -> int | None:
 
 
 def selected(text: str | None) -> str | None:
-    """The chosen word of a kernel list: `mq-deadline` of `none [mq-deadline] kyber`."""
+    """Return the selected word of a kernel list: `mq-deadline` of `none [mq-deadline] kyber`."""
     if text is None:
         return None
     start, end = text.find("["), text.find("]")

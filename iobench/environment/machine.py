@@ -1,4 +1,4 @@
-"""The machine that a figure comes from, as one JSON-able dictionary, and its fingerprint."""
+"""Description of the machine as a dictionary of JSON types, and its fingerprint."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from iobench.units import GIB
 
 
 def describe_machine() -> dict[str, Any]:
-    """Host, kernel, CPU, memory, GPUs, versions and kernel settings; JSON types only.
+    """Describe host, kernel, CPU, memory, GPUs, versions and kernel settings; JSON types only.
 
-    Takes some 50 ms, most of it fio and nvidia-smi saying their versions. Never raises for what a
-    machine does not tell: such a fact is None.
+    Takes some 50 ms, most of it for running fio and nvidia-smi. Facts that the machine does not
+    report are None; they raise no error.
     """
     cpu = describe_cpu()
     gpus = describe_gpus()
@@ -47,9 +47,9 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_environment(directory: Path | str) -> dict[str, Any]:
-    """What every result file carries: machine, storage of `directory`, command and fingerprint.
+    """Describe the machine, the storage of `directory` and the command, for a result file.
 
-    The fingerprint here covers the storage too, unlike the machine's own. Raises TargetError when
+    This fingerprint also covers the storage, unlike that of the machine. Raises TargetError if
     `directory` is not a directory.
     """
     machine, storage = describe_machine(), describe_storage(directory)
@@ -62,7 +62,7 @@ def describe_environment(directory: Path | str) -> dict[str, Any]:
 
 
 def machine_fingerprint() -> str:
-    """`describe_machine()["fingerprint"]`, from those facts alone that it covers."""
+    """Return `describe_machine()["fingerprint"]`, collecting only the facts that it covers."""
     return fingerprint(
         {
             "kernel_version": ".".join(map(str, kernel_version())),
@@ -75,13 +75,13 @@ def machine_fingerprint() -> str:
 
 
 def fingerprint(machine: dict[str, Any], storage: dict[str, Any] | None = None) -> str:
-    """12 hex digits, equal where figures may be compared with each other.
+    """Return 12 hexadecimal digits that are equal for machines whose figures are comparable.
 
-    Covers the CPU model and the CPUs usable, the tighter of memory and control-group limit in whole
-    GiB, kernel major.minor and the GPUs' names; with `storage` also the file system's type and kind
-    and, for each device at the bottom of the stack, its type, model, transport, size in whole GiB
-    and scheduler; of an object store its endpoint and the bucket and prefix. Host name, versions
-    of packages and free space are not in it.
+    They cover the CPU model, the usable CPUs, the lower of memory and control-group limit in whole
+    GiB, the kernel's major.minor and the names of the GPUs. With `storage` they also cover type and
+    kind of the file system, and for each device at the bottom of the stack its type, model,
+    transport, size in whole GiB and scheduler. For an object store they cover endpoint, bucket and
+    prefix. Host name, package versions and free space are not included.
     """
     memory, limit = machine["memory"]["total_bytes"], machine["cgroup"]["memory_limit_bytes"]
     bounds = [value for value in (memory, limit) if value is not None]

@@ -1,4 +1,4 @@
-"""Memory, swap, control-group limits and the page cache's settings. All in bytes."""
+"""Memory, swap, control-group limits and settings of the page cache. All sizes are in bytes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _VM = (
     "overcommit_memory",
 )
 _REPORTING = 5  # linux/virtio_balloon.h
-_UNLIMITED = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
+_UNLIMITED = 1 << 60  # cgroup v1 reports "no limit" as a number near 2**63
 
 
 def parse_meminfo(text: str) -> dict[str, int]:
-    """/proc/meminfo as {name: bytes}; lines without a unit are counts and kept as they are."""
+    """Parse /proc/meminfo to {name: bytes}; lines without a unit are counts."""
     facts: dict[str, int] = {}
     for line in text.splitlines():
         name, _, value = line.partition(":")
@@ -37,7 +37,7 @@ def parse_meminfo(text: str) -> dict[str, int]:
 
 
 def describe_memory(proc: Path = Path("/proc")) -> dict[str, Any]:
-    """Total, available, swap, dirty pages and the limits of this process."""
+    """Describe total and available memory, swap, dirty pages and the limits of this process."""
     facts = parse_meminfo(read_text(proc / "meminfo") or "")
     return {
         "total_bytes": facts.get("MemTotal"),
@@ -53,10 +53,10 @@ def describe_memory(proc: Path = Path("/proc")) -> dict[str, Any]:
 
 
 def available_bytes(proc: Path = Path("/proc")) -> int | None:
-    """Memory that can be taken without swapping or being killed; None when nobody tells.
+    """Return the memory that can be allocated without swapping or the OOM killer; None if unknown.
 
-    The least of MemAvailable and what each control group over this process leaves of its limit.
-    As in MemAvailable, file cache can be had; memory of tmpfs cannot.
+    It is the minimum of MemAvailable and of what each control group of this process leaves of its
+    limit. As in MemAvailable, file cache counts as available and memory of tmpfs does not.
     """
     facts = parse_meminfo(read_text(proc / "meminfo") or "")
     found = (facts.get("MemAvailable"), *map(_left_of_limit, _memory_groups(proc)))
@@ -64,7 +64,7 @@ def available_bytes(proc: Path = Path("/proc")) -> int | None:
 
 
 def memory_stall_s(proc: Path = Path("/proc")) -> float | None:
-    """Seconds since boot in which some task waited for memory; None where the kernel has no PSI.
+    """Return the seconds since boot in which some task waited for memory; None without PSI.
 
     Documentation/accounting/psi.rst: `total` is in microseconds.
     """
@@ -83,10 +83,11 @@ def _limit(which: int) -> int | None:
 
 @functools.cache
 def host_takes_free_memory(sysfs: Path = Path("/sys")) -> bool:
-    """Whether this is a virtual machine whose free memory goes back to its host (page reporting).
+    """Whether this virtual machine returns its free memory to the host (free page reporting).
 
-    Large free blocks are given back, and so fresh huge pages are slow: the host has to find memory
-    for them again. Asked of the balloon driver's negotiated features (VIRTIO_BALLOON_F_REPORTING).
+    Large free blocks are returned, so fresh huge pages are slow: the host must allocate memory for
+    them again. Read from the negotiated features of the balloon driver
+    (VIRTIO_BALLOON_F_REPORTING).
     """
     found = sysfs.glob("bus/virtio/drivers/virtio_balloon/virtio*/features")
     return any((read_text(features) or "")[_REPORTING:][:1] == "1" for features in found)
@@ -95,17 +96,17 @@ def host_takes_free_memory(sysfs: Path = Path("/sys")) -> bool:
 def describe_page_cache(
     proc: Path = Path("/proc"), sysfs: Path = Path("/sys")
 ) -> dict[str, int | str | None]:
-    """The kernel's settings that decide when dirty pages are written back."""
+    """Describe the kernel's settings for the write-back of dirty pages."""
     settings: dict[str, int | str | None] = {n: read_int(proc / "sys/vm" / n) for n in _VM}
     huge = read_text(sysfs / "kernel/mm/transparent_hugepage/enabled")
     return settings | {"transparent_hugepage": selected(huge)}
 
 
 def cgroup_directories(cgroup_text: str, mounts: list[Mount], controller: str) -> list[Path]:
-    """The directories, innermost first, whose limits of `controller` hold for this process.
+    """Return the directories whose limits of `controller` apply to this process, innermost first.
 
-    `cgroup_text` is /proc/self/cgroup. Version 1 hierarchies are found by their controller, version
-    2 by its empty one; where both are mounted the one that has the controller wins.
+    `cgroup_text` is /proc/self/cgroup. A version 1 hierarchy names its controllers there, version 2
+    has an empty field; if both are mounted, the one with the controller wins.
     """
     for line in sorted(cgroup_text.splitlines(), key=lambda line: line.startswith("0::")):
         _, names, path = line.split(":", 2)
@@ -126,9 +127,9 @@ def cgroup_directories(cgroup_text: str, mounts: list[Mount], controller: str) -
 def describe_cgroup(
     mounts: list[Mount], proc: Path = Path("/proc")
 ) -> dict[str, int | float | str | None]:
-    """The tightest memory limit (bytes) and CPU limit (CPUs) over this process's control groups.
+    """Return the lowest memory limit (bytes) and CPU limit (CPUs) of this process's control groups.
 
-    None where there is no limit. An outer group that a container hides cannot be seen.
+    None means no limit. Outer groups that a container hides are not visible.
     """
     text = read_text(proc / "self/cgroup") or ""
     memory = [
@@ -147,13 +148,13 @@ def describe_cgroup(
 
 @functools.cache
 def _memory_groups(proc: Path) -> list[Path]:
-    """The control groups that limit the memory of this process; looked up once."""
+    """Return the control groups that limit the memory of this process; looked up once."""
     mounts = parse_mountinfo(read_text(proc / "self/mountinfo") or "")
     return cgroup_directories(read_text(proc / "self/cgroup") or "", mounts, "memory")
 
 
 def _left_of_limit(group: Path) -> int | None:
-    """Bytes that the processes of a control group may still take; None where it has no limit."""
+    """Return the bytes that a control group's processes may still allocate; None without limit."""
     for limit_name, used_name, prefix in (
         ("memory.max", "memory.current", ""),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
@@ -177,10 +178,10 @@ def _cpu_limit(directory: Path) -> float | None:
 
 
 class PeakMemory:
-    """How far the resident memory of this process grew at most within the block.
+    """Measures the maximum growth of this process's resident memory within the block.
 
-    By VmHWM of /proc/self/status, which a "5" in /proc/self/clear_refs sets back to VmRSS:
-    proc(5). `grown_bytes` is None where the kernel does not allow that.
+    It reads VmHWM in /proc/self/status; writing "5" to /proc/self/clear_refs resets VmHWM to VmRSS
+    (proc(5)). `grown_bytes` is None if the kernel does not permit that.
     """
 
     grown_bytes: int | None = None
@@ -206,5 +207,5 @@ class PeakMemory:
 
 
 def _own(field: str) -> int | None:
-    """A field of /proc/self/status, in bytes."""
+    """Return a field of /proc/self/status, in bytes."""
     return parse_meminfo(read_text(Path("/proc/self/status")) or "").get(field)

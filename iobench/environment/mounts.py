@@ -1,4 +1,4 @@
-"""The mount table of this process: which file system a path lies on, and with which options.
+"""The mount table of this process: file system and mount options of a path.
 
 Format of /proc/self/mountinfo: proc_pid_mountinfo(5).
 """
@@ -76,7 +76,7 @@ class Mount:
 
     @property
     def kind(self) -> str:
-        """`local`, `network`, `fuse`, `tmpfs`, `overlay` or `unknown`; decides the advice given."""
+        """`local`, `network`, `fuse`, `tmpfs`, `overlay` or `unknown`; selects the advice."""
         if self.fs_type in _MEMORY:
             return "tmpfs"
         if self.fs_type in {"fuse", "fuseblk", "virtiofs"} or self.fs_type.startswith("fuse."):
@@ -95,10 +95,10 @@ def _unescape(text: str) -> str:
 
 
 def parse_mountinfo(text: str) -> list[Mount]:
-    """The mounts in the order of the file, which is the order in which they were made."""
+    """Parse mountinfo. The order is that of the file, in which later mounts come last."""
     mounts = []
     for line in text.splitlines():
-        # Split at single blanks: an empty source is written as nothing between two of them.
+        # Split at single blanks: an empty source is an empty string between two of them.
         left, separator, right = line.partition(" - ")
         fields, tail = left.split(" "), right.split(" ")
         if not separator or len(fields) < 6 or len(tail) < 3:
@@ -120,10 +120,10 @@ def parse_mountinfo(text: str) -> list[Mount]:
 
 
 def find_mount(mounts: list[Mount], path: str, mount_id: int | None = None) -> Mount | None:
-    """The mount that the absolute, resolved `path` lies on.
+    """Return the mount of the absolute, resolved `path`.
 
-    By `mount_id` when the kernel told it, which is exact. Otherwise the longest mount point that
-    leads to `path` by whole components; of several at the same place the last made covers the rest.
+    `mount_id`, if the kernel reports it, is exact. Otherwise the mount has the longest mount point
+    that is a parent of `path`; of several at one mount point the last one hides the others.
     """
     if mount_id is not None:
         for mount in mounts:
@@ -139,21 +139,21 @@ def find_mount(mounts: list[Mount], path: str, mount_id: int | None = None) -> M
 
 
 def read_mounts() -> list[Mount]:
-    """The mounts that this process sees now."""
+    """Return the mounts that this process sees now."""
     text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
     return parse_mountinfo(text)
 
 
 def mount_of(directory: Path, mounts: list[Mount] | None = None) -> Mount | None:
-    """The mount that `directory` lies on. Raises OSError when it cannot be opened."""
+    """Return the mount of `directory`. Raises OSError if it cannot be opened."""
     descriptor = os.open(directory, os.O_PATH | os.O_CLOEXEC)
     try:
         text = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii")
     finally:
         os.close(descriptor)
-    told = re.search(r"^mnt_id:\s*(\d+)$", text, re.MULTILINE)
+    reported = re.search(r"^mnt_id:\s*(\d+)$", text, re.MULTILINE)
     return find_mount(
         read_mounts() if mounts is None else mounts,
         str(directory.resolve()),
-        int(told[1]) if told else None,
+        int(reported[1]) if reported else None,
     )

@@ -1,7 +1,7 @@
-"""What works in one directory, found by trying it on files of at most 1 MiB.
+"""Probes: try in one directory what the I/O paths need, on files of at most 1 MiB.
 
-Every file lies in a directory of its own, `.iobench-probe-*`, that is removed on return, on error
-and on Ctrl-C.
+All files are in a new directory `.iobench-probe-*`, which is removed on return, on error and on
+Ctrl-C.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from iobench.units import KIB, MIB, format_seconds, format_size
 
 _FSYNCS = 7
 _WATCH_S = 0.5
-_QUIET_BYTES_PER_S = MIB  # a journal or a log; more takes from what is measured
+_QUIET_BYTES_PER_S = MIB  # a journal or a log; more I/O lowers the figures
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """One thing that was tried. `needed` is False where iobench has another way when it fails."""
+    """The result of one try. `needed` is False if iobench has an alternative."""
 
     name: str
     ok: bool
@@ -44,10 +44,10 @@ class Probe:
 
 
 def probe_directory(directory: Path | str) -> list[Probe]:
-    """Try everything that the I/O paths need in `directory`; about half a second.
+    """Try everything that the I/O paths need in `directory`; takes about half a second.
 
-    When nothing can be written there, that is the one answer. Raises TargetError when `directory`
-    is not a directory.
+    If nothing can be written there, the result has only the probes `write` and `drop_caches`.
+    Raises TargetError if `directory` is not a directory.
     """
     path = check_directory(directory)
     try:
@@ -59,7 +59,7 @@ def probe_directory(directory: Path | str) -> list[Probe]:
                 name="write",
                 ok=False,
                 detail=f"nothing can be written here: {say(error)}",
-                remedy="Choose a directory that you may write to, with free space.",
+                remedy="Choose a writable directory with free space.",
             ),
             _run("drop_caches", _drop_caches, path),
         ]
@@ -67,8 +67,8 @@ def probe_directory(directory: Path | str) -> list[Probe]:
 
 @contextmanager
 def scratch(directory: Path) -> Iterator[Path]:
-    """An empty directory inside `directory`, removed with all in it whatever happens."""
-    import shutil  # slow to import, and doctor alone needs them
+    """Make an empty directory inside `directory`, and remove it with its content at the end."""
+    import shutil  # slow to import, and only `iobench doctor` needs them
     import tempfile
 
     room = Path(tempfile.mkdtemp(prefix=".iobench-probe-", dir=directory))
@@ -79,15 +79,15 @@ def scratch(directory: Path) -> Iterator[Path]:
 
 
 def say(error: OSError) -> str:
-    """`EOPNOTSUPP (Operation not supported)`."""
+    """Return the error as `EOPNOTSUPP (Operation not supported)`."""
     number = error.errno or 0
-    # ENOTSUP is the same number on Linux, but nobody searches for it
+    # ENOTSUP has the same number on Linux; EOPNOTSUPP is the name in manual pages.
     name = "EOPNOTSUPP" if number == errno.EOPNOTSUPP else errno.errorcode.get(number, number)
     return f"{name} ({os.strerror(number)})"
 
 
 def _run(name: str, attempt: Callable[[str, Path], Probe], room: Path) -> Probe:
-    """The attempt's own answer, or a failed probe with the errno where it did not expect one."""
+    """Return the result of the attempt; an unexpected OSError is a failed probe."""
     try:
         return attempt(name, room)
     except OSError as error:
@@ -96,7 +96,7 @@ def _run(name: str, attempt: Callable[[str, Path], Probe], room: Path) -> Probe:
 
 @contextmanager
 def _file(room: Path, name: str, size_bytes: int = 0) -> Iterator[int]:
-    """A new file of random bytes, written through the page cache and synced; its descriptor."""
+    """Make a file of random bytes through the page cache, sync it, and yield its descriptor."""
     descriptor = os.open(room / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         if size_bytes:
@@ -171,14 +171,14 @@ def _mincore(name: str, room: Path) -> Probe:
 
 
 def _seen(name: str, seen_bytes: int) -> Probe:
-    """256 KiB were just written through the page cache: a counter that works sees them there."""
+    """Check a counter: it must see the 256 KiB that were just written through the page cache."""
     return Probe(
         name=name,
         ok=seen_bytes >= 256 * KIB,
         detail=f"sees {format_size(seen_bytes)} cached of 256 KiB just written",
         remedy=""
         if seen_bytes
-        else "This file system caches elsewhere: cold reads cannot be proved from here.",
+        else "This file system caches elsewhere: cold reads cannot be proved here.",
         needed=False,
     )
 
@@ -193,7 +193,7 @@ def _eviction(name: str, room: Path) -> Probe:
         detail=f"{format_size(left)} of 1.00 MiB stay cached after POSIX_FADV_DONTNEED ({how})",
         remedy=""
         if left == 0
-        else "Restores are warm here and INVALID; drop_caches (root) may help, not on tmpfs.",
+        else "Restores are warm here and INVALID; drop_caches (root) may help, except on tmpfs.",
     )
 
 
@@ -201,7 +201,7 @@ def _drop_caches(name: str, _room: Path) -> Probe:
     try:
         os.close(os.open("/proc/sys/vm/drop_caches", os.O_WRONLY | os.O_CLOEXEC))
     except OSError as error:
-        remedy = "Not needed while eviction works; as root it would be allowed."
+        remedy = "Not needed if eviction works; it needs root."
         return Probe(name=name, ok=False, detail=say(error), remedy=remedy, needed=False)
     return Probe(name=name, ok=True, detail="permitted (opened, not used)", needed=False)
 
@@ -228,7 +228,7 @@ def _directory_fsync(name: str, room: Path) -> Probe:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        remedy = "A commit's rename cannot be made durable here by itself."
+        remedy = "An fsync cannot make the rename of a commit durable here."
         return Probe(name=name, ok=False, detail=say(error), remedy=remedy)
     finally:
         os.close(descriptor)
@@ -236,7 +236,7 @@ def _directory_fsync(name: str, room: Path) -> Probe:
 
 
 def _rename(name: str, room: Path) -> Probe:
-    """A file over a file and a directory to a new name, as a commit does it."""
+    """Rename a file over a file, and a directory to a new name, like a commit."""
     with _file(room, "old", 4 * KIB), _file(room, "new", 4 * KIB) as descriptor:
         (room / "new").replace(room / "old")
         replaced = (room / "old").stat().st_ino == os.fstat(descriptor).st_ino
@@ -256,13 +256,13 @@ def _tmpfile(name: str, room: Path) -> Probe:
 
 
 def _other_io(name: str, room: Path) -> Probe:
-    """What the device does while we do nothing."""
+    """Measure the I/O of other processes on the device for half a second."""
     monitor = DeviceMonitor(room)
     before, began = monitor.read(), time.perf_counter()
     time.sleep(_WATCH_S)
     after, elapsed_s = monitor.read(), time.perf_counter() - began
     if before is None or after is None:
-        detail = "no device of this machine to ask"
+        detail = "no block device of this machine: not checked"
         return Probe(name=name, ok=True, detail=detail, needed=False)
     read = (after.read_bytes - before.read_bytes) / elapsed_s
     written = (after.write_bytes - before.write_bytes) / elapsed_s
@@ -271,7 +271,7 @@ def _other_io(name: str, room: Path) -> Probe:
         name=name,
         ok=quiet,
         detail=f"others read {format_size(read)}/s, write {format_size(written)}/s on the device",
-        remedy="" if quiet else "Find out who (iotop -o); figures taken meanwhile are too low.",
+        remedy="" if quiet else "Find the process (iotop -o); it lowers figures taken now.",
         needed=False,
     )
 

@@ -1,7 +1,6 @@
-"""Versions of everything that a figure can depend on. Nothing is imported to learn its version.
+"""Versions of all software that a figure can depend on, read without importing it.
 
-What only some functions need is imported inside them: writers import this package, and
-`iobench --help` must answer at once.
+Some imports are inside functions: writers import this package, and `iobench --help` must be fast.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ PACKAGES = (
 
 
 def package_version(name: str) -> str | None:
-    """The installed version of a Python package; None when it is not installed."""
+    """Return the installed version of a Python package; None if it is not installed."""
     from importlib import metadata
 
     try:
@@ -45,7 +44,7 @@ def package_version(name: str) -> str | None:
 
 @functools.cache
 def fio_version() -> str | None:
-    """The version of fio on PATH, `3.33`; None when it is missing or does not run."""
+    """Return the version of fio on PATH, such as `3.33`; None if it is missing or fails."""
     import shutil
     import subprocess
 
@@ -62,7 +61,7 @@ def fio_version() -> str | None:
 
 
 def torch_cuda_version() -> str | None:
-    """The CUDA version that the installed torch was built with, read from its version file."""
+    """Return the CUDA version that the installed torch was built with, from its version file."""
     from importlib.util import find_spec
 
     spec = find_spec("torch")
@@ -74,14 +73,14 @@ def torch_cuda_version() -> str | None:
 
 
 def parse_os_release(text: str) -> str | None:
-    """The distribution's name and version from the text of /etc/os-release."""
+    """Return the distribution's name and version from the text of /etc/os-release."""
     pairs = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     name = pairs.get("PRETTY_NAME") or pairs.get("NAME")
     return name.strip("\"'") if name else None
 
 
 def distribution() -> str | None:
-    """`Debian GNU/Linux 12 (bookworm)`; None when the system does not say."""
+    """Return `Debian GNU/Linux 12 (bookworm)` or the like; None if unknown."""
     for path in ("/etc/os-release", "/usr/lib/os-release"):
         text = read_text(path)
         if text:
@@ -90,7 +89,7 @@ def distribution() -> str | None:
 
 
 def describe_software() -> dict[str, str | None]:
-    """Name and version of Python, iobench, fio and the packages a result can depend on."""
+    """Return the versions of Python, iobench, fio and the packages a result can depend on."""
     versions: dict[str, str | None] = {
         "python": platform.python_version(),
         "iobench": iobench.__version__,

@@ -1,4 +1,4 @@
-"""The storage under one directory: mount, file system, space, and the block device beneath."""
+"""Description of the storage of one directory: mount, file system, space and block device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from iobench.errors import TargetError
 
 
 def check_directory(directory: Path | str) -> Path:
-    """`directory`, absolute and with links followed. Raises TargetError when it is no directory."""
+    """Return `directory`, absolute, with links followed. Raises TargetError if it is not one."""
     path = Path(directory)
     try:
         resolved = path.resolve(strict=True)
@@ -21,16 +21,16 @@ def check_directory(directory: Path | str) -> Path:
     except OSError as error:
         raise TargetError(f"target {str(path)!r}: {error.strerror or error}") from error
     if not resolved.is_dir():
-        raise TargetError(f"target {str(path)!r} is not a directory; name the directory to look at")
+        raise TargetError(f"target {str(path)!r} is not a directory; give the directory to examine")
     return resolved
 
 
 def describe_storage(directory: Path | str) -> dict[str, Any]:
-    """Everything that a result must know of the storage under `directory`, as JSON types.
+    """Describe the storage of `directory` for a result, as JSON types.
 
-    Sizes are bytes. `device` is None where no block device can be named (tmpfs, network file
-    systems, overlays in containers); `upper` describes the file system that an overlay writes to,
-    where it can be seen. Raises TargetError when `directory` is not a directory.
+    Sizes are bytes. `device` is None if no block device can be identified (tmpfs, network file
+    systems, overlays in containers). `upper` describes the file system that an overlay writes to,
+    if it is visible. Raises TargetError if `directory` is not a directory.
     """
     path = check_directory(directory)
     mounts = read_mounts()
@@ -42,10 +42,10 @@ def describe_storage(directory: Path | str) -> dict[str, Any]:
 
 
 def describe_space(answer: os.statvfs_result) -> dict[str, Any]:
-    """Bytes and inodes from statvfs. `free_bytes` is what an ordinary user may still write.
+    """Describe bytes and inodes from statvfs. `free_bytes` is free for ordinary users.
 
-    `used_ratio` counts like df: blocks kept for root are neither free nor used. Inodes are None
-    on file systems that make them as needed.
+    `used_ratio` counts like df: blocks reserved for root are neither free nor used. Inodes are None
+    on file systems that allocate them as needed.
     """
     unit = answer.f_frsize
     used, free = answer.f_blocks - answer.f_bfree, answer.f_bavail
@@ -60,7 +60,7 @@ def describe_space(answer: os.statvfs_result) -> dict[str, Any]:
 
 
 def describe_mount(mount: Mount) -> dict[str, Any]:
-    """File system, options and device of one mount."""
+    """Describe file system, options and device of one mount."""
     number = find_device(mount.device, mount.source)
     return {
         "kind": mount.kind,
@@ -73,7 +73,7 @@ def describe_mount(mount: Mount) -> dict[str, Any]:
 
 
 def leaf_devices(device: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The devices at the bottom of a stack of dm, md and the like; itself when nothing is below."""
+    """Return the devices at the bottom of a stack (dm, md ...), or the device itself."""
     if device is None:
         return []
     below = [leaf for part in device.get("backing") or [] for leaf in leaf_devices(part)]
@@ -81,7 +81,7 @@ def leaf_devices(device: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _upper(mount: Mount, mounts: list[Mount]) -> dict[str, Any] | None:
-    """The file system of an overlay's upper directory; None inside a container, which hides it."""
+    """Describe the file system of an overlay's upper directory; None if a container hides it."""
     if mount.fs_type != "overlay":
         return None
     for option in mount.super_options:

@@ -1,4 +1,4 @@
-"""Whether io_uring works here: a ring is really set up and closed again."""
+"""Probe of io_uring: a ring is set up and closed again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from iobench.environment.kernelfs import read_int
 
-_SYS_IO_URING_SETUP = 425  # the generic table: the same number on every architecture but alpha
+_SYS_IO_URING_SETUP = 425  # the same number on every architecture except alpha
 _ENTRIES = 4
 _PARAMS_BYTES = 120  # sizeof(struct io_uring_params), linux/io_uring.h
 _FEATURES_OFFSET = 20
@@ -18,17 +18,18 @@ _SYSCTL = Path("/proc/sys/kernel/io_uring_disabled")
 
 
 def explain_refusal(number: int, disabled: int | None) -> tuple[str, str]:
-    """(why a ring was refused, what to do), from the errno and the sysctl io_uring_disabled.
+    """Return the reason and the remedy, from the errno and the sysctl io_uring_disabled.
 
-    The sysctl (since Linux 6.6): 0 all may, 1 only CAP_SYS_ADMIN and io_uring_group, 2 nobody.
+    The sysctl (since Linux 6.6): 0 permits all processes, 1 only those with CAP_SYS_ADMIN or in
+    io_uring_group, 2 no process.
     """
     if number == errno.ENOSYS:
         return (
             "the kernel has no io_uring (older than 5.1, built without it, or a sandbox)",
-            "Use a kernel >= 5.10, or leave the sandbox; meanwhile odirect and libaio work.",
+            "Use a kernel >= 5.10, or leave the sandbox; odirect and libaio work without it.",
         )
     if number == errno.EPERM and disabled:
-        who = "for everybody" if disabled >= 2 else "for processes without CAP_SYS_ADMIN"
+        who = "for all processes" if disabled >= 2 else "for processes without CAP_SYS_ADMIN"
         return (
             f"disabled {who} by kernel.io_uring_disabled={disabled}",
             "As root: sysctl kernel.io_uring_disabled=0",
@@ -45,7 +46,7 @@ def explain_refusal(number: int, disabled: int | None) -> tuple[str, str]:
 
 
 def describe_io_uring() -> dict[str, Any]:
-    """`works`, the kernel's `features` bits, the sysctl, and when refused `reason` and `remedy`."""
+    """Describe io_uring: `works`, the kernel's `features` bits, the sysctl, `reason`, `remedy`."""
     disabled = read_int(_SYSCTL)
     libc = ctypes.CDLL(None, use_errno=True)
     params = ctypes.create_string_buffer(_PARAMS_BYTES)

@@ -1,4 +1,8 @@
-"""Frameworks that save and restore through our writers. Each needs its framework only."""
+"""Integrations: frameworks that save and restore through a writer of iobench.
+
+Each module needs only its own framework. `torch_dropins` and `safetensors_dropins` have the
+functions of `iobench.torch` and `iobench.safetensors`; `redirect` is `iobench exec`.
+"""
 
 from importlib import import_module
 from types import ModuleType
@@ -7,7 +11,7 @@ __all__ = ["accelerate", "dcp", "deepspeed", "dlio", "lightning", "transformers"
 
 
 def __getattr__(name: str) -> ModuleType:
-    """A module of `__all__`, imported when it is named: it loads its library."""
+    """Import a module of `__all__` on first access, since it loads its framework."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module(f"{__name__}.{name}")

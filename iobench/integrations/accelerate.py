@@ -1,4 +1,4 @@
-"""Accelerate's save_state and load_state through our writers.
+"""Accelerate's save_state and load_state through a writer.
 
     from iobench.integrations.accelerate import attach
 
@@ -7,8 +7,8 @@
     accelerator.save_state("runs/step-100")
     accelerator.load_state("runs/step-100")
 
-Accelerate's own hooks see the models' weights only; the optimizers, two thirds of the bytes, are
-saved after them without one. So both methods are wrapped, and registered hooks work as before.
+Accelerate calls its own hooks for the weights of the models only. It saves the optimizers, two
+thirds of the bytes, without a hook. So both methods are wrapped; registered hooks run as before.
 """
 
 from __future__ import annotations
@@ -38,15 +38,17 @@ __all__ = ["attach", "detach"]
 def attach(accelerator: accelerate.Accelerator, writer: WriterLike = "hybrid") -> None:
     """Let `accelerator.save_state` and `load_state` use `writer`, a Writer, a name or a config.
 
-    Files are stock Accelerate's, either side reads the other's. A directory that `save_state`
-    makes has its name only when all of it is durable, and takes the place of one that was there at
-    once; what else was in that stays. A save that fails or is killed leaves the old one; one to the
-    working directory, or to one above it, raises UsageError. With automatic naming and a
-    `total_limit` the oldest are removed after the new one is there, not before. Raises
-    UsageError when it is attached already, and what choosing the writer does.
+    The files are the stock ones: Accelerate reads ours, and we read those of Accelerate. A saved
+    directory gets its name when all of it is durable, and replaces an old one atomically; other
+    files of the old directory stay. A save that fails or is killed leaves the old directory.
+
+    With automatic naming and a `total_limit`, the oldest directories are removed after the new one
+    is complete. Saving to the working directory, or to one above it, raises UsageError.
+
+    Raises UsageError if a writer is attached already, and the errors of choosing the writer.
     """
     if _attached(accelerator):
-        raise UsageError("this Accelerator has a writer of iobench already; detach() it first")
+        raise UsageError("this Accelerator already has a writer of iobench; call detach() first")
     hooks = _Hooks(accelerator, chosen_writer(writer))
     accelerator.save_state, accelerator.load_state = hooks.save, hooks.load
 
@@ -62,7 +64,7 @@ def _attached(accelerator: accelerate.Accelerator) -> bool:
 
 
 class _Hooks:
-    """The two methods of one Accelerator, around its own."""
+    """Wrappers of the two methods of one Accelerator."""
 
     def __init__(self, accelerator: Any, writer: Writer) -> None:
         self._accelerator, self._writer = accelerator, writer
@@ -89,14 +91,17 @@ class _Hooks:
         self.save, self.load = save, load
 
     def _save_named(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Path:
-        """`project_dir/checkpoints/checkpoint_N`; staged outside of it, where load looks."""
+        """Save `project_dir/checkpoints/checkpoint_N`, staged outside of `checkpoints`.
+
+        load_state takes the newest directory in `checkpoints`: it must not see an incomplete one.
+        """
         accelerator = self._accelerator
         settings = accelerator.project_configuration
         project = Path(accelerator.project_dir)
         checkpoints = project / "checkpoints"
         final = checkpoints / f"checkpoint_{accelerator.save_iteration}"
         if final.exists():
-            raise ValueError(f"{final} exists; set save_iteration to the first that is free")
+            raise ValueError(f"{final} exists; set save_iteration to the first unused number")
         staged = StagedDirectory(final, root=project / f".checkpoints{STAGING_SUFFIX}")
         staged.path = staged.root / "checkpoints" / final.name
 
@@ -117,7 +122,7 @@ class _Hooks:
 
     @property
     def _publishes(self) -> bool:
-        """Whether this process makes the directory visible: one per file system."""
+        """Whether this process publishes the directory: one process per file system does."""
         accelerator = self._accelerator
         if accelerator.project_configuration.save_on_each_node:
             return bool(accelerator.is_local_main_process)

@@ -1,4 +1,7 @@
-"""Inside a bypass, redirected functions are the stock ones: for what iobench itself calls."""
+"""Bypass of the redirect: inside it, this thread's calls of redirected functions go to stock.
+
+Used where iobench itself calls these functions.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _depth = _Depth()
 
 @contextmanager
 def bypass() -> Iterator[None]:
-    """Redirect nothing that this thread calls inside."""
+    """Let this thread's calls inside the block go to the stock functions."""
     _depth.value += 1
     try:
         yield

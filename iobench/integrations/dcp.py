@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint (DCP) through our writers; files as the stock classes have them.
+"""torch.distributed.checkpoint (DCP) through a writer; the files are those of the stock classes.
 
     import torch.distributed.checkpoint as dcp
     from iobench.integrations.dcp import StorageReader, StorageWriter
@@ -6,8 +6,8 @@
     dcp.save(state, storage_writer=StorageWriter("/mnt/nvme/step-100", "writer.toml"))
     dcp.load(state, storage_reader=StorageReader("/mnt/nvme/step-100", "writer.toml"))
 
-Stock `FileSystemReader` reads what StorageWriter wrote, and StorageReader what stock
-`FileSystemWriter` wrote. A path may be `s3://bucket/prefix` with the writer `s3`.
+Stock `FileSystemReader` reads what StorageWriter wrote, and StorageReader reads what stock
+`FileSystemWriter` wrote. With the writer `s3` a path is `s3://bucket/prefix`.
 """
 
 from iobench.integrations.dcp_reader import StorageReader

@@ -1,4 +1,4 @@
-"""DcpFiles: the files of one DCP checkpoint, through a writer; what its two classes share."""
+"""DcpFiles: the files of one DCP checkpoint. DcpStorage: base class of StorageWriter and Reader."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from iobench.integrations.removal import remove_file
 from iobench.writers.source import Source
 from iobench.writers.transfer import Transfer
 
-__all__ = ["DcpFiles", "DcpLocation", "DcpPlace"]
+__all__ = ["DcpFiles", "DcpLocation", "DcpStorage"]
 
 DcpLocation = str | os.PathLike[str]
 
@@ -26,22 +26,22 @@ class DcpFiles:
         self.move_to(location)
 
     def move_to(self, location: DcpLocation) -> None:
-        """Turn to another checkpoint. Raises UsageError for a place that is not the writer's."""
+        """Switch to another checkpoint. Raises UsageError if the writer cannot use the location."""
         self.writer.check_scheme(os.fspath(location))
         self.location = os.fspath(location)
 
     def path(self, name: str) -> str:
-        """Where the file `name` is."""
+        """Return the path of the file `name`."""
         return f"{self.location.rstrip('/')}/{name}"
 
     @contextmanager
     def source(self, name: str) -> Iterator[Source]:
-        """The file `name`, opened for looking into it. Raises TransferError."""
+        """Open the file `name` for reading parts of it. Raises TransferError."""
         with closing(self.writer.open_source(self.path(name))) as opened:
             yield opened
 
     def exists(self, name: str) -> bool:
-        """Whether there is a file `name`."""
+        """Whether the file `name` exists."""
         try:
             with self.source(name):
                 return True
@@ -51,31 +51,31 @@ class DcpFiles:
             raise
 
     def remove(self, name: str) -> None:
-        """Remove the file `name`, durably."""
+        """Remove the file `name` durably."""
         remove_file(self.path(name), self.writer)
 
 
-class DcpPlace:
-    """What the storage writer and the storage reader of one place have in common."""
+class DcpStorage:
+    """Base class of StorageWriter and StorageReader: location, writer and transfers."""
 
     def __init__(self, path: DcpLocation, writer: WriterLike) -> None:
         self.transfers: list[Transfer] = []
-        """What happened to the files of the last save or load."""
+        """One Transfer for each file of the saves or loads since the last `reset`."""
         self._files = DcpFiles(path, writer)
 
     @property
     def checkpoint_id(self) -> str:
-        """Where the checkpoint is."""
+        """The location of the checkpoint."""
         return self._files.location
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: DcpLocation) -> bool:
-        """Whether DCP may choose this class for a bare `checkpoint_id`: no, it needs a writer."""
+        """Return False: DCP must not choose this class for a bare path, since it needs a writer."""
         del checkpoint_id
         return False
 
     def _begin_at(self, checkpoint_id: DcpLocation | None) -> None:
-        """A new save or load, at another place if one is given."""
+        """Begin a new save or load, at `checkpoint_id` if it is given."""
         if checkpoint_id:
             self._files.move_to(checkpoint_id)
         self.transfers = []

@@ -23,7 +23,7 @@ from iobench import linux
 from iobench.environment.memory import host_takes_free_memory
 from iobench.errors import DataMismatchError, UsageError
 from iobench.formats import torch_file
-from iobench.integrations.dcp_files import DcpLocation, DcpPlace
+from iobench.integrations.dcp_files import DcpLocation, DcpStorage
 from iobench.integrations.dcp_writer import metadata_name
 from iobench.integrations.default_writer import WriterLike
 from iobench.units import MIB
@@ -34,38 +34,39 @@ from iobench.writers.image import Bytes, FileImage
 __all__ = ["StorageReader"]
 
 _AT_ONCE = 256 * MIB
-_GAP = MIB  # fewer bytes than these are read along rather than left out
+_GAP = MIB  # smaller gaps between two items are read, not skipped
 _DAMAGE = (
     *(pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError, ArithmeticError),
     *(AttributeError, ImportError, AssertionError),
 )
-"""What unpickling a file raises that is damaged, or is something else."""
+"""Errors that unpickling raises for a file that is damaged or is not a pickle."""
 
 
-class StorageReader(DcpPlace, StockStorageReader):
-    """Loads what `StorageWriter`, or stock `FileSystemWriter`, saved.
+class StorageReader(DcpStorage, StockStorageReader):
+    """Loads checkpoints that `StorageWriter` or stock `FileSystemWriter` saved.
 
-    Only the ranges that the plan asks for are read, up to 256 MiB at once: the next ones come from
-    storage while the last are copied into their tensors. `transfers` tells what happened.
+    It reads only the ranges in the plan, up to 256 MiB at once. Storage delivers the next range
+    while the last one is copied into its tensors. `transfers` has one Transfer per range.
     """
 
     def __init__(self, path: DcpLocation, writer: WriterLike) -> None:
-        """`writer`: a Writer, a name, or the path of a config. Raises UsageError and its kin."""
+        """`writer`: a Writer, a name, or the path of a config. Raises UsageError."""
         super().__init__(path, writer)
-        self._load_id = str(uuid.uuid4())
-        self._places: dict[Any, _StorageInfo] = {}
+        self.load_id = str(uuid.uuid4())
+        """Identifies the newest load; the metadata that `read_metadata` returns records it."""
+        self._stored: dict[Any, _StorageInfo] = {}
 
     def reset(self, checkpoint_id: DcpLocation | None = None) -> None:
-        """Begin a new load, from another place if one is given."""
+        """Begin a new load, from `checkpoint_id` if it is given."""
         self._begin_at(checkpoint_id)
-        self._load_id = str(uuid.uuid4())
-        self._places = {}
+        self.load_id = str(uuid.uuid4())
+        self._stored = {}
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The checkpoint's metadata, unpickled as stock DCP does: load only what you trust.
+        """Return the checkpoint's metadata, unpickled as in stock DCP: load only what you trust.
 
-        Raises TransferError (ENOENT) where there is no checkpoint, or only one that was not
-        completed; DataMismatchError when it cannot be read.
+        Raises TransferError (ENOENT) if there is no complete checkpoint, and DataMismatchError if
+        the metadata is damaged.
         """
         del args
         name = metadata_name(kwargs.get("rank"))
@@ -74,46 +75,46 @@ class StorageReader(DcpPlace, StockStorageReader):
                 metadata = pickle.load(cast(IO[bytes], source))
             except _DAMAGE as error:
                 raise DataMismatchError(
-                    f"{self._files.path(name)}: no metadata of DCP ({error})"
+                    f"{self._files.path(name)}: not metadata of DCP ({error})"
                 ) from error
         if not isinstance(metadata, Metadata):
-            raise DataMismatchError(f"{self._files.path(name)}: no metadata of DCP")
+            raise DataMismatchError(f"{self._files.path(name)}: not metadata of DCP")
         if getattr(metadata, "storage_meta", None) is None:
             metadata.storage_meta = StorageMeta()
         assert metadata.storage_meta is not None
-        metadata.storage_meta.load_id = self._load_id
+        metadata.storage_meta.load_id = self.load_id
         return metadata
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Is told by DCP where everything is."""
+        """Called by DCP: take over the file, offset and length of every item."""
         del is_coordinator, args, kwargs
-        self._places = metadata.storage_data
+        self._stored = metadata.storage_data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Nothing to prepare."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Nothing to prepare."""
+        """Return the plans unchanged."""
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fill everything that the plan asks of this rank.
+        """Load every item of this rank's plan. The future is done on return.
 
-        Raises DataMismatchError when a file is not what the metadata says, TransferError.
+        Raises TransferError, and DataMismatchError if a file does not match the metadata.
         """
         wanted: dict[str, list[_Item]] = defaultdict(list)
         for request in plan.items:
-            place = self._places[request.storage_index]
-            if getattr(place, "transform_descriptors", None):
+            stored = self._stored[request.storage_index]
+            if getattr(stored, "transform_descriptors", None):
                 raise UsageError(
-                    f"{self.checkpoint_id}: {request.storage_index.fqn!r} went through a stream "
-                    f"extension {place.transform_descriptors} when it was saved; load it with "
-                    "torch's FileSystemReader"
+                    f"{self.checkpoint_id}: {request.storage_index.fqn!r} was saved through the "
+                    f"stream extension {stored.transform_descriptors}; load it with torch's "
+                    "FileSystemReader"
                 )
-            wanted[place.relative_path].append(_Item(request=request, place=place))
+            wanted[stored.relative_path].append(_Item(request=request, stored=stored))
         for name, items in wanted.items():
             self._read_file(name, items, planner)
         done: Future[None] = Future()
@@ -125,11 +126,12 @@ class StorageReader(DcpPlace, StockStorageReader):
             size = source.seek(0, io.SEEK_END)
         if any(item.stop > size for item in items):
             raise DataMismatchError(
-                f"{self._files.path(name)}: has {size} bytes, the metadata knows more"
+                f"{self._files.path(name)}: has {size} bytes, but the metadata names later ones"
             )
         if not size:
             return
-        # Address space for the whole file; only what is read takes memory, until it is dropped.
+        # Address space for the whole file. Pages take memory when they are read, and
+        # give_up_pages below frees them once they are copied.
         memory = fresh_pages(size, huge=not host_takes_free_memory())
         image = FileImage.of(name, [memory])
 
@@ -161,18 +163,18 @@ class StorageReader(DcpPlace, StockStorageReader):
 
 @dataclass(frozen=True, kw_only=True)
 class _Item:
-    """What is asked for, and where it stands."""
+    """A request of the plan, and its byte range in the file."""
 
     request: ReadItem
-    place: _StorageInfo
+    stored: _StorageInfo
 
     @property
     def start(self) -> int:
-        return int(self.place.offset)
+        return int(self.stored.offset)
 
     @property
     def stop(self) -> int:
-        return int(self.place.offset + self.place.length)
+        return int(self.stored.offset + self.stored.length)
 
 
 @dataclass(kw_only=True)
@@ -185,9 +187,9 @@ class _Run:
 
 
 def _runs(items: Sequence[_Item]) -> Iterator[_Run]:
-    """All items by their place, those near each other together.
+    """Group the items by file offset: those near each other become one run.
 
-    Items stand close together, so a run may begin with the page that the one before ends with.
+    Runs are whole pages, so a run may begin with the page that the run before ends with.
     """
     run: _Run | None = None
     for item in sorted(items, key=lambda item: item.start):
@@ -209,13 +211,13 @@ def _fill(request: ReadItem, data: Bytes, where: str, planner: LoadPlanner) -> N
         return
     saved = torch_file.view(data, where)
     if not isinstance(saved, torch.Tensor):
-        raise DataMismatchError(f"{where}: holds a {type(saved).__name__} and no tensor")
+        raise DataMismatchError(f"{where}: holds a {type(saved).__name__} instead of a tensor")
     part = narrow_tensor_by_index(saved, request.storage_offsets, request.lengths)
     target = planner.resolve_tensor(request).detach()
     if target.size() != part.size():
         raise DataMismatchError(
-            f"{where}: {request.storage_index.fqn!r} has the shape {tuple(part.shape)}, "
-            f"{tuple(target.shape)} is wanted"
+            f"{where}: {request.storage_index.fqn!r} has the shape {tuple(part.shape)}; "
+            f"the tensor to load into has {tuple(target.shape)}"
         )
     target.copy_(part)
     planner.commit_tensor(request, target)

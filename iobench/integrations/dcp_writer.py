@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from iobench.errors import TargetError, UsageError
-from iobench.integrations.dcp_files import DcpLocation, DcpPlace
+from iobench.integrations.dcp_files import DcpLocation, DcpStorage
 from iobench.integrations.default_writer import WriterLike
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.blocks.workers import Blocks, run_workers
@@ -44,21 +44,23 @@ _LEAVING_S = 5.0
 
 
 def metadata_name(rank: int | None) -> str:
-    """The metadata of the whole checkpoint, or of one rank that saved without collectives."""
+    """Return the name of the metadata file of all ranks, or of one saving without collectives."""
     return METADATA if rank is None else f"__{rank}{METADATA}"
 
 
-class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
-    """Saves a checkpoint that stock `FileSystemReader` reads, every file by the writer's I/O path.
+class StorageWriter(DcpStorage, StockStorageWriter, BlockingAsyncStager):
+    """Saves a checkpoint that stock `FileSystemReader` reads; each file by the writer's I/O path.
 
-    When `dcp.save` returns, and when the future of `dcp.async_save` is done, all of it is durable:
-    each file is synced before it gets its name, and `.metadata`, the commit, comes last. A save
-    that fails or is killed leaves no `.metadata`; whole files of it may stay. `transfers` tells
-    what happened to this rank's files. An interpreter that ends waits for the last `async_save` (in
-    a thread), and ends with code 120 and a message if it failed.
+    The checkpoint is durable when `dcp.save` returns, or when the future of `dcp.async_save` is
+    done: each file is synced before it gets its name, and `.metadata`, the commit, comes last. A
+    save that fails or is killed leaves no `.metadata`; complete files of it may stay. `transfers`
+    has one Transfer for each file of this rank.
 
-    Overwriting removes the old `.metadata` first: killed in between, there is no checkpoint rather
-    than a mix of two. Save to a new place to keep the old one until the new one is complete.
+    An interpreter that ends waits for the last `async_save` that runs in a thread. If that save
+    failed, the exit code is 120 and stderr has a message.
+
+    Overwriting removes the old `.metadata` first: a save that is killed leaves no checkpoint, never
+    a mix of two. Save to a new location to keep the old checkpoint until the new one is complete.
     """
 
     def __init__(
@@ -73,37 +75,38 @@ class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
     ) -> None:
         """`writer`: a Writer, a name, or the path of a config.
 
-        Each rank writes `thread_count` files at a time, its tensors dealt out evenly by size, or
-        with `single_file_per_rank=False` one file for each tensor. `cache_staged_state_dict`: see
-        torch's BlockingAsyncStager. Raises UsageError.
+        Each rank writes `thread_count` files concurrently, with its tensors distributed evenly by
+        size. `single_file_per_rank=False` makes one file for each tensor. For
+        `cache_staged_state_dict` see torch's BlockingAsyncStager. Raises UsageError.
         """
         if thread_count < 1:
             raise UsageError(f"thread_count={thread_count}: must be 1 or more")
-        DcpPlace.__init__(self, path, writer)
+        DcpStorage.__init__(self, path, writer)
         BlockingAsyncStager.__init__(self, cache_staged_state_dict=cache_staged_state_dict)
         self._single_file_per_rank = single_file_per_rank
         self._thread_count = thread_count
         self._overwrite = overwrite
-        self._save_id = str(uuid.uuid4())
-        self._own_rank: int | None = None  # of a save without collectives
+        self.save_id = str(uuid.uuid4())
+        """Identifies the newest save; `.metadata` records it."""
+        self._own_rank: int | None = None  # set in a save without collectives only
         self._finishes = True
 
     def reset(self, checkpoint_id: DcpLocation | None = None) -> None:
-        """Begin a new save, at another place if one is given."""
+        """Begin a new save, to `checkpoint_id` if it is given."""
         self._begin_at(checkpoint_id)
-        self._save_id = str(uuid.uuid4())
+        self.save_id = str(uuid.uuid4())
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Is told by DCP how it saves."""
+        """Called by DCP: note whether this rank is the coordinator and saves with collectives."""
         del args
         _newest.begin(self.checkpoint_id)
         self._own_rank = None if kwargs.get("use_collectives", True) else kwargs.get("rank")
         self._finishes = is_coordinator or self._own_rank is not None
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Raises TargetError where there is a checkpoint and `overwrite` is off."""
+        """Remove an old `.metadata`. With `overwrite=False` raise TargetError for one instead."""
         with _newest.step():
-            self._make_way(metadata_name(self._own_rank))
+            self._remove_metadata(metadata_name(self._own_rank))
         if self._own_rank is not None:
             return dataclasses.replace(plan, storage_data=_StoragePrefix(f"__{self._own_rank}_"))
         return plan
@@ -117,15 +120,15 @@ class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
             for rank, plan in enumerate(plans)
         ]
 
-    def _make_way(self, name: str) -> None:
+    def _remove_metadata(self, name: str) -> None:
         if not self._files.exists(name):
             return
         if not self._overwrite:
             raise TargetError(
-                f"{self.checkpoint_id}: there is a checkpoint already; choose another place, or "
+                f"{self.checkpoint_id}: a checkpoint already exists; choose another location, or "
                 "pass overwrite=True"
             )
-        with contextlib.suppress(FileNotFoundError):  # another rank was faster
+        with contextlib.suppress(FileNotFoundError):  # another rank removed it first
             self._files.remove(name)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -133,7 +136,7 @@ class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
         prefix: str = plan.storage_data.prefix
         groups = [[item] for item in plan.items]
         if self._single_file_per_rank:
-            groups = _dealt_out(plan.items, self._thread_count)
+            groups = _distributed(plan.items, self._thread_count)
         files: dict[int, tuple[Transfer, list[WriteResult]]] = {}
 
         def work(numbers: Blocks, _: Meter) -> None:
@@ -161,19 +164,20 @@ class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
                     start = stream.tell()
                     _write_item(planner.resolve_data(item), cast(IO[bytes], stream))
                     length = stream.tell() - start
-                    place = _StorageInfo(name, start, length)
+                    stored = _StorageInfo(name, start, length)
                     results.append(
-                        WriteResult(index=item.index, size_in_bytes=length, storage_data=place)
+                        WriteResult(index=item.index, size_in_bytes=length, storage_data=stored)
                     )
         except RuntimeError as error:
             if stream.failure is None:
                 raise
-            raise stream.failure from error  # torch reports its own end of file instead
+            # torch.save replaces the stream's error by a RuntimeError about its zip file.
+            raise stream.failure from error
         assert stream.transfer is not None
         return stream.transfer, results
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the metadata, which makes it a checkpoint."""
+        """Write `.metadata`, which commits the checkpoint."""
         metadata.version = CURRENT_DCP_VERSION
         metadata.storage_data = {one.index: one.storage_data for all_ in results for one in all_}
         metadata.storage_meta = self.storage_meta()
@@ -187,31 +191,35 @@ class StorageWriter(DcpPlace, StockStorageWriter, BlockingAsyncStager):
         self.transfers.append(stream.transfer)
 
     def storage_meta(self) -> StorageMeta:
-        """What DCP notes down about this save."""
-        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save_id)
+        """Return what DCP records about this save."""
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self.save_id)
 
 
 class _Newest:
-    """The newest save that a thread of DCP makes, whose future the script may never look at.
+    """The newest save in a thread of DCP; the script may never look at its future.
 
-    CPython joins that thread before it ends; a signal's handler that raises SystemExit ends the
-    join, and here it is done again. A failure is forgotten when the next save begins.
+    CPython joins that thread before it ends. A signal handler that raises SystemExit interrupts
+    this join, so it is repeated here. The next save clears the failure of the last one.
     """
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
-        self._place = self._failure = ""
+        self._location = self._failure = ""
 
-    def begin(self, place: DcpLocation) -> None:
+    def begin(self, location: DcpLocation) -> None:
         thread, self._failure = threading.current_thread(), ""
         if thread is not threading.main_thread():
-            self._thread, self._place, self._over = thread, os.fspath(place), threading.Event()
+            self._thread, self._location, self._over = (
+                thread,
+                os.fspath(location),
+                threading.Event(),
+            )
             interpreter_end.at_end(self, _Newest._at_end)
 
     @contextlib.contextmanager
     def step(self, *, last: bool = False) -> Iterator[None]:
-        """A step of the save, perhaps this rank's last one."""
+        """Run one step of the save; `last` marks the last step of this rank."""
         own = threading.current_thread() is self._thread
         try:
             yield
@@ -227,24 +235,24 @@ class _Newest:
         thread = self._thread
         assert thread is not None
         if not thread.daemon:
-            # No join: CPython 3.11 and 3.12 take a thread for ended once one was interrupted.
+            # No join: after an interrupted join CPython 3.11 and 3.12 report the thread as ended.
             while thread in threading.enumerate() and not self._over.wait(0.05):
                 pass
-            # Killed while it is still in torch's C++, it would abort the process.
+            # A thread that is killed inside torch's C++ code aborts the process.
             until_s = time.monotonic() + _LEAVING_S
             while thread in threading.enumerate() and time.monotonic() < until_s:
                 time.sleep(0.01)
         if self._failure:
-            interpreter_end.lost(f"async_save to {self._place} failed: {self._failure}")
+            interpreter_end.lost(f"async_save to {self._location} failed: {self._failure}")
         elif not self._over.is_set():
-            interpreter_end.lost(f"async_save to {self._place} did not end")
+            interpreter_end.lost(f"async_save to {self._location} did not end")
 
 
 _newest = _Newest()
 
 
 class _InMiddle(io.RawIOBase):
-    """A stream to whose end one item is added: its serializer's flush is not the file's."""
+    """Appends one item to a stream. The serializer's flush does not reach the file."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         super().__init__()
@@ -263,13 +271,13 @@ def _write_item(data: torch.Tensor | io.BytesIO, stream: IO[bytes]) -> None:
         return
     tensor = data.detach().cpu()
     if tensor.untyped_storage().nbytes() != tensor.nbytes:
-        tensor = tensor.clone()  # torch.save would save all of the storage
+        tensor = tensor.clone()  # torch.save of a view saves the whole storage
     with _InMiddle(stream) as end:
         torch.save(tensor, cast(IO[bytes], end))
 
 
 def _size_bytes(item: WriteItem) -> int:
-    """About what the item takes in a file; 0 for bytes, whose number is not known yet."""
+    """Estimate the item's bytes in the file; 0 for objects that are not serialized yet."""
     if item.type == WriteItemType.BYTE_IO:
         return 0
     assert item.tensor_data is not None
@@ -277,8 +285,8 @@ def _size_bytes(item: WriteItem) -> int:
     return prod(item.tensor_data.chunk.sizes) * itemsize
 
 
-def _dealt_out(items: Sequence[WriteItem], files: int) -> list[list[WriteItem]]:
-    """The items in up to `files` groups of about equal size, the largest first in each."""
+def _distributed(items: Sequence[WriteItem], files: int) -> list[list[WriteItem]]:
+    """Return up to `files` groups of about equal size, the largest items first in each."""
     groups: list[list[WriteItem]] = [[] for _ in range(min(files, len(items)) or 1)]
     heap = [(0, number) for number in range(len(groups))]
     for item in _by_size(items):

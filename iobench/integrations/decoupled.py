@@ -1,4 +1,4 @@
-"""What DeepSpeed writes in the background, made durable where it would be too late afterwards."""
+"""Commits DeepSpeed's background saves. Used before a directory gets its final name."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["commit_decoupled"]
 
 
 def commit_decoupled(models: Iterable[Any]) -> None:
-    """Have the DeepSpeed engines among `models` commit now what they wait with until the next step.
+    """Let the DeepSpeed engines among `models` commit their background saves now.
 
-    To be called by all ranks, before a directory that was saved to gets another name. Raises what
-    failed.
+    Otherwise they commit before the next optimizer step. All ranks call this before the saved
+    directory is renamed. Raises the error of a failed save.
     """
     for model in models:
         if (

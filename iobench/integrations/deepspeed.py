@@ -1,4 +1,4 @@
-"""DeepSpeed's checkpoints through our writers.
+"""DeepSpeed's checkpoints through a writer.
 
     from iobench.integrations.deepspeed import attach
 
@@ -7,8 +7,8 @@
     engine.save_checkpoint("runs/a")
     engine.load_checkpoint("runs/a")
 
-DeepSpeed's config names no engines but its own, so the one that it made is replaced. Files are
-those of DeepSpeed's TorchCheckpointEngine, and either side loads the other's.
+DeepSpeed's config accepts only its own checkpoint engines, so `attach` replaces the one that it
+made. The files are those of DeepSpeed's TorchCheckpointEngine: it loads ours, and we load its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from iobench.checkpoint.background import BackgroundFiles
 from iobench.checkpoint.save import Save
 from iobench.errors import TransferError, UsageError
 from iobench.formats import torch_file
-from iobench.integrations import torch_functions
+from iobench.integrations import torch_dropins
 from iobench.integrations.default_writer import WriterLike, chosen_writer
 from iobench.integrations.needs import needs
 from iobench.units import parse_size
@@ -55,9 +55,9 @@ _REMEMBERED = 1000
 class CheckpointEngine(StockCheckpointEngine):  # type: ignore[misc]
     """Saves and loads each file of a checkpoint by a writer's I/O path.
 
-    A file has its name only when it is whole and durable; `commit`, which DeepSpeed calls before it
-    lets `latest` name the checkpoint, makes the names durable too. `latest` itself DeepSpeed
-    writes, and syncs nothing. `transfers` tells what happened to the last 1,000 files.
+    A file gets its name when it is complete and durable. `commit` makes the names durable too;
+    DeepSpeed calls it before it writes the checkpoint's name to `latest`. DeepSpeed writes `latest`
+    itself, without a sync. `transfers` has the Transfers of the last 1,000 files.
     """
 
     def __init__(self, writer: WriterLike = "hybrid", config_params: Any = None) -> None:
@@ -69,11 +69,11 @@ class CheckpointEngine(StockCheckpointEngine):  # type: ignore[misc]
         self._directories: set[str] = set()
 
     def create(self, info: CheckpointCommitInfo) -> None:
-        """A checkpoint begins."""
+        """Begin a checkpoint: nothing to do here."""
         del info
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Save to `path`; the bytes are durable on return. Raises TransferError."""
+        """Save to `path`. The bytes are durable on return. Raises TransferError."""
         directory, name = os.path.split(path)
         self._directories.add(directory)
         self.transfers.append(
@@ -81,11 +81,11 @@ class CheckpointEngine(StockCheckpointEngine):  # type: ignore[misc]
         )
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """What `torch.load(path, map_location, weights_only=False)` returns."""
-        return torch_functions.load(path, map_location, weights_only=False, writer=self._writer)
+        """Return what `torch.load(path, map_location, weights_only=False)` returns."""
+        return torch_dropins.load(path, map_location, weights_only=False, writer=self._writer)
 
     def commit(self, info: CheckpointCommitInfo) -> bool:
-        """All of this rank's files are durable under their names then. Raises TransferError."""
+        """Make the names of this rank's files durable. Raises TransferError."""
         base = os.path.abspath(info.save_dir) if info is not None else ""
         gained = {above for path in self._directories for above in _up_to(path, base)}
         for directory in sorted(gained):
@@ -98,12 +98,12 @@ class CheckpointEngine(StockCheckpointEngine):  # type: ignore[misc]
 
 
 class DecoupledCheckpointEngine(CheckpointEngine):
-    """`CheckpointEngine` that copies what is saved and writes it beside the next steps.
+    """`CheckpointEngine` that copies each state and writes the copy in the background.
 
-    DeepSpeed commits before its next optimizer step: `commit` waits until all is durable, on every
-    rank, and raises what failed, so that `latest` never names what is not there. `slots` copies at
-    most are in host memory; `budget` bounds their sum in bytes (`"16GiB"`). `saves` tells what
-    became of each file.
+    DeepSpeed commits before its next optimizer step. `commit` waits until the checkpoint is durable
+    on every rank and raises the error of a failed save, so `latest` never names an incomplete
+    checkpoint. At most `slots` copies are in host memory; `budget` limits their sum in bytes
+    (`"16GiB"`). `saves` has the outcome of each file.
     """
 
     def __init__(
@@ -120,40 +120,44 @@ class DecoupledCheckpointEngine(CheckpointEngine):
         )
         self._info: CheckpointCommitInfo | None = None
         self._failure: Exception | None = None
-        # DeepSpeed's `__del__` asks too, but logs what fails as "debug", and the exit code is 0.
+        # DeepSpeed's `__del__` calls cleanup too, but logs an error as "debug" and exits with 0.
         interpreter_end.at_end(self, DecoupledCheckpointEngine.cleanup)
 
     @property
     def saves(self) -> tuple[Save, ...]:
-        """What became of the last 1,000 files, oldest first."""
+        """The outcomes of the last 1,000 files, oldest first."""
         return tuple(self._background.saves)
 
     def create(self, info: CheckpointCommitInfo) -> None:
-        """A checkpoint begins; the one before is made durable first, and has its `latest`."""
+        """Begin a checkpoint. The one before is committed first, with its `latest`."""
         if self._info is not None:
             self._finish(self._info)
         self._info, self._failure = info, None
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Copy `state_dict`, which may change on return. Raises what failed before, StateError."""
+        """Copy `state_dict`, which may change on return.
+
+        Raises the error of an earlier save, and StateError.
+        """
         self._directories.add(os.path.dirname(path))
         with self._remembered():
             self._background.save(state_dict, path)
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """As `CheckpointEngine.load`, once all that was saved is durable."""
+        """Wait until every save is durable, then load like `CheckpointEngine.load`."""
         with self._remembered():
             self._background.wait()
         return super().load(path, map_location)
 
     def commit(self, info: CheckpointCommitInfo) -> bool:
-        """Wait until all is durable under its name. Raises what failed, also if it was raised.
+        """Wait until the files and their names are durable. Raises the error of a failed save.
 
-        If `latest` is to name the checkpoint, that is so on every rank, all of which have to call
-        this; TransferError where another one failed.
+        It raises that error even if `save` already raised it. With `info.save_latest` all ranks
+        must call this and wait for each other; TransferError if another rank failed.
         """
         self._info = None
-        with suppress(Exception), self._remembered():  # raised once the other ranks know
+        # The error is raised below: the other ranks wait for this one in the all-reduce.
+        with suppress(Exception), self._remembered():
             self._background.wait()
             super().commit(info)
         failure, self._failure = self._failure, None
@@ -174,11 +178,11 @@ class DecoupledCheckpointEngine(CheckpointEngine):
         return self._info
 
     def cleanup(self) -> None:
-        """Commit what is on the way, which DeepSpeed asks for when it ends, and free the memory.
+        """Commit a checkpoint in progress and free the memory. DeepSpeed calls this at its end.
 
-        Rank 0 writes `latest` then, as DeepSpeed does after every other commit. A rank that ends
-        by an error, one of several, makes its files durable and names nothing: the others are at
-        work and do not commit with it.
+        Rank 0 then writes `latest`, as DeepSpeed does after every other commit. If one of several
+        ranks ends with an error, it makes its files durable and does not commit: the other ranks
+        continue and do not take part.
         """
         info, self._info = self._info, None
         try:
@@ -188,7 +192,7 @@ class DecoupledCheckpointEngine(CheckpointEngine):
             self._background.close()
 
     def _finish(self, info: CheckpointCommitInfo) -> None:
-        """Commit, and write `latest` where it is asked for: what DeepSpeed does before a step."""
+        """Commit, and write `latest` if `info` requests it, as DeepSpeed does before a step."""
         self.commit(info)
         if info.save_latest and _rank() == 0:
             latest = FileImage.of("latest", [str(info.tag).encode()])
@@ -196,7 +200,7 @@ class DecoupledCheckpointEngine(CheckpointEngine):
 
     @contextmanager
     def _remembered(self) -> Iterator[None]:
-        """What fails inside is also the failure of the checkpoint that is on the way."""
+        """Record an error inside the block as the failure of the checkpoint in progress."""
         try:
             yield
         except Exception as error:
@@ -207,16 +211,16 @@ class DecoupledCheckpointEngine(CheckpointEngine):
 def attach(
     engine: Any, writer: WriterLike = "hybrid", *, decoupled: bool = False, **options: Any
 ) -> CheckpointEngine:
-    """Let a DeepSpeedEngine save and load by `writer`; the CheckpointEngine that it has then.
+    """Let a DeepSpeedEngine save and load by `writer`. Return its new CheckpointEngine.
 
-    `decoupled`: in the background, see `DecoupledCheckpointEngine` for the `options`. Raises
-    UsageError for what is no DeepSpeedEngine, and what choosing the writer does.
+    `decoupled`: save in the background; `options` are those of `DecoupledCheckpointEngine`. Raises
+    UsageError if `engine` is not a DeepSpeedEngine, and the errors of choosing the writer.
     """
     before = getattr(engine, "checkpoint_engine", None)
     if not isinstance(before, StockCheckpointEngine):
         raise UsageError(
-            f"{type(engine).__name__} has no checkpoint_engine; attach to what "
-            "deepspeed.initialize returns first"
+            f"{type(engine).__name__} has no checkpoint_engine; attach to the engine, the first "
+            "value that deepspeed.initialize returns"
         )
     made = (
         DecoupledCheckpointEngine(writer, **options)
@@ -239,7 +243,7 @@ def _world_size() -> int:
 
 
 def _on_every_rank(durable: bool) -> bool:
-    """Whether `durable` on all ranks, which wait for each other here."""
+    """Whether `durable` is true on all ranks, which wait for each other here."""
     if not torch.distributed.is_initialized():
         return durable
     flag = torch.tensor([int(durable)], device=get_accelerator().current_device_name())
@@ -248,7 +252,7 @@ def _on_every_rank(durable: bool) -> bool:
 
 
 def _ends_by_error() -> bool:
-    """Whether an exception is being handled, or has ended the script."""
+    """Whether an exception is being handled now, or ended the script."""
     ended = (interpreter_end.begun() or sys.is_finalizing()) and getattr(
         sys, "last_value", None
     ) is not None
@@ -256,7 +260,7 @@ def _ends_by_error() -> bool:
 
 
 def _up_to(path: str, base: str) -> list[str]:
-    """`path` and the directories above it up to the one that holds `base`, which may be new."""
+    """Return `path` and the directories above it, up to the parent of `base`, which may be new."""
     if is_s3(path):
         return []
     directory = Path(os.path.abspath(path or "."))

@@ -1,4 +1,4 @@
-"""The writer that calls take which name none: one for the whole process."""
+"""The default writer of the process, which calls without a `writer` argument use."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ WriterLike = Writer | str | os.PathLike[str]
 """A Writer, the name of one (`odirect,block_size=8MiB` with options), or the path of a config."""
 
 EXEC = "IOBENCH_EXEC"
-"""The variable by which `iobench exec` tells its processes the directory that has `CONFIG`."""
+"""Environment variable of `iobench exec`: the directory that contains `CONFIG`."""
 CONFIG = "writer.toml"
-_UNSET = "hybrid"  # works wherever files can be made
+_UNSET = "hybrid"  # works wherever files can be created
 _ENDED = "iobench exec has ended, and the file of its writer is gone."
 _log = logging.getLogger("iobench")
-_lock = threading.RLock()  # a signal handler that saves may come in
+_lock = threading.RLock()  # reentrant: a signal handler may save while this thread holds it
 _default: Writer | None = None
 
 
 def set_default_writer(writer: WriterLike | None) -> None:
-    """Set what `iobench.torch` and `iobench.safetensors` use where no `writer` is given.
+    """Set the writer of `iobench.torch` and `iobench.safetensors` for calls without `writer`.
 
-    A Writer, a name, or the path of a config; None for the one before any was set: `hybrid`, and
-    under `iobench exec` its writer.
-    Raises what `iobench.load_writer` does, and UsageError for a writer that keeps nothing.
+    `writer`: a Writer, a name, or the path of a config. None restores the initial default:
+    `hybrid`, or the writer of `iobench exec`. Raises the errors of `iobench.load_writer`, and
+    UsageError for a writer that stores nothing.
     """
     global _default
     chosen = None if writer is None else _made(writer)
@@ -44,10 +44,10 @@ def set_default_writer(writer: WriterLike | None) -> None:
 
 
 def chosen_writer(writer: WriterLike | None = None) -> Writer:
-    """`writer` as a Writer; without one the process's default.
+    """Return `writer` as a Writer; None means the default of the process.
 
-    In a process that has outlived its `iobench exec` that is `hybrid` again; the logger `iobench`
-    tells it.
+    In a process that outlives its `iobench exec` the default is `hybrid`; the logger `iobench`
+    reports that.
     """
     global _default
     if writer is not None:
@@ -63,9 +63,10 @@ def chosen_writer(writer: WriterLike | None = None) -> Writer:
 
 
 def redirected_writer() -> Writer:
-    """The process's default, for calls that `iobench exec` redirects.
+    """Return the default of the process, for calls that `iobench exec` redirects.
 
-    Raises UnavailableError when that has ended before the first of them: nobody asked for another.
+    Raises UnavailableError if `iobench exec` ended before the first such call: its writer's config
+    is gone, and the user chose no other writer.
     """
     config = _config_of_exec()
     if _default is None and config and not os.path.exists(config):
@@ -75,7 +76,7 @@ def redirected_writer() -> Writer:
 
 
 def _config_of_exec() -> str | None:
-    """Where `iobench exec` says that its writer's file is; None where it runs nothing."""
+    """Return the path of `iobench exec`'s config; None outside of `iobench exec`."""
     session = os.environ.get(EXEC)
     return os.path.join(session, CONFIG) if session else None
 
@@ -83,22 +84,26 @@ def _config_of_exec() -> str | None:
 def _made(writer: WriterLike) -> Writer:
     made = writer if isinstance(writer, Writer) else _named(os.fspath(writer))
     if not made.stores:
-        raise UsageError(f"writer {made.name!r} keeps nothing, so nothing could be loaded again")
+        raise UsageError(f"writer {made.name!r} stores nothing; choose one that stores files")
     return made
 
 
 def _named(text: str) -> Writer:
-    """The writer of a path, or of a name and options as the command line takes them."""
+    """Return the writer of a config's path, or of a name and options as on the command line."""
     if is_path(text) or "," not in text:
         return load_writer(text)
     found = registry.parse_specs(text)
     if len(found) != 1:
-        raise UsageError(f"writer {text!r}: names {len(found)} writers, one is wanted")
+        raise UsageError(f"writer {text!r} names {len(found)} writers; give exactly one")
     return found[0]
 
 
 def _after_fork() -> None:
-    """A child makes threads, rings and connections of its own."""
+    """Give a forked child a lock and a writer of its own.
+
+    The parent's threads do not exist in the child, and it must not share io_uring rings and
+    connections.
+    """
     global _default, _lock
     _lock = threading.RLock()
     if _default is not None:

@@ -1,4 +1,4 @@
-"""DLIO's, and so MLPerf Storage's, checkpointing workload through our writers.
+"""The checkpointing workload of DLIO, and so of MLPerf Storage, through a writer.
 
 In the workload's YAML:
 
@@ -6,8 +6,8 @@ In the workload's YAML:
       checkpoint_folder: /mnt/nvme/checkpoints
       checkpoint_mechanism_classname: iobench.integrations.dlio.Checkpointing
 
-The writer is what the variable IOBENCH_WRITER says, a name or the path of a config, else `hybrid`;
-or a class of your own says it: `class Mine(Checkpointing): writer = "writer.toml"`.
+The environment variable IOBENCH_WRITER selects the writer: a name or the path of a config; the
+default is `hybrid`. A subclass can select it too: `class Mine(Checkpointing): writer = "odirect"`.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ _log = logging.getLogger("iobench")
 
 
 class Checkpointing(PyTorchCheckpointing):  # type: ignore[misc]
-    """DLIO's PyTorch checkpoints, each file saved and loaded by a writer's I/O path.
+    """DLIO's PyTorch checkpoints; a writer saves and loads each file.
 
-    States, files, their names and when they are saved are DLIO's. Each file is durable when
-    `save_state` returns, whether DLIO asks for fsync or not: a time without that says nothing. A
-    load reads every byte. `transfers` tells what happened to each file, and `finalize` says the
-    sums in DLIO's own output.
+    DLIO decides on states, files, names and schedule. Each file is durable when `save_state`
+    returns, even if DLIO requests no fsync: a time without a sync measures the page cache. A load
+    reads every byte. `transfers` has one Transfer per file; `finalize` prints the sums in DLIO's
+    output.
     """
 
     writer: ClassVar[WriterLike | None] = None
-    """A Writer, the name of one, or the path of a config; None for the variable's."""
+    """A Writer, the name of one, or the path of a config; None for the environment variable's."""
 
     _only: ClassVar[Any]
 
     @classmethod
     def get_instance(cls) -> Self:
-        """The one object that DLIO asks for."""
+        """Return the one object of this class that DLIO uses."""
         if "_only" not in vars(cls):
             cls._only = cls()
         only: Self = cls._only
         return only
 
     def __init__(self) -> None:
-        """Raises what choosing the writer does."""
+        """Raises the errors of choosing the writer."""
         chosen = self.writer if self.writer is not None else os.environ.get(VARIABLE) or "hybrid"
         self._writer = chosen_writer(chosen)
         self.transfers: list[Transfer] = []
         super().__init__()
-        self._say(f"Checkpoints by {self._writer!r}")
+        self._print(f"Checkpoints by {self._writer!r}")
 
     def save_state(self, suffix: str, state: Any, fsync: bool = False) -> None:
         """Save one file, durable on return. Raises TransferError."""
@@ -68,7 +68,7 @@ class Checkpointing(PyTorchCheckpointing):  # type: ignore[misc]
         self.transfers.append(torch_file.save(state, name, directory, self._writer))
 
     def load_state(self, suffix: str, state: Any) -> None:
-        """Load one file and let go of it, as DLIO does. Raises DataMismatchError, TransferError."""
+        """Load one file and discard it, as DLIO does. Raises DataMismatchError, TransferError."""
         del state
         directory, name = os.path.split(self.get_name(suffix))
         loaded, moved = torch_file.load(name, directory, self._writer)
@@ -76,7 +76,7 @@ class Checkpointing(PyTorchCheckpointing):  # type: ignore[misc]
         assert len(loaded) > 0
 
     def finalize(self) -> None:
-        """Say what was moved by which path, and every fallback."""
+        """Print the bytes by path, and every fallback."""
         super().finalize()
         for operation in ("write", "read"):
             done = [moved for moved in self.transfers if moved.operation == operation]
@@ -84,11 +84,11 @@ class Checkpointing(PyTorchCheckpointing):  # type: ignore[misc]
                 continue
             total = Transfer.total(done)
             paths = ", ".join(f"{path} {count.bytes}" for path, count in total.paths.items())
-            self._say(f"{operation}: {total.files} files, {total.bytes} bytes ({paths})")
+            self._print(f"{operation}: {total.files} files, {total.bytes} bytes ({paths})")
             for one in total.fallbacks:
-                self._say(f"{operation}: {one.wanted} -> {one.used}: {one.reason}")
+                self._print(f"{operation}: {one.wanted} -> {one.used}: {one.reason}")
 
-    def _say(self, text: str) -> None:
-        """In DLIO's output, where this DLIO has one."""
+    def _print(self, text: str) -> None:
+        """Write a line to DLIO's output, or to the log if this DLIO has no such logger."""
         output = getattr(getattr(self, "logger", None), "output", _log.info)
         output(f"iobench: {text}")

@@ -1,4 +1,4 @@
-"""What an integration says when its framework is not installed."""
+"""The error of an integration whose framework is not installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["needs"]
 
 @contextmanager
 def needs(package: str, requirement: str) -> Iterator[None]:
-    """Around the imports of `package`: without it ImportError says what to install."""
+    """Wrap the imports of `package`: ImportError names what to install if it is missing."""
     try:
         yield
     except ModuleNotFoundError as error:

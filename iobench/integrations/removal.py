@@ -13,7 +13,7 @@ __all__ = ["remove_file"]
 
 
 def remove_file(path: str, writer: Writer) -> None:
-    """Remove the file at `path`, of a directory or of a bucket, durably. Raises OSError."""
+    """Remove the file at `path`, in a directory or a bucket, durably. Raises OSError."""
     writer.check_scheme(path)
     if not is_s3(path):
         with freed_later(path):
@@ -23,6 +23,6 @@ def remove_file(path: str, writer: Writer) -> None:
     from iobench.writers.s3 import S3Writer
     from iobench.writers.s3_store.objects import S3Objects
 
-    assert isinstance(writer, S3Writer)  # no other takes such a location
+    assert isinstance(writer, S3Writer)  # no other writer accepts such a location
     where = S3Target.parse(path)
     S3Objects(writer.client, where).delete([where.key])

@@ -1,4 +1,4 @@
-"""Replacing a function in every module that has it, and putting it back."""
+"""Replacing a function in every module that has it, and restoring it."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from typing import Any
 __all__ = ["Replaced", "put_back", "replace"]
 
 Replaced = tuple[dict[str, Any], str, Any]
-"""The names of a module, the one that was replaced, and what it was."""
+"""(namespace of a module, name in it, original function)."""
 
 
 def replace(
     stock: Callable[..., Any], ours: Callable[..., Any], *more: ModuleType
 ) -> list[Replaced]:
-    """Put `ours` in place of `stock` in every imported module, by whatever name it has there.
+    """Replace `stock` by `ours` in every imported module, under every name that it has there.
 
-    `more` are modules that are not in `sys.modules` yet, such as one being imported.
+    `from torch import save` binds the function in the importing module too. `more` are modules that
+    are not in `sys.modules` yet, such as one that is being imported.
     """
-    places = []
+    replaced = []
     for module in [*more, *sys.modules.values()]:
         names = getattr(module, "__dict__", None)
         if not isinstance(names, dict):  # sys.modules may hold any object
             continue
         for name in [name for name, value in list(names.items()) if value is stock]:
             names[name] = ours
-            places.append((names, name, stock))
-    return places
+            replaced.append((names, name, stock))
+    return replaced
 
 
 def put_back(replaced: Iterable[Replaced]) -> None:

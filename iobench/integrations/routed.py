@@ -1,7 +1,7 @@
-"""Routing a framework's own torch.save, torch.load and safetensors calls over a writer for a while.
+"""Temporary redirect of a framework's torch.save, torch.load and safetensors calls to a writer.
 
-Only calls of the thread inside, and only for files below one directory. `iobench exec` redirects a
-whole process for good; this is for integrations that know when a checkpoint is saved.
+It applies to calls of one thread and to files below one directory. Integrations use it around a
+save or a load; `iobench exec` instead redirects a whole process permanently.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from iobench.integrations import safetensors_functions, torch_functions
+from iobench.integrations import safetensors_dropins, torch_dropins
 from iobench.integrations.bypass import bypassed
 from iobench.integrations.replacing import Replaced, put_back, replace
 from iobench.writers.base import Writer
@@ -25,7 +25,7 @@ __all__ = ["routed"]
 
 
 class _Route(threading.local):
-    """Where this thread's files go over which writer; nowhere by default."""
+    """This thread's writer, and the directory whose files it saves; no writer by default."""
 
     writer: Writer | None = None
     directory = ""
@@ -39,11 +39,11 @@ _replaced: list[Replaced] = []
 
 @contextmanager
 def routed(writer: Writer, directory: str | os.PathLike[str]) -> Iterator[None]:
-    """Inside, this thread saves and loads the files below `directory` by `writer`.
+    """Let this thread save and load the files below `directory` by `writer` inside the block.
 
-    torch.save and load, safetensors' save_file and load_file, wherever a module has taken them; the
-    files are stock's and durable. What a writer cannot do as the stock function does, that does,
-    and the logger `iobench` tells so.
+    Redirected are torch.save and load and safetensors' save_file and load_file, in all modules. The
+    files are the stock ones and durable. Calls that a writer cannot make exactly like the stock
+    function go to that function, and the logger `iobench` reports that.
     """
     before = _route.writer, _route.directory
     _install()
@@ -55,12 +55,17 @@ def routed(writer: Writer, directory: str | os.PathLike[str]) -> Iterator[None]:
         _remove()
 
 
-def _detour(stock: Callable[..., Any], ours: Callable[..., Any], place: int, name: str) -> Any:
-    """`stock`, but for the route's files, which are argument `place` or `name`."""
+def _redirected(
+    stock: Callable[..., Any], ours: Callable[..., Any], position: int, name: str
+) -> Any:
+    """Return `stock`, replaced by `ours` for files of the route.
+
+    The file is the positional argument `position` or the keyword argument `name`.
+    """
 
     @functools.wraps(stock)
     def either(*args: Any, **kwargs: Any) -> Any:
-        file = args[place] if len(args) > place else kwargs.get(name)
+        file = args[position] if len(args) > position else kwargs.get(name)
         if _route.writer is None or bypassed() or not _is_below(file, _route.directory):
             return stock(*args, **kwargs)
         return ours(*args, writer=_route.writer, **kwargs)
@@ -83,15 +88,15 @@ def _install() -> None:
             return
         stock = safetensors.torch
         for old, new in (
-            (torch.save, _detour(torch.save, torch_functions.save, 1, "f")),
-            (torch.load, _detour(torch.load, torch_functions.load, 0, "f")),
+            (torch.save, _redirected(torch.save, torch_dropins.save, 1, "f")),
+            (torch.load, _redirected(torch.load, torch_dropins.load, 0, "f")),
             (
                 stock.save_file,
-                _detour(stock.save_file, safetensors_functions.save_file, 1, "filename"),
+                _redirected(stock.save_file, safetensors_dropins.save_file, 1, "filename"),
             ),
             (
                 stock.load_file,
-                _detour(stock.load_file, safetensors_functions.load_file, 0, "filename"),
+                _redirected(stock.load_file, safetensors_dropins.load_file, 0, "filename"),
             ),
         ):
             _replaced.extend(replace(old, new))

@@ -1,4 +1,4 @@
-"""StagedDirectory: a checkpoint directory that has its name only when all of it is durable."""
+"""StagedDirectory: a checkpoint directory that gets its name when all of it is durable."""
 
 from __future__ import annotations
 
@@ -17,37 +17,39 @@ __all__ = ["StagedDirectory"]
 
 
 class StagedDirectory:
-    """`path` is written to, somewhere in the hidden directory `root`; `publish` makes it `final`.
+    """Write to `path`, inside the hidden directory `root`; `publish` gives it the name `final`.
 
-    All three are on one file system. With several processes one calls `begin`, `publish` and
-    `discard`, all write. What a killed process leaves behind is `root`, which `begin` clears.
+    All three are on one file system. Of several processes one calls `begin`, `publish` and
+    `discard`, and all write. A killed process leaves `root`; the next `begin` clears it.
     """
 
     def __init__(self, final: str | os.PathLike[str], *, root: Path | None = None) -> None:
-        """`root`: `.NAME.iobench-staging` beside `final` or what that leads to, unless given.
+        """`root`: by default `.NAME.iobench-staging` next to `final`, with links followed.
 
-        Raises UsageError where `final` is the working directory or above it: that would be removed.
-        TransferError for a link that the kernel does not follow.
+        Raises UsageError if `final` is the working directory or above it, since `publish` removes
+        the old directory. Raises TransferError for a link that the kernel does not follow.
         """
         if root is None:
             try:
-                existing_file(final)  # realpath alone would follow every link
+                # The kernel refuses links of other users in sticky directories such as /tmp
+                # (fs.protected_symlinks); realpath below would follow them.
+                existing_file(final)
             except OSError as error:
                 raise TransferError.wrap(error, "staging", final) from error
         self.final = Path(os.path.realpath(final) if root is None else os.path.abspath(final))
         if _holds_working_directory(self.final):
             raise UsageError(
-                f"{self.final}: the working directory cannot be replaced; save to one below it"
+                f"{self.final}: the working directory cannot be replaced; save to one inside it"
             )
-        beside = self.final.with_name(f".{self.final.name}{STAGING_SUFFIX}")
-        self.root = beside if root is None else root
+        hidden = self.final.with_name(f".{self.final.name}{STAGING_SUFFIX}")
+        self.root = hidden if root is None else root
         self.path = self.root / self.final.name
 
     def begin(self) -> None:
-        """Make an empty `root`. Raises TransferError.
+        """Create an empty `root`. Raises TransferError.
 
-        If there is a `final`, `path` is made too, with the owner, the group, which new files get if
-        it says so, the permissions and the attributes of that.
+        If `final` exists, create `path` too, with the owner, group, permissions (also set-group-ID,
+        by which new files inherit the group) and extended attributes of `final`.
         """
         try:
             self.discard()
@@ -59,11 +61,11 @@ class StagedDirectory:
             raise TransferError.wrap(error, "staging", self.root) from error
 
     def publish(self, *, keep_others: bool = False) -> None:
-        """Sync every file and directory of `path`, and let it take the place of `final` at once.
+        """Sync every file and directory of `path`, then replace `final` by it atomically.
 
-        On return it is durable under its name. What `final` was is removed; with `keep_others`,
-        entries that the new directory has none for stay, also those that others make meanwhile.
-        Raises TransferError; `final` is as before then.
+        On return the new directory is durable under its name, and the old one is removed. With
+        `keep_others`, entries that only the old one has are kept, also those that other processes
+        add during the save. Raises TransferError; `final` is unchanged then.
         """
         try:
             made = os.listdir(self.path)
@@ -77,7 +79,7 @@ class StagedDirectory:
                 if keep_others and self.path.is_dir() and _adopt(self.path, self.final, made):
                     _sync_tree(self.final)
                 sync_directory(self.final.parent)
-            except OSError:  # the name may not last: it is taken back
+            except OSError:  # the name is not durable: undo the rename
                 self._exchange() if give == self._exchange else self.final.rename(self.path)
                 raise
             self.discard()
@@ -85,7 +87,7 @@ class StagedDirectory:
             raise TransferError.wrap(error, "publishing", self.final) from error
 
     def discard(self) -> None:
-        """Remove `root` and all in it; none is there is none to remove."""
+        """Remove `root` and its content, if it exists."""
         if os.path.lexists(self.root):
             remove_tree(self.root)
 
@@ -104,15 +106,15 @@ def _holds_working_directory(directory: Path) -> bool:
 
 
 def _take_after(old: Path, new: Path) -> None:
-    """Give the directory `new` what `old` has: owner and group as permitted, all else."""
+    """Copy the metadata of the directory `old` to `new`; owner and group as far as permitted."""
     copy_owner(new, old.stat())
-    shutil.copystat(old, new)  # after the owner, whose change clears bits
+    shutil.copystat(old, new)  # after chown, which clears set-user-ID and set-group-ID
 
 
 def _adopt(old: Path, new: Path, made: Collection[str] = ()) -> bool:
-    """Give `new` the entries of `old` but those in `made`: further names, not copies.
+    """Hard-link the entries of `old` into `new`, except those in `made`.
 
-    What both have stays, unless that in `old` is newer. Returns whether `new` was changed.
+    An entry of `new` stays unless the one in `old` is newer. Return whether `new` was changed.
     """
     changed = False
     for entry in old.iterdir():

@@ -1,11 +1,11 @@
-"""The Transformers Trainer's checkpoints through our writers.
+"""Checkpoints of the Transformers Trainer through a writer.
 
     from iobench.integrations.transformers import patch
 
     patch(writer="writer.toml")                 # every Trainer made from now on
     patch(trainer, writer="writer.toml")        # or this one
 
-or a class of your own: `class MyTrainer(WriterMixin, Trainer): writer = "writer.toml"`.
+or in a class of your own: `class MyTrainer(WriterMixin, Trainer): writer = "writer.toml"`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ __all__ = ["WriterMixin", "patch", "unpatch"]
 
 
 class WriterMixin:
-    """To stand before a Trainer: its checkpoints are saved and loaded by `writer`.
+    """Base class to put before a Trainer: `writer` saves and loads its checkpoints.
 
-    Files are the stock Trainer's, and either side resumes from the other's. `checkpoint-N` is
-    written in `_checkpoint-N.iobench-staging`, which no resume, rotation or push looks at, and has
-    its name only when all of it is durable; one that was there is replaced at once. A save that
-    fails or is killed leaves what was there. Older checkpoints are rotated out after that.
+    The files are the stock ones: a stock Trainer resumes from ours, and we resume from its own.
+    `checkpoint-N` is written in `_checkpoint-N.iobench-staging`, a name that resume, rotation and
+    push ignore. It gets its name when all of it is durable, and replaces an old one atomically. A
+    save that fails or is killed leaves the old checkpoints. Rotation follows after that.
     """
 
     writer: WriterLike = "hybrid"
@@ -95,7 +95,7 @@ class WriterMixin:
         return found
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        if self._staged is None:  # a staged one is pushed once it has its name
+        if self._staged is None:  # a staged checkpoint is pushed after it gets its name
             super()._push_from_checkpoint(checkpoint_folder)  # type: ignore[misc]
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
@@ -121,9 +121,10 @@ class WriterMixin:
 
 
 def _find_best(trainer: Any, run: str, final: Path) -> None:
-    """Have the state name the best checkpoint of `run` where it is now, as a stock save does.
+    """Set the state's path of the best checkpoint to its place in `run`, as a stock save does.
 
-    That looks where the new one is written. A run that was moved knows only the step of the best.
+    A stock save looks in the directory where it writes, which is the staging directory here. The
+    recorded path is wrong after the run was moved; the recorded step is not.
     """
     state = trainer.state
     if not state.best_global_step or trainer.args.save_strategy == SaveStrategy.NO:
@@ -134,23 +135,23 @@ def _find_best(trainer: Any, run: str, final: Path) -> None:
 
 
 def _rename_best(trainer: Any, final: str, staged: Path) -> None:
-    """The checkpoint being saved is the best one: the state names it as it will be called."""
+    """Replace the staging path by the final one: the checkpoint being saved is the best one."""
     trainer.state.best_model_checkpoint = final
     if trainer.args.should_save:
         trainer.state.save_to_json(str(staged / TRAINER_STATE_NAME))
 
 
 def _clear(run: str) -> None:
-    """Remove what killed processes left half written."""
+    """Remove the staging directories of killed processes."""
     for left in Path(run).glob(f"_{PREFIX_CHECKPOINT_DIR}-*{STAGING_SUFFIX}"):
         remove_tree(left)
 
 
 def patch(trainer: Any = None, *, writer: WriterLike = "hybrid") -> None:
-    """Let `trainer` save and load by `writer`; without one every Trainer made from now on.
+    """Let `trainer` save and load by `writer`; without `trainer`, every Trainer made from now on.
 
-    Trainers of classes derived from `transformers.Trainer` too. See `WriterMixin`. Raises
-    UsageError for what is patched already, and what choosing the writer does.
+    That includes subclasses of `transformers.Trainer`. See `WriterMixin`. Raises UsageError if it
+    is patched already, and the errors of choosing the writer.
     """
     chosen = chosen_writer(writer)
     if trainer is not None:
@@ -158,7 +159,7 @@ def patch(trainer: Any = None, *, writer: WriterLike = "hybrid") -> None:
         return
     stock = transformers.Trainer.__init__
     if hasattr(stock, "_iobench_stock"):
-        raise UsageError("transformers.Trainer is patched already; unpatch() it first")
+        raise UsageError("transformers.Trainer is patched already; call unpatch() first")
 
     @functools.wraps(stock)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -171,7 +172,7 @@ def patch(trainer: Any = None, *, writer: WriterLike = "hybrid") -> None:
 
 
 def unpatch(trainer: Any = None) -> None:
-    """Undo `patch`; Trainers that were made meanwhile stay as they are."""
+    """Undo `patch`. Trainers that were made before this call keep their writer."""
     if trainer is None:
         init = transformers.Trainer.__init__
         transformers.Trainer.__init__ = getattr(init, "_iobench_stock", init)
@@ -183,7 +184,9 @@ def unpatch(trainer: Any = None) -> None:
 
 def _mix_in(trainer: Any, writer: Writer) -> None:
     if isinstance(trainer, WriterMixin):
-        raise UsageError("this Trainer has a writer of iobench already; unpatch(trainer) first")
+        raise UsageError(
+            "this Trainer already has a writer of iobench; call unpatch(trainer) first"
+        )
     stock = type(trainer)
     if stock not in _mixed:
         _mixed[stock] = type(stock.__name__, (WriterMixin, stock), {"__module__": stock.__module__})
@@ -192,4 +195,4 @@ def _mix_in(trainer: Any, writer: Writer) -> None:
 
 
 _mixed: dict[type, type] = {}
-"""The mixed class of each class."""
+"""Trainer class -> the same class with WriterMixin before it."""

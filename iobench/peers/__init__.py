@@ -1,7 +1,7 @@
-"""Other projects' ways to save and restore a state dict, each configured as its authors advise.
+"""Peers: other projects' ways to save and restore a state dict, configured as their authors advise.
 
-Peers are entry points of the group `iobench.peers`, ours and third parties' alike. A peer's own
-libraries are imported when it is first used.
+Peers are entry points of the group `iobench.peers`, both ours and those of third parties. The
+libraries of a peer are imported on its first use.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ __all__ = ["GROUP", "PREFIX", "make", "names", "peer_class"]
 
 GROUP = "iobench.peers"
 PREFIX = "peer:"
-"""Comes before the name of a peer where writers are named too."""
+"""Precedes the name of a peer in options that also accept writers: `--writer peer:dcp`."""
 
 _PEERS: Registry[Peer] = Registry(GROUP, Peer, noun="peer", prefix=PREFIX)
 
 
 def names() -> list[str]:
-    """Every registered peer, whether it works here or not."""
+    """Return the names of all registered peers, available or not."""
     return _PEERS.names()
 
 
 def peer_class(name: str) -> type[Peer]:
-    """The class of the peer `name`; imported now. Raises UnknownNameError, UnavailableError."""
+    """Import and return the class of the peer `name`. Raises UnknownNameError, UnavailableError."""
     return _PEERS.find(name)
 
 
 def make(name: str, /, **values: str) -> Peer:
-    """A peer by name with some options set. Raises what `peer_class` raises, and OptionError."""
+    """Make the peer `name` with options. Raises the errors of `peer_class`, and OptionError."""
     cls = peer_class(name)
     return cls(cls.Options.from_mapping(values))

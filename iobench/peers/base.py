@@ -1,4 +1,4 @@
-"""Peer: another project's way to save a state dict and to restore it."""
+"""Peer: base class of other projects' ways to save and restore a state dict."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ State = Mapping[str, "torch.Tensor"]
 
 
 class NoOptions(WriterOptions):
-    """Of a peer that has none."""
+    """Options of a peer without options."""
 
 
 class Peer(ABC):
     """Saves and restores one state dict per path. Used from one thread.
 
-    `syncs` says whether what `save` wrote is on storage when it returns, by the peer's own doing;
-    if not, the bench syncs its files before it stops the clock. `saves` is False for a peer that
-    only restores; it is given safetensors files. `modules` must be importable, which
-    `pip install <packages>` brings about.
+    `syncs`: whether the peer itself makes its files durable before `save` returns. If not, the
+    bench syncs them before it stops the clock. `saves` is False for a peer that only restores; the
+    bench gives it safetensors files. `modules` must be importable; `packages` are their names for
+    pip.
     """
 
     name: ClassVar[str]
@@ -41,11 +41,11 @@ class Peer(ABC):
     saves: ClassVar[bool] = True
     syncs: ClassVar[bool] = False
     suffix: ClassVar[str] = ""
-    """What the name of a file of its own ends with; some libraries look at that."""
+    """Suffix of the peer's file names; some libraries require one."""
     modules: ClassVar[tuple[str, ...]] = ()
     packages: ClassVar[str] = ""
     notes: ClassVar[tuple[str, ...]] = ()
-    """What a reader of its figures should know."""
+    """Remarks that are printed with its figures."""
     Options: ClassVar[type[WriterOptions]] = NoOptions
 
     def __init__(self, options: WriterOptions | None = None) -> None:
@@ -53,18 +53,18 @@ class Peer(ABC):
 
     @abstractmethod
     def save(self, state: State, path: str) -> None:
-        """Save `state` under `path`, a file or a directory to be made, or `s3://bucket/key`."""
+        """Save `state` to `path`: a new file, a new directory, or `s3://bucket/key`."""
 
     @abstractmethod
     def restore(self, path: str, wanted: State) -> State:
-        """The tensors of `wanted` (given on the meta device) in memory, read from `path`.
+        """Return the tensors of `wanted` (given on the meta device), read from `path`.
 
-        All their bytes have come from storage on return: nothing is mapped. May give more tensors
-        than are wanted where the peer cannot restore some alone.
+        On return all their bytes are in memory, not mapped. The result may have more tensors if the
+        peer cannot restore only some.
         """
 
     def available(self, target: str) -> Availability:  # noqa: ARG002
-        """Whether it works here: its modules can be imported."""
+        """Whether the peer works here: its modules can be imported."""
         for module in self.modules:
             try:
                 importlib.import_module(module)
@@ -73,7 +73,7 @@ class Peer(ABC):
         return Availability(ok=True)
 
     def glance(self) -> Availability:
-        """`available` as far as a moment tells: nothing is imported or built for it."""
+        """A quick estimate of `available` that imports and builds nothing."""
         for module in self.modules:
             name = module.partition(".")[0]
             if importlib.util.find_spec(name) is None:
@@ -84,14 +84,14 @@ class Peer(ABC):
         return Availability(ok=False, reason=reason, remedy=f"Type: pip install {self.packages}.")
 
     def check_scheme(self, target: object) -> None:
-        """Raise UsageError for a target of a kind that this peer does not take."""
+        """Raise UsageError if the peer cannot save to this kind of target."""
         scheme, separator, _ = str(target).partition("://")
         if (scheme if separator else "file") not in self.schemes:
             kind = "a directory" if "file" in self.schemes else "a target s3://bucket/prefix"
             raise UsageError(f"{target}: peer:{self.name} needs {kind}")
 
     def require(self, target: object) -> None:
-        """Raise UnavailableError with reason and remedy unless `available(target)`."""
+        """Raise UnavailableError with reason and remedy unless the peer is available."""
         answer = self.available(str(target))
         if not answer.ok:
             raise UnavailableError(f"peer:{self.name}", answer.reason, answer.remedy)

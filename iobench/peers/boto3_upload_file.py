@@ -1,4 +1,4 @@
-"""peer:boto3-upload-file: torch.save to a temporary file, and boto3's managed transfers of it."""
+"""peer:boto3-upload-file: torch.save to a temporary file, which boto3 uploads and downloads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Boto3UploadFileOptions(WriterOptions):
     """Options of `boto3-upload-file`; the first two are those of boto3's TransferConfig."""
 
     multipart_chunksize: int = option(16 * MIB, unit="bytes", help="Part size.", low=5 * MIB)
-    max_concurrency: int = option(10, help="Parts at once.", low=1, high=256)
+    max_concurrency: int = option(10, help="Concurrent parts.", low=1, high=256)
 
 
 class Boto3UploadFile(Peer):
@@ -46,19 +46,19 @@ class Boto3UploadFile(Peer):
     def save(self, state: State, path: str) -> None:
         import torch
 
-        place = S3Target.object(path)
+        target = S3Target.object(path)
         with tempfile.TemporaryDirectory(prefix="iobench-peer-") as directory:
             file = os.path.join(directory, "state.pt")
             torch.save(dict(state), file)
-            self._client.upload_file(file, place.bucket, place.key, Config=self._config)
+            self._client.upload_file(file, target.bucket, target.key, Config=self._config)
 
     def restore(self, path: str, wanted: State) -> State:  # noqa: ARG002
         import torch
 
-        place = S3Target.object(path)
+        target = S3Target.object(path)
         with tempfile.TemporaryDirectory(prefix="iobench-peer-") as directory:
             file = os.path.join(directory, "state.pt")
-            self._client.download_file(place.bucket, place.key, file, Config=self._config)
+            self._client.download_file(target.bucket, target.key, file, Config=self._config)
             return cast(State, torch.load(file, weights_only=True))
 
     @cached_property

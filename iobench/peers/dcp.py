@@ -1,4 +1,4 @@
-"""peer:dcp: torch.distributed.checkpoint with its file system writer and reader."""
+"""peer:dcp: torch.distributed.checkpoint with its FileSystemWriter and FileSystemReader."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DcpOptions(WriterOptions):
 
 
 class Dcp(Peer):
-    """`dcp.save` and `dcp.load` of one process. The writer syncs its files (`sync_files`)."""
+    """`dcp.save` and `dcp.load` in one process. The writer syncs its files (`sync_files`)."""
 
     name = "dcp"
     summary = "torch.distributed.checkpoint's FileSystemWriter (sync_files) and Reader"
@@ -56,9 +56,9 @@ class Dcp(Peer):
 
 @contextmanager
 def _one_process() -> Iterator[None]:
-    """Without torch's warning that there is only one process, which is as it shall be.
+    """Suppress torch's warning about a single process, which is intended here.
 
-    CheckpointException is a BaseException and swallows even Ctrl-C: it is taken apart here.
+    DCP's CheckpointException is a BaseException that also hides Ctrl-C: its cause is raised here.
     """
     from torch.distributed.checkpoint.api import CheckpointException
 

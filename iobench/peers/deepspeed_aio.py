@@ -1,8 +1,8 @@
 """peer:deepspeed-aio: DeepSpeed's asynchronous I/O handle (libaio, O_DIRECT, pinned memory).
 
-The handle moves whole pinned buffers to places in a file and knows nothing of tensors. So the
-tensors of a state go one after another through two pinned buffers, one being filled while the other
-is written, as DeepSpeed's own FastFileWriter does with double buffering.
+The handle transfers whole pinned buffers to offsets of a file; it does not handle tensors. So the
+tensors of a state go through two pinned buffers in turn: one is filled while the other is written.
+DeepSpeed's own FastFileWriter uses the same double buffering.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["DeepspeedAio", "is_built"]
 
 _log = logging.getLogger("iobench")
-_DATA, _INDEX = "data", "index.json"  # of the directory that one state becomes
+_DATA, _INDEX = "data", "index.json"  # the two files in the directory of one state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class DeepspeedAioOptions(WriterOptions):
 
 
 class DeepspeedAio(Peer):
-    """O_DIRECT by libaio; the bench syncs the files, DeepSpeed does not.
+    """O_DIRECT by libaio. DeepSpeed does not sync its files, so the bench does.
 
     Each state is a file of raw bytes and an index.
     """
@@ -56,22 +56,22 @@ class DeepspeedAio(Peer):
     options: DeepspeedAioOptions
 
     def available(self, target: str) -> Availability:  # noqa: ARG002
-        """Builds the async_io operator where it has not been built before: some minutes."""
+        """Build the async_io operator if it is not built yet, which takes minutes."""
         try:
             self._engine  # noqa: B018
-        except Exception as error:  # noqa: BLE001 -- a build that fails raises whatever it likes
+        except Exception as error:  # noqa: BLE001 -- a failing build raises errors of any type
             return self._missing(
-                f"its async_io operator cannot be had ({type(error).__name__}: {error})."
+                f"its async_io operator cannot be built ({type(error).__name__}: {error})."
             )
         return Availability(ok=True)
 
     def glance(self) -> Availability:
-        """Whether DeepSpeed is there, and says so where the operator is not built yet."""
+        """Whether DeepSpeed is installed; the reason says if the operator is not built yet."""
         if find_spec("deepspeed") is None:
             return self._missing("No module named 'deepspeed'.")
         if is_built():
             return Availability(ok=True)
-        reason = "Its async_io operator is built when it is first used, which takes minutes."
+        reason = "Its async_io operator is built on first use, which takes minutes."
         return Availability(ok=True, reason=reason)
 
     def save(self, state: State, path: str) -> None:
@@ -92,8 +92,8 @@ class DeepspeedAio(Peer):
         with open(os.path.join(path, _INDEX)) as file:
             index = json.load(file)
         state = {name: torch.empty_like(tensor, device="cpu") for name, tensor in wanted.items()}
-        places = {index[name]: _bytes(tensor) for name, tensor in state.items()}
-        _fill(handle, buffers, os.path.join(path, _DATA), dict(sorted(places.items())))
+        parts = {index[name]: _bytes(tensor) for name, tensor in state.items()}
+        _fill(handle, buffers, os.path.join(path, _DATA), dict(sorted(parts.items())))
         return state
 
     @cached_property
@@ -119,7 +119,7 @@ class DeepspeedAio(Peer):
 
 
 def is_built() -> bool:
-    """Whether the async_io operator is there already, in torch's folder of extensions."""
+    """Whether torch's extension directory contains the async_io operator."""
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     root = os.environ.get("TORCH_EXTENSIONS_DIR") or os.path.join(caches, "torch_extensions")
     return any(Path(root).expanduser().glob("**/async_io/async_io.so"))
@@ -135,7 +135,7 @@ class _Stream:
 
     @property
     def position(self) -> int:
-        """Bytes put so far."""
+        """Bytes appended so far."""
         return self._offset + self._used
 
     def put(self, data: torch.Tensor) -> None:
@@ -169,14 +169,14 @@ class _Stream:
 
 
 def _fill(
-    handle: Any, buffers: list[torch.Tensor], path: str, places: dict[int, torch.Tensor]
+    handle: Any, buffers: list[torch.Tensor], path: str, parts: dict[int, torch.Tensor]
 ) -> None:
-    """Read the blocks that hold bytes of `places` (offset -> memory, in order), two in turn."""
+    """Read the blocks that contain `parts` (offset -> memory, in order), two in turn."""
     block, size = len(buffers[0]), os.path.getsize(path)
     blocks = [
         start
         for start in range(0, size, block)
-        if any(at < start + block and at + len(data) > start for at, data in places.items())
+        if any(at < start + block and at + len(data) > start for at, data in parts.items())
     ]
     pending: tuple[int, torch.Tensor] | None = None
     for turn, start in enumerate([*blocks, None]):
@@ -188,12 +188,12 @@ def _fill(
             _check(handle.async_pread(into, path, start), path)
             pending = (start, into)
         if ready:
-            _scatter(*ready, places)
+            _scatter(*ready, parts)
 
 
-def _scatter(start: int, block: torch.Tensor, places: dict[int, torch.Tensor]) -> None:
-    """Copy what the block, read from `start`, holds of each place."""
-    for at, data in places.items():
+def _scatter(start: int, block: torch.Tensor, parts: dict[int, torch.Tensor]) -> None:
+    """Copy the bytes of the block, which was read from offset `start`, to the parts."""
+    for at, data in parts.items():
         begin, end = max(at, start), min(at + len(data), start + len(block))
         if begin < end:
             data[begin - at : end - at].copy_(block[begin - start : end - start])

@@ -16,14 +16,14 @@ __all__ = ["Fastsafetensors"]
 class FastsafetensorsOptions(WriterOptions):
     """Options of `fastsafetensors`."""
 
-    shards: int = option(16, help="Files that one state is saved to.", low=1, high=256)
-    threads: int = option(8, help="Threads that fill the files.", low=1, high=64)
+    shards: int = option(16, help="Files per state.", low=1, high=256)
+    threads: int = option(8, help="Threads that write.", low=1, high=64)
 
 
 class Fastsafetensors(Peer):
     """`ParallelSaver` with its fsync on; `SafeTensorsFileLoader` on the CPU, tensors copied out.
 
-    The loader's tensors are views of its buffers, which end with it: hence the copy.
+    The loader's tensors are views of its buffers, which it frees at its end; so they are copied.
     """
 
     name = "fastsafetensors"

@@ -1,4 +1,4 @@
-"""peer:obstore: the Rust object_store through obstore; safetensors bytes, multipart uploads."""
+"""peer:obstore: the Rust crate object_store through obstore; multipart uploads of safetensors."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["Obstore"]
 
 @dataclass(frozen=True, kw_only=True)
 class ObstoreOptions(WriterOptions):
-    """Options of `obstore`; those of its `put`."""
+    """Options of `obstore`: those of its function `put`."""
 
     chunk_size: int = option(16 * MIB, unit="bytes", help="Part size.", low=5 * MIB)
-    max_concurrency: int = option(12, help="Parts at once.", low=1, high=256)
+    max_concurrency: int = option(12, help="Concurrent parts.", low=1, high=256)
 
 
 class Obstore(Peer):
-    """`safetensors.torch.save` to bytes and one `put`; ranged gets side by side, and `load`."""
+    """Save: `safetensors.torch.save` and one `put`. Restore: concurrent ranged gets and `load`."""
 
     name = "obstore"
     summary = "obstore: put (multipart) and get_ranges of safetensors bytes"
@@ -39,10 +39,10 @@ class Obstore(Peer):
         import obstore
         from safetensors.torch import save
 
-        place = S3Target.object(path)
+        target = S3Target.object(path)
         obstore.put(
-            self._store(place.bucket),
-            place.key,
+            self._store(target.bucket),
+            target.key,
             save(dict(state)),
             chunk_size=self.options.chunk_size,
             max_concurrency=self.options.max_concurrency,
@@ -52,14 +52,14 @@ class Obstore(Peer):
         import obstore
         from safetensors.torch import load
 
-        place = S3Target.object(path)
-        store, chunk = self._store(place.bucket), self.options.chunk_size
-        size = obstore.head(store, place.key)["size"]
+        target = S3Target.object(path)
+        store, chunk = self._store(target.bucket), self.options.chunk_size
+        size = obstore.head(store, target.key)["size"]
         if size <= chunk:
-            return load(bytes(obstore.get(store, place.key).bytes()))
+            return load(bytes(obstore.get(store, target.key).bytes()))
         starts = list(range(0, size, chunk))
         ends = [min(start + chunk, size) for start in starts]
-        return load(b"".join(obstore.get_ranges(store, place.key, starts=starts, ends=ends)))
+        return load(b"".join(obstore.get_ranges(store, target.key, starts=starts, ends=ends)))
 
     @cached_property
     def _stores(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class Obstore(Peer):
         from obstore.store import S3Store
 
         if bucket not in self._stores:
-            endpoint = endpoint_url()  # logins it finds by itself, by AWS's usual variables
+            endpoint = endpoint_url()  # obstore reads the credentials from AWS's usual variables
             self._stores[bucket] = S3Store(
                 bucket,
                 region=region(),

@@ -19,7 +19,7 @@ class RunaiStreamerOptions(WriterOptions):
 
 
 class RunaiStreamer(Peer):
-    """Restores only. Its tensors belong to the caller (`owned`), its memory has no limit."""
+    """Restores only. The caller owns the tensors; the streamer's memory limit is off."""
 
     name = "runai-streamer"
     summary = "Run:ai Model Streamer: concurrent reads of safetensors files; restores only"
@@ -30,7 +30,7 @@ class RunaiStreamer(Peer):
     options: RunaiStreamerOptions
 
     def save(self, state: State, path: str) -> None:
-        raise NotImplementedError("it only restores")
+        raise NotImplementedError("peer:runai-streamer only restores")
 
     def restore(self, path: str, wanted: State) -> State:
         from runai_model_streamer import SafetensorsStreamer

@@ -1,4 +1,4 @@
-"""What the peers for object stores share: where the store is, by AWS's usual variables."""
+"""Endpoint and region of the object store, from AWS's usual environment variables."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["endpoint_url", "region"]
 
 
 def endpoint_url() -> str | None:
-    """The store's URL where it is none of Amazon's."""
+    """Return the URL of the store; None for Amazon's own."""
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
 
 
 def region() -> str:
-    """The region; a store of one's own takes any."""
+    """Return the region, by default us-east-1; stores other than Amazon's accept any region."""
     return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"

@@ -1,4 +1,4 @@
-"""peer:s3torchconnector: Amazon's S3 Connector for PyTorch, torch.save straight into an upload."""
+"""peer:s3torchconnector: Amazon's S3 Connector for PyTorch; torch.save writes into an upload."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["S3TorchConnector"]
 
 @dataclass(frozen=True, kw_only=True)
 class S3TorchConnectorOptions(WriterOptions):
-    """Options of `s3torchconnector`; those of its S3ClientConfig."""
+    """Options of `s3torchconnector`: those of its S3ClientConfig."""
 
     part_size: int = option(8 * MIB, unit="bytes", help="Part size.", low=5 * MIB)
-    throughput_target_gbps: int = option(10, unit="Gbit/s", help="What it aims at.", low=1)
+    throughput_target_gbps: int = option(10, unit="Gbit/s", help="Target throughput.", low=1)
 
 
 class S3TorchConnector(Peer):
-    """`S3Checkpoint.writer` and `.reader`; an object is visible and durable when it is closed."""
+    """`S3Checkpoint.writer` and `.reader`. An object is durable and visible when it is closed."""
 
     name = "s3torchconnector"
     summary = "Amazon S3 Connector for PyTorch: S3Checkpoint with torch.save and torch.load"

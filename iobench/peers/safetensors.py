@@ -18,7 +18,7 @@ class SafetensorsOptions(WriterOptions):
 
 
 class Safetensors(Peer):
-    """`save_file`, then fsync by the bench; `safe_open` and every tensor in memory."""
+    """Save: `save_file`, then fsync by the bench. Restore: `safe_open`, all tensors in memory."""
 
     name = "safetensors"
     summary = "safetensors' save_file and safe_open, every tensor copied out, with fsync"

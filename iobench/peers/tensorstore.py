@@ -1,4 +1,4 @@
-"""peer:tensorstore: one zarr array per tensor in an OCDBT database, as orbax writes checkpoints."""
+"""peer:tensorstore: one zarr array per tensor in an OCDBT database, the layout of orbax."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 __all__ = ["Tensorstore"]
 
 _WORDS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
-"""Bytes per element -> the type under which tensors are stored: their bits, whatever they mean."""
+"""Bytes per element -> type of the stored arrays. They hold the bits of the tensors' elements."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorstoreOptions(WriterOptions):
     """Options of `tensorstore`."""
 
-    concurrency: int = option(16, help="Files that are read or written at once.", low=1, high=256)
+    concurrency: int = option(16, help="Concurrent file operations.", low=1, high=256)
 
 
 class Tensorstore(Peer):
     """Uncompressed arrays of one chunk each; tensorstore syncs its files (`file_io_sync`)."""
 
     name = "tensorstore"
-    summary = "TensorStore: zarr arrays in OCDBT, synced by itself"
+    summary = "TensorStore: zarr arrays in OCDBT, with its own sync"
     syncs = True
     modules = ("tensorstore",)
     packages = "tensorstore"
@@ -83,7 +83,7 @@ class Tensorstore(Peer):
 
 
 def _words(tensor: torch.Tensor) -> Any:
-    """The tensor's elements as integers of their size, not copied."""
+    """Return the elements as integers of the same size, without a copy if contiguous."""
     import torch
 
     return tensor.contiguous().view(getattr(torch, _WORDS[tensor.element_size()])).numpy()

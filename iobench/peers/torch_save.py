@@ -1,4 +1,4 @@
-"""peer:torch-save: `torch.save` and `torch.load`, as every training script has them."""
+"""peer:torch-save: `torch.save` and `torch.load`, as in every training script."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["TorchSave"]
 class TorchSaveOptions(WriterOptions):
     """Options of `torch-save`."""
 
-    crc: bool = option(True, help="Compute the zip's CRC32, as torch.save does by itself.")
+    crc: bool = option(True, help="Compute the zip's CRC32, the default of torch.save.")
 
 
 class TorchSave(Peer):

@@ -1,4 +1,4 @@
-"""peer:torch-save-mmap: `torch.save`, and `torch.load` by mmap, its tensors then copied out."""
+"""peer:torch-save-mmap: `torch.save`, and `torch.load` by mmap with a copy of every tensor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["TorchSaveMmap"]
 
 
 class TorchSaveMmap(TorchSave):
-    """`torch.load(mmap=True)` reads nothing by itself: a tensor's bytes come when it is copied."""
+    """`torch.load(mmap=True)` reads no data: a tensor's bytes are read when it is copied."""
 
     name = "torch-save-mmap"
     summary = "torch.save, and torch.load(mmap=True) with every tensor copied out"

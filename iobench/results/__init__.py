@@ -1,7 +1,7 @@
-"""Result files: what a run measured, one JSON Lines record each, appended and never rewritten.
+"""Result files: the measurements of a run as JSON Lines records, appended and never rewritten.
 
-The schema is `iobench.result/1`, described in docs/results.md. `ResultWriter` writes a file while
-the run goes on, `read` gives its records back, `load` gives a pandas table of one or several.
+The schema is `iobench.result/1`, described in docs/results.md. `ResultWriter` writes a file during
+the run, `read` returns its records, and `load` returns a pandas table of one or several files.
 """
 
 from iobench.results.codec import SCHEMA, Record, from_record, to_plain, to_record

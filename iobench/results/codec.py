@@ -1,6 +1,6 @@
-"""Records to and from plain JSON values, driven by the fields and types of the record classes.
+"""Conversion of records to and from plain JSON values, by the fields and types of their classes.
 
-There is no code per record: a new field of a record is written, read and checked by being declared.
+No record has code of its own: declaring a field is enough to write, read and check it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ T = TypeVar("T")
 
 
 def to_record(record: Record) -> dict[str, Any]:
-    """`record` as plain JSON values, schema and kind first."""
+    """Return `record` as plain JSON values, schema and kind first."""
     return {"schema": SCHEMA, "kind": record.kind, **to_plain(record)}
 
 
 def from_record(values: Any) -> Record:
-    """The record in `values`; keys that it does not know are left aside.
+    """Return the record in `values`; unknown keys are ignored.
 
-    Raises ValueError saying what is wrong: not of this schema, of a newer one, a key missing, a
-    value of the wrong type.
+    Raises ValueError for another schema, a newer version, a missing key or a value of the wrong
+    type.
     """
     schema = values.get("schema") if isinstance(values, dict) else None
     family, _, version = schema.partition("/") if isinstance(schema, str) else ("", "", "")
@@ -51,14 +51,14 @@ def from_record(values: Any) -> Record:
         )
     kind = values.get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
-        raise ValueError(f"kind {kind!r} is none of {', '.join(_KINDS)}")
+        raise ValueError(f"kind {kind!r} is unknown; known are {', '.join(_KINDS)}")
     return from_plain(_KINDS[kind], values)
 
 
 def to_plain(value: Any) -> Any:
-    """`value` with dataclasses and mappings as dict, tuples as list, paths as str.
+    """Return `value` with dataclasses and mappings as dict, tuples as list, paths as str.
 
-    The fields of a flattened dataclass, such as Setting, become keys of what it is part of.
+    The fields of a flattened dataclass, such as Setting, become keys of the enclosing object.
     """
     if value is None or isinstance(value, str | int | float):
         return value
@@ -74,13 +74,13 @@ def to_plain(value: Any) -> Any:
         return [to_plain(item) for item in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    raise TypeError(f"{value!r} is a {type(value).__name__}, which no record can hold")
+    raise TypeError(f"{value!r} is a {type(value).__name__}, which a record cannot hold")
 
 
 def from_plain(kind: type[T], value: Any, where: str = "") -> T:
-    """The dataclass `kind` made from the JSON object `value`, checked field by field.
+    """Make the dataclass `kind` from the JSON object `value`, checking every field.
 
-    `where` is the path to the value, for the message. Raises ValueError.
+    `where` is the path of the value, for messages. Raises ValueError.
     """
     if not isinstance(value, dict):
         raise ValueError(f"{where or 'the record'} must be an object, and is {value!r:.60}")  # noqa: TRY004
@@ -97,7 +97,7 @@ def from_plain(kind: type[T], value: Any, where: str = "") -> T:
 
 
 def _flattened(kind: Any) -> bool:
-    """Whether the class, or the object, is written as keys of what it is part of."""
+    """Whether the fields of the class, or of the object, become keys of the enclosing object."""
     return bool(getattr(kind, "flattened", False))
 
 
@@ -107,7 +107,7 @@ def _types(kind: type) -> dict[str, Any]:
 
 
 def _decode(kind: Any, value: Any, where: str) -> Any:
-    """`value` as `kind`: plain type, Any, X | None, Literal, Mapping, tuple or dataclass."""
+    """Convert `value` to `kind`: plain type, Any, X | None, Literal, Mapping, tuple, dataclass."""
     origin, args = get_origin(kind), get_args(kind)
     if kind is Any:
         return value

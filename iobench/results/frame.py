@@ -1,4 +1,4 @@
-"""Result files as one flat pandas table, a row per sample."""
+"""Result files as one flat pandas table with a row per sample."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _TIMES = ("started_at", "run_started_at")
 def load(
     path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
 ) -> pd.DataFrame:
-    """One row per sample of the file (or files) at `path`, in the order recorded.
+    """Return one row per sample of the file (or files) at `path`, in recorded order.
 
-    Nested fields become columns joined by dots with their unit last: `option.block_size`,
+    Nested fields become columns joined by dots, with the unit last: `option.block_size`,
     `phase.sync_s`, `path.direct.bytes`, `cold.resident_fraction`, `machine.<fact>`,
-    `storage.<fact>`, `workload.<fact>`; facts that a file lacks are missing values. Added to what
-    the file holds: `bytes_per_s`, and of the run `file`, `run_status`, `workload`, `hostname`,
-    `kernel`. Times are UTC timestamps. Every column is listed in docs/results.md.
+    `storage.<fact>`, `workload.<fact>`. Facts that a file lacks are missing values. Computed
+    columns are `bytes_per_s`, and from the run `file`, `run_status`, `workload`, `hostname` and
+    `kernel`. Times are UTC timestamps. docs/results.md lists every column.
 
-    Raises ResultFileError as `read` does.
+    Raises ResultFileError like `read`.
     """
     import pandas as pd
 
@@ -75,13 +75,13 @@ def _row(sample: Sample) -> dict[str, Any]:
         f"{one.wanted} -> {one.used}: {one.reason}" for one in sample.fallbacks
     )
     row |= {f"phase.{name}_s": seconds for name, seconds in phases.items()}
-    # A part that is null leaves no column of its own name behind.
+    # A part that is null gets no column.
     parts = {name: row.pop(name) or {} for name in _PARTS}
     return row | _flat({"path": paths, "decision": decisions, "option": options} | parts)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`values` with nested mappings spread out, keys joined by dots; lists stay as they are."""
+    """Flatten nested mappings, joining keys by dots; lists are unchanged."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What tells runs apart (id, time, hash of what was asked), and contenders within them."""
+"""Identity of runs (id, time, hash of the request), and of contenders and figures within them."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ __all__ = ["config_hash", "contender_of", "figure_of", "new_run_id", "utc_now"]
 
 
 def utc_now() -> str:
-    """The time now, UTC, ISO 8601 with milliseconds: `2026-01-31T12:00:00.000Z`."""
+    """Return the current time, UTC, ISO 8601 with milliseconds: `2026-01-31T12:00:00.000Z`."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def new_run_id() -> str:
-    """16 random hexadecimal digits."""
+    """Return 16 random hexadecimal digits."""
     return secrets.token_hex(8)
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """16 hexadecimal digits (SHA-256, cut) that equal configurations share, in any key order."""
+    """Return 16 hexadecimal digits (truncated SHA-256), independent of the order of keys."""
     text = json.dumps(to_plain(config), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def contender_of(sample: Sample | Failure) -> str:
-    """A key that samples share which the same contender took at the same setting, in any run.
+    """Return a key that is equal for samples of the same contender at the same setting, in any run.
 
-    Restores of all and of some tensors share it: they are of the same saved files.
+    Full and partial restores have the same key: they read the same saved files.
     """
     axes = sample.axes.of_saves().values()
     return json.dumps([sample.writer, to_plain(sample.options), *axes], sort_keys=True)
 
 
 def figure_of(sample: Sample) -> tuple[str, Operation, str | None]:
-    """A key that samples share which repeat the same measurement: whose, saving or restoring, what.
+    """Return a key that is equal for samples that repeat the same measurement.
 
-    The parts are `contender_of`, `operation` and `restore_as`.
+    Its parts are `contender_of`, `operation` and `restore_as`.
     """
     return contender_of(sample), sample.operation, sample.axes.restore_as

@@ -1,4 +1,4 @@
-"""What to call the settings of a run: the writer, and the options and axes in which they differ."""
+"""Labels of the settings of a run: the writer, and the options and axes in which they differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["common_axes", "labels"]
 
 
 def labels(settings: Iterable[Setting]) -> list[str]:
-    """Of each one its writer, with the options and axes in which settings of that writer differ."""
+    """Return for each setting its writer, and the options and axes that differ for that writer."""
     given = list(settings)
     same: dict[str, list[Setting]] = {}
     for one in given:
@@ -31,7 +31,7 @@ def labels(settings: Iterable[Setting]) -> list[str]:
 
 
 def common_axes(settings: Iterable[Setting]) -> list[str]:
-    """What `labels` leaves out because all settings that have it share it; no defaults."""
+    """Return the axes that `labels` omits because all settings share them, except defaults."""
     given = list(settings)
     values = {name: _values(given, name) - {None} for name in AXIS_NAMES}
     shared = {name: found.pop() for name, found in values.items() if len(found) == 1}

@@ -1,4 +1,4 @@
-"""Reading a result file: its records, or one line that says which line is wrong and what to do."""
+"""Reading of a result file: its records, or an error that names the wrong line and the remedy."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from iobench.text import printable_values
 
 __all__ = ["ResultFile", "read"]
 
-# No record comes near it; keeps a huge file that is no result file out of memory.
+# Far longer than any record. It keeps a huge file of another kind out of memory.
 _LONGEST_LINE_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResultFile:
-    """All records of one run. `end` is None when the run was killed before it could write one."""
+    """All records of one run. `end` is None if the run was killed before it could write one."""
 
     path: Path
     run: Run
@@ -34,12 +34,12 @@ class ResultFile:
 
     @property
     def incomplete(self) -> str | None:
-        """Why this is not all that the run set out to measure; None when it is."""
+        """Why the run is incomplete; None if it is complete."""
         have = f"{len(self.samples)} samples were recorded"
         if self.training:
             have = f"{len(self.training)} training blocks were recorded"
         if self.end is None:
-            return f"{self.path} has no end: the run was killed or still goes on; {have}"
+            return f"{self.path} has no end: the run was killed or is still running; {have}"
         if self.end.status == "complete":
             return None
         why = f" ({self.end.error})" if self.end.error else ""
@@ -48,10 +48,10 @@ class ResultFile:
 
 
 def read(path: str | os.PathLike[str]) -> ResultFile:
-    """The records of the file at `path`; control characters in their texts are escaped.
+    """Return the records of the file at `path`, with control characters in texts escaped.
 
-    Raises ResultFileError, naming file, line and remedy, when the file is missing, empty, not of
-    iobench, of a newer schema, damaged or cut in the middle of a line.
+    Raises ResultFileError, which names file, line and remedy, if the file is missing, empty, not
+    from iobench, of a newer schema, damaged or truncated in the middle of a line.
     """
     path = Path(path)
     try:
@@ -120,7 +120,7 @@ def _parse(path: Path, number: int, line: bytes) -> Record:
     try:
         text = line.decode().strip()
         values = _JSON.decode(text)
-        if "\\" in text or not text.isprintable():  # a record of others may command a terminal
+        if "\\" in text or not text.isprintable():  # other people's text may command a terminal
             values = printable_values(values)
     except (ValueError, RecursionError) as error:
         if number == 1:
@@ -134,7 +134,7 @@ def _parse(path: Path, number: int, line: bytes) -> Record:
         raise _error(
             path,
             number,
-            f"cut short, as when a run is killed; to read what comes before: sed -i '$d' {path}",
+            f"cut short, as when a run is killed; to read the lines before it: sed -i '$d' {path}",
         ) from error
     try:
         return from_record(values)
@@ -143,7 +143,7 @@ def _parse(path: Path, number: int, line: bytes) -> Record:
 
 
 def _finite(text: str) -> float:
-    """JSON's NaN and Infinity, and numbers that no double holds, are damage and no figure."""
+    """Parse a number; reject JSON's NaN and Infinity, and numbers beyond a double."""
     if not math.isfinite(number := float(text)):
         raise ValueError(f"{text} is not finite")
     return number

@@ -1,8 +1,8 @@
 """The records of a result file: Run (first line), Sample, CeilingSample, Failure, TrainBlock, End.
 
 Field names are the keys in the file; the fields of a `setting` are keys of the record itself. A
-field may be added to schema 1 only with a default, so that old files still load; anything else is
-schema 2. Sizes are bytes, times are seconds.
+new field of schema 1 needs a default, so that old files still load. Any other change makes schema
+2. Sizes are bytes, times are seconds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Operation: TypeAlias = Literal["save", "restore"]
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """Where it ran: facts of the machine, and of the storage under the target."""
+    """Facts of the machine, and of the storage under the target."""
 
     machine: Mapping[str, Any]
     storage: Mapping[str, Any]
@@ -50,10 +50,10 @@ class Environment:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadFacts:
-    """What was replayed: `bytes` of the `full_bytes` that `rank` writes at full size.
+    """The replayed workload: `bytes` of the `full_bytes` that `rank` writes at full size.
 
-    `scale` says in words how it was made smaller; None when it was not. `restored_bytes` are what a
-    restore brings where that is a part only; None for all.
+    `scale` describes the reduction in words; None for full size. `restored_bytes`: bytes of a
+    partial restore; None if a restore loads everything.
     """
 
     name: str
@@ -68,7 +68,7 @@ class WorkloadFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class VariantFacts:
-    """What samples of these axes move: `bytes` of `files` files, of all processes together.
+    """Size of the samples with these axes: `bytes` in `files` files, summed over all processes.
 
     `axes` are those of the samples; saves have no `restore_as`.
     """
@@ -81,9 +81,9 @@ class VariantFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The header: what was asked, on which machine. `plan` is free-form.
+    """The header of a run: request, machine and workload. `plan` is free-form.
 
-    `variants` tell what samples move where that is not the same for all; empty otherwise.
+    `variants` has the sizes of samples if they differ; otherwise it is empty.
     """
 
     kind: ClassVar[str] = "run"
@@ -103,10 +103,10 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Cold:
-    """What of the files was still in the page cache when the restore's clock started.
+    """Part of the files that was still in the page cache when the clock of a restore started.
 
-    `method` counted it: `cachestat` or `mincore`, joined by `+` if both did; `remote` where no page
-    cache lies in between.
+    `method`: `cachestat` or `mincore`, joined by `+` if both were used; `remote` for storage that
+    is not read through the page cache.
     """
 
     resident_bytes: int
@@ -117,9 +117,9 @@ class Cold:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceCounts:
-    """How far the counters moved while the clock ran; None where there is no such counter.
+    """Increase of the counters while the clock ran; None for a counter that does not exist.
 
-    `read_bytes`, `write_bytes`: of the block device (/sys/block/*/stat), anybody's I/O.
+    `read_bytes`, `write_bytes`: the block device's (/sys/block/*/stat), I/O of all processes.
     `process_*`: `read_bytes` and `write_bytes` of /proc/self/io.
     """
 
@@ -131,12 +131,12 @@ class DeviceCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class Interference:
-    """What others did to the machine while the clock ran; None where nobody can say.
+    """Interference of other processes while the clock ran; None for an unknown value.
 
-    `steal_s`: CPU seconds that the hypervisor gave to others, all CPUs together (/proc/stat).
-    `memory_stall_s`: how long some task waited for memory (/proc/pressure/memory).
-    `foreign_*_bytes`: the block device's own count less what this process moved; small counts are
-    the file system's journal and metadata.
+    `steal_s`: CPU seconds that the hypervisor gave to others, summed over all CPUs (/proc/stat).
+    `memory_stall_s`: time in which some task waited for memory (/proc/pressure/memory).
+    `foreign_*_bytes`: the block device's count minus that of this process; small values are the
+    file system's journal and metadata.
     """
 
     steal_s: float | None
@@ -149,10 +149,10 @@ class Interference:
 class Series:
     """Bytes in each `interval_s` from the start of the clock to its end; the last one is shorter.
 
-    `completed`: by the writer's own count, operations that ended; padding counts. Written through
-    the page cache they are not on storage yet. None for one that does not count itself.
-    `counted`: by `counter`, written for a save and read for a restore. `device`: what the block
-    device moved, for anybody. `process`: what this process's calls moved, where there is no device.
+    `completed`: bytes of completed operations by the writer's own count, padding included. Bytes
+    written through the page cache are not on storage yet. None for writers without such a count.
+    `counted`: bytes written (save) or read (restore) by `counter`: `device` is the block device
+    with the I/O of all processes, `process` the calls of this process if there is no device.
     """
 
     interval_s: float
@@ -163,7 +163,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """Tensors and bytes compared with what was saved, and how many tensors differ."""
+    """Tensors and bytes that were compared with the saved ones, and the number of differences."""
 
     tensors: int
     bytes: int
@@ -174,13 +174,13 @@ class Verified:
 class Sample(HasSetting):
     """One timed save or restore of the whole workload by one writer.
 
-    `order` is the position within the repetition. `bytes`, `cpu_s`, `paths` and counts are of all
-    `numjobs` processes. `elapsed_s` ends with the last byte durable (save) or in memory
-    (restore), `last_done_s` is the same; `first_done_s` is when the first process had its own
-    files durable, or in memory, and equals it for one process. `cpu_s` is of these processes,
-    `system_cpu_s` of the whole machine. `decisions` counts, for a writer that chooses, operations
-    by path and why. `stores` is False for a writer that keeps nothing and only measures the
-    harness.
+    `order` is the position within the repetition. `bytes`, `cpu_s`, `paths` and counts are sums
+    over all `numjobs` processes. `elapsed_s` ends when the last byte is durable (save) or in memory
+    (restore); `last_done_s` is the same. `first_done_s` ends when the first process has its own
+    files durable, or in memory; for one process it equals `last_done_s`. `cpu_s` is of these
+    processes, `system_cpu_s` of the whole machine. `decisions` counts operations by path and reason
+    for writers that choose. `stores` is False for a writer that stores nothing and only measures
+    the harness.
     """
 
     kind: ClassVar[str] = "sample"
@@ -217,7 +217,7 @@ class Sample(HasSetting):
 
 @dataclass(frozen=True, kw_only=True)
 class CeilingSample:
-    """One fio job, timed like a sample. `job` is what fio was asked, `error` why it failed."""
+    """One fio job, timed like a sample. `job` has its parameters, `error` why it failed."""
 
     kind: ClassVar[str] = "ceiling"
 
@@ -238,7 +238,7 @@ class CeilingSample:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure(HasSetting):
-    """A save or restore that raised, and took its writer out of the run. `error` says what."""
+    """A save or restore that raised `error`. Its writer takes no further part in the run."""
 
     kind: ClassVar[str] = "failure"
 
@@ -255,17 +255,17 @@ class Failure(HasSetting):
 
     @property
     def why(self) -> str:
-        """Why nothing of its contender counts: `its save failed in repetition 3 (OSError: ...)`."""
+        """Why its contender is not ranked: `its save failed in repetition 3 (OSError: ...)`."""
         return f"its {self.operation} failed in repetition {self.repetition} ({self.error})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSave:
-    """One checkpoint of a training block: after which step, and what became of it.
+    """One checkpoint of a training block, saved after `step`.
 
-    `stall_s` is how long training stood still for it; `persist_s` how long writing it took in the
-    background, None for one that was not, and where the call itself wrote it. `status` is that of
-    iobench.checkpoint.save.
+    `stall_s`: time for which training was stopped. `persist_s`: time of the write in the
+    background; None if the checkpoint was not written, or if the call itself wrote it. `status` is
+    that of iobench.checkpoint.save.
     """
 
     step: int
@@ -276,13 +276,14 @@ class TrainSave:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainBlock:
-    """Some steps of training with checkpoints by one writer in one mode (`none`: without any).
+    """A block of training steps with checkpoints by one writer in one mode (`none`: without any).
 
-    `wall_s` lasts from the first step until the last checkpoint is durable. Per step: `step_s`
-    without the stalls, and whether a checkpoint was `persisting` meanwhile. Memory and dirty pages
-    (the machine's) are peaks of readings ten times a second, None where nothing could be read.
-    `losses_equal`: bit for bit those without checkpoints. `resumed_equal`: so were those after a
-    resume from the last checkpoint, and the state at the end; None where that was not tried.
+    `wall_s` is the time from the first step until the last checkpoint is durable. Per step there
+    are `step_s` without stalls, and whether a checkpoint was being written (`persisting`). Memory
+    of the process and dirty pages of the machine are peaks of ten readings per second; None if
+    unreadable. `losses_equal`: all losses equal those without checkpoints, bit for bit.
+    `resumed_equal`: so do the losses and the final state after a resume from the last checkpoint;
+    None if not tried.
     """
 
     kind: ClassVar[str] = "train"
@@ -307,7 +308,7 @@ class TrainBlock:
 
     @property
     def setting(self) -> Setting:
-        """Its writer and options; training has none of the axes."""
+        """The writer and its options; training has no axes."""
         return Setting(writer=self.writer, options=self.options)
 
     def __post_init__(self) -> None:
@@ -317,7 +318,7 @@ class TrainBlock:
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """The last line: how the run ended. `samples` counts the Sample records before it."""
+    """The last record: how the run ended. `samples` is the number of Sample records before it."""
 
     kind: ClassVar[str] = "end"
 

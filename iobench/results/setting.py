@@ -1,7 +1,7 @@
-"""Setting: what was measured: a writer, its options and one value of each axis of a run.
+"""Setting: a writer, its options and one value of each axis; what a record measures.
 
-The axes are declared here, once. Result records, reports, labels and CSV columns take their names,
-their order and their defaults from `AxisValues`; see `iobench.bench.axes` for how to add one.
+The axes are declared only here. Result records, reports, labels and CSV columns take names, order
+and defaults from `AxisValues`. `iobench.bench.axes` explains how to add an axis.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ __all__ = ["AXIS_NAMES", "AxisValues", "HasSetting", "Setting"]
 
 
 def _axis(option: str, default: Any = None, *, of_restores: bool = False) -> Any:
-    """A field of AxisValues: the option of `iobench run` that sets it, and its default."""
+    """Return a field of AxisValues with the option of `iobench run` that sets it."""
     return field(default=default, metadata={"option": option, "of_restores": of_restores})
 
 
 @dataclass(frozen=True, kw_only=True)
 class AxisValues:
-    """One value of each axis. Records hold them as keys of their own, in this order.
+    """One value of each axis. In a record each axis is a key, in this order.
 
-    `format` is the serialization of the files and `granularity` how tensors are dealt to them,
-    None for the workload's own; `restore_as` is what a restore brings, None for all; `numjobs`
-    processes work at once. A new axis needs a default, so that older records still load.
+    `format`: serialization of the files. `granularity`: how tensors are distributed over files.
+    None means the workload's own. `restore_as`: the part that a restore loads; None for all.
+    `numjobs`: concurrent processes. A new axis needs a default, so that older records still load.
     """
 
     flattened: ClassVar[bool] = True
@@ -39,15 +39,15 @@ class AxisValues:
             raise ValueError(f"numjobs must be at least 1, and is {self.numjobs}")
 
     def of_saves(self) -> dict[str, Any]:
-        """The axes of a save, by name. The others only say how a restore reads what was saved."""
+        """Return the axes of a save, by name. The others only affect how a restore reads."""
         return {name: getattr(self, name) for name in _SAVED}
 
     def changed(self) -> list[str]:
-        """The axes that differ from their defaults, as text."""
+        """Return the axes that differ from their defaults, as text."""
         return self.texts({name for name in _SHOWN if getattr(self, name) != _DEFAULTS[name]})
 
     def texts(self, names: Container[str] | None = None) -> list[str]:
-        """`serializer=torch`, `numjobs=4`: the axes in `names`, or all, that have a value."""
+        """Return the axes in `names` (or all) that have a value, such as `numjobs=4`."""
         return [
             f"{_OPTIONS[name]}={getattr(self, name)}"
             for name in _SHOWN
@@ -75,16 +75,16 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """The writer and its axes, without its options: `odirect granularity=blob`."""
+        """The writer and its axes without its options: `odirect granularity=blob`."""
         return " ".join([self.writer, *self.axes.changed()])
 
     def at(self, **axes: Any) -> Self:
-        """The same writer and options at other values of the axes given."""
+        """Return the same writer and options with other values of the given axes."""
         return replace(self, axes=replace(self.axes, **axes))
 
 
 class HasSetting:
-    """Shortcuts of records whose field `setting` says what they measured."""
+    """Shortcuts for records with a field `setting`."""
 
     setting: Setting
 

@@ -1,4 +1,4 @@
-"""ResultWriter: a result file that grows by one line per record while the run goes on."""
+"""ResultWriter: writes a result file, one line per record, during the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ResultWriter", "check_new", "default_path"]
 
 
 def default_path(workload_name: str, directory: str | os.PathLike[str] = "results") -> Path:
-    """`<directory>/<UTC time>-<workload>.jsonl`, numbered if there already is such a file.
+    """Return `<directory>/<UTC time>-<workload>.jsonl`, with a number if that file exists.
 
     Creates nothing.
     """
@@ -32,31 +32,31 @@ def default_path(workload_name: str, directory: str | os.PathLike[str] = "result
 
 
 def check_new(path: str | os.PathLike[str]) -> None:
-    """Raise ResultFileError where a ResultWriter could not make `path`. Makes nothing itself."""
+    """Raise ResultFileError if a ResultWriter could not create `path`. Creates nothing itself."""
     wanted = Path(path).absolute()
     if os.path.lexists(wanted):
         raise _exists(path)
     above = next(one for one in wanted.parents if os.path.lexists(one))
     if not above.is_dir():
-        raise ResultFileError(f"{path} cannot be created: {above} is no directory")
+        raise ResultFileError(f"{path} cannot be created: {above} is not a directory")
     if not os.access(above, os.W_OK | os.X_OK, effective_ids=True):
-        raise ResultFileError(f"{path} cannot be created: {above} cannot be written")
+        raise ResultFileError(f"{path} cannot be created: {above} is not writable")
 
 
 class ResultWriter:
-    """Writes one run's records to a new file; made missing directories included.
+    """Writes the records of one run to a new file, and creates missing directories.
 
         with ResultWriter(path) as results:
             results.write(run)
             results.write(sample)
 
-    Each record is one line handed to the system in one call, so a killed run leaves at most one cut
-    line, and a full disk none. On leaving the block an End is written if none was: `complete`,
-    `interrupted` (Ctrl-C) or `failed` with the error, and the file is synced. A file to which
-    nothing was written is removed.
+    Each record is one line, written by one system call. So a killed run leaves at most one
+    truncated line, and a full disk none. At the end of the block an End is written if there is none
+    yet (`complete`, `interrupted` by Ctrl-C, or `failed` with the error), and the file is synced. A
+    file without records is removed.
 
-    Raises ResultFileError when `path` exists (it is never overwritten or appended to by a second
-    run) or cannot be written.
+    Raises ResultFileError if `path` cannot be written, or if it exists: a second run never
+    overwrites it or appends to it.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -73,12 +73,12 @@ class ResultWriter:
             raise ResultFileError(f"{self.path} cannot be created: {error.strerror}") from error
 
     def write(self, record: Record) -> None:
-        """Append `record`. The Run comes first, nothing comes after the End, one run_id for all.
+        """Append `record`. The Run is first, the End is last, and all have one run_id.
 
-        Raises ResultFileError when the line cannot be written whole; then nothing of it stays.
+        Raises ResultFileError if the line cannot be written completely; no part of it stays then.
         """
         if isinstance(record, Run) != (self._run is None) or self._ended:
-            raise ValueError(f"a {record.kind} record cannot stand here: run, samples..., end")
+            raise ValueError(f"a {record.kind} record is out of order: run, samples..., end")
         if self._run and record.run_id != self._run.run_id:
             raise ValueError(f"run_id {record.run_id} is not this file's {self._run.run_id}")
         self._append(json.dumps(to_record(record), allow_nan=False) + "\n")
@@ -91,7 +91,7 @@ class ResultWriter:
         status: Literal["complete", "interrupted", "failed"] = "complete",
         error: str | None = None,
     ) -> None:
-        """Write the End if there is none yet, sync and close. A second call does nothing."""
+        """Write the End if there is none yet, sync and close. A second call has no effect."""
         if self._fd < 0:
             return
         try:
@@ -129,7 +129,10 @@ class ResultWriter:
             self.close("failed", " ".join(f"{type(error).__name__}: {error}".split()))
 
     def _count_samples(self) -> int:
-        """Those in the file: a count kept beside it would miss one that an interrupt follows."""
+        """Count the samples in the file.
+
+        A counter in memory would miss a sample if an interrupt follows its write.
+        """
         lines = os.pread(self._fd, os.fstat(self._fd).st_size, 0).splitlines()
         return sum(json.loads(line)["kind"] == Sample.kind for line in lines)
 

@@ -411,7 +411,7 @@ def test_an_output_that_cannot_be_made_is_told_first(
         (mine, "mine.jsonl exists and is not overwritten"),
         (target, "exists and is not overwritten"),
         (Path("/dev/full"), "/dev/full exists and is not overwritten"),
-        (mine / "run.jsonl", "mine.jsonl is no directory"),
+        (mine / "run.jsonl", "mine.jsonl is not a directory"),
     ):
         check(iobench_inside(*verb, *arguments, "-o", output), 1, words)
     assert mine.read_text() == "mine"

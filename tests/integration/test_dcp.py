@@ -137,6 +137,26 @@ def test_the_same_writer_again(tmp_path: Path) -> None:
         assert_equal(found, make_state(seed))
 
 
+def test_ids_of_saves_and_loads(tmp_path: Path) -> None:
+    """`save_id` and `load_id` are named, renewed and recorded as in torch's own classes."""
+    stock, ours = tmp_path / "stock", tmp_path / "ours"
+    ids = []
+    for writer, reader in (
+        (FileSystemWriter(stock), FileSystemReader(stock)),
+        (StorageWriter(ours, "buffered"), StorageReader(ours, "buffered")),
+    ):
+        place = writer.checkpoint_id
+        ids += [writer.save_id, reader.load_id]
+        for _ in range(2):
+            dcp.save(make_state(), checkpoint_id=place, storage_writer=writer, no_dist=True)
+            dcp.load(blank(make_state()), checkpoint_id=place, storage_reader=reader, no_dist=True)
+            found = reader.read_metadata().storage_meta
+            assert (found.save_id, found.load_id) == (writer.save_id, reader.load_id)
+            assert found.checkpoint_id == place
+            ids += [writer.save_id, reader.load_id]
+    assert len(set(ids)) == len(ids)
+
+
 def test_overwriting(tmp_path: Path) -> None:
     """A second save replaces the first, or is refused when that was asked."""
     dcp.save(make_state(1), storage_writer=StorageWriter(tmp_path, "buffered"), no_dist=True)
@@ -191,7 +211,7 @@ def test_damage(tmp_path: Path, damage: str) -> None:
     else:
         metadata.write_bytes(pickle.dumps({"a": 1}))
     about_metadata = damage in ("no metadata", "other object")
-    word = "no metadata of DCP" if about_metadata else "DataMismatchError"
+    word = "not metadata of DCP" if about_metadata else "DataMismatchError"
     with pytest.raises(dcp.api.CheckpointException, match=word):
         loaded(StorageReader(tmp_path, "buffered"), state)
 
@@ -206,7 +226,7 @@ def test_bad_arguments(tmp_path: Path) -> None:
     (tmp_path / ".metadata").touch()
     with pytest.raises(TargetError, match="already"):
         StorageWriter(tmp_path, "buffered", overwrite=False).prepare_local_plan(dcp.SavePlan([]))
-    with pytest.raises(DataMismatchError, match="no metadata of DCP"):
+    with pytest.raises(DataMismatchError, match="not metadata of DCP"):
         StorageReader(tmp_path, "buffered").read_metadata()
 
 

@@ -252,7 +252,7 @@ def test_a_killed_runs_files_go_with_the_next_run(
     assert left.name.startswith(PREFIX)
     shown = iobench("show", tmp_path / "run.jsonl")
     assert shown.returncode == 0
-    assert "the run was killed or still goes on" in shown.stderr
+    assert "the run was killed or is still running" in shown.stderr
     done = iobench(
         *("run", "-w", tiny_path, "--target", target, "--writer", "buffered", "--size", "full"),
         *("--no-ceiling", "--repeat", "1", "-o", tmp_path / "next.jsonl"),

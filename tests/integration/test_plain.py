@@ -24,7 +24,7 @@ import iobench.safetensors
 import iobench.torch
 from iobench.errors import SaveError, UsageError
 from iobench.formats import torch_image
-from iobench.integrations import default_writer, plain_safetensors
+from iobench.integrations import default_writer, safetensors_transfer
 from iobench.testing import moto_s3
 from iobench.writers.s3 import S3Writer
 
@@ -157,7 +157,7 @@ def test_most_states_are_ours(tmp_path: Path, told: Callable[[], list[str]]) -> 
     assert told() == []
     iobench.torch.save(STATES["quantized"](), tmp_path / "a.pt", writer=WRITER)
     assert len(told()) == 1
-    assert "torch cannot leave out" in told()[0]
+    assert "torch cannot skip" in told()[0]
 
 
 @pytest.mark.parametrize(
@@ -420,7 +420,7 @@ def test_what_is_left_of_an_old_file(
 def test_what_is_left_of_an_old_safetensors_file(kind: str, umask: int, tmp_path: Path) -> None:
     """As the installed safetensors leaves it."""
     prepare, _ = _OLD[kind]
-    plain_safetensors._stock_habits.cache_clear()  # as in a process that began with this umask
+    safetensors_transfer._stock_behaviour.cache_clear()  # as in a new process
     before = os.umask(umask)
     try:
         for side, save in (
@@ -432,7 +432,7 @@ def test_what_is_left_of_an_old_safetensors_file(kind: str, umask: int, tmp_path
             save({"a": torch.ones(9)}, tmp_path / side / "m.pt")
     finally:
         os.umask(before)
-        plain_safetensors._stock_habits.cache_clear()
+        safetensors_transfer._stock_behaviour.cache_clear()
     assert _listed(tmp_path / "ours") == _listed(tmp_path / "stock")
 
 
@@ -453,7 +453,7 @@ def test_devices_and_pipes(tmp_path: Path, told: Callable[[], list[str]]) -> Non
     pipe.unlink()
     torch.save({"a": torch.ones(3)}, pipe)
     assert got == [pipe.read_bytes()]
-    assert ["no regular file" in line for line in told()] == [True, True]
+    assert ["not a regular file" in line for line in told()] == [True, True]
 
 
 @pytest.mark.parametrize("place", ["no/such/m.pt", "", ".", "..", "dir", "dir/", "file/m.pt"])
@@ -480,7 +480,7 @@ def test_too_little_room_for_both(
     assert told() == []
     state["a"] += 1
     iobench.torch.save(state, place, writer="buffered")
-    assert "too little room" in told()[0]
+    assert "too little space" in told()[0]
     assert torch.equal(torch.load(place)["a"], state["a"])
 
 
@@ -569,7 +569,7 @@ def test_models_that_are_too_large_stay_mapped(
     safetensors.torch.save_file({"a": torch.ones(2**20)}, path)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000000")
     assert torch.equal(iobench.safetensors.load_file(path)["a"], torch.ones(2**20))
-    assert "memory that is free" in told()[0]
+    assert "larger than the free memory" in told()[0]
 
 
 # The default writer.
@@ -577,7 +577,7 @@ def test_models_that_are_too_large_stay_mapped(
 
 def test_the_default_writer(tmp_path: Path) -> None:
     """It can be set by name, path or object, and only to one that keeps files."""
-    with pytest.raises(UsageError, match="keeps nothing"):
+    with pytest.raises(UsageError, match="stores nothing"):
         iobench.set_default_writer("null")
     config = tmp_path / "writer.toml"
     config.write_text(iobench.dump_writer(iobench.load_writer("buffered")))

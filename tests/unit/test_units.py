@@ -115,5 +115,5 @@ def test_percentages_need_their_sign() -> None:
     assert parse_percent("5%") == parse_percent(" 5 % ") == 0.05
     assert parse_percent("0.5%") == 0.005
     for text in ("5", "0.05", "-5%", "%", "five%"):
-        with pytest.raises(OptionError, match="is no percentage"):
+        with pytest.raises(OptionError, match="is not a percentage"):
             parse_percent(text)

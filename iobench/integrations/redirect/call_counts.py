@@ -1,4 +1,4 @@
-"""CallCounts: what became of the redirected calls of one process, kept in a file as they happen."""
+"""CallCounts: the outcomes of one process's redirected calls, written to a file after each call."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _PROBLEM = ".problem"
 
 @dataclass(kw_only=True)
 class Count:
-    """Calls that ended alike: how many, their bytes, and seconds until they returned."""
+    """Number, bytes and seconds of calls with the same outcome."""
 
     calls: int = 0
     bytes: int = 0
     seconds: float = 0.0
     example: str = ""
-    """The file of the first of them."""
+    """The file of the first of these calls."""
 
     def add(self, other: Count) -> None:
-        """Count `other` too."""
+        """Add the calls of `other`."""
         self.calls += other.calls
         self.bytes += other.bytes
         self.seconds += other.seconds
@@ -41,7 +41,10 @@ class Count:
 
 @dataclass(kw_only=True)
 class Function:
-    """One redirected function: what went over the writer, what did not and why, what failed."""
+    """Calls of one function: those of the writer, those of stock by reason, and failed ones.
+
+    `fallbacks` counts the writer's own fallbacks by text.
+    """
 
     redirected: Count = field(default_factory=Count)
     failed: Count = field(default_factory=Count)
@@ -50,11 +53,10 @@ class Function:
 
 
 class CallCounts:
-    """Counts, and after every call writes all counts to a file of the process in `directory`.
+    """Counts calls and writes all counts to this process's file in `directory` after every call.
 
-    So a process that is killed is counted too. A forked child has counts of its own. A signal
-    handler that saves may come in at any point: what it adds is written by the call that it came in
-    on, at the latest.
+    So the calls of a killed process are counted too. A forked child has counts of its own. A signal
+    handler may save at any point: the interrupted call writes its counts at the latest.
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -63,14 +65,14 @@ class CallCounts:
         os.register_at_fork(after_in_child=self.forget)
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Reset all counts; a forked child calls this."""
         self._lock = threading.Lock()
         self._functions: dict[str, Function] = {}
         self._name = ""
         self._pending: deque[Callable[[], None]] = deque()
 
     def redirected(self, function: str, count: Count, fallbacks: Iterable[str] = ()) -> None:
-        """A call that went over the writer."""
+        """Count a call that the writer did."""
 
         def add() -> None:
             entry = self._entry(function)
@@ -81,26 +83,30 @@ class CallCounts:
         self._flush(add)
 
     def failed(self, function: str, count: Count) -> None:
-        """A call that raised while it was writing."""
+        """Count a call that raised an error."""
         self._flush(lambda: self._entry(function).failed.add(count))
 
     def stock(self, function: str, reason: str, count: Count) -> None:
-        """A call that the stock function did."""
+        """Count a call that the stock function did, by reason."""
         self._flush(lambda: self._entry(function).stock.setdefault(reason, Count()).add(count))
 
     def say(self, text: str) -> None:
-        """Tell who runs the script, at once."""
+        """Print a line on stderr at once."""
         print(f"iobench exec: {printable(' '.join(text.split()))}", file=sys.stderr)  # noqa: T201
 
     def seen(self) -> None:
-        """A module that can save is loaded in this process."""
+        """Record that this process loaded a module that can save."""
         self._flush(lambda: None)
 
     def _entry(self, function: str) -> Function:
         return self._functions.setdefault(function, Function())
 
     def _flush(self, *changes: Callable[[], None]) -> None:
-        """Make the changes and write; those that come in meanwhile are left to who is at it."""
+        """Apply the changes and write the file.
+
+        Another thread, or the code that a signal handler interrupted, may hold the lock. The holder
+        then applies these changes: waiting for the lock in a handler would deadlock.
+        """
         self._pending.extend(changes)
         if not self._lock.acquire(blocking=False):
             return
@@ -115,7 +121,7 @@ class CallCounts:
 
     def _write(self) -> None:
         if not self._directory.is_dir():
-            return  # nobody is left to read it
+            return  # `iobench exec` has ended; no process reads the counts
         self._name = self._name or f"{os.getpid()}-{os.urandom(4).hex()}"
         document = {
             "pid": os.getpid(),
@@ -133,7 +139,11 @@ class CallCounts:
 
 
 def merged(directory: str | Path) -> tuple[dict[str, Function], list[str], int]:
-    """(functions by name, problems, processes that had something to redirect) of all tallies."""
+    """Add up all files in `directory`.
+
+    Return the functions by name, the problems, and the number of processes that loaded a module
+    to redirect.
+    """
     functions: dict[str, Function] = {}
     problems: dict[str, None] = {}
     processes = 0

@@ -1,4 +1,4 @@
-"""The stream in which DCP writes one file, over the writer: its bytes are DCP's own, as stock."""
+"""The stream that DCP writes one file to, through the writer. The bytes are those of stock DCP."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from iobench.errors import UnavailableError
 from iobench.integrations.bypass import bypass, bypassed
 from iobench.integrations.redirect.call_counts import CallCounts, Count
 from iobench.integrations.redirect.redirect import fallbacks_of
-from iobench.integrations.stock_path import NotOurs, StockPath, path_of
+from iobench.integrations.stock_path import StockOnly, StockPath, path_of
 from iobench.writers.base import Writer
 from iobench.writers.stream import Stream
 
@@ -29,9 +29,9 @@ def dcp_stream(
     path: str | os.PathLike[str],
     mode: str,
     writer: Callable[[], Writer],
-    tally: CallCounts,
+    counts: CallCounts,
 ) -> Iterator[Any]:
-    """`stock(system, path, mode)`, a context manager, over the writer where a file is written."""
+    """Replace the context manager `stock(system, path, mode)`: files are written by the writer."""
     if mode != "wb" or bypassed():
         with stock(system, path, mode) as stream:
             yield stream
@@ -41,13 +41,13 @@ def dcp_stream(
     try:
         with bypass():
             chosen = writer()
-            place = StockPath.of(path_of(path), chosen, stock_renames=False)
-            opened = chosen.open(place.path)
-    except Exception as why:  # noqa: BLE001 -- it is told, and stock has the last word
+            target = StockPath.of(path_of(path), chosen, stock_renames=False)
+            opened = chosen.open(target.path)
+    except Exception as why:  # noqa: BLE001 -- reported, and stock writes the file
         reason = str(why)
-        if not isinstance(why, NotOurs):
+        if not isinstance(why, StockOnly):
             reason = f"{type(why).__name__}: {why}"
-            tally.say(f"{_NAME}: {path} is written by the stock class: {why}")
+            counts.say(f"{_NAME}: {path} is written by the stock class: {why}")
         if isinstance(why, UnavailableError):
             reason = f"writer {why.name} does not work there"
 
@@ -55,30 +55,30 @@ def dcp_stream(
         seconds = time.perf_counter() - began
         return Count(calls=1, bytes=size_bytes, seconds=seconds, example=os.fspath(path))
 
-    with bypass():  # torch.save into the stream is part of it
+    with bypass():  # DCP calls torch.save with this stream
         if opened is None:
             try:
                 with stock(system, path, mode) as stream:
                     yield stream
             finally:
-                tally.stock(_NAME, reason, count())
+                counts.stock(_NAME, reason, count())
             return
         try:
-            with _DcpStream(opened, place.directory) as stream:
+            with _DcpStream(opened, target.directory) as stream:
                 yield stream
         except BaseException:
-            tally.failed(_NAME, count())
+            counts.failed(_NAME, count())
             raise
     moved = opened.transfer
     assert moved is not None
-    tally.redirected(_NAME, count(moved.bytes), fallbacks_of(moved))
+    counts.redirected(_NAME, count(moved.bytes), fallbacks_of(moved))
 
 
 class _DcpStream(io.RawIOBase):
-    """A Stream as DCP treats its file: flushed after every tensor, synced by its descriptor.
+    """A Stream with the file methods that DCP calls: flush after every tensor, fsync by `fileno`.
 
-    Closing it makes it durable and publishes it; until then neither means anything. `fileno` is
-    the directory's, since DCP syncs the whole machine for want of one.
+    Both have no effect: closing the stream makes the file durable and publishes it. `fileno` is the
+    directory's descriptor, because without one DCP calls os.sync(), which syncs all file systems.
     """
 
     def __init__(self, stream: Stream, directory: str) -> None:

@@ -1,4 +1,4 @@
-"""Launch: runs a command with the redirect in all its Python processes; tells what it came to."""
+"""Launch: runs a command with the redirect in all its Python processes, and returns the outcome."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ _PASSED_ON = (
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1),
     *(signal.SIGUSR2, signal.SIGALRM, signal.SIGCONT, signal.SIGWINCH),
 )
-_OF_PYTHON = tuple(  # Python ignores them, the script shall not begin so
-    getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ")
-)
+# Python ignores these signals, and a child process inherits that. The script starts with their
+# default actions, as from a shell.
+_OF_PYTHON = tuple(getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExecOutcome:
-    """How the command ended (a signal as a negative number, as in subprocess) and what was done."""
+    """The command's return code (negative for a signal, as in subprocess) and the counted calls."""
 
     returncode: int
     elapsed_s: float
     functions: Mapping[str, Function]
     problems: Sequence[str]
     processes: int
-    """Python processes in which there was something to redirect."""
+    """Python processes that loaded a module with functions to redirect."""
 
 
 def launch(command: Sequence[str], writer: Writer) -> ExecOutcome:
-    """Run `command` to its end, redirected to `writer`.
+    """Run `command` to its end with its calls redirected to `writer`.
 
-    Signals are passed on to it. Raises UsageError when it cannot be started.
+    Signals are passed on to the command. Raises UsageError if it cannot be started.
     """
     with tempfile.TemporaryDirectory(
         prefix="iobench-exec-", ignore_cleanup_errors=True
@@ -78,6 +78,8 @@ def _environment(session: str) -> dict[str, str]:
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    # Blocked signals stay pending until sigwaitinfo in `_wait` takes them: none is lost between the
+    # start of the child and the wait, and none ends this process before the child ends.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [*_PASSED_ON, signal.SIGCHLD])
     try:
         try:
@@ -95,9 +97,10 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _wait(child: int) -> int:
-    """The return code of `child`, which gets every signal that this process gets.
+    """Wait for `child`, passing on every signal that this process gets. Return its exit code.
 
-    What a terminal sends, it sends to all of its processes: that the child has already.
+    A terminal sends its signals to all processes of the foreground group, so the child already has
+    those.
     """
     while True:
         pid, status = os.waitpid(child, os.WNOHANG)
@@ -110,7 +113,7 @@ def _wait(child: int) -> int:
 
 
 def report(outcome: ExecOutcome, command: Sequence[str], writer: Writer) -> dict[str, Any]:
-    """The outcome as a JSON document; bytes and seconds are those of all processes together."""
+    """Return the outcome as a JSON document; bytes and seconds are sums over all processes."""
     return {
         "schema": SCHEMA,
         "command": list(command),
@@ -124,5 +127,5 @@ def report(outcome: ExecOutcome, command: Sequence[str], writer: Writer) -> dict
 
 
 def write_report(path: Path, document: Mapping[str, Any]) -> None:
-    """Write it whole or not at all. Raises OSError."""
+    """Write the report completely or not at all. Raises OSError."""
     write_text(path, json.dumps(document, indent=1) + "\n")

@@ -1,6 +1,6 @@
-"""The stock functions that `iobench exec` replaces, in the modules that have them.
+"""The stock functions that `iobench exec` replaces, by module.
 
-The modules that do the work are loaded with the first call, so that torch is imported as always.
+The first call imports the modules that do the work, so that importing torch takes no longer.
 """
 
 from __future__ import annotations
@@ -21,51 +21,51 @@ from iobench.integrations.replacing import replace
 __all__ = ["dcp", "safetensors", "torch"]
 
 
-def torch(module: ModuleType, tally: CallCounts) -> None:
-    """torch.save and torch.load, in torch.serialization before torch takes them from there."""
+def torch(module: ModuleType, counts: CallCounts) -> None:
+    """Replace torch.save and torch.load in torch.serialization, before torch imports them."""
 
     def prepare(*args: Any, **kwargs: Any) -> Any:
-        from iobench.integrations import plain_torch
+        from iobench.integrations import torch_transfer
 
-        return plain_torch.prepare_save(redirected_writer(), *args, **kwargs)
+        return torch_transfer.prepare_save(redirected_writer(), *args, **kwargs)
 
     def load(*args: Any, **kwargs: Any) -> Any:
-        from iobench.integrations import plain_torch
+        from iobench.integrations import torch_transfer
 
-        return plain_torch.load(redirected_writer(), *args, **kwargs)
+        return torch_transfer.load(redirected_writer(), *args, **kwargs)
 
-    saving = Redirect(name="torch.save", stock=module.save, file=(1, "f"), tally=tally)
-    loading = Redirect(name="torch.load", stock=module.load, file=(0, "f"), tally=tally)
+    saving = Redirect(name="torch.save", stock=module.save, file=(1, "f"), counts=counts)
+    loading = Redirect(name="torch.load", stock=module.load, file=(0, "f"), counts=counts)
     replace(module.save, saving.saving(prepare), module)
     replace(module.load, loading.loading(load), module)
 
 
-def safetensors(module: ModuleType, tally: CallCounts) -> None:
-    """safetensors.torch.save_file and load_file."""
+def safetensors(module: ModuleType, counts: CallCounts) -> None:
+    """Replace safetensors.torch.save_file and load_file."""
 
     def prepare(*args: Any, **kwargs: Any) -> Any:
-        from iobench.integrations import plain_safetensors
+        from iobench.integrations import safetensors_transfer
 
-        return plain_safetensors.prepare_save(redirected_writer(), *args, **kwargs)
+        return safetensors_transfer.prepare_save(redirected_writer(), *args, **kwargs)
 
     def load(*args: Any, **kwargs: Any) -> Any:
-        from iobench.integrations import plain_safetensors
+        from iobench.integrations import safetensors_transfer
 
-        return plain_safetensors.load(redirected_writer(), *args, **kwargs)
+        return safetensors_transfer.load(redirected_writer(), *args, **kwargs)
 
     name = "safetensors.torch"
     saving = Redirect(
-        name=f"{name}.save_file", stock=module.save_file, file=(1, "filename"), tally=tally
+        name=f"{name}.save_file", stock=module.save_file, file=(1, "filename"), counts=counts
     )
     loading = Redirect(
-        name=f"{name}.load_file", stock=module.load_file, file=(0, "filename"), tally=tally
+        name=f"{name}.load_file", stock=module.load_file, file=(0, "filename"), counts=counts
     )
     replace(module.save_file, saving.saving(prepare), module)
     replace(module.load_file, loading.loading(load), module)
 
 
-def dcp(module: ModuleType, tally: CallCounts) -> None:
-    """The files and directories that DCP's FileSystemWriter, and those derived from it, make."""
+def dcp(module: ModuleType, counts: CallCounts) -> None:
+    """Replace the methods by which DCP's FileSystemWriter and its subclasses create files."""
     stock = module.FileSystem.create_stream
     stock_mkdir = module.FileSystem.mkdir
     stock_rename = module.FileSystem.rename
@@ -75,7 +75,7 @@ def dcp(module: ModuleType, tally: CallCounts) -> None:
     def create_stream(self: Any, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
         from iobench.integrations.redirect.dcp_stream import dcp_stream
 
-        with dcp_stream(stock, self, path, mode, redirected_writer, tally) as stream:
+        with dcp_stream(stock, self, path, mode, redirected_writer, counts) as stream:
             yield stream
 
     @functools.wraps(stock_mkdir)
@@ -84,7 +84,7 @@ def dcp(module: ModuleType, tally: CallCounts) -> None:
 
         made = [] if bypassed() else missing_directories(path)
         stock_mkdir(self, path)
-        for directory in made:  # else the checkpoint may be gone with its name
+        for directory in made:  # a crash may lose a new directory whose parent was not synced
             sync_directory(os.path.dirname(directory))
 
     @functools.wraps(stock_rename)
@@ -92,7 +92,7 @@ def dcp(module: ModuleType, tally: CallCounts) -> None:
         from iobench.writers.local.new_file import sync_directory
 
         stock_rename(self, path, new_path)
-        if not bypassed():  # it commits a checkpoint, and stock leaves the name in memory
+        if not bypassed():  # this rename commits the checkpoint; stock does not sync the directory
             sync_directory(os.path.dirname(new_path) or ".")
 
     module.FileSystem.create_stream = create_stream

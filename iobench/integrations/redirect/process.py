@@ -1,7 +1,7 @@
-"""What `iobench exec` does in each Python process of the script, before its first line.
+"""Set-up of `iobench exec` in each Python process of the script, before its first line runs.
 
-Nothing is loaded that a process without torch would pay for: what redirects and counts comes with
-the first module that can save, and what saves with the first save.
+Processes without torch stay fast: the code that redirects and counts is imported with the first
+module that can save, and the code that saves with the first save.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["begin"]
 
 
 def begin(session: str, problem: Callable[[str], None]) -> None:
-    """Redirect in this process, counting in the directory `session`.
+    """Redirect the calls of this process, and write counts to the directory `session`.
 
-    `problem` notes for the summary what cannot be redirected; it is told at once too.
+    `problem` records for the summary what cannot be redirected; stderr gets the same line at once.
     """
 
     @functools.cache
-    def tally() -> CallCounts:
+    def counts() -> CallCounts:
         from iobench.integrations.redirect.call_counts import CallCounts
 
         return CallCounts(session)
@@ -37,9 +37,9 @@ def begin(session: str, problem: Callable[[str], None]) -> None:
             try:
                 from iobench.integrations.redirect import patches
 
-                tally().seen()
-                getattr(patches, function)(module, tally())
-            except Exception as error:  # noqa: BLE001 -- the script goes on with stock functions
+                counts().seen()
+                getattr(patches, function)(module, counts())
+            except Exception as error:  # noqa: BLE001 -- the script continues with stock functions
                 reason = f"{type(error).__name__}: {error}"
                 text = " ".join(f"{module.__name__} is not redirected: {reason}".split())
                 sys.stderr.write(f"iobench exec: {text}\n")

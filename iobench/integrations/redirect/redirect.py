@@ -1,4 +1,4 @@
-"""Redirect: one stock function's calls, over the writer where that is the same, else as before."""
+"""Redirect: passes the calls of one stock function to the writer, or to stock where they differ."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from iobench.errors import UnavailableError
 from iobench.integrations.bypass import bypass, bypassed
 from iobench.integrations.redirect.call_counts import CallCounts, Count
 from iobench.integrations.stock_path import (
-    NotOurs,
     NotPicklable,
+    StockOnly,
     check_stock_can_load,
     check_stock_can_save,
 )
@@ -26,23 +26,24 @@ __all__ = ["Redirect", "fallbacks_of"]
 
 @dataclass(frozen=True, kw_only=True)
 class Redirect:
-    """Stands in for `stock`, which is called `name` and has its file as argument `file`.
+    """Replacement of the function `stock`.
 
-    What goes to stock goes there with the very arguments, and before anything was written.
+    `name` is the function's name in reports; `file` is its file argument: position and keyword.
+    Calls that go to stock go there with unchanged arguments, before anything was written.
     """
 
     name: str
     stock: Callable[..., Any]
     file: tuple[int, str]
-    """Its place and its name."""
-    tally: CallCounts
-    _told: set[str] = field(default_factory=set)
+    counts: CallCounts
+    _reported: set[str] = field(default_factory=set)
 
     def saving(self, prepare: Callable[..., Callable[[], Transfer]]) -> Callable[..., Any]:
-        """`prepare` describes the file, raising where it cannot; what it returns writes it.
+        """Return the replacement of a function that saves.
 
-        That is not tried twice: what fails while it is written is raised, and so is what pickling
-        raises. So is all that fails for an object in a bucket, which stock could not write.
+        `prepare` describes the file and returns a function that writes it; it raises for calls that
+        stock must make. Errors of the write and of pickling are raised and not retried by stock.
+        For an object in a bucket, where stock cannot write, every error is raised.
         """
 
         @functools.wraps(self.stock)
@@ -54,10 +55,10 @@ class Redirect:
             try:
                 with bypass():
                     write = prepare(*args, **kwargs)
-            except NotPicklable as why:  # stock would raise it over a file that it has truncated
-                self.tally.failed(self.name, call.count())
+            except NotPicklable as why:  # stock would raise it too, after truncating the old file
+                self.counts.failed(self.name, call.count())
                 raise why.error from None
-            except Exception as why:  # noqa: BLE001 -- it is told, and stock has the last word
+            except Exception as why:  # noqa: BLE001 -- reported, and stock makes the call
                 refused = why
             if refused is None:
                 try:
@@ -67,18 +68,19 @@ class Redirect:
                 except UnavailableError as why:
                     refused = why
                 except Exception:
-                    self.tally.failed(self.name, call.count())
+                    self.counts.failed(self.name, call.count())
                     raise
             call.check(check_stock_can_save, refused)
-            call.tell(refused)
+            call.report(refused)
             return call.stock(refused)
 
         return save
 
     def loading(self, load: Callable[..., tuple[Any, Transfer]]) -> Callable[..., Any]:
-        """Whatever goes wrong in `load`, stock may try, or raise what its callers know.
+        """Return the replacement of a function that loads.
 
-        Not of an object in a bucket: stock would call it missing, whatever went wrong.
+        After any error of `load` stock makes the call, so that callers see the errors that they
+        know. For an object in a bucket the error is raised: stock would report the object missing.
         """
 
         @functools.wraps(self.stock)
@@ -89,7 +91,7 @@ class Redirect:
             try:
                 with bypass():
                     found, moved = load(*args, **kwargs)
-            except Exception as why:  # noqa: BLE001 -- it is counted, and stock has the last word
+            except Exception as why:  # noqa: BLE001 -- counted, and stock makes the call
                 refused = why
             else:
                 call.redirected(moved)
@@ -103,60 +105,60 @@ class Redirect:
         return bypassed() or isinstance(self.file_of(args, kwargs), Stream)
 
     def file_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The file of a call; None for a call that names none."""
-        place, name = self.file
-        return args[place] if len(args) > place else kwargs.get(name)
+        """Return the file argument of a call; None if the call has none."""
+        position, name = self.file
+        return args[position] if len(args) > position else kwargs.get(name)
 
 
 class _Call:
-    """One call, and when it began."""
+    """One call of a redirected function, with its arguments and its start time."""
 
-    def __init__(self, detour: Redirect, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._detour, self._args, self._kwargs = detour, args, kwargs
+    def __init__(self, redirect: Redirect, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._redirect, self._args, self._kwargs = redirect, args, kwargs
         self._began = time.perf_counter()
-        self._given = file = detour.file_of(args, kwargs)
+        self._given = file = redirect.file_of(args, kwargs)
         self._file = os.fsdecode(file) if isinstance(file, (str, bytes, os.PathLike)) else ""
 
     def count(self, size_bytes: int = 0) -> Count:
-        """The call as it stands now."""
+        """Return this call as a Count, with the seconds until now."""
         seconds = time.perf_counter() - self._began
         return Count(calls=1, bytes=size_bytes, seconds=seconds, example=self._file)
 
     def redirected(self, moved: Transfer) -> None:
-        """It went over the writer."""
-        detour = self._detour
-        detour.tally.redirected(detour.name, self.count(moved.bytes), fallbacks_of(moved))
+        """Count the call as done by the writer."""
+        redirect = self._redirect
+        redirect.counts.redirected(redirect.name, self.count(moved.bytes), fallbacks_of(moved))
 
     def check(self, stock_can: Callable[[str, object, Exception], None], why: Exception) -> None:
-        """Raise what `stock_can` raises, where stock cannot; it is a failure then."""
+        """Run `stock_can`, which raises if stock cannot make the call, and count that failure."""
         try:
-            stock_can(self._detour.name, self._given, why)
+            stock_can(self._redirect.name, self._given, why)
         except Exception:
-            self._detour.tally.failed(self._detour.name, self.count())
+            self._redirect.counts.failed(self._redirect.name, self.count())
             raise
 
-    def tell(self, why: Exception) -> None:
-        """Say at once that something failed; each reason once."""
+    def report(self, why: Exception) -> None:
+        """Print the error behind a fallback at once; each reason once."""
         reason = _reason(why)
-        if not isinstance(why, NotOurs) and reason not in self._detour._told:
-            self._detour._told.add(reason)
-            self._detour.tally.say(
-                f"{self._detour.name}({self._file}) is done by the stock function: {why}"
+        if not isinstance(why, StockOnly) and reason not in self._redirect._reported:
+            self._redirect._reported.add(reason)
+            self._redirect.counts.say(
+                f"{self._redirect.name}({self._file}) is done by the stock function: {why}"
             )
 
     def stock(self, why: Exception) -> Any:
-        """What the stock function returns."""
-        detour = self._detour
+        """Call the stock function, count the call with its reason, and return the result."""
+        redirect = self._redirect
         self._began = time.perf_counter()
         try:
-            return detour.stock(*self._args, **self._kwargs)
+            return redirect.stock(*self._args, **self._kwargs)
         finally:
-            detour.tally.stock(detour.name, _reason(why), self.count())
+            redirect.counts.stock(redirect.name, _reason(why), self.count())
 
 
 def _reason(why: Exception) -> str:
-    """Few different ones: without names of files."""
-    if isinstance(why, NotOurs):
+    """Return the reason without file names, so that the summary has few different ones."""
+    if isinstance(why, StockOnly):
         return str(why)
     if isinstance(why, UnavailableError):
         return f"writer {why.name} does not work there"
@@ -165,5 +167,5 @@ def _reason(why: Exception) -> str:
 
 
 def fallbacks_of(moved: Transfer) -> list[str]:
-    """A writer's own fallbacks as text."""
+    """Return the writer's own fallbacks as text."""
     return [f"{one.wanted} -> {one.used}: {one.reason}" for one in moved.fallbacks]

@@ -1,4 +1,4 @@
-"""The summary that `iobench exec` prints on stderr when the script has ended."""
+"""The summary that `iobench exec` prints on stderr after the script has ended."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from iobench.writers.base import Writer
 
 __all__ = ["summary"]
 
-_WORTH_A_RATE = 8 * MIB  # below it is latency that is seen
+_WORTH_A_RATE = 8 * MIB  # a rate of fewer bytes measures latency
 
 
 def summary(outcome: ExecOutcome, writer: Writer) -> Iterator[str]:
-    """Lines: what went over the writer, what did not and why, what failed."""
+    """Yield lines: calls of the writer, calls of stock with the reason, and failed calls."""
     options = ",".join(writer.options.changed())
     name = f"{writer.name},{options}" if options else writer.name
     if not outcome.functions:
@@ -39,7 +39,7 @@ def summary(outcome: ExecOutcome, writer: Writer) -> Iterator[str]:
 def _why_nothing(outcome: ExecOutcome) -> str:
     if outcome.processes:
         return "the script saved and loaded nothing"
-    return "no Python process that it reached loaded torch or safetensors"
+    return "no Python process with iobench loaded torch or safetensors"
 
 
 def _moved(count: Count) -> str:

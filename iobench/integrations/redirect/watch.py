@@ -1,4 +1,4 @@
-"""Watch: does something to modules as soon as they have been imported, whoever imports them."""
+"""Watch: runs an action on a module directly after its import."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ __all__ = ["Watch"]
 
 
 class Watch:
-    """Calls `actions[name](module)` once the module of that name has been executed.
+    """Calls `actions[name](module)` after the module of that name was executed.
 
-    A finder of sys.meta_path, not derived from MetaPathFinder, whose module is slow to load. The
-    module keeps the loader and the spec that it would have had. Modules that are there already are
-    treated at once.
+    It is a finder in sys.meta_path. It does not derive from MetaPathFinder, since importlib.abc is
+    slow to import. The module keeps its own loader and spec. For modules that are already loaded
+    the action runs at once.
     """
 
     def __init__(self, actions: Mapping[str, Callable[[ModuleType], None]]) -> None:
         self._actions = dict(actions)
 
     def begin(self) -> None:
-        """Watch from now on."""
+        """Start watching."""
         for name in [name for name in self._actions if name in sys.modules]:
             self._actions.pop(name)(sys.modules[name])
         sys.meta_path.insert(0, self)
@@ -33,7 +33,7 @@ class Watch:
         path: Sequence[str] | None,
         target: ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
-        """What the finders after this one say, with the loader's last step extended."""
+        """Return the spec of the other finders, with the loader's `exec_module` extended."""
         action = self._actions.get(fullname)
         if action is None:
             return None

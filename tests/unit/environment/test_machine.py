@@ -217,7 +217,7 @@ def test_cufile_is_found_in_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ("gpus", "driver", "module", "library", "word", "remedied"),
     [
         (False, False, False, None, "no GPU", False),
-        (False, True, False, None, "shows no GPU", True),
+        (False, True, False, None, "reports no GPU", True),
         (True, True, True, None, "libcufile", True),
         (True, True, False, "/lib/libcufile.so", "compatibility mode", True),
         (True, True, True, "/lib/libcufile.so", "is loaded", False),
@@ -236,7 +236,7 @@ def test_state_of_gpudirect_storage(
     ("number", "sysctl", "word"),
     [
         (errno.ENOSYS, None, "the kernel has no io_uring"),
-        (errno.EPERM, 2, "for everybody"),
+        (errno.EPERM, 2, "for all processes"),
         (errno.EPERM, 1, "without CAP_SYS_ADMIN"),
         (errno.EPERM, 0, "seccomp"),
         (errno.EPERM, None, "seccomp"),

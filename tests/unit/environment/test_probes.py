@@ -59,7 +59,10 @@ def test_a_device_that_others_use_is_told(
 def test_no_device_is_no_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On tmpfs and network file systems nobody can say what others do."""
     monkeypatch.setattr(probes, "DeviceMonitor", lambda _: SimpleNamespace(read=lambda: None))
-    assert probes._other_io("other I/O", tmp_path).detail == "no device of this machine to ask"
+    assert (
+        probes._other_io("other I/O", tmp_path).detail
+        == "no block device of this machine: not checked"
+    )
 
 
 def device(write_bytes: int) -> DeviceCounters:

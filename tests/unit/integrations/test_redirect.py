@@ -21,7 +21,7 @@ from iobench.integrations.redirect.call_counts import CallCounts, Count, merged
 from iobench.integrations.redirect.launch import write_report
 from iobench.integrations.redirect.redirect import Redirect
 from iobench.integrations.redirect.watch import Watch
-from iobench.integrations.stock_path import NotOurs
+from iobench.integrations.stock_path import StockOnly
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.transfer import Transfer
 
@@ -104,19 +104,19 @@ def test_tallies_add_up(tmp_path: Path) -> None:
     assert functions["g"].failed.calls == 1
 
 
-def test_a_tally_that_nobody_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_counts_without_a_reader(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its directory is gone, as after `iobench exec` was killed: the script goes on."""
-    tally = CallCounts(tmp_path / "gone")
-    tally.redirected("f", Count(calls=1))
+    counts = CallCounts(tmp_path / "gone")
+    counts.redirected("f", Count(calls=1))
     assert capsys.readouterr().err == ""
     assert not (tmp_path / "gone").exists()
 
 
 def test_what_is_in_the_file(tmp_path: Path) -> None:
     """One JSON document for each process, whole at any time."""
-    tally = CallCounts(tmp_path)
+    counts = CallCounts(tmp_path)
     for _ in range(3):
-        tally.redirected("f", Count(calls=1, bytes=2))
+        counts.redirected("f", Count(calls=1, bytes=2))
     (path,) = tmp_path.iterdir()
     document = json.loads(path.read_text())
     assert document["pid"] == os.getpid()
@@ -161,8 +161,8 @@ def test_an_object_that_cannot_be_loaded_is_not_called_missing(tmp_path: Path) -
     def load(f: object) -> tuple[None, Transfer]:
         raise TransferError.wrap(OSError(errno.ECONNREFUSED, "refused"), "reading", str(f))
 
-    tally = CallCounts(tmp_path)
-    loading = Redirect(name="torch.load", stock=stock, file=(0, "f"), tally=tally).loading(load)
+    counts = CallCounts(tmp_path)
+    loading = Redirect(name="torch.load", stock=stock, file=(0, "f"), counts=counts).loading(load)
     with pytest.raises(TransferError, match="refused"):
         loading("s3://bucket/model.pt")
     (counted,) = tmp_path.iterdir()
@@ -171,34 +171,39 @@ def test_an_object_that_cannot_be_loaded_is_not_called_missing(tmp_path: Path) -
 
 def test_an_object_that_cannot_be_pickled_is_not_stocks(tmp_path: Path) -> None:
     """Stock would truncate the old file and then raise the same; here the file stays."""
-    plain_torch = pytest.importorskip("iobench.integrations.plain_torch")
+    torch_transfer = pytest.importorskip("iobench.integrations.torch_transfer")
 
     def stock(obj: object, f: Path) -> None:
         raise AssertionError(f"stock was asked for {f}")
 
     def prepare(obj: object, f: Path) -> Callable[[], Transfer]:
-        return plain_torch.prepare_save(BufferedWriter(), obj, f)
+        return torch_transfer.prepare_save(BufferedWriter(), obj, f)
 
     class Broken:
         def __reduce__(self) -> str:
             raise KeyError("broken")
 
-    (tmp_path / "tally").mkdir()
-    file, tally = tmp_path / "m.pt", CallCounts(tmp_path / "tally")
+    (tmp_path / "session").mkdir()
+    file, counts = tmp_path / "m.pt", CallCounts(tmp_path / "session")
     file.write_bytes(b"old")
-    saving = Redirect(name="torch.save", stock=stock, file=(1, "f"), tally=tally).saving(prepare)
+    saving = Redirect(name="torch.save", stock=stock, file=(1, "f"), counts=counts).saving(prepare)
     with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
         saving({"a": lambda: 1}, file)
     with pytest.raises(KeyError, match="broken"):
         saving([Broken()], file)
     assert file.read_bytes() == b"old"
-    assert sorted(tmp_path.iterdir()) == [file, tmp_path / "tally"]
+    assert sorted(tmp_path.iterdir()) == [file, tmp_path / "session"]
 
 
 @pytest.mark.parametrize(
     ("why", "raised", "text", "late"),
     [
-        (NotOurs("because"), UsageError, "s3://bucket/m.pt: because, and stock torch.save", False),
+        (
+            StockOnly("because"),
+            UsageError,
+            "s3://bucket/m.pt: because, and stock torch.save",
+            False,
+        ),
         (UnavailableError("s3", "no login."), UnavailableError, "no login", False),
         (UnavailableError("s3", "no login."), UnavailableError, "no login", True),
         (AttributeError("cannot pickle"), AttributeError, "cannot pickle", False),
@@ -225,8 +230,8 @@ def test_an_object_that_cannot_be_saved_is_not_stocks(
             return fail
         raise why
 
-    tally = CallCounts(tmp_path)
-    saving = Redirect(name="torch.save", stock=stock, file=(1, "f"), tally=tally).saving(prepare)
+    counts = CallCounts(tmp_path)
+    saving = Redirect(name="torch.save", stock=stock, file=(1, "f"), counts=counts).saving(prepare)
     with pytest.raises(raised, match=text):
         saving({}, "s3://bucket/m.pt")
     (counted,) = tmp_path.iterdir()

@@ -36,8 +36,8 @@ def test_a_value_with_a_slash_is_no_path() -> None:
         ("odirectt", UnknownNameError, "odirect"),
         ("odirect,block_siz=8MiB", UnknownNameError, "block_size"),
         ("odirect,block_size=many", OptionError, "many"),
-        ("odirect,buffered", UsageError, "one is wanted"),
-        ("null", UsageError, "keeps nothing"),
+        ("odirect,buffered", UsageError, "give exactly one"),
+        ("null", UsageError, "stores nothing"),
     ],
 )
 def test_what_is_none(choice: str, error: type[Exception], says: str) -> None:

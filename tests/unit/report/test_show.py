@@ -37,7 +37,7 @@ def test_json_alone_is_on_stdout(app: typer.Typer, example_path: Path, tmp_path:
     answer = CliRunner().invoke(app, [str(killed), "--format", "json"])
     assert json.loads(answer.stdout)["schema"] == "iobench.report/1"
     assert answer.stderr == (
-        f"warning: {killed} has no end: the run was killed or still goes on; "
+        f"warning: {killed} has no end: the run was killed or is still running; "
         "12 samples were recorded\n"
     )
 

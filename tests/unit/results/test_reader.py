@@ -51,7 +51,7 @@ def test_a_killed_run_loads_and_says_so(path: Path) -> None:
     assert result.end is None
     assert len(result.samples) == 2
     assert result.incomplete == (
-        f"{path} has no end: the run was killed or still goes on; 2 samples were recorded"
+        f"{path} has no end: the run was killed or is still running; 2 samples were recorded"
     )
 
 
@@ -122,7 +122,7 @@ def test_a_cut_last_line_says_how_to_go_on(path: Path) -> None:
     message = refusal(path, b"".join(LINES[:5]) + LINES[5][:40])
     assert message == (
         ", line 6: cut short, as when a run is killed; "
-        f"to read what comes before: sed -i '$d' {path}"
+        f"to read the lines before it: sed -i '$d' {path}"
     )
 
 

@@ -84,10 +84,10 @@ def test_where_a_file_can_be_made_is_known_before(
         with pytest.raises(ResultFileError, match="exists and is not overwritten"):
             check_new(tmp_path / taken)
     (tmp_path / "file").touch()
-    with pytest.raises(ResultFileError, match="file is no directory"):
+    with pytest.raises(ResultFileError, match="file is not a directory"):
         check_new(tmp_path / "file" / "below" / "run.jsonl")
     monkeypatch.setattr(os, "access", lambda *_, **__: False)
-    with pytest.raises(ResultFileError, match=f"{tmp_path} cannot be written"):
+    with pytest.raises(ResultFileError, match=f"{tmp_path} is not writable"):
         check_new(tmp_path / "new" / "run.jsonl")
 
 
@@ -131,10 +131,10 @@ def test_a_run_that_recorded_nothing_leaves_no_file(tmp_path: Path) -> None:
 
 def test_records_out_of_order_are_a_mistake_of_ours(tmp_path: Path, example: ResultFile) -> None:
     with ResultWriter(tmp_path / "run.jsonl") as results:
-        with pytest.raises(ValueError, match="a sample record cannot stand here"):
+        with pytest.raises(ValueError, match="a sample record is out of order"):
             results.write(example.samples[0])
         results.write(example.run)
-        with pytest.raises(ValueError, match="a run record cannot stand here"):
+        with pytest.raises(ValueError, match="a run record is out of order"):
             results.write(example.run)
         other = End(run_id="other", finished_at=utc_now(), status="complete", samples=0)
         with pytest.raises(ValueError, match="run_id other is not this file's"):

@@ -15,7 +15,7 @@ from support.fake_cufile import FakeCuFile
 from support.fake_device import FakeDevice
 
 from iobench.integrations import default_writer
-from iobench.integrations.redirect import call_counts as tallies
+from iobench.integrations.redirect import call_counts
 from iobench.integrations.redirect.call_counts import CallCounts, Count, merged
 from iobench.writers import gds
 from iobench.writers.base import Writer
@@ -200,17 +200,17 @@ def test_path_policy(call: str, enters: str) -> None:
     _everywhere(path_policy, check)
 
 
-def test_tally(tmp_path: Path) -> None:
+def test_call_counts(tmp_path: Path) -> None:
     """Each call is counted once, and the file is whole."""
 
     def check(enter: Callable[..., bool]) -> bool:
         for path in tmp_path.iterdir():
             path.unlink()
-        tally = CallCounts(tmp_path)
-        tally.stock("f", "before", Count(calls=1, bytes=1))
+        counts = CallCounts(tmp_path)
+        counts.stock("f", "before", Count(calls=1, bytes=1))
         there = enter(
-            lambda: tally.stock("f", "new", Count(calls=1, bytes=10)),
-            lambda: tally.stock("g", "in a handler", Count(calls=1, bytes=100)),
+            lambda: counts.stock("f", "new", Count(calls=1, bytes=10)),
+            lambda: counts.stock("g", "in a handler", Count(calls=1, bytes=100)),
         )
         functions, problems, processes = merged(tmp_path)
         (path,) = tmp_path.iterdir()
@@ -222,23 +222,23 @@ def test_tally(tmp_path: Path) -> None:
         assert functions["f"].stock["new"] == Count(calls=1, bytes=10)
         return there
 
-    _everywhere(tallies, check)
+    _everywhere(call_counts, check)
 
 
 def test_a_handler_that_ends_the_process_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It saves and raises SystemExit while the counts are being written."""
-    tally, replace = CallCounts(tmp_path), Path.replace
+    counts, replace = CallCounts(tmp_path), Path.replace
 
     def preempted(path: Path, target: Path) -> Path:
         monkeypatch.setattr(Path, "replace", replace)
-        tally.redirected("in a handler", Count(calls=1))
+        counts.redirected("in a handler", Count(calls=1))
         raise SystemExit
 
     monkeypatch.setattr(Path, "replace", preempted)
     with pytest.raises(SystemExit):
-        tally.redirected("f", Count(calls=1))
+        counts.redirected("f", Count(calls=1))
     functions, _, _ = merged(tmp_path)
     assert {name: entry.redirected.calls for name, entry in functions.items()} == {
         "f": 1,

@@ -1,7 +1,7 @@
-"""Python imports this when it starts, because `iobench exec` has put it first in PYTHONPATH.
+"""Python imports this module when it starts, because `iobench exec` puts it first in PYTHONPATH.
 
-It begins the redirect and makes way for the sitecustomize that would have been imported. It must
-work in any Python 3, also one without iobench, and never keep a script from running.
+It starts the redirect and then imports the sitecustomize that it hides. It must work in any
+Python 3, also in one without iobench, and must never prevent a script from running.
 """
 
 import importlib.machinery
@@ -12,10 +12,10 @@ import sys
 def _begin() -> None:
     session = os.environ.get("IOBENCH_EXEC")
     if not session or not os.path.isdir(session):
-        return  # a process that has outlived its `iobench exec`
+        return  # not under `iobench exec`, or in a process that outlives it
 
     def problem(text: str) -> None:
-        """Note for the summary of `iobench exec`, if that is still there, what went wrong."""
+        """Record a problem for the summary of `iobench exec`, if that is still running."""
         if not os.path.isdir(session):
             return
         try:
@@ -29,17 +29,18 @@ def _begin() -> None:
         from iobench.integrations.redirect import process
 
         process.begin(session, problem)
-    except Exception as error:  # noqa: BLE001 -- whatever it is, the script goes on
+    except Exception as error:  # noqa: BLE001 -- the script continues after any error
         reason = f"{type(error).__name__}: {error}"
         problem(f"{sys.executable} cannot load iobench, nothing is redirected in it ({reason})")
 
 
-def _make_way() -> None:
+def _import_hidden() -> None:
+    """Take this directory off sys.path and import the sitecustomize that it hides, if any."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize")
     if spec is not None and spec.loader is not None:
-        from importlib.util import module_from_spec  # only here: it takes long to load
+        from importlib.util import module_from_spec  # imported here: it is slow to load
 
         module = module_from_spec(spec)
         sys.modules["sitecustomize"] = module
@@ -47,4 +48,4 @@ def _make_way() -> None:
 
 
 _begin()
-_make_way()
+_import_hidden()

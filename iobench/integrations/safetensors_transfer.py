@@ -1,4 +1,8 @@
-"""`safetensors.torch.save_file` and `load_file` over a writer; see `plain_torch`."""
+"""The work of `iobench.safetensors` and `iobench exec`: save_file and load_file using a writer.
+
+Calls that a writer cannot make exactly like safetensors raise StockOnly before anything is written.
+`safetensors_dropins` has the functions with the stock signatures.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from iobench.formats import safetensors as files
 from iobench.formats.safetensors_header import DTYPES
 from iobench.formats.tensors import dtype_name
 from iobench.integrations.bypass import bypass
-from iobench.integrations.stock_path import NotOurs, StockPath, path_of
+from iobench.integrations.stock_path import StockOnly, StockPath, path_of
 from iobench.writers.base import Writer
 from iobench.writers.transfer import Transfer
 
@@ -32,38 +36,38 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 class SaveFileError(SaveError, SafetensorError):
-    """A drop-in for save_file failed while writing: for whoever expects a SafetensorError."""
+    """A drop-in for save_file failed while writing; callers of save_file catch SafetensorError."""
 
 
 def prepare_save(
     writer: Writer, tensors: Any, filename: Any, metadata: Any = None
 ) -> Callable[[], Transfer]:
-    """Describe the file that `save_file` would make; what is returned writes it, durable.
+    """Describe the file that `save_file` would make. Return a function that writes it durably.
 
-    Raises NotOurs. The returned function raises SaveFileError and UnavailableError.
+    Raises StockOnly. The returned function raises SaveFileError and UnavailableError.
     """
     path = path_of(filename)
     _check_tensors(tensors)
     if metadata is not None and not _is_plain(metadata):
-        raise NotOurs("metadata that it refuses, or whose order it leaves to chance")
+        raise StockOnly("metadata that safetensors refuses, or writes in random order")
     with bypass():
-        stock = _stock_habits()
+        stock = _stock_behaviour()
     if stock is None:
-        raise NotOurs(f"safetensors {safetensors.__version__} makes other files")
-    place = StockPath.of(path, writer, stock_renames=stock.renames)
+        raise StockOnly(f"safetensors {safetensors.__version__} writes different bytes")
+    target = StockPath.of(path, writer, stock_renames=stock.renames)
     try:
-        image = files.image(place.name, tensors, metadata)
+        image = files.image(target.name, tensors, metadata)
     except ValueError as error:
-        raise NotOurs(f"what no safetensors file can hold ({error})") from error
-    place.check_room(image.size_bytes)
+        raise StockOnly(f"a safetensors file cannot hold it ({error})") from error
+    target.check_room(image.size_bytes)
 
     def write() -> Transfer:
         try:
-            moved = writer.write(image, place.directory)
+            moved = writer.write(image, target.directory)
         except TransferError as error:
             raise SaveFileError.of(error) from error
         if stock.mode is not None and "file" in writer.schemes:
-            os.chmod(place.path, stock.mode)
+            os.chmod(target.path, stock.mode)
         return moved
 
     return write
@@ -72,43 +76,43 @@ def prepare_save(
 def load(
     writer: Writer, filename: Any, device: Any = "cpu", *, backend: str = "mmap"
 ) -> tuple[dict[str, torch.Tensor], Transfer]:
-    """What `load_file` returns, read now and not when it is looked at.
+    """Return what `load_file` returns, but read the whole file now, not on first access.
 
-    Raises NotOurs, and what else goes wrong as it is.
+    Raises StockOnly, and every other error unchanged.
     """
     if backend not in ("mmap", "pread"):
-        raise NotOurs("a backend of its own")
+        raise StockOnly(f"backend {backend!r}, neither mmap nor pread")
     path = path_of(filename)
-    place = StockPath.of_stored(path, writer)
+    target = StockPath.of_stored(path, writer)
     on = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if on.type not in ("cpu", "cuda"):
-        raise NotOurs(f"device {on.type}")
+        raise StockOnly(f"device {on.type}")
     if on.type == "cpu" and backend == "mmap" and "file" in writer.schemes:
         _check_memory(os.stat(path).st_size)
-    return files.load(place.name, place.directory, writer, device=on)
+    return files.load(target.name, target.directory, writer, device=on)
 
 
 def _check_tensors(tensors: Any) -> None:
-    """Raise NotOurs for what save_file refuses, or writes otherwise than our image has it."""
+    """Raise StockOnly for tensors that save_file refuses or whose bytes differ in our image."""
     if not isinstance(tensors, dict) or not all(isinstance(name, str) for name in tensors):
-        raise NotOurs("no dict of tensors")
+        raise StockOnly("not a dict of tensors")
     areas: dict[torch.device, list[tuple[int, int]]] = {}
     for tensor in tensors.values():
         if type(tensor) not in _PLAIN:
-            raise NotOurs("a value that is no plain tensor")
+            raise StockOnly("a value that is not a plain tensor")
         if tensor.layout != torch.strided or not tensor.is_contiguous():
-            raise NotOurs("a tensor that is sparse or not contiguous")
+            raise StockOnly("a tensor that is sparse or not contiguous")
         if tensor.is_conj() or tensor.is_neg():
-            raise NotOurs("a tensor that is a conjugated or negated view")
+            raise StockOnly("a tensor that is a conjugated or negated view")
         if tensor.device.type not in ("cpu", "cuda") or dtype_name(tensor.dtype) not in DTYPES:
-            raise NotOurs(f"a tensor of {tensor.dtype} on {tensor.device.type}")
+            raise StockOnly(f"a tensor of {tensor.dtype} on {tensor.device.type}")
         if tensor.numel():
             start = tensor.data_ptr()
             areas.setdefault(tensor.device, []).append((start, start + tensor.nbytes))
     for found in areas.values():
         found.sort()
         if any(begin < end for (_, end), (begin, _) in itertools.pairwise(found)):
-            raise NotOurs("tensors that share memory")
+            raise StockOnly("tensors that share memory")
 
 
 def _is_plain(metadata: Any) -> bool:
@@ -120,18 +124,23 @@ def _is_plain(metadata: Any) -> bool:
 
 
 def _check_memory(size_bytes: int) -> None:
-    """A mapped file takes no memory until it is used, and processes share it; ours is read."""
+    """Raise StockOnly when the free memory cannot hold the file once for each local process.
+
+    A mapped file takes memory only when it is accessed, and processes share its pages. We read the
+    file into private memory.
+    """
     available = available_bytes()
     readers = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     if available is not None and size_bytes * readers > available:
-        raise NotOurs("more than the memory that is free; stock maps the file")
+        raise StockOnly("the file is larger than the free memory; stock maps it")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Habits:
-    """What the installed safetensors does: a new file by rename? With which mode?
+class _StockBehaviour:
+    """How the installed safetensors creates a file: whether by rename, and with which mode.
 
-    None for that of the file that is there, or of any new one: a writer gives it the same.
+    `mode` is None when it is the mode that a writer gives the file too: that of the old file, or
+    the default of a new one.
     """
 
     renames: bool
@@ -139,8 +148,8 @@ class _Habits:
 
 
 @functools.cache
-def _stock_habits() -> _Habits | None:
-    """Found by trying, once per process; None where its bytes are not those of our image."""
+def _stock_behaviour() -> _StockBehaviour | None:
+    """Save a small file and look, once per process; None where its bytes differ from our image."""
     tensors = {
         "b": torch.arange(3.0, device="cpu"),
         "a": torch.arange(5, device="cpu"),
@@ -161,4 +170,4 @@ def _stock_habits() -> _Habits | None:
             return None
     mode = stat.S_IMODE(after.st_mode)
     renames = (after.st_dev, after.st_ino) != (before.st_dev, before.st_ino)
-    return _Habits(renames=renames, mode=mode if renames or mode != as_new else None)
+    return _StockBehaviour(renames=renames, mode=mode if renames or mode != as_new else None)

@@ -1,0 +1,83 @@
+"""`save_file` and `load_file` of `iobench.safetensors`: drop-in replacements of safetensors' own.
+
+They have the stock signatures plus `writer`. `safetensors_transfer` does the work; what it cannot
+do exactly like the stock library, these functions pass on to that library.
+"""
+
+from __future__ import annotations
+
+import os
+
+import safetensors.torch
+import torch
+
+from iobench.integrations import safetensors_transfer
+from iobench.integrations.bypass import bypass
+from iobench.integrations.default_writer import WriterLike, chosen_writer
+from iobench.integrations.stock_path import (
+    StockOnly,
+    check_stock_can_load,
+    check_stock_can_save,
+    log_fallback,
+)
+
+__all__ = ["load_file", "save_file"]
+
+
+def save_file(
+    tensors: dict[str, torch.Tensor],
+    filename: str | os.PathLike[str],
+    metadata: dict[str, str] | None = None,
+    *,
+    writer: WriterLike | None = None,
+) -> None:
+    """Save like `safetensors.torch.save_file`, using `writer`: the same file, byte for byte.
+
+    The file is durable on return and appears complete, with the permissions that the installed
+    safetensors gives its files.
+
+    The stock library saves what a writer cannot save in the same way: to a link or a pipe, and with
+    metadata of several keys, which it writes in random order. It also raises its own errors for
+    tensors that it refuses (sparse, not contiguous or sharing memory). The logger `iobench` reports
+    this fallback. The stock library cannot write to buckets, so the same call raises UsageError
+    there.
+
+    Raises SaveFileError, which is a SafetensorError and an OSError, and UnavailableError.
+    """
+    with bypass():
+        try:
+            write = safetensors_transfer.prepare_save(
+                chosen_writer(writer), tensors, filename, metadata
+            )
+        except StockOnly as why:
+            check_stock_can_save("safetensors.torch.save_file", filename, why)
+            log_fallback("safetensors.torch.save_file", filename, why)
+            safetensors.torch.save_file(tensors, filename, metadata)
+        else:
+            write()
+
+
+def load_file(
+    filename: str | os.PathLike[str],
+    device: str | int = "cpu",
+    *,
+    backend: str = "mmap",
+    writer: WriterLike | None = None,
+) -> dict[str, torch.Tensor]:
+    """Load like `safetensors.torch.load_file`; `writer` reads the whole file before this returns.
+
+    The stock function maps the file with `backend="mmap"`. It loads files larger than the free
+    memory, and what the writer cannot read; its own errors are raised then. The logger `iobench`
+    reports this fallback. The stock function cannot read buckets: `iobench.torch.load` lists what
+    is raised for an object.
+    """
+    chosen = chosen_writer(writer)
+    with bypass():
+        try:
+            return safetensors_transfer.load(chosen, filename, device, backend=backend)[0]
+        except Exception as why:  # noqa: BLE001 -- safetensors loads it, or raises its own error
+            check_stock_can_load("safetensors.torch.load_file", filename, why)
+            options = {} if backend == "mmap" else {"backend": backend}
+            tensors = safetensors.torch.load_file(filename, device, **options)
+            log_fallback("safetensors.torch.load_file", filename, why)
+            return tensors
