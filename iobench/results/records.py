@@ -30,6 +30,7 @@ __all__ = [
     "Run",
     "Sample",
     "Series",
+    "Stored",
     "TrainBlock",
     "TrainSave",
     "VariantFacts",
@@ -162,6 +163,20 @@ class Series:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stored:
+    """What the files of a checkpoint looked like right after an operation, outside its clock.
+
+    `problems`: files that are missing, not regular (links count) or of another size than was
+    reported, in words. `unsynced_bytes`: in the page cache, dirty or under write-back; None where
+    the kernel cannot say, and `unseen` is the reason then.
+    """
+
+    problems: tuple[str, ...]
+    unsynced_bytes: int | None
+    unseen: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verified:
     """Tensors and bytes compared with what was saved, and how many tensors differ."""
 
@@ -179,8 +194,9 @@ class Sample(HasSetting):
     (restore), `last_done_s` is the same; `first_done_s` is when the first process had its own
     files durable, or in memory, and equals it for one process. `cpu_s` is of these processes,
     `system_cpu_s` of the whole machine. `decisions` counts, for a writer that chooses, operations
-    by path and why. `stores` is False for a writer that keeps nothing and only measures the
-    harness.
+    by path and why. `stored` is None for an object store, and in records from before the field.
+    `durable` is what the writer said of its save. `stores` is False for a writer that keeps nothing
+    and only measures the harness.
     """
 
     kind: ClassVar[str] = "sample"
@@ -204,6 +220,8 @@ class Sample(HasSetting):
     cold: Cold | None = None
     device: DeviceCounts | None = None
     verified: Verified | None = None
+    stored: Stored | None = None
+    durable: bool = True
     stores: bool = True
     interference: Interference | None = None
     series: Series | None = None

@@ -72,12 +72,14 @@ class TrialRunner:
         """
         target.check()
         with ExitStack() as undo:
+            scratch, monitor = undo.enter_context(target.scratch()), target.monitor()
             rig = cls(
                 target=target,
                 opened=OpenTarget(
-                    scratch=undo.enter_context(target.scratch()),
-                    monitor=target.monitor(),
+                    scratch=scratch,
+                    monitor=monitor,
                     notes=target.notes,
+                    instruments=scratch.instruments(monitor),
                 ),
                 workload=workload,
                 rank=rank,
