@@ -42,7 +42,8 @@ def slowed(writer: str, operation: str, factor: float) -> ResultFile:
 
     def slow(sample: Sample) -> Sample:
         chosen = (sample.writer, sample.operation) == (writer, operation)
-        return replace(sample, elapsed_s=sample.elapsed_s * factor) if chosen else sample
+        took = sample.elapsed_s * factor
+        return replace(sample, elapsed_s=took, phases_s={}) if chosen else sample
 
     return changed(slow)
 
