@@ -28,6 +28,7 @@ _SYS_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_WHO_PROCESS, _IOPRIO_CLASS_BE, _IOPRIO_CLASS_SHIFT = 1, 2, 13  # linux/ioprio.h
 _LOWEST = 7
 _SYS_CACHESTAT = 451  # since 6.5, the same number on both architectures
+_OVERLAYFS_MAGIC = 0x794C7630  # linux/magic.h
 _FALLOC_DEFAULT = 0
 _MADV_POPULATE_WRITE = 23  # linux/mman.h, since 5.14
 _MAP_FIXED = 0x10
@@ -127,18 +128,31 @@ def dio_alignment(fd: int) -> DioAlignment | None:
     return DioAlignment(memory=buffer.stx_dio_mem_align, offset=buffer.stx_dio_offset_align)
 
 
-def cachestat_resident_bytes(fd: int, offset: int = 0, length: int = 0) -> int:
-    """Return the bytes of the open file `fd` in the page cache, by cachestat(2) (Linux >= 6.5).
-
-    It counts whole pages of the range; `length` 0 means to the end of the file.
-    """
+def _cachestat(fd: int, offset: int = 0, length: int = 0) -> _Cachestat:
     asked, result = _CachestatRange(offset, length), _Cachestat()
     _check(
         _libc.syscall(
             ctypes.c_long(_SYS_CACHESTAT), fd, ctypes.byref(asked), ctypes.byref(result), 0
         )
     )
-    return int(result.nr_cache) * PAGE
+    return result
+
+
+def cachestat_resident_bytes(fd: int, offset: int = 0, length: int = 0) -> int:
+    """Bytes of the open file `fd` that are in the page cache, by cachestat(2) (Linux >= 6.5).
+
+    Whole pages of the range are counted; `length` 0 means to the end of the file.
+    """
+    return int(_cachestat(fd, offset, length).nr_cache) * PAGE
+
+
+def cachestat_unsynced_bytes(fd: int) -> int:
+    """Bytes of the open file `fd` that are dirty or under write-back, by cachestat(2).
+
+    Whole pages are counted. A sync that succeeded leaves none.
+    """
+    found = _cachestat(fd)
+    return int(found.nr_dirty + found.nr_writeback) * PAGE
 
 
 def mincore_resident_bytes(fd: int) -> int:
@@ -164,13 +178,16 @@ def mincore_resident_bytes(fd: int) -> int:
 
 def resident_bytes(fd: int) -> tuple[int, str]:
     """Return the file's bytes in the page cache and the method: "cachestat" or "mincore"."""
-    try:
-        return cachestat_resident_bytes(fd), "cachestat"
-    except OSError as error:
-        # ENOSYS: kernel before 6.5. EOPNOTSUPP: hugetlbfs. EPERM: a container's seccomp filter, or
-        # on newer kernels a file that the caller neither owns nor may write.
-        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
-            raise
+    # The pages of a file on overlayfs belong to the file beneath, which cachestat does not look at:
+    # it counts none. mmap does reach that file.
+    if file_system_type(f"/proc/self/fd/{fd}") != _OVERLAYFS_MAGIC:
+        try:
+            return cachestat_resident_bytes(fd), "cachestat"
+        except OSError as error:
+            # ENOSYS: kernel before 6.5. EOPNOTSUPP: hugetlbfs. EPERM: a container's seccomp filter,
+            # or on newer kernels a file that the caller neither owns nor may write.
+            if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
+                raise
     return mincore_resident_bytes(fd), "mincore"
 
 

@@ -84,7 +84,11 @@ class Runner:
                 ceiling=ceiling,
                 executor=executor,
                 target=OpenTarget(
-                    scratch=scratch, monitor=monitor, sampler=sampler, notes=plan.target.notes
+                    scratch=scratch,
+                    monitor=monitor,
+                    sampler=sampler,
+                    notes=plan.target.notes,
+                    instruments=scratch.instruments(monitor),
                 ),
                 progress=self.progress,
             )

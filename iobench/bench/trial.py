@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from iobench.bench.axes import Variant
 from iobench.bench.counters.monitor import Counted, Counters, Usage
@@ -13,7 +13,16 @@ from iobench.bench.counters.series import make_series
 from iobench.bench.processes.group import Executor
 from iobench.bench.processes.job import CheckpointRef, Done, Job, own_name
 from iobench.bench.targets.base import Location, OpenTarget
-from iobench.results import Cold, Failure, Operation, Sample, Verified, utc_now
+from iobench.results import (
+    Cold,
+    DeviceCounts,
+    Failure,
+    Operation,
+    Sample,
+    Stored,
+    Verified,
+    utc_now,
+)
 from iobench.workloads import FileSpec
 from iobench.writers.transfer import Transfer
 
@@ -44,6 +53,8 @@ class Trial:
     """Of each job."""
     executor: Executor
     target: OpenTarget
+    _files: dict[str, int] = field(default_factory=dict, init=False)
+    """Bytes of each file that our formats saved, by its path in the checkpoint."""
 
     def save(self) -> Sample | None:
         """Save a checkpoint of fresh bytes; it stays for `restore`.
@@ -64,7 +75,8 @@ class Trial:
         counted = counters.stop(self._usage(done))
         if not contender.saves:
             return None
-        return self._sample("save", done, counted, started, commit_s=commit_s)
+        stored = self._inspect(done)
+        return self._sample("save", done, counted, started, commit_s=commit_s, stored=stored)
 
     def restore(self, subset: float | None = None) -> Sample | None:
         """Restore the saved checkpoint, or `subset` of its bytes, from a cold cache and verify it.
@@ -81,7 +93,14 @@ class Trial:
         counted = counters.stop(self._usage(done))
         verified = _sum(self._ask(partial(Job.verify, ref=ref)))
         return self._sample(
-            "restore", done, counted, started, cold=cold, verified=verified, subset=subset
+            "restore",
+            done,
+            counted,
+            started,
+            cold=cold,
+            verified=verified,
+            stored=self.target.inspect(self._name, self._files),
+            subset=subset,
         )
 
     def failure(
@@ -130,16 +149,37 @@ class Trial:
             "schema": "iobench.manifest/1",
             "step": self.repetition,
             "writer": {"name": contender.name, "options": dict(contender.options)},
-            "files": [
-                {
-                    "path": f"{own_name(number)}/{spec.path}" if self.executor.apart else spec.path,
-                    "format": spec.format,
-                    "bytes": transfer.bytes,
-                }
-                for number, (files, one) in enumerate(zip(self.files, done, strict=True))
-                for spec, transfer in zip(files, one.transfers, strict=True)
-            ],
+            "files": self._entries(done),
         }
+
+    def _entries(self, done: Sequence[Done]) -> list[dict[str, Any]]:
+        """The manifest's entry for each file, with the bytes that its writer reported."""
+        return [
+            {
+                "path": f"{own_name(number)}/{spec.path}" if self.executor.apart else spec.path,
+                "format": spec.format,
+                "bytes": transfer.bytes,
+            }
+            for number, (files, one) in enumerate(zip(self.files, done, strict=True))
+            for spec, transfer in zip(files, one.transfers, strict=True)
+        ]
+
+    def _inspect(self, saved: Sequence[Done]) -> Stored | None:
+        """Look at the files right after their save. Peers name and size files as they like."""
+        if not self.variant.contender.is_peer:
+            self._files.update(
+                (str(entry["path"]), int(entry["bytes"])) for entry in self._entries(saved)
+            )
+        return self.target.inspect(self._name, self._files)
+
+    def _device(self, counted: Counted) -> DeviceCounts | None:
+        """The counters of an operation, those of a device that does not count left out."""
+        if self.target.scratch.directory is None:
+            return None
+        instruments = self.target.instruments
+        if instruments is None or instruments.device_counts:
+            return counted.device
+        return replace(counted.device, read_bytes=None, write_bytes=None)
 
     def _sample(
         self,
@@ -151,6 +191,7 @@ class Trial:
         commit_s: float = 0.0,
         cold: Cold | None = None,
         verified: Verified | None = None,
+        stored: Stored | None = None,
         subset: float | None = None,
     ) -> Sample:
         contender = self.variant.contender
@@ -177,8 +218,10 @@ class Trial:
             cpu_s=counted.cpu_s,
             system_cpu_s=counted.system_cpu_s,
             cold=cold,
-            device=counted.device if self.target.scratch.directory is not None else None,
+            device=self._device(counted),
             verified=verified,
+            stored=stored,
+            durable=total.durable,
             stores=contender.stores,
             interference=counted.interference,
             series=make_series(operation, counted, None if contender.is_peer else total.completed),

@@ -80,7 +80,7 @@ def _valid(result: ResultFile, writer: str, operation: str) -> dict[int, float]:
     context = Context.of(result.run)
     samples = [
         sample
-        for sample in with_verification(result.samples)
+        for sample in with_verification(result.samples, context)
         if (sample.writer, sample.operation) == (writer, operation)
     ]
     check_one_setting(result, f"{operation}s of {writer}", [one.setting for one in samples])

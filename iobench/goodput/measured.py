@@ -155,7 +155,7 @@ def _by_save_time(one: SavingMethod) -> tuple[bool, float]:
 def _measured(result: ResultFile, size: int, invalid_too: bool) -> list[_Measured]:
     context = Context.of(result.run)
     groups: dict[str, _Measured] = {}
-    for sample in with_verification(result.samples):
+    for sample in with_verification(result.samples, context):
         one = groups.setdefault(contender_of(sample), _nothing_yet(sample))
         if (part := sample.axes.restore_as) is not None:
             one.partial.append(part)

@@ -201,7 +201,7 @@ def _winners(pairs: Sequence[tuple[Summary, Sequence[Sample]]]) -> Iterator[Winn
 def group(result: ResultFile) -> dict[Figure, list[Sample]]:
     """The samples that repeat the same measurement (see `figure_of`), saves with their proof."""
     groups: dict[Figure, list[Sample]] = {}
-    for sample in with_verification(result.samples):
+    for sample in with_verification(result.samples, Context.of(result.run)):
         groups.setdefault(figure_of(sample), []).append(sample)
     return groups
 

@@ -30,6 +30,7 @@ __all__ = [
     "Run",
     "Sample",
     "Series",
+    "Stored",
     "TrainBlock",
     "TrainSave",
     "VariantFacts",
@@ -162,6 +163,20 @@ class Series:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stored:
+    """What the files of a checkpoint looked like right after an operation, outside its clock.
+
+    `problems`: files that are missing, not regular (links count) or of another size than was
+    reported, in words. `unsynced_bytes`: in the page cache, dirty or under write-back; None where
+    the kernel cannot say, and `unseen` is the reason then.
+    """
+
+    problems: tuple[str, ...]
+    unsynced_bytes: int | None
+    unseen: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verified:
     """Tensors and bytes that were compared with the saved ones, and the number of differences."""
 
@@ -179,8 +194,9 @@ class Sample(HasSetting):
     (restore); `last_done_s` is the same. `first_done_s` ends when the first process has its own
     files durable, or in memory; for one process it equals `last_done_s`. `cpu_s` is of these
     processes, `system_cpu_s` of the whole machine. `decisions` counts operations by path and reason
-    for writers that choose. `stores` is False for a writer that stores nothing and only measures
-    the harness.
+    for writers that choose. `stored` is None for an object store, and in records from before the
+    field. `durable` is what the writer said of its save. `stores` is False for a writer that stores
+    nothing and only measures the harness.
     """
 
     kind: ClassVar[str] = "sample"
@@ -204,6 +220,8 @@ class Sample(HasSetting):
     cold: Cold | None = None
     device: DeviceCounts | None = None
     verified: Verified | None = None
+    stored: Stored | None = None
+    durable: bool = True
     stores: bool = True
     interference: Interference | None = None
     series: Series | None = None

@@ -140,7 +140,7 @@ class Outcome:
         samples = [one for m in fresh for one in (m.save, m.restore) if one is not None]
         return [
             one
-            for one in with_verification(samples)
+            for one in with_verification(samples, self.context)
             if one.operation in operations.get(goal, ("save", "restore"))
         ]
 

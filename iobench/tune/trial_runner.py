@@ -14,12 +14,13 @@ import numpy as np
 from iobench.bench.axes import Variant
 from iobench.bench.contenders.base import WriterContender
 from iobench.bench.data.replay import Replay
+from iobench.bench.judging.verdict import violations
 from iobench.bench.processes.group import InProcess
 from iobench.bench.processes.job import JobSetup
 from iobench.bench.targets.base import OpenTarget, Target
 from iobench.bench.trial import Trial
 from iobench.environment.memory import PeakMemory
-from iobench.errors import DataMismatchError, TargetError
+from iobench.errors import DataMismatchError, TargetError, TransferError
 from iobench.results import Sample
 from iobench.tune.candidate import Candidate
 from iobench.tune.measurement import Measurement, Step
@@ -72,12 +73,14 @@ class TrialRunner:
         """
         target.check()
         with ExitStack() as undo:
+            scratch, monitor = undo.enter_context(target.scratch()), target.monitor()
             rig = cls(
                 target=target,
                 opened=OpenTarget(
-                    scratch=undo.enter_context(target.scratch()),
-                    monitor=target.monitor(),
+                    scratch=scratch,
+                    monitor=monitor,
                     notes=target.notes,
+                    instruments=scratch.instruments(monitor),
                 ),
                 workload=workload,
                 rank=rank,
@@ -139,9 +142,11 @@ class TrialRunner:
                 if not step.verify:
                     return measured
             save, restore = trial.save(), None
+            _check_kept(save)
             if self.objective.restores or step.verify:
                 self.opened.settle()
                 restore = trial.restore()
+                _check_kept(restore)
                 if restore and restore.verified and restore.verified.mismatches:
                     raise DataMismatchError(
                         f"{restore.verified.mismatches} of {restore.verified.tensors} tensors "
@@ -210,6 +215,13 @@ class TrialRunner:
 def warm_up_bytes(size_bytes: int) -> int:
     """What is written, before a trial of that size, with a writer that is new."""
     return min(_WARM_UP_BYTES, size_bytes // 4)
+
+
+def _check_kept(sample: Sample | None) -> None:
+    """Raise TransferError, which eliminates the setting, where its writer broke a promise."""
+    broken = [] if sample is None else list(violations(sample))
+    if sample is not None and broken:
+        raise TransferError(f"INVALID {sample.operation}: {'; '.join(map(str, broken))}")
 
 
 def _short(sample: Sample | None) -> Sample | None:

@@ -54,6 +54,16 @@ def test_errors_carry_the_errno(call, number: int) -> None:
     assert caught.value.errno == number
 
 
+def test_pages_on_overlayfs_are_counted_by_mincore(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cachestat counts none of them there: nothing would ever be found in the page cache."""
+    os.write(fd, bytes(3 * linux.PAGE))
+    monkeypatch.setattr(linux, "file_system_type", lambda _path: 0x794C7630)
+    monkeypatch.setattr(linux, "cachestat_resident_bytes", lambda _fd: 0)
+    assert linux.resident_bytes(fd) == (3 * linux.PAGE, "mincore")
+
+
 def test_fallocate_of_nothing_is_refused(fd: int) -> None:
     """The kernel's EINVAL for no bytes arrives."""
     with pytest.raises(OSError, match="Invalid argument"):

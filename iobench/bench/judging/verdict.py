@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Self
 
+from iobench.peers import PREFIX
 from iobench.results.identity import contender_of
-from iobench.results.records import Run, Sample, VariantFacts
+from iobench.results.records import DeviceCounts, Run, Sample, VariantFacts
+from iobench.units import KIB
 
 __all__ = [
     "Context",
@@ -23,12 +25,17 @@ __all__ = [
     "VerdictStatus",
     "combine",
     "judge",
+    "violations",
     "volatile_of",
     "with_verification",
 ]
 
 RESIDENT_LIMIT = 0.01  # more of a file in the page cache than this, and the restore was not cold
 REACHED_LIMIT = 0.99  # fewer of the bytes at the device than this, and they did not reach it
+NEAR_ZERO = 0.1  # fewer than this by one counter, and no other counter makes up for it
+_CLOCK_SLACK, _CLOCK_SLACK_S = 0.1, 0.05  # by which phases may exceed the clock
+_COUNTED_LEAST, _COUNTED_MOST = 0.99, 1.25  # of the bytes moved, what a writer may count by path
+_PADDING = 64 * KIB  # of one operation: the largest alignment of direct I/O
 _VOLATILE = ("tmpfs", "ramfs")
 _MOST_MEASURED = 3
 
@@ -139,18 +146,19 @@ def combine(verdicts: Sequence[Verdict]) -> Verdict:
     )
 
 
-def with_verification(samples: Iterable[Sample]) -> list[Sample]:
+def with_verification(samples: Iterable[Sample], context: Context) -> list[Sample]:
     """`samples`, each save carrying the proof of the restore that read its bytes back.
 
     That is the restore of the same contender in the same repetition, otherwise one of another
     repetition: every configuration is verified, if not every save. Of several restores it is the
     one with most wrong tensors, then the one of most tensors; where it brought only some of them, a
-    note tells how much. A save with no such restore stays without proof.
+    note says how much. Right tensors prove nothing where the restore itself is not valid: it may
+    have read memory. A save without a proof stays as it is.
     """
     given = list(samples)
     proofs: dict[tuple[str, int | None], Sample] = {}
     for sample in given:
-        if sample.operation == "restore" and sample.verified is not None:
+        if sample.operation == "restore" and _is_proof(sample, context):
             for repetition in (sample.repetition, None):
                 key = contender_of(sample), repetition
                 proofs[key] = max(proofs.get(key, sample), sample, key=_proves)
@@ -165,6 +173,16 @@ def with_verification(samples: Iterable[Sample]) -> list[Sample]:
         )
         for sample in given
     ]
+
+
+def _is_proof(restore: Sample, context: Context) -> bool:
+    if restore.verified is None:
+        return False
+    if restore.verified.mismatches:
+        return True
+    # Where the files themselves are in memory, no restore can be cold.
+    warm = context.volatile is None and any(_not_cold(restore))
+    return not warm and not any(violations(restore))
 
 
 def _proves(restore: Sample) -> tuple[int, int]:
@@ -192,21 +210,78 @@ def _invalid(sample: Sample, context: Context) -> Iterator[Reason]:
     expected = context.expected_bytes(sample)
     if sample.bytes != expected:
         yield Reason(
-            text="not all of the workload's bytes, or more than them",
+            text="moved another number of bytes than the workload has",
             measured=(f"{sample.bytes} of {expected} bytes",),
         )
+    yield from violations(sample)
     if sample.operation == "restore":
         yield from _not_cold(sample)
     if sample.verified is None:
-        yield Reason(text="not verified: no restore compared these bytes with what was saved")
+        yield Reason(text="not verified: no valid restore compared these bytes with the saved ones")
     elif sample.verified.mismatches:
         yield Reason(
             text="wrong bytes: tensors differ from what was saved",
             measured=(f"{sample.verified.mismatches} of {sample.verified.tensors}",),
         )
+
+
+def violations(sample: Sample) -> Iterator[Reason]:
+    """What the writer did not do, or reported wrongly, whatever the workload and the cache.
+
+    Every one makes the sample INVALID, and a tuning eliminates the setting. Samples of writers that
+    store nothing have none.
+    """
+    if not sample.stores:
+        return
+    if sample.operation == "save":
+        yield from _not_durable(sample)
+    if sample.stored is not None and sample.stored.problems:
+        yield Reason(text="files are not as saved", measured=sample.stored.problems)
     short, _ = _unreached(sample)
     if short:
         yield short
+    if not sample.setting.writer.startswith(PREFIX):  # the bench itself counts for a peer
+        yield from _phases_wrong(sample)
+        yield from _paths_wrong(sample)
+
+
+def _not_durable(save: Sample) -> Iterator[Reason]:
+    if not save.durable:
+        yield Reason(text="not durable: the writer itself reports that it did not sync")
+    if save.stored is not None and save.stored.unsynced_bytes:
+        yield Reason(
+            text="not durable: dirty pages were left after the save",
+            measured=(f"{save.stored.unsynced_bytes} bytes",),
+        )
+
+
+def _phases_wrong(sample: Sample) -> Iterator[Reason]:
+    """Phases of workers side by side are averaged; only `write` may run next to the others."""
+    phases = sample.phases_s
+    written_s = phases.get("write", 0.0)
+    rest_s = sum(phases.values()) - written_s
+    most_s = sample.elapsed_s * (1 + _CLOCK_SLACK) + _CLOCK_SLACK_S
+    if min(phases.values(), default=0.0) < 0 or max(written_s, rest_s) > most_s:
+        shown = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in phases.items())
+        yield Reason(
+            text="phases that its time cannot hold",
+            measured=(f"{shown} in {sample.elapsed_s:.3g} s",),
+        )
+
+
+def _paths_wrong(sample: Sample) -> Iterator[Reason]:
+    """Padding of direct I/O counts, and so do operations that were done again."""
+    if not sample.paths:
+        return
+    counted = sum(path.bytes for path in sample.paths.values())
+    operations = sum(path.operations for path in sample.paths.values())
+    most = _COUNTED_MOST * sample.bytes + _PADDING * operations
+    least = _COUNTED_LEAST * sample.bytes
+    if min(path.bytes for path in sample.paths.values()) < 0 or not least <= counted <= most:
+        yield Reason(
+            text="its paths do not add up to the bytes moved",
+            measured=(f"{counted} of {sample.bytes} bytes",),
+        )
 
 
 def _not_cold(sample: Sample) -> Iterator[Reason]:
@@ -222,34 +297,51 @@ def _not_cold(sample: Sample) -> Iterator[Reason]:
 def _unreached(sample: Sample) -> tuple[Reason | None, list[Reason]]:
     """Whether the counters deny that the bytes came from or went to the device; what to note.
 
-    A save is denied only by both counters: the device's may be that of another layer (multipath,
-    RAID), the process's counts a buffered write before it leaves the cache.
+    Both must deny it where they saw a part: the device's may be that of another layer (RAID), the
+    process's counts a buffered write before it leaves the cache. One that saw about nothing is
+    enough: the device's of a save, and next to it the process's of a cold restore, since what
+    others read in the meantime is counted by the device too.
     """
-    device, save = sample.device, sample.operation == "save"
-    counts = {
-        "device": None if device is None else device.write_bytes if save else device.read_bytes
-    }
-    if save:
-        counts["process"] = None if device is None else device.process_write_bytes
-    low = {
-        name: count / sample.bytes
-        for name, count in counts.items()
-        if count is not None and count < REACHED_LIMIT * sample.bytes
-    }
-    if len(low) == len(counts):
-        what = "did not reach the device" if save else "did not come from the device"
-        share = f"{_percent(max(low.values()))} of them"
-        return Reason(text=f"the bytes {what}", measured=(share,)), []
-    noted = [
-        Reason(text=f"the {name}'s own counter saw less than was moved", measured=(_percent(part),))
-        for name, part in low.items()
-    ]
-    noted += [
-        Reason(text=f"not checked against the {name}'s own counter: there is none")
-        for name, count in counts.items()
-        if count is None
-    ]
-    return None, noted
+    save = sample.operation == "save"
+    counts = _counts(sample)
+    parts = {name: count / sample.bytes for name, count in counts.items() if count is not None}
+    low = {name: part for name, part in parts.items() if part < REACHED_LIMIT}
+    what = "did not reach the device" if save else "did not come from the device"
+    if "device" in low and ("process" in low or (not save and "process" not in parts)):
+        seen, whose = max(low.values()), ""
+    elif save and parts.get("device", 1.0) < NEAR_ZERO:
+        seen, whose = parts["device"], " by its counter"
+    elif not save and "device" in parts and parts.get("process", 1.0) < NEAR_ZERO:
+        if any(_not_cold(sample)):
+            return None, []
+        seen, whose = parts["process"], " by this process"
+    elif save and "device" in low and sample.stored is not None and sample.stored.unseen:
+        seen, whose = low["device"], f" by its counter; {sample.stored.unseen}"
+    else:
+        noted = [
+            Reason(
+                text=f"the {name}'s own counter saw less than was moved",
+                measured=(_percent(part),),
+            )
+            for name, part in low.items()
+        ]
+        noted += [
+            Reason(text=f"not checked against the {name}'s own counter: there is none")
+            for name, count in counts.items()
+            if count is None and (save or name == "device")
+        ]
+        return None, noted
+    share = f"{_percent(seen)} of them{whose}"
+    return Reason(text=f"the bytes {what}", measured=(share,)), []
+
+
+def _counts(sample: Sample) -> dict[str, int | None]:
+    device = sample.device or DeviceCounts(
+        read_bytes=None, write_bytes=None, process_read_bytes=None, process_write_bytes=None
+    )
+    if sample.operation == "save":
+        return {"device": device.write_bytes, "process": device.process_write_bytes}
+    return {"device": device.read_bytes, "process": device.process_read_bytes}
 
 
 def _noted(sample: Sample, context: Context) -> Iterator[Reason]:
@@ -265,10 +357,20 @@ def _noted(sample: Sample, context: Context) -> Iterator[Reason]:
         if context.volatile is not None:
             yield Reason(text=f"not durable: {context.volatile}")
         yield from _unreached(sample)[1]
+        yield from _unproved(sample, context)
     for fallback in sample.fallbacks:
         yield Reason(text=f"wanted {fallback.wanted}, used {fallback.used}: {fallback.reason}")
     for note in sample.notes:
         yield Reason(text=note)
+
+
+def _unproved(sample: Sample, context: Context) -> Iterator[Reason]:
+    """Of a save, that neither dirty pages nor the device's counter can show a sync left out."""
+    unseen = sample.stored.unseen if sample.stored is not None else ""
+    if sample.operation != "save" or not unseen or context.volatile is not None:
+        return
+    if _counts(sample)["device"] is None:
+        yield Reason(text=f"not proved durable: {unseen}, and the device has no counter")
 
 
 def _merge(same: Sequence[Reason], of: int) -> Reason:

@@ -5,6 +5,7 @@ What differs between them is behind these two interfaces; the runner and its tri
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import Any, Protocol
 
 from iobench.bench.counters.monitor import Monitor
 from iobench.bench.counters.sampler import Sampler
+from iobench.bench.targets.instruments import Instruments
 from iobench.checkpoint.staged import Staged
-from iobench.results.records import Cold
+from iobench.results.records import Cold, Stored
 
 __all__ = ["Location", "OpenTarget", "Scratch", "Target"]
 
@@ -33,6 +35,9 @@ class Scratch(Protocol):
 
     def staged(self, name: str) -> AbstractContextManager[Staged]:
         """The new checkpoint `name`; removed when the block is left without `publish`."""
+
+    def instruments(self, monitor: Monitor) -> Instruments | None:
+        """What the kernel shows of files here, found by a probe; None where there are no files."""
 
     def make_cold(self, name: str) -> Cold:
         """Have no byte of the checkpoint `name` in this machine's memory, and prove it."""
@@ -87,6 +92,14 @@ class OpenTarget:
     sampler: Sampler | None = None
     notes: tuple[str, ...] = ()
     """What a reader of a restore must know of the target."""
+    instruments: Instruments | None = None
+    """What the kernel shows of its files; None where there are none."""
+
+    def inspect(self, name: str, files: Mapping[str, int]) -> Stored | None:
+        """Look at the files of the checkpoint `name`; None where there are none."""
+        if self.instruments is None or self.scratch.directory is None:
+            return None
+        return self.instruments.inspect(self.scratch.directory / name, files)
 
     def settle(self) -> None:
         """Wait until earlier work has left the storage alone."""

@@ -134,6 +134,9 @@ class BucketScratch:
     def staged(self, name: str) -> StagedObjects:
         return StagedObjects(self.locate(name), self.writer)
 
+    def instruments(self, monitor: Monitor) -> None:
+        """No files of this machine: the server's answers are the proof that parts are stored."""
+
     def make_cold(self, name: str) -> Cold:  # noqa: ARG002
         """Nothing to do: a ranged GET goes to the server, no page cache lies in between."""
         return Cold(resident_bytes=0, resident_fraction=0.0, method="remote", dropped_caches=False)

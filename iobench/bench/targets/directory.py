@@ -12,6 +12,7 @@ from typing import Any
 
 from iobench.bench.counters.monitor import Monitor
 from iobench.bench.targets.cold import make_cold
+from iobench.bench.targets.instruments import Instruments
 from iobench.bench.targets.scratch import require_directory, scratch_directory
 from iobench.bench.targets.settle import settle
 from iobench.checkpoint.staged import StagedCheckpoint
@@ -72,6 +73,9 @@ class DirectoryScratch:
 
     def staged(self, name: str) -> StagedCheckpoint:
         return StagedCheckpoint(self.directory / name)
+
+    def instruments(self, monitor: Monitor) -> Instruments:
+        return Instruments.probe(self.directory, monitor)
 
     def make_cold(self, name: str) -> Cold:
         return make_cold(path for path in (self.directory / name).rglob("*") if path.is_file())

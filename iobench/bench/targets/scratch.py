@@ -8,6 +8,7 @@ import fcntl
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ __all__ = ["PREFIX", "require_directory", "scratch_directory"]
 
 PREFIX = ".iobench-run-"
 _LOCK = "lock"
+_FUSE_RELEASES_WITHIN_S = 10.0
 
 
 def require_directory(target: Path) -> None:
@@ -45,20 +47,22 @@ def scratch_directory(target: Path) -> Iterator[Path]:
     """
     require_directory(target)
     directory = target / f"{PREFIX}{secrets.token_hex(6)}"
-    lock = -1
+    held = contextlib.ExitStack()
     try:
         try:
             with deferred_interrupts():
                 lock = _make(directory)
+                held.callback(os.close, lock)
             # By the file system's own word: NFS gives what root makes to another user.
             _remove_stale(target, os.fstat(lock).st_uid)
             yield directory
         finally:
-            _remove(directory)
+            _remove(directory, held)
     finally:
-        _remove(directory)  # again, should an interrupt have fallen just before the first time
-        if lock >= 0:
-            os.close(lock)
+        _remove(
+            directory, held
+        )  # again, should an interrupt have fallen just before the first time
+        held.close()
 
 
 def _make(directory: Path) -> int:
@@ -84,11 +88,16 @@ def _make(directory: Path) -> int:
     return lock
 
 
-def _remove(directory: Path) -> None:
-    """Remove `directory` if it is there, the lock last: cut off half-way, it is still stale."""
+def _remove(directory: Path, held: contextlib.ExitStack) -> None:
+    """Remove `directory` if it is there, the lock last: cut off half-way, it is still stale.
+
+    `held` closes the lock.
+    """
     with deferred_interrupts(), _opened(directory) as fd:
         if fd is not None:
-            _remove_opened(directory, fd)
+            _empty(fd)
+            held.close()
+            _remove_empty(directory)
 
 
 @contextmanager
@@ -111,7 +120,7 @@ def _opened(directory: Path) -> Iterator[int | None]:
         os.close(fd)
 
 
-def _remove_opened(directory: Path, fd: int) -> None:
+def _empty(fd: int) -> None:
     with os.scandir(fd) as found:
         entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
     for name, is_directory in sorted(entries, key=lambda entry: entry[0] == _LOCK):
@@ -119,7 +128,23 @@ def _remove_opened(directory: Path, fd: int) -> None:
             shutil.rmtree(name, dir_fd=fd)  # which follows no links below
         else:
             os.unlink(name, dir_fd=fd)
-    directory.rmdir()
+
+
+def _remove_empty(directory: Path) -> None:
+    """Remove `directory`, in which every name was unlinked and every file is closed.
+
+    libfuse keeps a file that is unlinked while it is open as `.fuse_hidden...`. The kernel does not
+    wait for the file system to answer the RELEASE that follows the close and removes it.
+    """
+    until = time.monotonic() + _FUSE_RELEASES_WITHIN_S
+    with contextlib.suppress(FileNotFoundError):  # another run saw it without a lock, and was first
+        while _only_hidden(os.listdir(directory)) and time.monotonic() < until:
+            time.sleep(0.01)
+        directory.rmdir()
+
+
+def _only_hidden(names: list[str]) -> bool:
+    return bool(names) and all(name.startswith(".fuse_hidden") for name in names)
 
 
 def _remove_stale(target: Path, uid: int) -> None:
@@ -147,8 +172,9 @@ def _remove_unlocked(directory: Path, fd: int) -> None:
         with contextlib.suppress(OSError):
             directory.rmdir()
         return
-    try:
+    with contextlib.ExitStack() as held:
+        held.callback(os.close, lock)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _remove_opened(directory, fd)
-    finally:
-        os.close(lock)
+        _empty(fd)
+        held.close()
+        _remove_empty(directory)

@@ -69,6 +69,7 @@ def make_trial(contender: Contender, tiny: Workload, directory: Path, idle: Idle
     """A trial of one contender in this process, on 1 MiB of memory."""
     files = tuple(tiny.files())
     setup = JobSetup(contenders=(contender,), files=(files,), pool_bytes=MIB, seed=1, crc=True)
+    scratch = DirectoryScratch(directory=directory)
     return Trial(
         run_id="0" * 16,
         repetition=0,
@@ -78,7 +79,7 @@ def make_trial(contender: Contender, tiny: Workload, directory: Path, idle: Idle
         shape=0,
         files=(files,),
         executor=InProcess(setup),
-        target=OpenTarget(scratch=DirectoryScratch(directory=directory), monitor=idle),
+        target=OpenTarget(scratch=scratch, monitor=idle, instruments=scratch.instruments(idle)),
     )
 
 

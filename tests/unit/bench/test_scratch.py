@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -78,11 +79,11 @@ def test_an_interrupt_just_before_the_removal(
     """One that falls between the end of the block and the removal is made up for."""
     remove, calls = scratch._remove, []
 
-    def late(directory: Path) -> None:
+    def late(directory: Path, held: contextlib.ExitStack) -> None:
         calls.append(directory)
         if len(calls) == 1:
             raise KeyboardInterrupt
-        remove(directory)
+        remove(directory, held)
 
     monkeypatch.setattr(scratch, "_remove", late)
     with pytest.raises(KeyboardInterrupt), scratch_directory(tmp_path) as directory:
@@ -143,7 +144,7 @@ def test_the_lock_is_removed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         unlink(name, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "unlink", unlinked)
-    scratch._remove(left)
+    scratch._remove(left, contextlib.ExitStack())
     assert (removed[-1], sorted(removed)) == ("lock", ["file", "file", "lock"])
 
 
@@ -193,15 +194,15 @@ def test_a_target_that_cannot_be_written(
 def test_two_runs_that_begin_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of them removes what a killed run left; the other takes it for alive meanwhile."""
     left = left_by_a_killed_run(tmp_path)
-    remove, removed = scratch._remove_opened, []
+    empty, removed = scratch._empty, []
 
-    def removing(directory: Path, fd: int) -> None:
-        removed.append(directory)
+    def emptying(fd: int) -> None:
+        removed.append(Path(os.readlink(f"/proc/self/fd/{fd}")))
         if removed == [left]:
             scratch._remove_stale(tmp_path, os.geteuid())
-        remove(directory, fd)
+        empty(fd)
 
-    monkeypatch.setattr(scratch, "_remove_opened", removing)
+    monkeypatch.setattr(scratch, "_empty", emptying)
     scratch._remove_stale(tmp_path, os.geteuid())
     assert removed == [left]
     assert list(tmp_path.iterdir()) == []

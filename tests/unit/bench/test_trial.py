@@ -122,7 +122,9 @@ def test_the_commit_is_a_phase_of_its_own(
     tmp_path: Path, tiny: Workload, idle: Any, clock: Recorder
 ) -> None:
     """What the manifest, directory syncs and rename took is told apart from the files' syncs."""
-    sample = trial(make("buffered"), tiny, tmp_path, idle).save()
+    one = trial(make("buffered"), tiny, tmp_path, idle)
+    clock.events.clear()
+    sample = one.save()
     assert sample is not None
     files = len(tiny.files())
     assert int(sample.phases_s["sync"]) == files
@@ -159,6 +161,7 @@ def test_making_bytes_is_outside_the_clock(
 ) -> None:
     """A save's clock starts when its bytes are made."""
     one = trial(make("buffered"), tiny, tmp_path, idle)
+    clock.events.clear()
     prepare = replay_of(one).prepare
 
     def slow() -> None:
@@ -207,6 +210,7 @@ def test_a_failing_sync_publishes_nothing(
     tmp_path: Path, tiny: Workload, idle: Any, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
     """Whichever file's sync fails, there is an error and no checkpoint, whole or half."""
+    one = trial(make("buffered"), tiny, tmp_path, idle)
     fsync, calls = os.fsync, []
 
     def failing(descriptor: int) -> None:
@@ -217,7 +221,7 @@ def test_a_failing_sync_publishes_nothing(
 
     monkeypatch.setattr(os, "fsync", failing)
     with pytest.raises(TransferError, match="Input/output error"):
-        trial(make("buffered"), tiny, tmp_path, idle).save()
+        one.save()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -19,8 +19,10 @@ from iobench.results import (
     Cold,
     DeviceCounts,
     Fallback,
+    PathCount,
     ResultFile,
     Sample,
+    Stored,
     VariantFacts,
     Verified,
     read,
@@ -29,7 +31,7 @@ from iobench.results import (
 EXAMPLE: ResultFile = read(Path(__file__).parents[1] / "results" / "example.jsonl")
 SIZE = EXAMPLE.run.workload.bytes
 FULL = Context(workload_bytes=SIZE)
-SAMPLES = with_verification(EXAMPLE.samples)
+SAMPLES = with_verification(EXAMPLE.samples, FULL)
 SAVE = next(sample for sample in SAMPLES if sample.operation == "save")
 RESTORE = next(sample for sample in SAMPLES if sample.operation == "restore")
 GOOD = Verified(tensors=20, bytes=SIZE, mismatches=0)
@@ -42,6 +44,10 @@ def moved(*, read: int | None, write: int | None, process_write: int | None = SI
         process_read_bytes=None,
         process_write_bytes=process_write,
     )
+
+
+def stored(*, problems: tuple[str, ...] = (), unsynced: int | None = 0, unseen: str = "") -> Stored:
+    return Stored(problems=problems, unsynced_bytes=None if unseen else unsynced, unseen=unseen)
 
 
 def cold(fraction: float) -> Cold:
@@ -76,8 +82,8 @@ def test_a_smaller_workload_is_valid_scaled_and_says_how() -> None:
             "not cold: more than 1 % was still in the page cache (1.01 %)",
         ),
         (replace(RESTORE, cold=None), "not proved cold: the page cache was not looked at"),
-        (replace(RESTORE, verified=None), "not verified: no restore compared these bytes"),
-        (replace(SAVE, verified=None), "not verified: no restore compared these bytes"),
+        (replace(RESTORE, verified=None), "not verified: no valid restore compared these bytes"),
+        (replace(SAVE, verified=None), "not verified: no valid restore compared these bytes"),
         (
             replace(RESTORE, verified=replace(GOOD, mismatches=2)),
             "wrong bytes: tensors differ from what was saved (2 of 20)",
@@ -88,7 +94,7 @@ def test_a_smaller_workload_is_valid_scaled_and_says_how() -> None:
         ),
         (
             replace(SAVE, bytes=SIZE - 1),
-            f"not all of the workload's bytes, or more than them ({SIZE - 1} of {SIZE} bytes)",
+            f"moved another number of bytes than the workload has ({SIZE - 1} of {SIZE} bytes)",
         ),
         (
             replace(SAVE, device=moved(read=0, write=SIZE // 2, process_write=SIZE // 4)),
@@ -97,6 +103,50 @@ def test_a_smaller_workload_is_valid_scaled_and_says_how() -> None:
         (
             replace(RESTORE, device=moved(read=SIZE // 10, write=0)),
             "the bytes did not come from the device (10 % of them)",
+        ),
+        (
+            replace(SAVE, device=moved(read=0, write=SIZE // 20)),
+            "the bytes did not reach the device (5 % of them by its counter)",
+        ),
+        (
+            replace(SAVE, device=moved(read=0, write=SIZE // 2), stored=stored(unseen="no pages")),
+            "the bytes did not reach the device (50 % of them by its counter; no pages)",
+        ),
+        (
+            replace(RESTORE, device=replace(RESTORE.device, process_read_bytes=SIZE // 20)),
+            "the bytes did not come from the device (5 % of them by this process)",
+        ),
+        (
+            replace(SAVE, durable=False),
+            "not durable: the writer itself reports that it did not sync",
+        ),
+        (
+            replace(SAVE, stored=stored(unsynced=8192)),
+            "not durable: dirty pages were left after the save (8192 bytes)",
+        ),
+        (
+            replace(SAVE, stored=stored(problems=("a is missing", "b is a symbolic link"))),
+            "files are not as saved (a is missing, b is a symbolic link)",
+        ),
+        (
+            replace(RESTORE, stored=stored(problems=("a is missing",))),
+            "files are not as saved (a is missing)",
+        ),
+        (
+            replace(RESTORE, elapsed_s=1.0, phases_s={"read": 0.7, "scatter": 0.5}),
+            "phases that its time cannot hold (read 0.7 s, scatter 0.5 s in 1 s)",
+        ),
+        (
+            replace(RESTORE, elapsed_s=1.0, phases_s={"read": 0.7, "scatter": -0.1}),
+            "phases that its time cannot hold (read 0.7 s, scatter -0.1 s in 1 s)",
+        ),
+        (
+            replace(SAVE, paths={"direct": PathCount(operations=2, bytes=SIZE // 2)}),
+            f"its paths do not add up to the bytes moved ({SIZE // 2} of {SIZE} bytes)",
+        ),
+        (
+            replace(SAVE, paths={"direct": PathCount(operations=2, bytes=2 * SIZE)}),
+            f"its paths do not add up to the bytes moved ({2 * SIZE} of {SIZE} bytes)",
         ),
         (replace(SAVE, stores=False), "stores nothing: this is the harness's own speed"),
     ],
@@ -114,6 +164,12 @@ def test_what_makes_a_figure_invalid(sample: Sample, reason: str) -> None:
         replace(SAVE, cold=None),
         replace(RESTORE, device=moved(read=-(-99 * SIZE // 100), write=0)),
         replace(SAVE, device=moved(read=0, write=-(-99 * SIZE // 100), process_write=SIZE)),
+        replace(SAVE, stored=stored()),
+        replace(SAVE, stored=stored(unseen="no pages")),  # the device has all of them
+        replace(RESTORE, stored=stored(unsynced=4096), durable=False),  # of a save only
+        replace(SAVE, elapsed_s=1.0, phases_s={"serialize": 0.9, "wait": 0.2, "write": 1.1}),
+        replace(SAVE, paths={"direct": PathCount(operations=2, bytes=SIZE + 2 * 4095)}),
+        replace(SAVE, paths={}),
     ],
 )
 def test_the_limits_themselves_are_allowed(sample: Sample) -> None:
@@ -135,14 +191,25 @@ def test_the_limits_themselves_are_allowed(sample: Sample) -> None:
             ["not checked against the device's own counter: there is none"],
         ),
         (
-            replace(SAVE, device=moved(read=0, write=0)),
-            ["the device's own counter saw less than was moved (0 %)"],
+            replace(SAVE, device=moved(read=0, write=SIZE // 2)),
+            ["the device's own counter saw less than was moved (50 %)"],
         ),
         (
             replace(SAVE, device=moved(read=None, write=None, process_write=0)),
             [
                 "the process's own counter saw less than was moved (0 %)",
                 "not checked against the device's own counter: there is none",
+            ],
+        ),
+        (
+            replace(
+                SAVE,
+                device=moved(read=None, write=None),
+                stored=stored(unseen="no pages"),
+            ),
+            [
+                "not checked against the device's own counter: there is none",
+                "not proved durable: no pages, and the device has no counter",
             ],
         ),
         (
@@ -221,7 +288,7 @@ def test_a_save_is_verified_by_the_restore_of_its_repetition() -> None:
         replace(RESTORE, setting=SAVE.setting, repetition=1, verified=GOOD),
         replace(RESTORE, setting=SAVE.setting, repetition=2, verified=bad),
     ]
-    assert [sample.verified for sample in with_verification(given)] == [
+    assert [sample.verified for sample in with_verification(given, FULL)] == [
         GOOD,
         bad,
         bad,
@@ -231,6 +298,36 @@ def test_a_save_is_verified_by_the_restore_of_its_repetition() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "restore",
+    [
+        replace(RESTORE, cold=None),
+        replace(RESTORE, cold=cold(0.5)),
+        replace(RESTORE, device=moved(read=0, write=0)),
+        replace(RESTORE, stored=stored(problems=("file is missing",))),
+        replace(RESTORE, paths={"read": PathCount(operations=1, bytes=1)}),
+    ],
+)
+def test_a_save_is_proved_by_a_valid_restore_only(restore: Sample) -> None:
+    """Right tensors that may have come from memory prove nothing; wrong ones disprove the save."""
+    save = replace(SAVE, verified=None)
+    own = replace(restore, setting=SAVE.setting, repetition=SAVE.repetition, verified=GOOD)
+    bad = replace(GOOD, mismatches=1)
+    assert [one.verified for one in with_verification([save, own], FULL)] == [None, GOOD]
+    wrong = replace(own, verified=bad)
+    assert [one.verified for one in with_verification([save, wrong], FULL)] == [bad, bad]
+
+
+def test_a_file_system_in_memory_needs_no_cold_restore() -> None:
+    """The page cache is its storage: no page of it can be evicted."""
+    context = Context(workload_bytes=SIZE, volatile="tmpfs")
+    warm = replace(RESTORE, setting=SAVE.setting, cold=cold(1.0), device=None, verified=GOOD)
+    save = replace(SAVE, verified=None, device=None, stored=stored(unseen="always dirty"))
+    proved, _ = with_verification([save, warm], context)
+    assert judge(proved, context).status is VerdictStatus.VALID
+    assert "not durable: tmpfs" in reasons(judge(proved, context))
+
+
 def some(part: int, *, repetition: int = 1, restore_as: str | None = "subset=0.1") -> Sample:
     """A restore of one tensor in twenty, which has `part` % of the bytes."""
     return replace(
@@ -238,6 +335,7 @@ def some(part: int, *, repetition: int = 1, restore_as: str | None = "subset=0.1
         setting=SAVE.setting.at(restore_as=restore_as),
         repetition=repetition,
         bytes=part * SIZE // 100,
+        paths={},
         verified=Verified(tensors=1, bytes=part * SIZE // 100, mismatches=0),
     )
 
@@ -245,14 +343,14 @@ def some(part: int, *, repetition: int = 1, restore_as: str | None = "subset=0.1
 def test_a_save_of_which_some_tensors_were_compared_tells_so() -> None:
     """All else of it was never read; whose proof is a whole restore has nothing to tell."""
     save = replace(SAVE, verified=None, repetition=1)
-    partly, _ = with_verification([save, some(52)])
+    partly, _ = with_verification([save, some(52)], FULL)
     assert judge(partly, FULL).status is VerdictStatus.VALID
     assert reasons(judge(partly, FULL)) == [
         "only the tensors of a restore of subset=0.1 were compared: 1 of them, 52 % of the bytes"
     ]
     whole = replace(some(100, restore_as=None), verified=GOOD)
     for given in ([save, some(52), whole], [save, whole, some(52)]):
-        assert with_verification(given)[0] == replace(save, verified=GOOD)
+        assert with_verification(given, FULL)[0] == replace(save, verified=GOOD)
 
 
 def test_a_restore_of_some_tensors_tells_how_much_it_brought() -> None:

@@ -23,7 +23,7 @@ def winner_lines(result: ResultFile) -> list[str]:
 def saves(writer: str, *seconds: float) -> list[Sample]:
     """The recorded saves of a writer, taking these seconds."""
     recorded = [s for s in REFERENCE.samples if (s.writer, s.operation) == (writer, "save")]
-    return [replace(s, elapsed_s=t) for s, t in zip(recorded, seconds, strict=True)]
+    return [replace(s, elapsed_s=t, phases_s={}) for s, t in zip(recorded, seconds, strict=True)]
 
 
 def of(*samples: Sample) -> ResultFile:

@@ -221,8 +221,8 @@ _SAMPLE = (
     f'{{"schema": "iobench.result/1", "kind": "sample", {_WHOSE}"bytes": 2, "elapsed_s": 0.5, '
     '"first_done_s": 0.25, "last_done_s": 0.5, "phases_s": {}, "paths": {}, "retries": 0, '
     '"fallbacks": [], "decisions": {}, "cpu_s": 0.0, "system_cpu_s": null, "cold": null, '
-    '"device": null, "verified": null, "stores": true, "interference": null, "series": null, '
-    '"notes": [], "started_at": "2026-01-01T00:00:00Z"}'
+    '"device": null, "verified": null, "stored": null, "durable": true, "stores": true, '
+    '"interference": null, "series": null, "notes": [], "started_at": "2026-01-01T00:00:00Z"}'
 )
 _FAILURE = (
     f'{{"schema": "iobench.result/1", "kind": "failure", {_WHOSE}"error": "OSError: gone", '

@@ -1,0 +1,109 @@
+"""Instruments: what the kernel shows of a directory's storage, and checks of files that use it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from iobench import linux
+from iobench.bench.counters.monitor import Monitor
+from iobench.results.records import Stored
+from iobench.units import KIB
+
+__all__ = ["Instruments"]
+
+_PROBE_BYTES = 256 * KIB  # more than a file system writes for the metadata of one file
+_NO_CACHESTAT = {errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instruments:
+    """Which of the kernel's figures mean anything in a directory, found by writing one file there.
+
+    A save that was not synced is found by its dirty pages. Not every file system shows them: tmpfs
+    calls every page dirty; overlayfs, FUSE and DAX show none. A device's counter may stay at zero
+    too: with native NVMe multipath, I/O is counted at the devices below the one that is mounted.
+    """
+
+    unseen: str = ""
+    """Why dirty pages cannot be counted; empty where they can."""
+    device_counts: bool = True
+    """Whether the device's counter grows with what is written."""
+
+    @classmethod
+    def probe(cls, directory: Path, monitor: Monitor) -> Instruments:
+        """Write and sync a short file in `directory`, which does not stay. Raises OSError."""
+        before = monitor.read()
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(os.urandom(_PROBE_BYTES))
+            file.flush()
+            try:
+                dirty = linux.cachestat_unsynced_bytes(file.fileno())
+                os.fsync(file.fileno())
+                left = linux.cachestat_unsynced_bytes(file.fileno())
+            except OSError as error:
+                if error.errno not in _NO_CACHESTAT:
+                    raise
+                os.fsync(file.fileno())
+                unseen = f"no cachestat here ({error.strerror})"
+            else:
+                unseen = _unseen(dirty, left)
+        after = monitor.read()
+        grown = after.write_bytes - before.write_bytes if before and after else 0
+        return cls(unseen=unseen, device_counts=grown >= _PROBE_BYTES)
+
+    def inspect(self, directory: Path, files: Mapping[str, int]) -> Stored:
+        """Look at every file below `directory`, where `files` (path: bytes) must be among them."""
+        problems, unsynced, sizes = [], 0, dict[str, int]()
+        for path in _entries(directory):
+            name = str(path.relative_to(directory))
+            try:
+                found = path.lstat()
+                if not stat.S_ISREG(found.st_mode):
+                    problems.append(f"{name} is {_kind(found.st_mode)}")
+                    continue
+                unsynced += 0 if self.unseen else _unsynced_bytes(path)
+            except FileNotFoundError:  # removed since the directory was listed
+                continue
+            sizes[name] = found.st_size
+        for name, size in files.items():
+            if name not in sizes:
+                problems.append(f"{name} is missing")
+            elif sizes[name] != size:
+                problems.append(f"{name} has {sizes[name]} bytes, {size} were reported")
+        return Stored(
+            problems=tuple(problems),
+            unsynced_bytes=None if self.unseen else unsynced,
+            unseen=self.unseen,
+        )
+
+
+def _unseen(dirty: int, left: int) -> str:
+    if dirty < _PROBE_BYTES:
+        return "cachestat shows no dirty pages on this file system"
+    return "pages stay dirty after a sync on this file system" if left else ""
+
+
+def _entries(directory: Path) -> Iterator[Path]:
+    """Everything below `directory` that is not a directory itself; no link is followed."""
+    for parent, directories, names in os.walk(directory):
+        yield from (Path(parent, name) for name in names)
+        # os.walk lists a link to a directory as a directory, and does not enter it.
+        yield from (path for name in directories if (path := Path(parent, name)).is_symlink())
+
+
+def _kind(mode: int) -> str:
+    return "a symbolic link" if stat.S_ISLNK(mode) else "not a regular file"
+
+
+def _unsynced_bytes(path: Path) -> int:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return linux.cachestat_unsynced_bytes(fd)
+    finally:
+        os.close(fd)

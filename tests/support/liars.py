@@ -1,0 +1,264 @@
+"""Liars: writers that report what they did not do; the bench must call none of them VALID.
+
+Each is `buffered` with one lie. Run as a program in a directory of a real file system, it prints
+the table of docs/statistics.md:
+
+    PYTHONPATH=tests python -m support.liars DIRECTORY
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from iobench import workloads
+from iobench.bench.contenders.base import WriterContender
+from iobench.bench.judging.repeat import Repeat
+from iobench.bench.judging.verdict import Context, Reason, judge, with_verification
+from iobench.bench.plan import Plan
+from iobench.bench.runner import Runner
+from iobench.bench.targets.directory import DirectoryTarget
+from iobench.results import CeilingSample, Failure, ResultFile, ResultWriter, Sample, read
+from iobench.units import KIB, MIB
+from iobench.writers.base import Writer
+from iobench.writers.buffered import BufferedWriter
+from iobench.writers.image import FileImage
+from iobench.writers.transfer import PathCount, Transfer
+
+__all__ = ["LIARS", "Liar", "run", "table", "verdicts"]
+
+_HEADER = "| writer | what it does | save | restore | why |"
+_SMALL = 4 * KIB  # most of the tensors are larger
+
+_WORKLOAD = """\
+schema: iobench.workload/1
+description: "one layer, 5 MiB"
+model:
+  name: liars
+  family: llama
+  arch: {vocab_size: 256, hidden_size: 192, num_layers: 1, num_heads: 4, ffn_hidden_size: 256}
+layout: {id: hf-trainer, world_size: 1}
+"""
+
+
+class Liar(BufferedWriter):
+    """An honest `buffered` under another name. What it claims is what its Transfers say."""
+
+    lie: ClassVar[str]
+    """What it does, for the table."""
+    reason: ClassVar[str]
+    """How the first reason of the verdict that names the lie begins."""
+    lies_in: ClassVar[str] = "save"
+
+    def write(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
+        return replace(super().write(image, target, **how), writer=self.name)
+
+    def write_many(self, images: Any, target: str | Path, **how: Any) -> Transfer:
+        return Writer.write_many(self, images, target, **how)
+
+
+class SkipsSync(Liar):
+    name = "skips-sync"
+    lie = "writes to the page cache only, and reports a durable save"
+    reason = "not durable: dirty pages were left after the save"
+
+    def write(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
+        how["durable"] = False
+        return replace(super().write(image, target, **how), durable=True)
+
+
+class AdmitsIt(Liar):
+    name = "admits-it"
+    lie = "does not sync, and reports `durable=False`"
+    reason = "not durable: the writer itself reports that it did not sync"
+
+    def write(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
+        how["durable"] = False
+        return super().write(image, target, **how)
+
+
+class Unlinks(Liar):
+    name = "unlinks"
+    lie = "removes the file after the save"
+    reason = "files are not as saved"
+
+    def write(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
+        done = super().write(image, target, **how)
+        Path(target, image.path).unlink()
+        return done
+
+
+class Garbage(Liar):
+    name = "garbage"
+    lie = "writes the right header, and zeros for the tensors"
+    reason = "wrong bytes: tensors differ from what was saved"
+
+    def write(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
+        first, *rest = image.segments  # the header; a zip's directory is the last
+        memories = [first.memory] + [
+            np.zeros(segment.length, np.uint8)
+            if segment.length >= _SMALL and segment is not rest[-1]
+            else segment.memory
+            for segment in rest
+        ]
+        return super().write(FileImage.of(image.path, memories), target, **how)
+
+
+class FromMemory(Liar):
+    name = "from-memory"
+    lie = "restores from memory while another process reads the file"
+    reason = "the bytes did not come from the device"
+    lies_in = "restore"
+
+    def __init__(self, *given: Any, **values: Any) -> None:
+        super().__init__(*given, **values)
+        self._kept: dict[str, bytes] = {}
+
+    def write(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
+        parts = image.views(0, image.size_bytes)
+        self._kept[image.path] = b"".join(part.tobytes() for part in parts)
+        return super().write(image, target, **how)
+
+    def read(
+        self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
+    ) -> Transfer:
+        meter = self._meter()
+        stop = image.size_bytes if stop is None else stop
+        path = os.fspath(Path(target, image.path))
+        # Not our child: the kernel adds what a child read to its parent's count. The pipe is at its
+        # end when `cat` is.
+        command = ["sh", "-c", 'cat "$1" >/dev/null &', "sh", path]
+        subprocess.run(command, check=True, stderr=subprocess.PIPE)
+        at = start
+        for view in image.views(start, stop):
+            view[:] = np.frombuffer(self._kept[image.path], np.uint8)[at : at + len(view)]
+            at += len(view)
+        meter.count("buffered", stop - start)
+        return meter.transfer(self.name, "read", stop - start, durable=True)
+
+
+class Elsewhere(Liar):
+    name = "elsewhere"
+    lie = "writes the data to another directory, and leaves a symbolic link"
+    reason = "files are not as saved"
+
+    def write(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
+        other = tempfile.mkdtemp(prefix="liar-", dir=Path(target).parent)
+        done = super().write(image, other, **how)
+        link = Path(target, image.path)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(Path(other, image.path))
+        return done
+
+
+class InventsPhases(Liar):
+    name = "invents-phases"
+    lie = "reports ten times the phases that the clock can hold"
+    reason = "phases that its time cannot hold"
+
+    def write(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
+        done = super().write(image, target, **how)
+        return replace(done, phases_s={"gather": 10.0, "write": done.elapsed_s})
+
+
+class InventsPaths(Liar):
+    name = "invents-paths"
+    lie = "reports half of its bytes by `direct`, and no others"
+    reason = "its paths do not add up to the bytes moved"
+
+    def write(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
+        done = super().write(image, target, **how)
+        return replace(done, paths={"direct": PathCount(operations=1, bytes=done.bytes // 2)})
+
+
+LIARS: tuple[type[Liar], ...] = (
+    *(SkipsSync, AdmitsIt, Unlinks, Garbage, FromMemory, Elsewhere),
+    *(InventsPhases, InventsPaths),
+)
+
+
+class _Silent:
+    """Progress that nobody watches."""
+
+    def begin(self, steps: int) -> None: ...
+    def step(self, what: str) -> None: ...
+    def result(self, record: Sample | CeilingSample | Failure) -> None: ...
+
+
+def run(directory: Path, writers: Sequence[Writer]) -> ResultFile:
+    """One repetition of a small checkpoint by each writer in `directory`, and its records."""
+    description = directory / "liars.yaml"
+    description.write_text(_WORKLOAD)
+    target, record = directory / "target", directory / "liars.jsonl"
+    target.mkdir()
+    workload = workloads.load(str(description))
+    plan = Plan(
+        workload=workload,
+        full_bytes=workload.size_bytes(),
+        rank=0,
+        contenders=tuple(map(WriterContender, writers)),
+        target=DirectoryTarget(path=target),
+        repeat=Repeat(times=1),
+        pool_bytes=16 * MIB,
+        ceiling=False,
+        crc=True,
+        seed=1,
+    )
+    with ResultWriter(record) as results:
+        Runner(plan=plan, results=results, progress=_Silent()).run()
+    return read(record)
+
+
+def verdicts(result: ResultFile) -> dict[tuple[str, str], tuple[str, list[Reason]]]:
+    """(status, reasons) of every save and restore, by writer and operation."""
+    context = Context.of(result.run)
+    found: dict[tuple[str, str], tuple[str, list[Reason]]] = {}
+    for failure in result.failures:
+        reason = Reason(text=failure.error.split(":")[0])
+        found[failure.setting.writer, failure.operation] = "FAILED", [reason]
+    for sample in with_verification(result.samples, context):
+        verdict = judge(sample, context)
+        key = sample.setting.writer, sample.operation
+        found[key] = str(verdict.status), list(verdict.reasons)
+    return found
+
+
+def table(result: ResultFile, honest: Sequence[Writer]) -> list[str]:
+    """The lines of the table in docs/statistics.md: each liar, then each honest writer."""
+    found = verdicts(result)
+    lines = [_HEADER, "| --- | --- | --- | --- | --- |"]
+    for liar in LIARS:
+        save, restore = found[liar.name, "save"], found[liar.name, "restore"]
+        why = next(
+            one.text
+            for _, reasons in (save, restore)
+            for one in reasons
+            if one.text.startswith(liar.reason)
+        )
+        lines.append(f"| `{liar.name}` | {liar.lie} | {save[0]} | {restore[0]} | {why} |")
+    for writer in honest:
+        save, restore = found[writer.name, "save"], found[writer.name, "restore"]
+        lines.append(f"| `{writer.name}` | its work | {save[0]} | {restore[0]} | |")
+    return lines
+
+
+def main() -> None:
+    """Print the table for the directory that the command line names."""
+    from iobench.writers.registry import make
+
+    honest = [make(name) for name in ("buffered", "uncached", "odirect", "uring", "hybrid")]
+    with tempfile.TemporaryDirectory(dir=sys.argv[1]) as directory:
+        result = run(Path(directory), [*(liar() for liar in LIARS), *honest])
+    sys.stdout.write("\n".join([*table(result, honest), ""]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""What the kernel shows of a directory, and what is found of files with it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from iobench import linux
+from iobench.bench.targets.instruments import Instruments
+from iobench.environment.device import DeviceCounters, parse_stat
+from iobench.units import KIB
+
+PROBE = 256 * KIB
+
+
+class _Device:
+    """A device whose counter has grown by `step` bytes at each reading."""
+
+    files = ()
+
+    def __init__(self, step: int) -> None:
+        self._step, self._readings = step, 0
+
+    def read(self) -> DeviceCounters | None:
+        self._readings += 1
+        sectors = self._readings * self._step // 512
+        return parse_stat(f"0 0 0 0 0 0 {sectors} 0 0 0 0")
+
+
+@pytest.mark.parametrize(
+    ("counts", "unseen"),
+    [
+        ((PROBE, 0), ""),
+        ((0, 0), "cachestat shows no dirty pages on this file system"),
+        ((PROBE, PROBE), "pages stay dirty after a sync on this file system"),
+        ((errno.ENOSYS,), f"no cachestat here ({os.strerror(errno.ENOSYS)})"),
+    ],
+)
+def test_the_probe_finds_out_what_can_be_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...], unseen: str
+) -> None:
+    """As on ext4; overlayfs, FUSE and DAX; tmpfs; and Linux before 6.5. Nothing stays behind."""
+    answers = iter(counts)
+
+    def counted(fd: int) -> int:  # noqa: ARG001
+        answer = next(answers)
+        if answer == errno.ENOSYS:
+            raise OSError(answer, os.strerror(answer))
+        return answer
+
+    monkeypatch.setattr(linux, "cachestat_unsynced_bytes", counted)
+    found = Instruments.probe(tmp_path, _Device(PROBE))
+    assert found == Instruments(unseen=unseen, device_counts=True)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(("step", "counts"), [(PROBE, True), (PROBE // 2, False), (0, False)])
+def test_a_device_that_counts_less_than_was_written_is_not_asked(
+    tmp_path: Path, step: int, counts: bool
+) -> None:
+    """As that of native NVMe multipath, whose counter stays at zero."""
+    assert Instruments.probe(tmp_path, _Device(step)).device_counts is counts
+
+
+def test_other_errors_of_the_probe_are_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(fd: int) -> int:  # noqa: ARG001
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(linux, "cachestat_unsynced_bytes", broken)
+    with pytest.raises(OSError, match="Input/output error"):
+        Instruments.probe(tmp_path, _Device(PROBE))
+
+
+def test_files_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is not a regular file of the reported size is named, and dirty pages are summed."""
+    monkeypatch.setattr(linux, "cachestat_unsynced_bytes", lambda fd: os.fstat(fd).st_size)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/good").write_bytes(bytes(10))
+    (tmp_path / "a/short").write_bytes(bytes(9))
+    (tmp_path / "manifest").write_bytes(b"not reported, and synced by others")
+    (tmp_path / "link").symlink_to(tmp_path / "a/good")
+    (tmp_path / "to-directory").symlink_to(tmp_path / "a")
+    os.mkfifo(tmp_path / "pipe")
+    files = {"a/good": 10, "a/short": 10, "gone": 10}
+    found = Instruments().inspect(tmp_path, files)
+    assert sorted(found.problems) == [
+        "a/short has 9 bytes, 10 were reported",
+        "gone is missing",
+        "link is a symbolic link",
+        "pipe is not a regular file",
+        "to-directory is a symbolic link",
+    ]
+    assert (found.unsynced_bytes, found.unseen) == (10 + 9 + 34, "")
+    hidden = Instruments(unseen="no pages").inspect(tmp_path, files)
+    assert (hidden.unsynced_bytes, hidden.unseen) == (None, "no pages")
+    assert hidden.problems == found.problems
+
+
+def test_a_checkpoint_that_is_gone_has_no_files(tmp_path: Path) -> None:
+    assert Instruments().inspect(tmp_path / "gone", {"a": 1}).problems == ("a is missing",)
