@@ -75,7 +75,7 @@ def train(
         bool,
         typer.Option(
             "--simulate-step",
-            help="Let forward and backward last the workload's published step time, the CPU idle.",
+            help="Let a step last the workload's published step time, the CPU idle.",
         ),
     ] = False,
     device: Annotated[

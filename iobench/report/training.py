@@ -209,8 +209,10 @@ def _notes(result: ResultFile) -> Iterator[str]:
     plan = result.run.plan
     if plan["simulated_s"]:
         scaled = ", scaled as its checkpoint is" if plan.get("step_scaled") else ""
+        # Records of before gave forward and backward all of it, and the update came on top.
+        what = "a step takes" if plan.get("simulates_whole_step") else "forward and backward take"
         yield (
-            f"forward and backward take {format_seconds(plan['simulated_s'])}, the workload's "
+            f"{what} {format_seconds(plan['simulated_s'])}, the workload's "
             f"published step time{scaled}; the CPU rests meanwhile"
         )
     if probe := plan.get("probe"):
