@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from iobench.bench.judging.stats import Interval, Ratio
+from iobench.bench.judging.comparison import LEAST_SAMPLES
+from iobench.bench.judging.stats import NO_INTERVAL, Interval, Ratio
 from iobench.claims.claims import Answer, Claim, ClaimFinding
 from iobench.errors import ResultFileError
 from iobench.results import ResultFile
@@ -12,7 +13,7 @@ from iobench.results.labels import labels
 from iobench.results.setting import Setting
 from iobench.units import format_size
 
-__all__ = ["check_one_setting", "finding", "shard"]
+__all__ = ["check_one_setting", "few_pairs", "finding", "pairs_of", "shard"]
 
 
 def finding(
@@ -31,17 +32,29 @@ def finding(
     if ratio.interval:
         interval = Interval(*sorted((figure(ratio.interval.low), figure(ratio.interval.high))))
     answer, reason = _compare(claim, interval)
+    if ratio.samples < LEAST_SAMPLES:
+        answer, reason = Answer.UNDECIDED, few_pairs(ratio.samples)
     if incomparable:
         answer, reason = Answer.NOT_COMPARABLE, incomparable
-    pairs = "1 pair" if ratio.samples == 1 else f"{ratio.samples} pairs"
     return ClaimFinding(
         claim=claim,
         ours=figure(ratio.ratio),
         interval=interval,
-        setting=f"{setting}, {pairs}",
+        setting=f"{setting}, {pairs_of(ratio.samples)}",
         answer=answer,
         reason=reason,
+        pairs=ratio.samples,
     )
+
+
+def pairs_of(count: int) -> str:
+    """Return `1 pair` or `2 pairs`."""
+    return "1 pair" if count == 1 else f"{count} pairs"
+
+
+def few_pairs(count: int) -> str:
+    """Return why so few pairs leave a claim undecided: `2 pairs, 5 needed`."""
+    return f"{pairs_of(count)}, {LEAST_SAMPLES} needed"
 
 
 def shard(result: ResultFile) -> str:
@@ -63,7 +76,7 @@ def check_one_setting(result: ResultFile, what: str, measured: Iterable[Setting]
 
 def _compare(claim: Claim, interval: Interval | None) -> tuple[Answer, str]:
     if interval is None:
-        return Answer.UNDECIDED, "one pair has no interval"
+        return Answer.UNDECIDED, NO_INTERVAL
     value = claim.value
     holds, fails = interval.low >= value, interval.high < value
     if claim.at_most:

@@ -91,8 +91,9 @@ class Study:
 class ClaimFinding:
     """What was measured of a claim: `ours` in the claim's unit, None where there is no such figure.
 
-    `interval` holds 95 %. `setting` says what it is a figure of, `reason` why the answer is given.
-    With `bound` it is the most that it could be, computed and not trained.
+    `interval` holds what so many `pairs` reach, 95 % at most. `setting` says what it is a figure
+    of, `reason` why the answer is given. With `bound` it is the most that it could be, computed and
+    not trained.
     """
 
     claim: Claim
@@ -101,6 +102,7 @@ class ClaimFinding:
     setting: str
     answer: Answer
     reason: str
+    pairs: int
     bound: bool = False
 
 

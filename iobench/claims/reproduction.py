@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 
 from iobench import workloads
+from iobench.bench.judging.comparison import LEAST_SAMPLES
 from iobench.bench.judging.stats import Interval, Ratio, median, paired_log_ratio
 from iobench.bench.judging.verdict import Context, VerdictStatus, judge, with_verification
-from iobench.claims.answer import check_one_setting, finding, shard
+from iobench.claims.answer import check_one_setting, few_pairs, finding, shard
 from iobench.claims.claims import Answer, Claim, ClaimFinding, Study
 from iobench.claims.trained import judge_training
 from iobench.errors import ResultFileError
@@ -106,10 +107,14 @@ def _most(claim: Claim, result: ResultFile, ratio: Ratio, slow_s: Sequence[float
         _share(save_s, ratio.interval.low, step.seconds),
         _share(save_s, ratio.interval.high, step.seconds),
     )
-    never = interval is not None and interval.high < claim.value
+    few = ratio.samples < LEAST_SAMPLES
+    never = not few and interval is not None and interval.high < claim.value
     gained_s = save_s * (1 - 1 / ratio.ratio)
     steps = (gained_s / claim.value - save_s) / step.seconds
-    if never:
+    answer = Answer.NO if never else Answer.NOT_COMPARABLE
+    if few:
+        answer, reason = Answer.UNDECIDED, few_pairs(ratio.samples)
+    elif never:
         reason = "not even with a save after every step"
     elif steps < 1:
         reason = (
@@ -128,8 +133,9 @@ def _most(claim: Claim, result: ResultFile, ratio: Ratio, slow_s: Sequence[float
         interval=interval,
         setting=f"a save of {format_seconds(save_s)} by {claim.theirs.writer} after every step of "
         f"{format_seconds(step.seconds)}",
-        answer=Answer.NO if never else Answer.NOT_COMPARABLE,
+        answer=answer,
         reason=reason,
+        pairs=ratio.samples,
         bound=True,
     )
 

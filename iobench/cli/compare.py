@@ -3,41 +3,63 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from iobench.errors import IobenchError, RegressionError, UsageError
 from iobench.report.compare_as import CompareFormat, write
 
+if TYPE_CHECKING:
+    from iobench.results import ResultFile
+
+__all__ = ["CompareCommand", "compare"]
+
+_SEPARATOR = "--"
+_MARK = "\0"  # no path has it
+
+
+class CompareCommand(TyperCommand):
+    """A command whose arguments may hold `--`, which the parser would drop."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [_MARK if one == _SEPARATOR else one for one in args])
+
 
 def compare(
-    old: Annotated[Path, typer.Argument(help="The result file of the run before.")],
-    new: Annotated[Path, typer.Argument(help="The result file of the run now.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="OLD... -- NEW...",
+            help="Result files or directories of them: runs before, --, runs now. Two alone are "
+            "one run a side.",
+        ),
+    ],
     threshold: Annotated[
         str, typer.Option("--threshold", help="How much slower is a regression: 5%.")
     ] = "5%",
     force: Annotated[
         bool, typer.Option("--force", help="Compare runs that are unlike, and say in what.")
     ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit code 5 with one run a side, too.")
+    ] = False,
     format_: Annotated[
         CompareFormat,
         typer.Option("--format", help="How to print it; md is ready for a pull request."),
     ] = CompareFormat.TABLE,
 ) -> None:
-    """Compare two runs: better, worse or no difference shown; exit code 5 on a regression."""
+    """Compare runs: better, worse or no difference shown; exit code 5 on a regression."""
     from iobench.report import compare as report
-    from iobench.report.alike import unlike
-    from iobench.results import read
     from iobench.units import parse_percent
 
     allowed = parse_percent(threshold)
-    before, after = read(old), read(new)
-    for result in (before, after):
-        if result.incomplete:
-            typer.echo(f"warning: {result.incomplete}", err=True)
-    differing = unlike(before.run, after.run)
+    before, after = (_read(side) for side in _sides(runs))
+    old, new = (", ".join(str(one.path) for one in side) for side in (before, after))
+    differing = report.unlike_runs(before, after)
     if differing and not force:
         raise UsageError(
             f"{old} and {new} cannot be compared ({'; '.join(differing)}); --force does it anyway"
@@ -47,8 +69,48 @@ def compare(
         raise UsageError(f"{old} and {new} have no writer in common")
     write(comparison, format_, sys.stdout)
     if worse := [f"{row.setting.name} {row.operation}" for row in comparison.regressions]:
-        raise RegressionError(f"slower by more than {threshold}: {', '.join(worse)}")
+        slower = f"slower by more than {threshold}: {', '.join(worse)}"
+        if strict or not comparison.one_run_a_side:
+            raise RegressionError(slower)
+        typer.echo(
+            f"warning: {slower}; one run a side does not show whether the code did it: give "
+            "several runs, or --strict for exit code 5",
+            err=True,
+        )
     if comparison.spoilt:
         raise IobenchError(
             f"VALID before, INVALID now or FAILED: {', '.join(comparison.spoilt)}; not judged"
         )
+
+
+def _sides(runs: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Split OLD... -- NEW.... Raises UsageError where a side is empty or the separator missing."""
+    if runs.count(_MARK) == 1:
+        at = runs.index(_MARK)
+        old, new = runs[:at], runs[at + 1 :]
+    elif _MARK not in runs and len(runs) == 2:
+        old, new = runs[:1], runs[1:]
+    else:
+        raise UsageError("where do the runs now begin? iobench compare OLD1 OLD2 -- NEW1 NEW2")
+    if not old or not new:
+        raise UsageError("each side needs a run: iobench compare OLD1 OLD2 -- NEW1 NEW2")
+    return old, new
+
+
+def _read(paths: Sequence[str]) -> list[ResultFile]:
+    """Read files, and every .jsonl file of directories by name. Raises UsageError for none."""
+    from iobench.results import read
+
+    found = []
+    for path in map(Path, paths):
+        files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+        if not files:
+            raise UsageError(f"{path} has no result files (*.jsonl)")
+        found += [read(one) for one in files]
+    for result in found:
+        if result.incomplete:
+            typer.echo(f"warning: {result.incomplete}", err=True)
+    repeated = {one.run.run_id for one in found}
+    if len(repeated) < len(found):
+        raise UsageError(f"{', '.join(paths)}: the same run twice on one side has no spread")
+    return found

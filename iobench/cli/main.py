@@ -12,7 +12,7 @@ import typer
 
 from iobench._version import __version__
 from iobench.cli.autotune import autotune
-from iobench.cli.compare import compare
+from iobench.cli.compare import CompareCommand, compare
 from iobench.cli.doctor import doctor
 from iobench.cli.exec import exec_
 from iobench.cli.plan import plan
@@ -51,7 +51,7 @@ app.command()(show)
 app.command()(train)
 app.command()(plan)
 app.command()(reproduce)
-app.command()(compare)
+app.command(cls=CompareCommand)(compare)
 app.command(
     "exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )(exec_)

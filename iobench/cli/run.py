@@ -62,7 +62,7 @@ def run(
         typer.Option(
             "--repeat", help="Samples of each writer, or auto: until --precision or --max-time."
         ),
-    ] = "5",
+    ] = "6",
     precision: Annotated[
         str, typer.Option("--precision", help="With auto: how wide an interval may be.")
     ] = "5%",

@@ -64,7 +64,7 @@ def train(
             "first; 3.5%: what they may cost, by CheckFreq's rule.",
         ),
     ] = "20",
-    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Blocks of each arm.")] = 4,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Blocks of each arm.")] = 6,
     model_params: Annotated[
         int,
         typer.Option(
@@ -75,7 +75,7 @@ def train(
         bool,
         typer.Option(
             "--simulate-step",
-            help="Let forward and backward last the workload's published step time, the CPU idle.",
+            help="Let a step last the workload's published step time, the CPU idle.",
         ),
     ] = False,
     device: Annotated[

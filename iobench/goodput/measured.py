@@ -203,7 +203,14 @@ def _size_notes(result: ResultFile, size: int) -> Iterator[str]:
 
 
 def _medians(values: Sequence[float], position: int, operation: int) -> list[float]:
-    """Bootstrapped medians (Efron and Tibshirani, 1993, section 13.3), each setting on its own."""
+    """Draw medians as the sign test bounds them, each setting with its own seed.
+
+    The true median has B of n samples below it, B drawn of Binomial(n, 1/2), so it is between two
+    neighbours in order. A bootstrap of 7 samples would hold it in 88 % of all cases, not in 95 %.
+    """
     rng = np.random.default_rng([_SEED, position, operation])
-    picks = rng.integers(0, len(values), size=(_RESAMPLES, len(values)))
-    return [float(one) for one in np.median(np.asarray(values)[picks], axis=1)]
+    ordered = np.sort(np.asarray(values))
+    last = ordered.size - 1
+    below = rng.binomial(ordered.size, 0.5, size=_RESAMPLES)
+    low, high = ordered[np.maximum(below - 1, 0)], ordered[np.minimum(below, last)]
+    return [float(one) for one in low + rng.random(_RESAMPLES) * (high - low)]

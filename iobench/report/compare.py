@@ -1,42 +1,53 @@
-"""Two runs side by side: for each contender and operation a ratio, its interval and a finding."""
+"""Runs compared with other runs: for each contender and operation a ratio and a finding."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from iobench.bench.judging.between_runs import (
+    RunsDifference,
+    compare_levels,
+    control_floor,
+    level,
+)
 from iobench.bench.judging.comparison import (
     LEAST_FLOOR,
     LEAST_SAMPLES,
+    Difference,
     Finding,
     compare_runs,
     noise_floor,
 )
 from iobench.bench.judging.stats import median, rate
 from iobench.bench.judging.verdict import Context, Verdict, VerdictStatus
+from iobench.peers import PREFIX
 from iobench.report.alike import unlike
+from iobench.report.ceiling import find_ceiling
 from iobench.report.summary import Figure, group, verdict_of
 from iobench.results import Operation, ResultFile, Sample, contender_of, to_plain
 from iobench.results.setting import HasSetting, Setting
 
-__all__ = ["SCHEMA", "Comparison", "ComparisonRow", "compare"]
+__all__ = ["SCHEMA", "Comparison", "ComparisonRow", "compare", "unlike_runs"]
 
-SCHEMA = "iobench.compare/1"
+SCHEMA = "iobench.compare/2"
 
 _Key = Figure
 _SPOILT = (VerdictStatus.INVALID, VerdictStatus.FAILED)
+_OPERATIONS: tuple[Operation, ...] = ("save", "restore")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRow(HasSetting):
-    """One contender's saves or restores in both runs.
+    """One contender's saves or restores on both sides.
 
     `ratio` is of the new rate to the old one, `ci95` its interval, `floor` the part that counts as
-    noise; see docs/statistics.md. `finding` is None where a run's samples are INVALID, or FAILED:
-    such figures are not judged; `spoilt` where only the new ones are. `regression` is set where it
-    is worse, and by more than the threshold.
+    noise; see docs/statistics.md. `finding` is None where a run's samples are INVALID or FAILED:
+    such figures are not judged. `spoilt` is set where only new ones are. `regression` is set where
+    it is worse, and by more than the threshold. A `control` is unchanged code: it shows what the
+    storage did, and is never a regression.
     """
 
     workload: str
@@ -51,27 +62,35 @@ class ComparisonRow(HasSetting):
     floor: float
     finding: Finding | None
     regression: bool
+    control: bool
     spoilt: bool
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """`unlike` says what differs between the runs; `missing` and `added` who is in one only.
+    """`unlike` says what differs between the runs; `missing` and `added` who is on one side only.
 
     `failed` are those that were measured before and failed now before they had a sample, with why.
+    `controls` are the ratios of contenders whose code is the same on both sides, fio among them.
     """
 
     schema: str = SCHEMA
     workload: str
-    old: str
-    new: str
+    old: tuple[str, ...]
+    new: tuple[str, ...]
     threshold: float
     unlike: tuple[str, ...]
     rows: tuple[ComparisonRow, ...]
+    controls: Mapping[str, float]
     missing: tuple[str, ...]
     added: tuple[str, ...]
     failed: Mapping[str, str]
+
+    @property
+    def one_run_a_side(self) -> bool:
+        """Whether there is no spread between runs to compare a difference with."""
+        return len(self.old) == len(self.new) == 1
 
     @property
     def regressions(self) -> list[ComparisonRow]:
@@ -89,41 +108,114 @@ class Comparison:
         return document
 
 
-def compare(old: ResultFile, new: ResultFile, threshold: float) -> Comparison:
-    """Every contender that both runs have. `threshold` is a part: 0.05 for 5 %."""
-    before, after = group(old), group(new)
-    failures = {contender_of(failure): failure for failure in new.failures}
-    kinds = {(operation, restore_as) for _, operation, restore_as in before}
-    tried = {*after, *((contender, *kind) for contender in failures for kind in kinds)}
-    pairs = _pairs(before, tried)
-    then, now = _verdicts(old, before), _verdicts(new, after)
+@dataclass(frozen=True, kw_only=True)
+class _Side:
+    """The runs of one side: samples by contender and operation, one list a run that has any."""
+
+    results: Sequence[ResultFile]
+    runs: dict[_Key, list[list[Sample]]] = field(default_factory=dict)
+    verdicts: dict[_Key, Verdict] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, results: Sequence[ResultFile]) -> _Side:
+        side = cls(results=results)
+        for result in results:
+            context = Context.of(result.run)
+            failures = {contender_of(failure): failure for failure in result.failures}
+            for key, samples in group(result).items():
+                side.runs.setdefault(key, []).append(samples)
+                verdict = verdict_of(samples, context, failures.get(key[0]))
+                if key not in side.verdicts or verdict.status in _SPOILT:
+                    side.verdicts[key] = verdict
+        return side
+
+    def names(self, keys: Iterable[_Key]) -> tuple[str, ...]:
+        return tuple(_name(self.runs[key][0]) for key in keys)
+
+
+def unlike_runs(old: Sequence[ResultFile], new: Sequence[ResultFile]) -> list[str]:
+    """Return what differs between the first old run and each other one, in words, each once."""
+    first, *others = (*old, *new)
+    return list(dict.fromkeys(what for one in others for what in unlike(first.run, one.run)))
+
+
+def compare(old: Sequence[ResultFile], new: Sequence[ResultFile], threshold: float) -> Comparison:
+    """Compare every contender that both sides have. `threshold` is a part: 0.05 for 5 %.
+
+    With several runs on a side the spread between runs is the floor. With one run a side only the
+    spread of samples is known, which is less than that between runs.
+    """
+    before, after = _Side.of(old), _Side.of(new)
+    failures = {contender_of(failure): failure for one in new for failure in one.failures}
+    kinds = {(operation, restore_as) for _, operation, restore_as in before.runs}
+    tried = {*after.runs, *((contender, *kind) for contender in failures for kind in kinds)}
+    pairs = _pairs(before.runs, tried)
+    controls = dict(_controls(before, after))
     rows = [
-        _row(new.run.workload.name, before[one], after[other], (then[one], now[other]), threshold)
+        _row(one, other, (before, after), controls, threshold)
         for one, other in pairs
-        if other in after
+        if other in after.runs
     ]
     rows.sort(key=lambda row: row.operation == "restore")
+    matched = {one for one, _ in pairs}, {other for _, other in pairs}
     return Comparison(
-        workload=new.run.workload.name,
-        old=str(old.path),
-        new=str(new.path),
+        workload=new[0].run.workload.name,
+        old=tuple(str(one.path) for one in old),
+        new=tuple(str(one.path) for one in new),
         threshold=threshold,
-        unlike=tuple(unlike(old.run, new.run)),
+        unlike=tuple(unlike_runs(old, new)),
         rows=tuple(rows),
-        missing=_names(before, {one for one, _ in pairs}),
-        added=_names(after, {other for _, other in pairs}),
+        controls={f"{name} {operation}": ratio for (name, operation), ratio in controls.items()},
+        missing=before.names(key for key in before.runs if key not in matched[0]),
+        added=after.names(key for key in after.runs if key not in matched[1]),
         failed={
-            _name(before[one]): failures[other[0]].why for one, other in pairs if other not in after
+            _name(before.runs[one][0]): failures[other[0]].why
+            for one, other in pairs
+            if other not in after.runs
         },
     )
 
 
-def _verdicts(result: ResultFile, groups: Mapping[_Key, Sequence[Sample]]) -> dict[_Key, Verdict]:
-    context = Context.of(result.run)
-    failures = {contender_of(failure): failure for failure in result.failures}
-    return {
-        key: verdict_of(samples, context, failures.get(key[0])) for key, samples in groups.items()
-    }
+def _controls(before: _Side, after: _Side) -> Iterator[tuple[tuple[str, Operation], float]]:
+    """Yield how unchanged code moved: fio, and peers where no package has another version.
+
+    With one run a side each of them counts. With several, only what moved beyond its own floor.
+    """
+    levels: dict[tuple[str, Operation], tuple[list[float], list[float]]] = {}
+    for operation in _OPERATIONS:
+        ceilings = [
+            [rate for one in side.results if (rate := find_ceiling(one.ceiling).of(operation))]
+            for side in (before, after)
+        ]
+        levels["fio", operation] = ceilings[0], ceilings[1]
+    for key in before.runs.keys() & after.runs.keys():
+        if _is_control(key, before, after):
+            name = before.runs[key][0][0].setting.name
+            levels[name, key[1]] = (_levels(before.runs[key]), _levels(after.runs[key]))
+    for who, (old, new) in sorted(levels.items()):
+        if not old or not new:
+            continue
+        if len(old) == len(new) == 1:
+            yield who, new[0] / old[0]
+        elif (found := compare_levels(new, old)).finding is not Finding.NONE:
+            yield who, found.ratio.ratio
+
+
+def _is_control(key: _Key, before: _Side, after: _Side) -> bool:
+    if not _writer(key).startswith(PREFIX) or key[2] is not None:
+        return False
+    if any(side.verdicts[key].status in _SPOILT for side in (before, after)):
+        return False
+    versions = [
+        {name: version for name, version in found.items() if name != "iobench"}
+        for one in (*before.results, *after.results)
+        if isinstance(found := one.run.environment.machine.get("versions", {}), Mapping)
+    ]
+    return all(one == versions[0] for one in versions)
+
+
+def _levels(runs: Iterable[Iterable[Sample]]) -> list[float]:
+    return [level(samples) for samples in runs]
 
 
 def _pairs(before: Collection[_Key], after: Collection[_Key]) -> list[tuple[_Key, _Key]]:
@@ -155,50 +247,71 @@ def _writer(key: _Key) -> str:
     return writer
 
 
-def _names(groups: Mapping[_Key, Sequence[Sample]], matched: set[_Key]) -> tuple[str, ...]:
-    return tuple(_name(samples) for key, samples in groups.items() if key not in matched)
-
-
 def _name(samples: Sequence[Sample]) -> str:
     return f"{samples[0].setting.name} {samples[0].operation}"
 
 
 def _row(
-    workload: str,
-    old: Sequence[Sample],
-    new: Sequence[Sample],
-    verdicts: tuple[Verdict, Verdict],
+    one: _Key,
+    other: _Key,
+    sides: tuple[_Side, _Side],
+    controls: Mapping[tuple[str, Operation], float],
     threshold: float,
 ) -> ComparisonRow:
-    floors = [floor for side in (old, new) if (floor := noise_floor(side)) is not None]
-    difference = compare_runs(new, old, max(floors, default=LEAST_FLOOR))
-    ratio = difference.ratio
+    before, after = sides
+    old, new = before.runs[one], after.runs[other]
+    first, last = old[0][0], new[0][0]
+    verdicts = {"before": before.verdicts[one], "now": after.verdicts[other]}
     spoilt = {
         when: f"{verdict.status} {when}: {verdict.reasons[0]}"
-        for when, verdict in zip(("before", "now"), verdicts, strict=True)
+        for when, verdict in verdicts.items()
         if verdict.status in _SPOILT
     }
-    finding = None if spoilt else difference.finding
+    control = one == other and _is_control(one, before, after)
+    moved = {
+        name: ratio
+        for (name, operation), ratio in controls.items()
+        if operation == one[1] and not control
+    }
+    difference, few = _difference(new, old, moved.values())
+    ratio, finding = difference.ratio, None if spoilt else difference.finding
+    worse = finding is Finding.WORSE and ratio.ratio < 1 - threshold
     return ComparisonRow(
-        workload=workload,
-        setting=new[0].setting,
-        operation=new[0].operation,
-        old_samples=len(old),
-        new_samples=len(new),
+        workload=after.results[0].run.workload.name,
+        setting=last.setting,
+        operation=last.operation,
+        old_samples=sum(map(len, old)),
+        new_samples=sum(map(len, new)),
         old_bytes_per_s=_middle(old),
         new_bytes_per_s=_middle(new),
         ratio=ratio.ratio,
         ci95=(ratio.interval.low, ratio.interval.high) if ratio.interval else None,
         floor=difference.floor,
         finding=finding,
-        regression=finding is Finding.WORSE and ratio.ratio < 1 - threshold,
+        regression=worse and not control,
+        control=control,
         spoilt="now" in spoilt and "before" not in spoilt,
         notes=(
             *spoilt.values(),
-            *_changed_options(old[0].options, new[0].options),
-            *_too_few(ratio.samples),
+            *_changed_options(first.options, last.options),
+            *few,
+            *(["unchanged code, so this is what the storage did"] if control else []),
         ),
     )
+
+
+def _difference(
+    new: Sequence[Sequence[Sample]], old: Sequence[Sequence[Sample]], controls: Iterable[float]
+) -> tuple[Difference | RunsDifference, list[str]]:
+    """Return the difference between the sides, and what to say where it cannot be shown."""
+    if len(new) == len(old) == 1:
+        floors = [floor for side in (old[0], new[0]) if (floor := noise_floor(side)) is not None]
+        found = compare_runs(new[0], old[0], max(floors, default=LEAST_FLOOR))
+        floor = control_floor(found.floor, found.ratio.ratio, controls)
+        return Difference(ratio=found.ratio, floor=floor), _too_few(found.ratio.samples)
+    runs = compare_levels(_levels(new), _levels(old))
+    floor = control_floor(runs.floor, runs.ratio.ratio, controls)
+    return RunsDifference(ratio=runs.ratio, floor=floor), []
 
 
 def _too_few(repetitions: int) -> list[str]:
@@ -220,5 +333,6 @@ def _value(options: Mapping[str, Any], name: str) -> str:
     return str(options[name]) if name in options else "no such option"
 
 
-def _middle(samples: Sequence[Sample]) -> float:
-    return median([rate(sample.bytes, sample.elapsed_s) for sample in samples])
+def _middle(runs: Sequence[Sequence[Sample]]) -> float:
+    """Return the median over runs of the median rate of their samples."""
+    return median([median([rate(one.bytes, one.elapsed_s) for one in same]) for same in runs])

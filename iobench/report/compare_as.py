@@ -62,8 +62,15 @@ def _labelled(comparison: Comparison) -> Iterator[tuple[str, ComparisonRow]]:
 
 
 def _notes(comparison: Comparison) -> Iterator[str]:
-    yield f"before: {comparison.old}"
-    yield f"now: {comparison.new}"
+    yield f"before: {', '.join(comparison.old)}"
+    yield f"now: {', '.join(comparison.new)}"
+    if comparison.one_run_a_side:
+        yield (
+            "one run a side: two runs of unchanged code differ by more than their samples do; "
+            "compare OLD1 OLD2 -- NEW1 NEW2 measures by how much"
+        )
+    for who, ratio in comparison.controls.items():
+        yield f"unchanged code: {who} moved by {ratio:.3f}, the floor of what moved the same way"
     for what in comparison.unlike:
         yield f"unlike runs, compared by force: {what}"
     for label, one in _labelled(comparison):
@@ -77,9 +84,10 @@ def _notes(comparison: Comparison) -> Iterator[str]:
         yield f"only now: {', '.join(comparison.added)}"
     floors = sorted({one.floor for one in comparison.rows})
     if floors:
+        what = "the whole interval" if comparison.one_run_a_side else "the ratio of the runs"
         shown = " to ".join(f"{100 * floor:.1f} %" for floor in {floors[0]: 0, floors[-1]: 0})
         yield (
-            f"a difference is shown when the whole interval is beyond {shown}; "
+            f"a difference is shown when {what} is beyond {shown}; "
             f"a regression is worse by more than {100 * comparison.threshold:g} %"
         )
 

@@ -66,8 +66,8 @@ _RANKED = (VerdictStatus.VALID, VerdictStatus.SCALED)
 class Summary(HasSetting):
     """All samples of one writer at one setting, saving or restoring.
 
-    `median_bytes_per_s` is the median of the samples' rates, `ci95_bytes_per_s` its bootstrap
-    interval (None for 1 sample), `of_ceiling` its ratio to the ceiling (None without one).
+    `median_bytes_per_s` is the median of the samples' rates, `ci95_bytes_per_s` its interval (None
+    for 1 sample), `of_ceiling` its ratio to the ceiling (None without one).
     `cpu_s_per_gib` is total over total; `first_done_s`, `last_done_s` and `phases_s` are medians;
     `paths` and `decisions` count operations over all samples. `ratio` is how many times the
     baseline's rate this is, paired by repetition, and `ratio_ci95` its interval (see
@@ -216,7 +216,7 @@ def _summary(
 ) -> Summary:
     first = samples[0]
     rates = [stats.rate(sample.bytes, sample.elapsed_s) for sample in samples]
-    middle, interval = stats.median(rates), stats.bootstrap_median_interval(rates)
+    middle, interval = stats.median(rates), stats.median_interval(rates)
     limit = ceiling.of(first.operation)
     verdict, ratio = verdict_of(samples, context, failure), None
     if verdict.status in _RANKED and against and verdict_of(against, context).status in _RANKED:

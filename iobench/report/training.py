@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
+from iobench.bench.judging.comparison import LEAST_SAMPLES
 from iobench.bench.judging.stats import (
     Interval,
-    bootstrap_median_interval,
     median,
+    median_interval,
     paired_log_ratio,
 )
+from iobench.claims.answer import few_pairs
 from iobench.report.grid import Grid, write_grids_as_markdown, write_grids_as_table
 from iobench.results import ResultFile, TrainBlock, to_plain
 from iobench.results.labels import labels
@@ -54,7 +56,8 @@ class TrainingCost:
     `step_s` is that of steps with nothing in the background, `persisting_step_s` of those beside a
     checkpoint on its way; None where no step was of that kind. `slowdown` is the latter over the
     median step without checkpoints, less 1. `overhead` is the wall clock of a block over that of
-    the one without checkpoints in the same repetition, less 1, `overhead_interval` holds 95 %.
+    the one without checkpoints in the same repetition, less 1, over so many `pairs`;
+    `overhead_interval` holds what they reach, 95 % at most.
     `snapshot_bytes_per_s` is a checkpoint's size over its stall, for modes whose stall is a copy.
     """
 
@@ -63,6 +66,7 @@ class TrainingCost:
     mode: str
     slots: int | None
     blocks: int
+    pairs: int
     step_s: float | None
     persisting_step_s: float | None
     slowdown: float | None
@@ -113,11 +117,12 @@ def _cost(name: str, blocks: Sequence[TrainBlock], plain: Sequence[TrainBlock]) 
         mode=first.mode,
         slots=first.slots,
         blocks=len(blocks),
+        pairs=ratio.samples if ratio else 0,
         step_s=_median(quiet),
         persisting_step_s=_median(busy),
         slowdown=median(busy) / median(base) - 1 if busy and base else None,
         stall_s=stall_s,
-        stall_interval=bootstrap_median_interval([s.stall_s for s in taken]) if taken else None,
+        stall_interval=median_interval([s.stall_s for s in taken]) if taken else None,
         persist_s=_median([save.persist_s for save in saves if save.persist_s is not None]),
         snapshot_bytes_per_s=first.bytes / stall_s if stall_s and first.mode == "async" else None,
         overhead=ratio.ratio - 1 if ratio else None,
@@ -189,7 +194,10 @@ def _row(cost: TrainingCost) -> Iterator[str]:
     yield _seconds(cost.persist_s)
     yield _percent(cost.overhead)
     held = cost.overhead_interval
-    yield f"{_percent(held.low)} to {_percent(held.high)}" if held else _MISSING
+    if 0 < cost.pairs < LEAST_SAMPLES:
+        yield f"undecided: {few_pairs(cost.pairs)}"
+    else:
+        yield f"{_percent(held.low)} to {_percent(held.high)}" if held else _MISSING
     yield _size(cost.peak_memory_bytes)
     yield _size(cost.peak_dirty_bytes)
     yield _MISSING if none else f"{cost.committed} of {cost.saves}"
@@ -201,8 +209,10 @@ def _notes(result: ResultFile) -> Iterator[str]:
     plan = result.run.plan
     if plan["simulated_s"]:
         scaled = ", scaled as its checkpoint is" if plan.get("step_scaled") else ""
+        # Records of before gave forward and backward all of it, and the update came on top.
+        what = "a step takes" if plan.get("simulates_whole_step") else "forward and backward take"
         yield (
-            f"forward and backward take {format_seconds(plan['simulated_s'])}, the workload's "
+            f"{what} {format_seconds(plan['simulated_s'])}, the workload's "
             f"published step time{scaled}; the CPU rests meanwhile"
         )
     if probe := plan.get("probe"):

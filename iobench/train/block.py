@@ -34,7 +34,7 @@ class Reference:
 class TrainingBlocks:
     """Runs blocks, one at a time, all with one trainer.
 
-    `simulated_s` is how long forward and backward take at least: the rest is slept, as a CPU whose
+    `simulated_s` is how long a step takes at least: the rest is slept, as a CPU whose
     GPU computes does. Checkpoints are taken after the first of every `every` steps, so that each
     has time to become durable within the block, and none after the last step.
     """
@@ -138,7 +138,10 @@ class TrainingBlocks:
 
 
 class _Pause:
-    """What happens between backward and optimizer: the simulated rest, then the wait for a copy."""
+    """What happens between backward and update: the simulated rest, then the wait for a copy.
+
+    Forward and backward get what the update leaves of `simulated_s`, the time of a whole step.
+    """
 
     def __init__(self, saver: Saver, simulated_s: float) -> None:
         self._saver, self._simulated_s = saver, simulated_s
@@ -168,9 +171,16 @@ def warm_up(trainer: Trainer, saver: Saver) -> None:
 
 
 def timed_step(trainer: Trainer, saver: Saver, simulated_s: float) -> tuple[float, float]:
-    """The next step: its loss, and its seconds without what it waited for `saver`."""
-    pause = _Pause(saver, simulated_s)
+    """Train one step; return its loss, and its seconds without what it waited for `saver`.
+
+    A simulated step lasts `simulated_s` as a whole. An update that takes longer than it ever did
+    prolongs the step, as a background save that competes for the CPU does.
+    """
+    pause = _Pause(saver, max(0.0, simulated_s - trainer.update_s))
     loss = trainer.step(pause)
+    rest_s = pause.began_s + simulated_s + pause.stall_s - time.perf_counter()
+    if rest_s > 0:
+        time.sleep(rest_s)
     return loss, time.perf_counter() - pause.began_s - pause.stall_s
 
 

@@ -71,7 +71,7 @@ class Session:
     """What to train and how. `size_bytes` is that of a checkpoint: `workload`'s shard, scaled.
 
     A block has `steps` steps; where `pace` is measured, whole intervals of as many at least.
-    `simulated_s` is how long forward and backward take at least, 0 for as long as they take.
+    `simulated_s` is how long a step takes at least, 0 for as long as it takes.
     """
 
     workload: Workload
@@ -101,7 +101,7 @@ class Session:
             *(f"left out  {line}" for line in self.left_out),
             f"target    {self.target.location}",
             f"train     {self.repeat} blocks of {self._block} for each arm, checkpoints every "
-            f"{self.pace}, forward and backward {step}",
+            f"{self.pace}, a step {step}",
         ]
 
     @property
@@ -200,6 +200,7 @@ class Session:
             "repeat": self.repeat,
             "model_params": self.model_params,
             "simulated_s": self.simulated_s,
+            "simulates_whole_step": True,
             "step_scaled": self.step_scaled,
             "device": self.device,
             "seed": self.seed,

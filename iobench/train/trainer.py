@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +45,8 @@ class Trainer:
         self._ballast.random_(generator=torch.Generator(device).manual_seed(seed))
         self._parts: tuple[torch.Tensor, ...] = (self._ballast,)
         self.steps_done = 0
+        self.update_s = 0.0
+        """The shortest update of parameters so far, in seconds; 0 before the first."""
 
     def change_in_parts(self, parts: int) -> None:
         """Go back to the start; from now on a step changes one of so many parts of the ballast."""
@@ -68,10 +72,13 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         before_update()
+        began_s = time.perf_counter()
         self.optimizer.step()
         self._parts[self.steps_done % len(self._parts)].add_(1)
         self.steps_done += 1
-        return float(loss.detach())
+        value = float(loss.detach())  # on CUDA it waits for the update
+        self.update_s = min(self.update_s or math.inf, time.perf_counter() - began_s)
+        return value
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold to go on from here. Its tensors are the trainer's own."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from iobench.bench.judging.comparison import Difference, Finding
-from iobench.bench.judging.stats import Interval, bootstrap_median_interval, median
+from iobench.bench.judging.stats import Interval, median, median_interval
 from iobench.bench.judging.verdict import Context, Verdict, combine, judge, with_verification
 from iobench.results.records import Sample
 from iobench.tune.budget import Budget
@@ -26,7 +26,7 @@ __all__ = ["Outcome", "Standing"]
 class Standing:
     """One setting of the confirmation, all from its fresh samples.
 
-    `loss` is the median, `interval` its 95 % bootstrap interval. `over_baseline` is how many times
+    `loss` is the median, `interval` its order-statistic interval. `over_baseline` is how many times
     better it is than the baseline, round by round; None for the baseline itself. `verdict` is that
     of the samples that the objective counts, None where they are stalls.
     """
@@ -121,7 +121,7 @@ class Outcome:
             candidate=self.trials[name].candidate,
             samples=len(losses),
             loss=median(losses),
-            interval=bootstrap_median_interval(losses),
+            interval=median_interval(losses),
             over_baseline=None
             if name == self.baseline or self.baseline is None
             else self.confirmation.compare(name, self.baseline),

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iobench.bench.judging.comparison import LEAST_FLOOR
-from iobench.bench.judging.stats import median, sign_interval
+from iobench.bench.judging.stats import median, median_interval
 
 __all__ = ["Race", "RaceEntry", "RaceStatus"]
 
@@ -181,7 +181,7 @@ def _medians(table: NDArray[np.float64]) -> NDArray[np.float64]:
 def _shown_worse(logs: list[float], noise: float) -> bool:
     if len(logs) < 2:
         return False
-    interval = sign_interval(logs)
+    interval = median_interval(logs)
     assert interval is not None
     error = noise * math.sqrt(2 / len(logs))
     return interval.low > math.log1p(LEAST_FLOOR) and median(logs) > _Z * error

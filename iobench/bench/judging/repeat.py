@@ -1,11 +1,12 @@
-"""Repeat: how often everything is measured: a number of times, or until the figures are sure."""
+"""Repeat: how often a run measures everything: a number of times, or until intervals are narrow."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from iobench.bench.judging.stats import bootstrap_median_interval, median, rate
+from iobench.bench.judging.stats import median, median_interval, rate
 from iobench.errors import UsageError
 from iobench.results.identity import figure_of
 from iobench.results.records import Sample
@@ -14,15 +15,18 @@ from iobench.units import format_seconds, parse_percent, parse_seconds
 __all__ = ["Repeat"]
 
 _AUTO = "auto"
-_LEAST_AUTO = 6  # of fewer samples no interval holds the median with 95 %
+_LEAST_AUTO = 8  # 6 decide, and of fewer samples no interval holds the median with 95 %
+_DECIDING = 0.8  # the part of the repetitions that decides: docs/statistics.md has the coverage
 
 
 @dataclass(frozen=True, kw_only=True)
 class Repeat:
     """`times`, or with a `precision` at least so often, until it is reached or `max_s` are over.
 
-    The precision is reached when of every contender and operation the 95 % interval of the rate,
-    from end to end, is at most this part of the median. The repetition that runs is finished.
+    The precision is reached when each contender and operation has a 95 % interval of the rate that
+    is at most this part of the median wide. Only the first four fifths of the repetitions decide.
+    A stop on a narrow interval favours samples that happen to agree. The last fifth, measured
+    whatever it shows, corrects that. The repetition in progress is finished.
     """
 
     times: int
@@ -48,7 +52,13 @@ class Repeat:
             return done < self.times
         if elapsed_s >= self.max_s:
             return done < 1
-        return done < self.times or _widest(samples) > self.precision
+        if done < self.times:
+            return True
+        return _widest(samples, self.deciding(done)) > self.precision
+
+    def deciding(self, done: int) -> int:
+        """Return how many of `done` repetitions, the first ones, decide about the precision."""
+        return math.floor(_DECIDING * done)
 
     def __str__(self) -> str:
         if self.precision is None or self.max_s is None:
@@ -57,15 +67,19 @@ class Repeat:
         return f"{within}, at least {self.times} times, at most {format_seconds(self.max_s)}"
 
 
-def _widest(samples: Sequence[Sample]) -> float:
-    """The widest interval of a contender and operation, as a part of its median."""
-    groups: dict[tuple[str, str, str | None], list[float]] = {}
+def _widest(samples: Sequence[Sample], repetitions: int) -> float:
+    """Return the widest interval of a contender and operation, as a part of its median.
+
+    Only the first `repetitions` of each count.
+    """
+    groups: dict[tuple[str, str, str | None], list[Sample]] = {}
     for sample in samples:
-        rates = groups.setdefault(figure_of(sample), [])
-        rates.append(rate(sample.bytes, sample.elapsed_s))
+        groups.setdefault(figure_of(sample), []).append(sample)
     widths = [0.0]
-    for rates in groups.values():
-        interval = bootstrap_median_interval(rates)
+    for same in groups.values():
+        counted = set(sorted({sample.repetition for sample in same})[:repetitions])
+        rates = [rate(s.bytes, s.elapsed_s) for s in same if s.repetition in counted]
+        interval = median_interval(rates)
         if interval is not None:
             widths.append((interval.high - interval.low) / median(rates))
     return max(widths)

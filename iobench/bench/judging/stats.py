@@ -1,7 +1,7 @@
 """The statistics of a benchmark, few and exact.
 
-A rate is total bytes over total time, never a mean of rates. What is reported of several samples is
-their median with a percentile-bootstrap interval. Every sample counts: outliers are flagged only.
+A rate is total bytes over total time, never a mean of rates. Several samples are reported as their
+median with its order-statistic interval. Every sample counts: outliers are flagged only.
 Methods and sources: docs/statistics.md.
 """
 
@@ -10,29 +10,34 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "CONFIDENCE",
     "NO_INTERVAL",
     "Interval",
     "Ratio",
     "SteadyState",
-    "bootstrap_median_interval",
+    "confidence_of",
     "independent_log_ratio",
+    "interval_heading",
+    "log_ratio",
     "median",
+    "median_interval",
     "outliers",
     "paired_log_ratio",
     "rate",
-    "sign_interval",
     "steady_state",
 ]
 
 NO_INTERVAL = "1 sample: no interval"
 
-_SEED = 20260131
-_RESAMPLES = 10_000
+CONFIDENCE = 0.95
+"""What intervals hold where there are enough samples: 6 or more."""
+
 _FEWEST_FOR_OUTLIERS = 5
 _ROUNDS = 5  # of a measurement window; also the two limits: SNIA, see SteadyState
 _RANGE_LIMIT, _SLOPE_LIMIT = 0.20, 0.10
@@ -90,28 +95,44 @@ def median(values: Sequence[float]) -> float:
     return float(np.median(_array(values)))
 
 
-def bootstrap_median_interval(
-    values: Sequence[float],
-    confidence: float = 0.95,
-    resamples: int = _RESAMPLES,
-    seed: int = _SEED,
-) -> Interval | None:
-    """The percentile-bootstrap interval of the median; None for 1 value (say NO_INTERVAL).
+def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
+    """Return the order-statistic interval of the median; None for 1 value (print NO_INTERVAL).
 
-    Efron and Tibshirani, An Introduction to the Bootstrap (1993), section 13.3. Equal arguments
-    give equal intervals. Of n < 6 values it is nearly their range, and no interval made of order
-    statistics can do better: the range itself holds the true median in 1 - 2^(1-n) of all cases
-    (50 % for n = 2, 75 % for 3, 94 % for 5).
+    It reaches from the k-th smallest to the k-th largest value. k is the largest rank with
+    2 P(Binomial(n, 1/2) < k) <= 1 - confidence, so the interval holds the true median at least that
+    often, whatever the distribution (the sign test: Conover, Practical Nonparametric Statistics,
+    3rd ed., 1999, section 3.2). Where even the range holds it less often, the range is returned:
+    see `confidence_of`. Raises ValueError for a confidence outside 0 to 1.
     """
+    ordered = np.sort(_array(values))
+    n = int(ordered.size)
+    k = _rank(n, confidence)
+    return None if n == 1 else Interval(float(ordered[k - 1]), float(ordered[n - k]))
+
+
+def confidence_of(samples: int) -> float:
+    """Return the confidence that an interval of so many samples reaches, at most CONFIDENCE.
+
+    The range of n values holds the median with 1 - 2^(1-n): 50 % for 2, 75 % for 3, 94 % for 5.
+    """
+    return max(0.0, min(CONFIDENCE, 1 - 2.0 ** (1 - samples)))
+
+
+def interval_heading(samples: int) -> str:
+    """Return the name of an interval of so many samples: `95 % interval`, `75 % interval`."""
+    return f"{100 * confidence_of(samples):.0f} % interval"
+
+
+@lru_cache(maxsize=1024)
+def _rank(n: int, confidence: float) -> int:
+    """Return k of `median_interval`. Sums of probabilities: 2^n overflows a float from 1,024 on."""
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, and is {confidence}")
-    given = _array(values)
-    if given.size == 1:
-        return None
-    picks = np.random.default_rng(seed).integers(0, given.size, size=(resamples, given.size))
-    medians = np.median(given[picks], axis=1)
-    low, high = np.quantile(medians, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(float(low), float(high))
+        raise ValueError(f"confidence must be between 0 and 1, and is {confidence}")
+    heads = np.arange(1, n // 2 + 1)
+    log_counts = np.concatenate([[0.0], np.cumsum(np.log((n - heads + 1) / heads))])
+    at_most = np.cumsum(np.exp(log_counts - n * math.log(2)))
+    error = (1 - confidence) * (1 + 1e-9)  # 2 / 2^3 is 25 %, rounding or not
+    return max(1, int(np.count_nonzero(2 * at_most <= error)))
 
 
 def outliers(values: Sequence[float], threshold: float = 3.5) -> list[int]:
@@ -133,77 +154,38 @@ def outliers(values: Sequence[float], threshold: float = 3.5) -> list[int]:
     return [int(i) for i in np.flatnonzero(deviations / spread > threshold)]
 
 
-def sign_interval(values: Sequence[float], confidence: float = 0.95) -> Interval | None:
-    """The interval of the median that the sign test gives, exact for any distribution.
-
-    From the k-th smallest to the k-th largest value, k the largest with
-    2 P(Binomial(n, 1/2) < k) <= 1 - confidence; the range where even that holds the median less
-    often (n < 6 for 95 %). None for 1 value. Conover, Practical Nonparametric Statistics (3rd ed.,
-    1999), section 3.2.
-    """
-    given = np.sort(_array(values))
-    n = int(given.size)
-    if n == 1:
-        return None
-    k, below = 1, 1  # of the 2^n outcomes of n throws, `below` have fewer than k heads
-    while 2 * (below + math.comb(n, k)) <= (1 - confidence) * 2**n:
-        below += math.comb(n, k)
-        k += 1
-    return Interval(float(given[k - 1]), float(given[n - k]))
-
-
-def paired_log_ratio(
-    a: Sequence[float],
-    b: Sequence[float],
-    confidence: float = 0.95,
-    resamples: int = _RESAMPLES,
-    seed: int = _SEED,
-) -> Ratio:
-    """How many times larger `a` is than `b`, pair by pair: exp(median(log(a_i / b_i))).
+def paired_log_ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
+    """Return how many times larger `a` is than `b`, pair by pair: exp(median(log(a_i / b_i))).
 
     Pairs are samples of one repetition, so what disturbs both cancels. Logarithms make "twice" and
-    "half" weigh the same: swapping `a` and `b` gives the inverse. The interval is the bootstrap's,
-    and never narrower than `sign_interval`: of few pairs the bootstrap's alone holds the true
-    median less often than it says (87 % for 7). Raises ValueError for series of unlike length,
-    empty ones, and values that are not above zero.
+    "half" weigh the same: swapping `a` and `b` gives the inverse. The interval is that of
+    `median_interval`. Raises ValueError for series of different length, empty ones, and values that
+    are not above zero.
     """
     first, second = _logs(a), _logs(b)
     if first.size != second.size:
         raise ValueError(f"pairs need series of one length, not {first.size} and {second.size}")
     logs = (first - second).tolist()
-    interval = bootstrap_median_interval(logs, confidence, resamples, seed)
-    exact = sign_interval(logs, confidence)
-    if interval and exact:
-        interval = Interval(min(interval.low, exact.low), max(interval.high, exact.high))
-    return _ratio(float(np.median(logs)), interval, len(logs))
+    return log_ratio(median(logs), median_interval(logs), len(logs))
 
 
-def independent_log_ratio(
-    a: Sequence[float],
-    b: Sequence[float],
-    confidence: float = 0.95,
-    resamples: int = _RESAMPLES,
-    seed: int = _SEED,
-) -> Ratio:
-    """How many times larger the median of `a` is than that of `b`, for series of different runs.
+def independent_log_ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
+    """Return how many times larger the median of `a` is than that of `b`, for two runs' series.
 
-    exp(median(log a) - median(log b)), each series resampled by itself (Efron and Tibshirani,
-    sections 8.3 and 13.3). No interval where either has 1 value. Raises ValueError for empty series
-    and values that are not above zero.
+    exp(median(log a) - median(log b)). The interval combines those of both medians as Zou and
+    Donner do (MOVER: Statistics in Medicine 27, 2008, section 2): the distances from each median to
+    the end of its interval are added as squares. No interval where either has 1 value. Raises
+    ValueError for empty series and values that are not above zero.
     """
-    first, second = _logs(a), _logs(b)
-    interval = None
-    if first.size > 1 and second.size > 1:
-        random = np.random.default_rng(seed)
-        medians = [
-            np.median(logs[random.integers(0, logs.size, size=(resamples, logs.size))], axis=1)
-            for logs in (first, second)
-        ]
-        ends = [(1 - confidence) / 2, (1 + confidence) / 2]
-        low, high = np.quantile(medians[0] - medians[1], ends)
-        interval = Interval(float(low), float(high))
-    middle = float(np.median(first) - np.median(second))
-    return _ratio(middle, interval, int(min(first.size, second.size)))
+    first, second = _logs(a).tolist(), _logs(b).tolist()
+    middles = median(first), median(second)
+    held = median_interval(first), median_interval(second)
+    middle, interval = middles[0] - middles[1], None
+    if held[0] and held[1]:
+        below = math.hypot(middles[0] - held[0].low, held[1].high - middles[1])
+        above = math.hypot(held[0].high - middles[0], middles[1] - held[1].low)
+        interval = Interval(middle - below, middle + above)
+    return log_ratio(middle, interval, min(len(first), len(second)))
 
 
 def steady_state(rounds: Sequence[float]) -> SteadyState | None:
@@ -218,7 +200,8 @@ def steady_state(rounds: Sequence[float]) -> SteadyState | None:
     return SteadyState(range=float(np.ptp(window)) / mean, slope=abs(slope) * (_ROUNDS - 1) / mean)
 
 
-def _ratio(log: float, interval: Interval | None, samples: int) -> Ratio:
+def log_ratio(log: float, interval: Interval | None, samples: int) -> Ratio:
+    """Return the ratio whose logarithm, with its interval, is given."""
     return Ratio(
         ratio=math.exp(log),
         interval=interval and Interval(math.exp(interval.low), math.exp(interval.high)),

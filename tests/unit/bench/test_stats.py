@@ -10,13 +10,13 @@ from scipy import stats as scipy_stats
 
 from iobench.bench.judging.stats import (
     Interval,
-    bootstrap_median_interval,
     independent_log_ratio,
+    interval_heading,
     median,
+    median_interval,
     outliers,
     paired_log_ratio,
     rate,
-    sign_interval,
     steady_state,
 )
 
@@ -45,56 +45,54 @@ def test_what_has_no_median_is_refused(values: list[float]) -> None:
         median(values)
 
 
-def test_one_value_has_no_interval() -> None:
-    assert bootstrap_median_interval([5.0]) is None
+@pytest.mark.parametrize(("n", "k"), [(2, 1), (5, 1), (6, 1), (8, 1), (9, 2), (11, 2), (12, 3)])
+def test_the_interval_by_the_tables_of_the_binomial(n: int, k: int) -> None:
+    assert median_interval(range(1, n + 1)) == Interval(k, n + 1 - k)
+    if n >= 6:  # fewer cannot have 95 %
+        assert 2 * scipy_stats.binom.cdf(k - 1, n, 0.5) <= 0.05
+        assert 2 * scipy_stats.binom.cdf(k, n, 0.5) > 0.05
 
 
-def test_few_values_have_their_range_for_an_interval() -> None:
-    # P(median of a resample of 5 is the smallest) = P(Binomial(5, 1/5) >= 3) = 5.8 % > 2.5 %.
-    assert bootstrap_median_interval([1, 2, 3, 4, 5]) == Interval(1, 5)
-    assert bootstrap_median_interval([1, 2]) == Interval(1, 2)
-
-
-def test_the_interval_is_the_exact_one_of_the_bootstrap_distribution() -> None:
-    # Of 11 values, P(median of a resample <= x_k) = P(Binomial(11, k/11) >= 6). The smallest k
-    # where it reaches 2.5 % is 3, and by symmetry 9 at the other end.
-    assert scipy_stats.binom.sf(5, 11, 2 / 11) < 0.025 < scipy_stats.binom.sf(5, 11, 3 / 11)
-    assert bootstrap_median_interval(range(1, 12)) == Interval(3, 9)
-
-
-def test_the_interval_agrees_with_scipy() -> None:
-    values = np.random.default_rng(1).lognormal(size=60)
-    ours = bootstrap_median_interval(values.tolist(), resamples=20_000)
-    theirs = scipy_stats.bootstrap(
-        (values,), np.median, n_resamples=20_000, method="percentile", rng=np.random.default_rng(2)
-    ).confidence_interval
-    assert ours is not None
-    assert ours.low == pytest.approx(theirs.low, rel=0.03)
-    assert ours.high == pytest.approx(theirs.high, rel=0.03)
-
-
-def test_the_interval_covers_the_true_median_as_often_as_it_says() -> None:
-    draws = np.random.default_rng(3).normal(10, 1, size=(400, 25))
-    intervals = [bootstrap_median_interval(draw.tolist(), resamples=1000) for draw in draws]
-    covered = sum(interval is not None and 10.0 in interval for interval in intervals)
-    assert 0.91 * 400 <= covered <= 0.99 * 400
-
-
-@given(st.lists(positive, min_size=2, max_size=12), st.floats(0.5, 0.99))
-def test_the_interval_is_repeatable_and_within_the_values(
-    values: list[float], confidence: float
-) -> None:
-    interval = bootstrap_median_interval(values, confidence, resamples=200)
-    assert interval == bootstrap_median_interval(values, confidence, resamples=200)
+@pytest.mark.parametrize("n", [1023, 1024, 10_000])
+def test_the_interval_of_very_many_values(n: int) -> None:
+    interval = median_interval(range(n))
     assert interval is not None
-    assert min(values) * (1 - 1e-12) <= interval.low <= interval.high
-    assert interval.high <= max(values) * (1 + 1e-12)
+    k = round(interval.low) + 1
+    assert round(interval.high) == n - k
+    assert 2 * scipy_stats.binom.cdf(k - 1, n, 0.5) <= 0.05 < 2 * scipy_stats.binom.cdf(k, n, 0.5)
+    assert paired_log_ratio([1.0] * n, [2.0] * n).interval == Interval(0.5, 0.5)
+
+
+def test_one_value_has_no_interval() -> None:
+    assert median_interval([5.0]) is None
+
+
+def test_an_error_that_the_range_has_exactly_is_allowed() -> None:
+    assert median_interval([1, 2, 3, 4], 0.875) == Interval(1, 4)
+    assert median_interval([1, 2, 3], 0.75) == Interval(1, 3)
+    assert median_interval([1, 2, 3, 4, 5], 0.6) == Interval(2, 4)  # it holds 62.5 %
+
+
+@pytest.mark.parametrize("size", [6, 7, 12, 25])
+def test_the_interval_covers_the_true_median_as_often_as_it_says(size: int) -> None:
+    draws = np.random.default_rng(3).lognormal(0, 0.05, size=(400, size))
+    intervals = [median_interval(draw.tolist()) for draw in draws]
+    assert sum(interval is not None and 1.0 in interval for interval in intervals) >= 0.94 * 400
+
+
+@pytest.mark.parametrize(
+    ("samples", "heading"),
+    [(0, "0 % interval"), (1, "0 % interval"), (2, "50 % interval"), (3, "75 % interval"),
+     (5, "94 % interval"), (6, "95 % interval"), (10_000, "95 % interval")],
+)  # fmt: skip
+def test_the_heading_names_the_confidence_that_is_reached(samples: int, heading: str) -> None:
+    assert interval_heading(samples) == heading
 
 
 @pytest.mark.parametrize("confidence", [0, 1, 95])
 def test_a_confidence_is_a_fraction(confidence: float) -> None:
     with pytest.raises(ValueError, match="between 0 and 1"):
-        bootstrap_median_interval([1, 2], confidence)
+        median_interval([1, 2], confidence)
 
 
 def test_outliers_by_the_modified_z_score() -> None:
@@ -137,9 +135,7 @@ def test_a_paired_ratio_by_hand() -> None:
 @given(st.lists(st.tuples(positive, positive), min_size=2, max_size=9))
 def test_swapping_a_pair_inverts_the_ratio(pairs: list[tuple[float, float]]) -> None:
     a, b = [x for x, _ in pairs], [y for _, y in pairs]
-    assert paired_log_ratio(a, b, resamples=50).ratio == pytest.approx(
-        1 / paired_log_ratio(b, a, resamples=50).ratio
-    )
+    assert paired_log_ratio(a, b).ratio == pytest.approx(1 / paired_log_ratio(b, a).ratio)
 
 
 @pytest.mark.parametrize(
@@ -156,24 +152,6 @@ def test_what_cannot_be_paired_is_refused(a: list[float], b: list[float], messag
         paired_log_ratio(a, b)
 
 
-@pytest.mark.parametrize(("n", "k"), [(2, 1), (5, 1), (6, 1), (8, 1), (9, 2), (11, 2), (12, 3)])
-def test_the_sign_interval_by_the_tables_of_the_binomial(n: int, k: int) -> None:
-    assert sign_interval(range(1, n + 1)) == Interval(k, n + 1 - k)
-    if n >= 6:  # fewer cannot have 95 %
-        assert 2 * scipy_stats.binom.cdf(k - 1, n, 0.5) <= 0.05
-        assert 2 * scipy_stats.binom.cdf(k, n, 0.5) > 0.05
-
-
-def test_the_interval_of_seven_pairs_is_not_the_bootstraps_too_narrow_one() -> None:
-    ratios = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
-    alone = bootstrap_median_interval(np.log(ratios).tolist())
-    assert alone is not None
-    assert alone.low == pytest.approx(math.log(2))  # holds the median in 87.5 % of all cases
-    interval = paired_log_ratio(ratios, [1.0] * 7).interval
-    assert interval is not None
-    assert (interval.low, interval.high) == pytest.approx((1, 7))
-
-
 def test_a_ratio_of_unpaired_series_by_hand() -> None:
     # medians 4 and 2; they need not be of one length, nor in one order
     result = independent_log_ratio([4, 4, 4], [2, 2])
@@ -184,21 +162,12 @@ def test_a_ratio_of_unpaired_series_by_hand() -> None:
     assert independent_log_ratio([3], [1, 2]).interval is None
 
 
-def test_the_unpaired_ratio_agrees_with_scipy() -> None:
-    random = np.random.default_rng(4)
-    a, b = random.lognormal(0.5, 0.3, size=40), random.lognormal(0, 0.3, size=50)
-    ours = independent_log_ratio(a.tolist(), b.tolist(), resamples=20_000)
-
-    def difference(x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
-        return np.median(np.log(x), axis=axis) - np.median(np.log(y), axis=axis)
-
-    theirs = scipy_stats.bootstrap(
-        (a, b), difference, n_resamples=20_000, method="percentile", rng=np.random.default_rng(5)
-    ).confidence_interval
-    assert ours.ratio == pytest.approx(math.exp(difference(a, b, 0)))
-    assert ours.interval is not None
-    assert ours.interval.low == pytest.approx(math.exp(theirs.low), rel=0.02)
-    assert ours.interval.high == pytest.approx(math.exp(theirs.high), rel=0.02)
+def test_the_interval_of_an_unpaired_ratio_by_hand() -> None:
+    # medians 8 and 2 in ranges of 2 to 32 and 1 to 4: logs to base 2 are 3 (1 to 5) and 1 (0 to 2)
+    result = independent_log_ratio([2, 8, 32], [1, 2, 4])
+    assert result.interval is not None
+    below, above = 2 - math.sqrt(2**2 + 1**2), 2 + math.sqrt(2**2 + 1**2)
+    assert (result.interval.low, result.interval.high) == pytest.approx((2**below, 2**above))
 
 
 @pytest.mark.parametrize("values", [[], [1, 0], [-1]])

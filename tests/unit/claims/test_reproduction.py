@@ -14,12 +14,16 @@ from iobench.results import AxisValues, ResultFile, Verified
 
 @pytest.fixture
 def record(example: ResultFile) -> ResultFile:
-    """The example's odirect as hybrid: it saves 2, 3.125 and 1.28 times as fast as buffered."""
+    """The example's odirect as hybrid, all of it twice: six repetitions.
+
+    It saves 2, 3.125 and 1.28 times as fast as buffered.
+    """
+    again = [replace(one, repetition=one.repetition + 3) for one in example.samples]
     samples = [
         replace(one, setting=replace(one.setting, writer="hybrid"))
         if one.writer == "odirect"
         else one
-        for one in example.samples
+        for one in (*example.samples, *again)
     ]
     return replace(example, samples=tuple(samples))
 
@@ -43,13 +47,13 @@ def judged(record: ResultFile, measure: ClaimMeasure, value: float) -> ClaimFind
 def test_a_ratio_holds_if_its_whole_interval_does(
     record: ResultFile, value: float, answer: Answer
 ) -> None:
-    """The median of three pairs is 2, between 1.28 and 3.125."""
+    """The median of the pairs is 2, between 1.28 and 3.125."""
     found = judged(record, "save", value)
     assert found.ours == pytest.approx(2)
     assert found.interval is not None
     assert (found.interval.low, found.interval.high) == pytest.approx((1.28, 3.125))
     assert found.answer is answer
-    assert "hybrid over buffered, rank 0, 1.00 GiB of 12.55 GiB, 3 pairs" in found.setting
+    assert "hybrid over buffered, rank 0, 1.00 GiB of 12.55 GiB, 6 pairs" in found.setting
 
 
 def test_the_wall_clock_is_computed_and_not_called_reproduced(record: ResultFile) -> None:
@@ -89,7 +93,7 @@ def test_a_gain_that_the_median_never_reaches_has_no_steps(
 ) -> None:
     """Within the interval, and less than claimed even with a save after every step."""
     samples = tuple(
-        replace(s, elapsed_s=1 / ratios[s.repetition - 1] if s.writer == "hybrid" else 1.0)
+        replace(s, elapsed_s=1 / ratios[(s.repetition - 1) % 3] if s.writer == "hybrid" else 1.0)
         for s in record.samples
     )
     found = judged(replace(record, samples=samples), "wall clock", 0.12)
@@ -99,11 +103,15 @@ def test_a_gain_that_the_median_never_reaches_has_no_steps(
     )
 
 
-def test_one_pair_decides_nothing(record: ResultFile) -> None:
-    first = replace(record, samples=tuple(s for s in record.samples if s.repetition == 1))
-    found = judged(first, "save", 1.7)
-    assert (found.answer, found.interval) == (Answer.UNDECIDED, None)
-    assert "1 pair" in found.setting
+@pytest.mark.parametrize(("pairs", "said"), [(1, "1 pair"), (2, "2 pairs"), (4, "4 pairs")])
+@pytest.mark.parametrize(("measure", "value"), [("save", 1.2), ("wall clock", 0.9)])
+def test_fewer_than_five_pairs_decide_nothing(
+    record: ResultFile, pairs: int, said: str, measure: ClaimMeasure, value: float
+) -> None:
+    few = replace(record, samples=tuple(s for s in record.samples if s.repetition <= pairs))
+    found = judged(few, measure, value)
+    assert (found.answer, found.reason) == (Answer.UNDECIDED, f"{said}, 5 needed")
+    assert (found.interval is None, found.pairs) == (pairs == 1, pairs)
 
 
 def test_invalid_samples_make_no_pair(record: ResultFile) -> None:

@@ -65,9 +65,10 @@ def overheads(*walls: float, **changed: Any) -> list[TrainBlock]:
 @pytest.mark.parametrize(
     ("walls", "answer"),
     [
-        ((101.0, 102.0, 103.0), Answer.YES),
-        ((101.0, 102.0, 104.0), Answer.UNDECIDED),
-        ((103.5, 104.0, 105.0), Answer.NO),
+        ((101.0, 102.0, 102.0, 102.0, 103.0), Answer.YES),
+        ((101.0, 102.0, 102.0, 102.0, 104.0), Answer.UNDECIDED),
+        ((101.0, 102.0, 102.0, 103.0), Answer.UNDECIDED),
+        ((103.5, 104.0, 104.0, 104.0, 105.0), Answer.NO),
         ((102.0,), Answer.UNDECIDED),
     ],
 )
@@ -75,14 +76,15 @@ def test_an_overhead_holds_if_its_whole_interval_is_no_higher(
     example: ResultFile, walls: tuple[float, ...], answer: Answer
 ) -> None:
     (found,) = judged(example, "pccheck", *overheads(*walls))
-    middle = sorted(walls)[len(walls) // 2]
-    assert found.ours == pytest.approx(middle / 100 - 1)
+    assert found.ours == pytest.approx(1.02 - 1 if answer is not Answer.NO else 1.04 - 1)
     if found.interval:
         assert (found.interval.low, found.interval.high) == pytest.approx(
             (min(walls) / 100 - 1, max(walls) / 100 - 1)
         )
     assert found.answer is answer
-    pairs = "1 pair" if len(walls) == 1 else "3 pairs"
+    pairs = "1 pair" if len(walls) == 1 else f"{len(walls)} pairs"
+    if len(walls) < 5:
+        assert found.reason == f"{pairs}, 5 needed"
     assert found.setting == (
         "hybrid lazy=2 beside none, rank 0, 1.00 GiB of 12.55 GiB, a save every 10 steps, "
         f"a step 1 s, {pairs}"
@@ -90,11 +92,11 @@ def test_an_overhead_holds_if_its_whole_interval_is_no_higher(
 
 
 def test_a_wall_clock_is_what_is_saved_of_it(example: ResultFile) -> None:
-    """The trained figure, not the computed one: 88, 80 and 70 s beside 100 s."""
+    """The trained figure, not the computed one: 88 to 70 s, compared with 100 s."""
     claim = study("hybrid-io").claims[2]
     blocks = [
         one
-        for number, wall_s in enumerate((88.0, 80.0, 70.0))
+        for number, wall_s in enumerate((88.0, 80.0, 80.0, 80.0, 70.0))
         for one in (block(claim.ours, number, wall_s), block(claim.theirs, number, 100.0))
     ]
     (found,) = judged(example, "hybrid-io", *blocks)
@@ -107,7 +109,7 @@ def test_a_wall_clock_is_what_is_saved_of_it(example: ResultFile) -> None:
 def test_a_stall_is_compared_by_the_median_of_each_block(example: ResultFile) -> None:
     stock, ours, own = Side(writer="peer:torch-save", mode="sync"), "async=2", "sync"
     blocks = []
-    for number, stall_s in enumerate((50.0, 60.0, 70.0)):
+    for number, stall_s in enumerate((50.0, 60.0, 60.0, 60.0, 70.0)):
         blocks += [
             block(stock, number, 100.0, stall_s),
             block(Side(writer="hybrid", mode=own), number, 100.0, 10.0),

@@ -67,8 +67,9 @@ def test_intervals_come_from_the_resampled_medians(example: ResultFile) -> None:
         assert found.ettr_interval.low < found.ettr_interval.high
         assert found.best.simulated is None
     best = min(odirect.candidate.resampled, key=lambda costs: costs.blocking_s + costs.restore_s)
+    most = one(best, JOB, Method(failures=0)).best.ettr
     assert odirect.ettr_interval is not None
-    assert odirect.ettr_interval.high == one(best, JOB, Method(failures=0)).best.ettr
+    assert odirect.best.ettr < odirect.ettr_interval.high <= most
     assert odirect.saved is not None
     assert odirect.saved.gpu_hours_interval is not None
     assert odirect.saved.gpu_hours in odirect.saved.gpu_hours_interval

@@ -56,11 +56,13 @@ def test_blocking_time_adds_asynchronous_candidates(example: ResultFile) -> None
 
 
 def test_resampled_medians_stay_among_the_samples(example: ResultFile) -> None:
-    """Of 3 samples every resampled median is one of them, each of them turns up, and repeatably."""
+    """The range is reached, as 3 samples bound a median no better; and repeatably."""
     found, _ = from_results(example, size_bytes=2**30)
     drawn = found[0].resampled
-    assert {costs.blocking_s for costs in drawn} == {0.4, 0.5, 0.625}
-    assert {costs.restore_s for costs in drawn} == {0.32, 0.4, 0.5}
+    saves, restores = ([getattr(c, n) for c in drawn] for n in ("blocking_s", "restore_s"))
+    assert (min(saves), max(saves)) == (0.4, 0.625)
+    assert (min(restores), max(restores)) == (0.32, 0.5)
+    assert sum(one == 0.4 for one in saves) == pytest.approx(len(saves) / 8, rel=0.3)  # (1/2)^3
     assert drawn == from_results(example, size_bytes=2**30)[0][0].resampled
 
 

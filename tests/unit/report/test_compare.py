@@ -71,7 +71,7 @@ def _threads(setting: Setting, threads: int) -> Setting:
 
 
 def findings(old: ResultFile, new: ResultFile) -> dict[tuple[str, str], Finding | None]:
-    rows = compare(old, new, 0.05).rows
+    rows = compare([old], [new], 0.05).rows
     return {(row.writer, row.operation): row.finding for row in rows}
 
 
@@ -93,7 +93,7 @@ def test_a_run_beside_itself_shows_no_difference() -> None:
 
 
 def test_the_saves_of_one_writer_that_sleeps_are_the_one_regression() -> None:
-    comparison = compare(REFERENCE, slowed("odirect", "save", 1.1), 0.05)
+    comparison = compare([REFERENCE], [slowed("odirect", "save", 1.1)], 0.05)
     assert [(row.writer, row.operation) for row in comparison.regressions] == [("odirect", "save")]
     row = comparison.regressions[0]
     assert row.ratio == pytest.approx(1 / 1.1)
@@ -110,7 +110,7 @@ def test_faster_is_better() -> None:
 
 
 def test_worse_by_less_than_the_threshold_is_no_regression() -> None:
-    comparison = compare(REFERENCE, slowed("odirect", "save", 1.1), 0.2)
+    comparison = compare([REFERENCE], [slowed("odirect", "save", 1.1)], 0.2)
     assert comparison.regressions == []
     assert Finding.WORSE in {row.finding for row in comparison.rows}
 
@@ -187,7 +187,7 @@ def test_other_settings_of_a_writer_are_compared_and_said() -> None:
     def tuned(sample: Sample) -> Sample:
         return replace(sample, setting=_threads(sample.setting, 64))
 
-    row = compare(REFERENCE, changed(tuned), 0.05).rows[-1]
+    row = compare([REFERENCE], [changed(tuned)], 0.05).rows[-1]
     assert row.writer == "odirect"
     assert "threads: 4 before, 64 now" in row.notes
 
@@ -196,7 +196,7 @@ def test_a_writer_in_one_run_only_is_named() -> None:
     fewer = replace(
         REFERENCE, samples=tuple(s for s in REFERENCE.samples if s.writer != "buffered")
     )
-    comparison = compare(REFERENCE, fewer, 0.05)
+    comparison = compare([REFERENCE], [fewer], 0.05)
     assert comparison.missing == ("buffered save", "buffered restore")
     assert len(comparison.rows) == 4
 
@@ -207,7 +207,7 @@ def test_invalid_figures_are_not_judged() -> None:
     def warm(sample: Sample) -> Sample:
         return replace(sample, cold=None) if sample.writer == "odirect" else sample
 
-    rows = compare(REFERENCE, changed(warm), 0.05).rows
+    rows = compare([REFERENCE], [changed(warm)], 0.05).rows
     save, restore = (row for row in rows if row.finding is None)
     assert (save.writer, save.operation, save.spoilt) == ("odirect", "save", True)
     assert save.notes[0].startswith("INVALID now: not verified: no valid restore")
@@ -217,7 +217,7 @@ def test_invalid_figures_are_not_judged() -> None:
 
 def test_what_failed_now_is_not_judged() -> None:
     """A writer whose last restore failed has rows, but nothing is made of them: docs/results.md."""
-    rows = compare(REFERENCE, failing("buffered", "restore", 4), 0.05).rows
+    rows = compare([REFERENCE], [failing("buffered", "restore", 4)], 0.05).rows
     spoilt = [row for row in rows if row.finding is None]
     assert [(row.writer, row.operation) for row in spoilt] == [
         ("buffered", "save"),
@@ -229,7 +229,7 @@ def test_what_failed_now_is_not_judged() -> None:
 
 
 def test_what_failed_before_is_not_judged_and_not_spoilt_now() -> None:
-    comparison = compare(failing("buffered", "restore", 4), REFERENCE, 0.05)
+    comparison = compare([failing("buffered", "restore", 4)], [REFERENCE], 0.05)
     (row, _) = [row for row in comparison.rows if row.finding is None]
     assert row.notes[0].startswith("FAILED before: its restore failed in repetition 4")
     assert comparison.spoilt == []
@@ -241,7 +241,7 @@ def test_who_failed_before_its_first_sample_is_no_missing_one(tuned: bool) -> No
     if tuned:
         failure = replace(new.failures[0], setting=_threads(new.failures[0].setting, 64))
         new = replace(new, failures=(failure,))
-    comparison = compare(REFERENCE, new, 0.05)
+    comparison = compare([REFERENCE], [new], 0.05)
     assert (comparison.missing, comparison.added) == ((), ())
     why = "its save failed in repetition 0 (OSError: [Errno 28] No space left on device)"
     assert comparison.failed == {"odirect save": why, "odirect restore": why}
@@ -250,7 +250,7 @@ def test_who_failed_before_its_first_sample_is_no_missing_one(tuned: bool) -> No
 
 def test_few_samples_say_that_they_are_few() -> None:
     few = replace(REFERENCE, samples=tuple(s for s in REFERENCE.samples if s.repetition < 3))
-    row = compare(REFERENCE, few, 0.05).rows[0]
+    row = compare([REFERENCE], [few], 0.05).rows[0]
     assert row.finding is Finding.NONE
     assert row.notes == ("3 repetitions cannot show a difference; --repeat 5",)
 
@@ -265,7 +265,7 @@ def test_twins_of_an_aa_run_are_no_repetitions() -> None:
 
     (row,) = [
         row
-        for row in compare(twice(1), twice(3), 0.05).rows
+        for row in compare([twice(1)], [twice(3)], 0.05).rows
         if (row.writer, row.operation) == ("odirect", "save")
     ]
     assert (row.finding, row.regression) == (Finding.NONE, False)
@@ -278,13 +278,110 @@ def test_a_regression_is_exit_code_5(tmp_path: Path) -> None:
     old = save_as(REFERENCE, tmp_path / "old.jsonl")
     new = save_as(slowed("odirect", "save", 1.1), tmp_path / "new.jsonl")
     assert run(old, old)[0] is None
-    error, printed = run(old, new)
+    error, printed = run(old, new, "--strict")
     assert isinstance(error, RegressionError)
     assert error.exit_code == 5
     assert str(error) == "slower by more than 5%: odirect save"
     assert "worse (regression)" in printed
     assert run(old, new, "--threshold", "20%")[0] is None
     assert isinstance(run(old, new, "--threshold", "0.2")[0], OptionError)
+
+
+def rerun(speed: float, result: ResultFile = REFERENCE, run_id: str = "") -> ResultFile:
+    """The recorded run made again: every rate times `speed`, fio's too."""
+    again = changed(lambda s: replace(s, elapsed_s=s.elapsed_s / speed), result)
+    ceiling = tuple(replace(one, elapsed_s=one.elapsed_s / speed) for one in again.ceiling)
+    run_id = run_id or f"{speed:.12f}".replace(".", "")[:16]
+    again = changed(lambda s: replace(s, run_id=run_id), again)
+    return replace(again, run=replace(again.run, run_id=run_id), ceiling=ceiling)
+
+
+def test_the_spread_between_runs_is_the_floor() -> None:
+    """Runs 8 % apart show no difference of 8 %; runs 1 % apart do."""
+    slower = slowed("odirect", "save", 1.08)
+    wide, close = (0.96, 1.0, 1.04), (0.995, 1.0, 1.005)
+    for speeds, found in ((wide, []), (close, [("odirect", "save")])):
+        old, new = [rerun(one) for one in speeds], [rerun(one, slower) for one in speeds]
+        comparison = compare(old, new, 0.05)
+        assert [(row.writer, row.operation) for row in comparison.regressions] == found
+        assert not comparison.one_run_a_side
+    row = comparison.regressions[0]
+    assert (row.ratio, row.floor) == (pytest.approx(1 / 1.08), pytest.approx(0.02))
+    assert (row.old_samples, row.new_samples) == (15, 15)
+
+
+def test_storage_that_became_slower_is_no_regression_where_fio_shows_it() -> None:
+    old, new = [rerun(one) for one in (1.0, 1.01)], [rerun(one) for one in (0.8, 0.81)]
+    slower = compare(old, new, 0.05)
+    assert slower.controls == {
+        "fio restore": pytest.approx(0.8, rel=0.01),
+        "fio save": pytest.approx(0.8, rel=0.01),
+    }
+    assert all(row.floor >= 0.24 for row in slower.rows)
+    assert slower.regressions == []
+    unseen = [replace(one, ceiling=()) for one in new]
+    assert len(compare(old, unseen, 0.05).regressions) == 6
+
+
+@pytest.mark.parametrize(("version", "regressions"), [("2.0", 0), ("2.1", 1)])
+def test_a_peer_is_a_control_unless_its_version_changed(version: str, regressions: int) -> None:
+    def with_peer(result: ResultFile, torch: str) -> ResultFile:
+        def peer(sample: Sample) -> Sample:
+            if sample.writer != "buffered":
+                return sample
+            return replace(sample, setting=replace(sample.setting, writer="peer:torch-save"))
+
+        machine = {**result.run.environment.machine, "versions": {"torch": torch}}
+        environment = replace(result.run.environment, machine=machine)
+        return changed(peer, replace(result, run=replace(result.run, environment=environment)))
+
+    new = with_peer(slowed("buffered", "save", 1.2), version)
+    comparison = compare([with_peer(REFERENCE, "2.0")], [new], 0.05)
+    assert len(comparison.regressions) == regressions
+    row = next(row for row in comparison.rows if row.writer == "peer:torch-save")
+    assert row.control is (version == "2.0")
+
+
+def test_one_run_a_side_warns_and_passes(tmp_path: Path) -> None:
+    old = save_as(REFERENCE, tmp_path / "old.jsonl")
+    new = save_as(slowed("odirect", "save", 1.1), tmp_path / "new.jsonl")
+    result = CliRunner().invoke(app, ["compare", str(old), str(new)])
+    assert result.exception is None
+    assert "one run a side" in result.stdout
+    assert "warning: slower by more than 5%: odirect save; one run a side" in result.stderr
+
+
+def test_several_runs_a_side_on_the_command_line(tmp_path: Path) -> None:
+    """Files before and after `--`, or directories of them; options may follow."""
+    slower = slowed("odirect", "save", 1.1)
+    for side, result in (("old", REFERENCE), ("new", slower)):
+        (tmp_path / side).mkdir()
+        for speed in (0.995, 1.0, 1.005):
+            save_as(rerun(speed, result), tmp_path / side / f"{speed}.jsonl")
+    old, new = (sorted((tmp_path / side).iterdir()) for side in ("old", "new"))
+    for arguments in ((*old, "--", *new, "--format", "md"), (old[0].parent, new[0].parent)):
+        error, printed = run(*arguments)
+        assert isinstance(error, RegressionError)
+        assert "beyond 2.0 %" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["a", "b", "c"], "where do the runs now begin"),
+        (["a"], "where do the runs now begin"),
+        (["a", "--", "b", "--", "c"], "where do the runs now begin"),
+        (["a", "--"], "each side needs a run"),
+        (["{empty}", "{file}"], "has no result files"),
+        (["{file}", "{file}", "--", "{file}"], "same run twice"),
+    ],
+)
+def test_sides_that_are_none_are_refused(tmp_path: Path, arguments: list[str], why: str) -> None:
+    (tmp_path / "empty").mkdir()
+    file = save_as(REFERENCE, tmp_path / "file.jsonl")
+    error, _ = run(*(one.format(empty=tmp_path / "empty", file=file) for one in arguments))
+    assert isinstance(error, UsageError)
+    assert why in str(error)
 
 
 def test_unlike_runs_are_refused_unless_forced(tmp_path: Path) -> None:
@@ -346,7 +443,7 @@ def test_nothing_in_common_is_refused(tmp_path: Path) -> None:
 
 def test_markdown_for_a_pull_request() -> None:
     stream = io.StringIO()
-    write(compare(REFERENCE, slowed("odirect", "save", 1.1), 0.05), CompareFormat.MD, stream)
+    write(compare([REFERENCE], [slowed("odirect", "save", 1.1)], 0.05), CompareFormat.MD, stream)
     lines = stream.getvalue().splitlines()
     assert lines[0] == "**llama7b: 1 regression**"
     assert lines[2].startswith("| writer | operation | before GiB/s |")
@@ -355,9 +452,9 @@ def test_markdown_for_a_pull_request() -> None:
 
 def test_json_is_unrounded_and_plain() -> None:
     stream = io.StringIO()
-    write(compare(REFERENCE, slowed("odirect", "save", 1.1), 0.05), CompareFormat.JSON, stream)
+    write(compare([REFERENCE], [slowed("odirect", "save", 1.1)], 0.05), CompareFormat.JSON, stream)
     document = json.loads(stream.getvalue())
-    assert document["schema"] == "iobench.compare/1"
+    assert document["schema"] == "iobench.compare/2"
     row = next(row for row in document["rows"] if row["regression"])
     assert row["ratio"] == pytest.approx(1 / 1.1, rel=1e-12)
     assert row["finding"] == "worse"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from iobench.bench.counters.sampler import FileSampler
 from iobench.results import TrainBlock
 from iobench.train import block as blocks_module
 from iobench.train.arm import choose_arms
-from iobench.train.block import TrainingBlocks
+from iobench.train.block import TrainingBlocks, timed_step
 from iobench.train.saver import Saver
 from iobench.train.trainer import Trainer
 
@@ -63,6 +64,48 @@ def _run(
         )
         reference = blocks.reference()
         return blocks.run(arm, directory, reference, repetition=0, order=0, resume=True)
+
+
+class _Clock:
+    """Time that passes only when something takes it."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now_s += seconds
+
+
+@pytest.mark.parametrize(
+    ("update_s", "shortest_s", "step_s"),
+    [(0.25, 0.25, 1.0), (0.25, 0.5, 1.0), (0.5, 0.25, 1.25), (0.25, 0.0, 1.25), (2.0, 2.0, 2.5)],
+)
+def test_a_simulated_step_is_the_whole_step(
+    update_s: float, shortest_s: float, step_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1 s with half a second of forward and backward; what it waits for a copy is on top."""
+    clock = _Clock()
+    monkeypatch.setattr(blocks_module, "time", clock)
+
+    class Training:
+        update_s = shortest_s
+
+        def step(self, before_update: Callable[[], None]) -> float:
+            clock.sleep(0.5)
+            before_update()
+            clock.sleep(update_s)
+            return 3.0
+
+    class Copying(_InMemory):
+        def before_update(self) -> None:
+            clock.sleep(4.0)
+
+    assert timed_step(Training(), Copying(spoil=False), 1.0) == (3.0, step_s)
+    assert clock.now_s == step_s + 4.0
 
 
 @pytest.mark.parametrize("spoil", [False, True])

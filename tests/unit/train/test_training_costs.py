@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
+import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from iobench.errors import UsageError
-from iobench.report.training import training_costs
+from iobench.report.training import training_costs, write_table
 from iobench.results import ResultFile, TrainBlock, TrainSave, from_record, read, to_record
 from iobench.train.arm import choose_arms
 from iobench.train.block import due
@@ -33,7 +34,7 @@ _NONE = TrainBlock(
     losses_equal=True,
     started_at="2026-01-31T12:00:00.000Z",
 )
-_ASYNC = dataclasses.replace(
+_ASYNC = replace(
     _NONE,
     order=1,
     writer="hybrid",
@@ -51,12 +52,12 @@ _ASYNC = dataclasses.replace(
 
 
 def _file(*blocks: TrainBlock) -> ResultFile:
-    return dataclasses.replace(read(_EXAMPLE), samples=(), training=blocks)
+    return replace(read(_EXAMPLE), samples=(), training=blocks)
 
 
 def test_costs() -> None:
     """Stall, slow-down and overhead of one arm, to the last digit."""
-    again = [dataclasses.replace(one, repetition=1, wall_s=8.0) for one in (_NONE, _ASYNC)]
+    again = [replace(one, repetition=1, wall_s=8.0) for one in (_NONE, _ASYNC)]
     plain, cost = training_costs(_file(_NONE, _ASYNC, again[1], again[0]))
     assert (plain.label, plain.step_s, plain.overhead, plain.stall_s) == ("none", 1.0, None, None)
     assert cost.label == "hybrid async=2"
@@ -69,6 +70,18 @@ def test_costs() -> None:
     assert (cost.saves, cost.committed) == (4, 2)
     assert cost.resumed_equal is False
     assert (cost.peak_memory_bytes, cost.peak_dirty_bytes) == (5, None)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "said"),
+    [(1, "undecided: 1 pair, 5 needed"), (4, "undecided: 4 pairs, 5 needed"), (5, "+25.0% to")],
+)
+def test_few_pairs_leave_an_overhead_undecided(pairs: int, said: str) -> None:
+    blocks = [replace(one, repetition=n) for n in range(pairs) for one in (_NONE, _ASYNC)]
+    plan = {"every": 2, "steps": 4, "simulated_s": 0.0, "memcpy_bytes_per_s": 1e9}
+    record, table = _file(*blocks), io.StringIO()
+    write_table(replace(record, run=replace(record.run, plan=plan)), table)
+    assert said in table.getvalue()
 
 
 def test_cut_off() -> None:

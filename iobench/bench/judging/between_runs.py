@@ -1,0 +1,103 @@
+"""Comparison of several runs with several others: the spread between runs is the noise floor.
+
+Runs of unchanged code differ by more than their samples do: the storage, its free space and other
+tenants change from run to run. So a run counts as one level, and levels are compared. How often
+that errs: docs/statistics.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from iobench.bench.judging.comparison import LEAST_FLOOR, Finding, rates_by_repetition
+from iobench.bench.judging.stats import CONFIDENCE, Interval, Ratio, log_ratio, median
+from iobench.results.records import Sample
+
+__all__ = ["RunsDifference", "compare_levels", "control_floor", "level"]
+
+_HUBER = 2.0  # 99 % as efficient as the mean for normal noise
+_SWEEPS = 20
+_GRID = 20_001
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsDifference:
+    """How the levels of new runs compare with those of old ones.
+
+    `ratio` is above 1 where the new runs are faster; its `samples` are the runs of both sides.
+    `floor` is the part that the spread between runs explains, at least LEAST_FLOOR.
+    """
+
+    ratio: Ratio
+    floor: float
+
+    @property
+    def finding(self) -> Finding:
+        """Better or worse when the ratio is beyond the floor, otherwise no difference shown."""
+        if self.ratio.ratio > 1 + self.floor:
+            return Finding.BETTER
+        return Finding.WORSE if self.ratio.ratio < 1 / (1 + self.floor) else Finding.NONE
+
+
+def level(samples: Iterable[Sample]) -> float:
+    """Return the rate of one contender in one run: Huber's mean of its repetitions' logarithms.
+
+    It is as precise as a mean where noise is normal, and a stalled repetition hardly moves it
+    (Huber, Annals of Mathematical Statistics 35, 1964). `samples` are of one operation.
+    """
+    logs = np.log(list(rates_by_repetition(samples).values()))
+    middle = median(logs.tolist())
+    spread = 1.4826 * float(np.median(np.abs(logs - middle)))
+    if spread > 0:
+        for _ in range(_SWEEPS):
+            distances = np.maximum(np.abs(logs - middle), 1e-300)
+            middle = float(np.average(logs, weights=np.minimum(1, _HUBER * spread / distances)))
+    return math.exp(middle)
+
+
+def compare_levels(new: Sequence[float], old: Sequence[float]) -> RunsDifference:
+    """Compare the levels of new runs with those of old ones, in bytes per second.
+
+    The interval is that of Student's t test on the logarithms of levels, with the spread of both
+    sides pooled: a change of code hardly changes how much runs differ, and with a few runs a spread
+    for each side would be known too badly to show much. Levels contain the noise of samples, so
+    nothing is added for it. Raises ValueError unless one side has two runs.
+    """
+    if max(len(new), len(old)) < 2 or min(len(new), len(old)) < 1:
+        raise ValueError("one side needs two runs or more, and the other one")
+    logs = [np.log(side) for side in (new, old)]
+    free = len(new) + len(old) - 2
+    variance = sum(float(np.sum((one - np.mean(one)) ** 2)) for one in logs) / free
+    reach = _student(free, CONFIDENCE) * math.sqrt(variance * (1 / len(new) + 1 / len(old)))
+    middle = float(np.mean(logs[0]) - np.mean(logs[1]))
+    return RunsDifference(
+        ratio=log_ratio(middle, Interval(middle - reach, middle + reach), len(new) + len(old)),
+        floor=max(math.expm1(reach), LEAST_FLOOR),
+    )
+
+
+def control_floor(floor: float, ratio: float, controls: Iterable[float]) -> float:
+    """Return the floor of a ratio, given the ratios of contenders whose code did not change.
+
+    What moved them was the storage: a contender has to move beyond the furthest of them, the same
+    way, by its own floor.
+    """
+    shifts = [max(one, 1 / one) for one in controls if (one < 1) == (ratio < 1)]
+    return (1 + floor) * max(shifts, default=1.0) - 1
+
+
+@lru_cache(maxsize=1024)
+def _student(free: int, confidence: float) -> float:
+    """Return t with P(|T| < t) = `confidence` for `free` degrees of freedom, 1 or more.
+
+    With t = sqrt(free) tan(x) the density of |T| is proportional to cos(x)^(free - 1).
+    """
+    angles = np.linspace(0, math.pi / 2, _GRID)
+    density = np.cos(angles) ** (free - 1)
+    parts = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
+    return math.sqrt(free) * math.tan(float(np.interp(confidence, parts / parts[-1], angles)))
