@@ -106,9 +106,9 @@ def load_writer(
     RuntimeWarning, and each of its Transfers records that among its `fallbacks`. A writer of files
     cannot replace one of buckets, nor the reverse: both raise UnavailableError.
 
-    Raises UsageError for a file that is not a writer's or has a newer schema, UnknownNameError and
-    OptionError for its content, and UnavailableError with a remedy for a writer that does not work
-    here.
+    Raises UsageError for a file that is not a writer's or has a newer schema. Raises
+    UnknownNameError and OptionError for its content. Raises UnavailableError with a remedy for a
+    writer that does not work here.
     """
     text = os.fspath(path_or_name)
     config = read_config(text) if text.endswith(".toml") or "/" in text else None

@@ -44,8 +44,8 @@ class _Operation:
 class InFlight:
     """Writes to one file, or reads from one. Used by one thread.
 
-    The end of a `with` waits for all operations in flight before it closes the ring, so that no
-    memory is freed while the kernel uses it. After the ring itself failed, nothing is in flight any
+    The end of a `with` waits for all operations in flight, then closes the ring: no memory is freed
+    while the kernel uses it. After the ring itself failed, nothing is in flight any
     more, and the memory is lost. KeyboardInterrupt must not occur inside: it could come between a
     completion and the line that records it.
     """
