@@ -1,4 +1,4 @@
-"""CeilingJobs: the fio jobs of one run, each with its turn among the contenders."""
+"""The fio jobs of one run, interleaved with its contenders."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class CeilingJobs:
     ) -> Iterator[CeilingSample]:
         """A save and a restore by `job`, its files removed at the end; no restore if it failed.
 
-        `settled` is told what follows, and returns when that may begin.
+        `settled` is called with what follows, and returns when that may begin.
         """
         operations: tuple[Operation, ...] = ("save", "restore")
         try:

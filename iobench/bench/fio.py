@@ -34,7 +34,7 @@ __all__ = ["FILE_NAME", "JOBS", "FioJob", "FioSample", "cleanup", "fio_version",
 
 FILE_NAME = "iobench-ceiling.fio"
 _ALIGNMENT = 4 * KIB  # of sizes and offsets: enough for O_DIRECT on every block device
-_GRACE_S = 10.0  # how long fio may take to stop when asked, before it is killed
+_GRACE_S = 10.0  # how long fio may take to stop after SIGTERM, before it is killed
 _RW = {"save": "write", "restore": "read"}
 
 
@@ -130,12 +130,12 @@ def run_job(
     """Run one job in `directory` on the file FILE_NAME and return what fio measured.
 
     A save writes a new file, syncs it and leaves it for restores; `cleanup` removes it. A restore
-    reads at most what is there, after evicting it from the page cache. The bytes moved are
+    reads at most the bytes of that file, after evicting it from the page cache. The bytes moved are
     `size_bytes` rounded down to whole blocks, and are in the sample.
 
-    Raises CeilingError with fio's own words when fio is missing, the engine does not work here, the
-    disk is full or the run fell short; a save removes its file then. On Ctrl-C fio is stopped and
-    waited for, the file removed, and the interrupt goes on.
+    Raises CeilingError with fio's own message when fio is missing, the engine does not work here,
+    the disk is full, or fewer bytes were moved; a save removes its file then. On Ctrl-C fio is
+    stopped and waited for, the file is removed, and the interrupt is raised again.
     """
     directory = Path(directory)
     if operation == "restore":
@@ -256,7 +256,7 @@ def parse_output(
         elapsed_ms, number = int(record["job_runtime"]), int(record["error"])
     except (ValueError, LookupError, TypeError) as error:
         raise CeilingError(f"fio {job.name} {operation}: {_reason(notes, status)}") from error
-    # fio reports a failed final fsync in words only, with error 0.
+    # fio reports a failed final fsync in its text only, with error 0.
     if status or number or "end_fsync failed" in notes:
         why = _reason(notes, status)
         if number and os.strerror(number) not in why:

@@ -55,11 +55,11 @@ def header(plan: Plan, executor: Executor) -> Run:
 
 
 def _facts(plan: Plan, sizes: Sequence[Sequence[CheckpointSizes]]) -> Iterator[VariantFacts]:
-    """What the samples of each variant move; nothing where it is the same for all."""
+    """Yield what the samples of each variant move; nothing where all move the same bytes."""
     axes = plan.axes
     if axes.alike:
         return
-    told = set()
+    given = set()
     for variant in plan.variants:
         shape = axes.shapes.index(variant.shape)
         jobs = sizes[shape][: variant.numjobs]
@@ -77,6 +77,6 @@ def _facts(plan: Plan, sizes: Sequence[Sequence[CheckpointSizes]]) -> Iterator[V
                 bytes=size,
                 files=sum(len(files[shape]) for files in plan.files_of_jobs[: variant.numjobs]),
             )
-            if facts not in told:
-                told.add(facts)
+            if facts not in given:
+                given.add(facts)
                 yield facts

@@ -21,7 +21,7 @@ from iobench.workloads import FileSpec, Workload
 __all__ = ["DEFAULT_SECONDS", "LEAST_POOL", "Plan"]
 
 DEFAULT_SECONDS = 90.0
-"""How long a run may take whose size nobody chose."""
+"""How long a run may take when its size was not chosen."""
 LEAST_POOL = 16 * MIB
 """Of each process."""
 
@@ -47,9 +47,9 @@ class Plan:
     aa: bool = False
     """Whether the first variant takes part twice, which measures the noise floor."""
     left_out: tuple[str, ...] = ()
-    """Who does not take part though all were asked, and why."""
+    """The contenders of `all` that do not take part, and why."""
     axes: Axes = field(default_factory=Axes)
-    """What is varied beside the contenders."""
+    """What is varied besides the contenders."""
     baseline: Variant | None = None
     """Of the variants, the one that the others' rates are given as ratios to."""
 
@@ -93,7 +93,7 @@ class Plan:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of one checkpoint of one process, as far as its layout tells beforehand."""
+        """Bytes of one checkpoint of one process, as far as its layout is known beforehand."""
         return sum(spec.size_bytes for spec in self.files)
 
     @property
@@ -110,7 +110,7 @@ class Plan:
 
     @property
     def measures_ceiling(self) -> bool:
-        """Whether fio is asked for, there, and of use on the target."""
+        """Whether fio is requested, installed, and able to use the target."""
         return self.ceiling and not self.target.no_ceiling and fio_version() is not None
 
     def setups(self) -> list[JobSetup]:

@@ -141,7 +141,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
 
 
 def _axis_lines(plan: Plan) -> Iterator[str]:
-    """What varies beside the writers, and whose files several processes save."""
+    """Yield what varies besides the writers, and which ranks' files the processes save."""
     axes = plan.axes
     if len(plan.variants) > len(plan.contenders):
         yield f"variants  {', '.join(one.label for one in plan.variants)}"
@@ -161,7 +161,7 @@ def _axis_lines(plan: Plan) -> Iterator[str]:
 
 
 def expected_line(plan: Plan) -> str:
-    """How long the plan will take, by short probes of its writers."""
+    """Return how long the plan will take, measured by short probes of its writers."""
     rates = measure_rates(plan.taking_part, plan.axes.subsets, plan.target)
     run_s = rates.run_s(plan.size_bytes, repeat=plan.repeat.times, ceiling=plan.measures_ceiling)
     return f"expected  about {format_seconds(run_s)}, probed at {format_rate(max(rates.save))}"

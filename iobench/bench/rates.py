@@ -1,4 +1,4 @@
-"""Rates: what short probes of each contender reach, and how long a run will then take."""
+"""The rates of short probes of each contender, and the duration of a run computed from them."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def measure_rates(
 ) -> Rates:
     """Save and restore a short random file with each contender, once. For planning only.
 
-    Several processes are taken to reach together what one reaches, and files of any shape what
-    this one does.
+    Assumes that several processes together reach the rate of one, and that files of any shape reach
+    the rate of this one.
     """
     probed = {}
     free = target.free_bytes()

@@ -32,11 +32,11 @@ from iobench.results import (
 __all__ = ["RunProgress", "Runner"]
 
 _Record = Sample | CeilingSample | Failure
-_WARM_UP = "warm-up"  # a checkpoint that nobody measures
+_WARM_UP = "warm-up"  # a checkpoint that is not measured
 
 
 class RunProgress(Protocol):
-    """Is told what the runner does; `iobench.cli` shows it on stderr."""
+    """Receives the progress of a run; `iobench.cli` shows it on stderr."""
 
     def begin(self, steps: int) -> None:
         """`steps` steps of about equal size will follow."""
@@ -59,9 +59,9 @@ class Runner:
     def run(self) -> None:
         """Write the run's header, then a record per timed operation, as each one ends.
 
-        Nothing of it stays in the target, however it ends. A contender or fio job that fails is
-        recorded and left out from then on; when no contender is left, the run ends with the error
-        of the last one.
+        No file of the run stays in the target, also after an error. A contender or fio job that
+        fails is recorded and takes no further part. When no contender is left, the run ends with
+        the error of the last one.
         """
         plan = self.plan
         plan.check()
@@ -98,7 +98,7 @@ class Runner:
                 self.progress.result(record)
 
     def _executor(self, scratch: Scratch) -> Executor:
-        """The run's own process, or as many as ever save at once."""
+        """This process, or as many child processes as ever save at once."""
         setups = self.plan.setups()
         if len(setups) == 1:
             return InProcess(setups[0])
@@ -117,7 +117,7 @@ class _Trials:
     progress: RunProgress
 
     def warm_up(self) -> None:
-        """Have every contender do what it does once per process, outside any clock.
+        """Do each contender's first-use work, outside any clock.
 
         One that fails here will fail in its trial, where that is recorded. The processes of a
         ProcessGroup have done it when they started.

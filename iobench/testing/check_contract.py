@@ -66,6 +66,9 @@ def _expect_adds_up(moved: Transfer, harness: WriterHarness, operation: str, siz
     expect((moved.files, moved.bytes) == (1, size), f"{who}: {moved.files} files, {moved.bytes}")
     expect(moved.elapsed_s > 0, f"{who}: took {moved.elapsed_s} s")
     expect(all(seconds >= 0 for seconds in moved.phases_s.values()), f"{who}: {moved.phases_s}")
+    for phases in (moved.phases_s.keys() & {"write"}, moved.phases_s.keys() - {"write"}):
+        spent_s = sum(moved.phases_s[name] for name in phases)  # `write` may run next to the rest
+        expect(spent_s <= 1.1 * moved.elapsed_s + 0.05, f"{who}: {moved.phases_s} in its time")
     counted = sum(path.bytes for path in moved.paths.values())
     expect(counted >= size, f"{who}: its paths took {counted} bytes")
     expect(all(path.operations > 0 for path in moved.paths.values()), f"{who}: {moved.paths}")

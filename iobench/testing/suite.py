@@ -8,6 +8,7 @@ from types import ModuleType
 from iobench.testing import (
     check_bytes,
     check_contract,
+    check_durability,
     check_failures,
     check_memory,
     check_reads,
@@ -27,6 +28,7 @@ _MODULES: tuple[ModuleType, ...] = (
     check_streams,
     check_failures,
     check_contract,
+    check_durability,
 )
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from iobench.bench.targets.instruments import Instruments
+from iobench.environment import DeviceMonitor
 from iobench.testing import check_writer, writer_checks
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.image import FileImage
@@ -67,6 +70,36 @@ class _AlwaysDurable(BufferedWriter):
         return super().write(image, target, durable=True)
 
 
+class _NeverSyncs(BufferedWriter):
+    def write(self, image, target, **how):
+        done = super().write(image, target, **how | {"durable": False})
+        return replace(done, durable=True)
+
+
+class _ForgetsTheName(BufferedWriter):
+    def write(self, image, target, **how):
+        return super().write(image, target, **how | {"sync_directory": False})
+
+
+class _WidensPermissions(BufferedWriter):
+    def write(self, image, target, **how):
+        done = super().write(image, target, **how)
+        Path(target, image.path).chmod(0o644)
+        return done
+
+
+class _ReplacesAnything(BufferedWriter):
+    def write(self, image, target, **how):
+        Path(target, image.path).unlink(missing_ok=True)
+        return super().write(image, target, **how)
+
+
+class _InventsPhases(BufferedWriter):
+    def _send(self, file, image, meter):
+        super()._send(file, image, meter)
+        meter.seconds["gather"] = 60.0
+
+
 class _ForgetsBytes(BufferedWriter):
     def _send(self, file, image, meter):
         super()._send(file, image, meter)
@@ -104,6 +137,10 @@ class _ClosesWhateverHappens(BufferedWriter):
         (_TakesAnySize, ["another_size_is_a_mismatch"]),
         (_AlwaysDurable, ["durable_is_labelled"]),
         (_ForgetsBytes, ["transfers_add_up"]),
+        (_InventsPhases, ["transfers_add_up"]),
+        (_ForgetsTheName, ["new_names_are_synced"]),
+        (_WidensPermissions, ["replaced_files_keep_owner_and_permissions"]),
+        (_ReplacesAnything, ["a_name_that_is_a_pipe_or_device"]),
         (_MixesThreads, ["several_threads_at_once"]),
         (_ClosesWhateverHappens, ["close_in_finally_publishes_nothing"]),
     ],
@@ -115,6 +152,15 @@ def test_a_broken_writer_fails(writer: type, names: list[str], tmp_path: Path) -
         with pytest.raises(AssertionError):
             _CHECKS[name](writer, tmp_path)
     _LeaksAThread.ended.set()
+
+
+def test_a_writer_that_never_syncs_fails(tmp_path: Path) -> None:
+    """Its pages are dirty after a write that it reports as durable."""
+    unseen = Instruments.probe(tmp_path, DeviceMonitor(tmp_path)).unseen
+    if unseen:
+        pytest.skip(unseen)
+    with pytest.raises(AssertionError, match="bytes are dirty after a durable write"):
+        _CHECKS["durable_files_are_synced"](_NeverSyncs, tmp_path)
 
 
 def test_check_writer(tmp_path: Path) -> None:

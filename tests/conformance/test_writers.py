@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from iobench.testing import Check, check_contract, check_torch, writer_checks
+from iobench.testing import (
+    Check,
+    check_contract,
+    check_durability,
+    check_torch,
+    writer_checks,
+)
 from iobench.writers import registry
 
 _SETTINGS = {
@@ -74,7 +80,7 @@ _ELSEWHERE = {
 }
 
 
-_ONLY_FIRST = {*vars(check_torch), *vars(check_contract)}
+_ONLY_FIRST = {*vars(check_torch), *vars(check_contract), *vars(check_durability)}
 
 
 def _cases(

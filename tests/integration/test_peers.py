@@ -97,7 +97,7 @@ def test_one_table(iobench: Command, tiny_path: Path, target: Path, tmp_path: Pa
             assert sample.cold is not None
     phases = {one: set(found[one, "save"]["phases_s"]) for one in names}
     assert phases["peer:torch-save"] == {"save", "sync", "commit"}
-    assert phases["peer:dcp"] == {"save", "commit"}
+    assert phases["peer:dcp"] == {"save", "sync", "commit"}
 
 
 @pytest.mark.parametrize("name", STORES)

@@ -27,9 +27,9 @@ class Contender(ABC):
 
     name: str
     saves = True
-    """False for one that only restores; its `save` is by another's hand and is not reported."""
+    """False for one that only restores: another writer makes its save, which is not reported."""
     stores = True
-    """False for one that keeps nothing and only measures the harness."""
+    """False for one that stores nothing and only measures the harness."""
     is_peer = False
     """Whether it is another project's."""
 
@@ -61,10 +61,10 @@ class Contender(ABC):
 
     @abstractmethod
     def verify(self, replay: Replay, directory: Location) -> Verified:
-        """Compare what `restore` brought with what was saved, and let go of it."""
+        """Compare the restored tensors with the saved ones, and free them."""
 
     def warm_up(self, directory: Location) -> None:  # noqa: B027
-        """Have done what it does once per process, such as importing; may use `directory`."""
+        """Do the work of the first use in a process, such as imports; may use `directory`."""
 
     @abstractmethod
     def notes(self, replay: Replay) -> tuple[str, ...]:
@@ -77,7 +77,7 @@ class WriterContender(Contender):
     def __init__(self, writer: Writer, *, fresh: bool = False) -> None:
         """With `fresh`, restores go to memory allocated inside the clock, as those of peers do.
 
-        Otherwise to memory that is there already, that of the replay.
+        Otherwise restores go to the replay's memory, which is allocated already.
         """
         self.writer, self._fresh = writer, fresh
         self._loaded: list[dict[Any, Any]] = []

@@ -22,8 +22,9 @@ _HARNESS = "null"  # no contender: it stores nothing
 def choose(text: str, target: Location) -> tuple[list[Contender], list[str]]:
     """The contenders of `odirect,threads=4,peer:dcp`; of `all` those that work in `target`.
 
-    Also gives the lines that say who is left out of `all`, and why. Raises UsageError and its kin
-    for what cannot be meant, UnavailableError for a contender that cannot be imported.
+    Also returns the lines that say which contenders of `all` are left out, and why. Raises
+    UsageError or a subclass for a wrong text, UnavailableError for a contender that cannot be
+    imported.
     """
     if text.strip() != _ALL:
         return _on_equal_terms(_distinct(text)), []
@@ -59,7 +60,7 @@ def find_baseline(text: str | None, chosen: Sequence[Variant]) -> Variant | None
 
 
 def _on_equal_terms(chosen: list[Contender]) -> list[Contender]:
-    """Beside peers, which return new tensors, our writers restore into new memory as well."""
+    """When peers take part, which return new tensors, our writers restore into new memory too."""
     if not any(one.is_peer for one in chosen):
         return chosen
     return [

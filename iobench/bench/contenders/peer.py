@@ -1,7 +1,7 @@
 """PeerContender: another project's save and restore under the rules of the bench.
 
-What the rules ask and a peer does not do itself, the bench does for it inside the clock: syncing
-its files, naming the checkpoint and syncing the directories. None of our threads runs meanwhile.
+The bench does inside the clock what the rules require and a peer does not do itself: it syncs the
+files, names the checkpoint and syncs the directories. None of our threads runs during that time.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Monitor(Protocol):
 
     @property
     def files(self) -> Sequence[Path]:
-        """Where the kernel shows them; empty where there are none."""
+        """The kernel's files that show them; empty where there is no device."""
 
     def read(self) -> DeviceCounters | None:
         """The counters now; None where there are none."""
@@ -98,7 +98,7 @@ class _Machine:
 
 
 class Counters:
-    """Starts counting when made; `stop` tells how far everything moved since."""
+    """Starts counting when made; `stop` returns how far every counter moved since."""
 
     def __init__(self, device: Monitor, sampler: Sampler | None = None) -> None:
         self._device, self._sampler = device, sampler
@@ -111,7 +111,7 @@ class Counters:
         return time.perf_counter() - self._began
 
     def stop(self, others: Sequence[Usage] = ()) -> Counted:
-        """What has moved, what `others` used included. The clock is read first."""
+        """Return how far all moved, with what `others` used. The clock is read first."""
         elapsed = self.elapsed_s()
         cpu = time.process_time() - self._cpu_before
         before, now = self._before, self._read()

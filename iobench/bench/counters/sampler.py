@@ -23,7 +23,7 @@ CounterSource = Literal["device", "process"]
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """The counters at `at_s`, of time.perf_counter where nothing else is said."""
+    """The counters at `at_s` of time.perf_counter, unless documented otherwise."""
 
     at_s: float
     read_bytes: int
@@ -33,8 +33,8 @@ class Reading:
 class FileSampler:
     """The texts of small files, ten times a second.
 
-    A child process reads them, as long as the `with` block lasts: a thread would run inside what is
-    timed.
+    A child process reads them while the `with` block runs: a thread would take CPU time and the GIL
+    from the operation that is timed.
     """
 
     def __init__(self, files: Sequence[str]) -> None:
@@ -72,8 +72,8 @@ class FileSampler:
 class Sampler(FileSampler):
     """Readings of the device's counters, or of this process's where there is no device.
 
-    `source` says which: `device` counts what the block device moved, for anybody; `process` what
-    this process's read and write calls moved (rchar and wchar of /proc/PID/io).
+    `source` is `device` for bytes that the block device moved, for any process, and `process` for
+    bytes that this process's read and write calls moved (rchar and wchar of /proc/PID/io).
     """
 
     def __init__(self, device_files: Sequence[Path]) -> None:
@@ -82,7 +82,7 @@ class Sampler(FileSampler):
         super().__init__([str(path) for path in device_files] or [f"/proc/{os.getpid()}/io"])
 
     def readings(self, since_s: float, until_s: float) -> list[Reading]:
-        """Those taken strictly between two moments of time.perf_counter."""
+        """Return the readings taken strictly between two moments of time.perf_counter."""
         found = [self._parse(at_s, texts) for at_s, texts in self.texts(since_s, until_s)]
         return [one for one in found if one is not None]
 

@@ -1,7 +1,7 @@
 """Read counters every so often until our standard input closes; each reading is a line.
 
-Run by path as a program of its own, with nothing of iobench: a thread beside what is timed would
-take part in it.
+Run by path as a program of its own, without imports of iobench: a thread of the timed process would
+use its CPU time and its GIL.
 
     python sampling.py INTERVAL_MS FILE ...     writes SECONDS<tab>TEXT<tab>TEXT ...
 

@@ -53,7 +53,7 @@ def by_growth(points: Sequence[tuple[float, int]]) -> tuple[int, ...]:
 def by_ticks(ticks: Mapping[int, int], began_s: float, elapsed_s: float) -> tuple[int, ...]:
     """The bytes of `ticks` in each interval of `elapsed_s` seconds since `began_s`.
 
-    Raises ValueError for bytes before the clock began or after its end: they are not its own.
+    Raises ValueError for bytes before the clock began or after its end.
     """
     bins = [0] * _count(elapsed_s)
     for tick, moved in ticks.items():

@@ -1,4 +1,4 @@
-"""Digests: what every tensor of a replay holds, remembered to be compared with what comes back."""
+"""Digests of every tensor of a replay, to compare restored tensors with saved ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Digests:
         self._expected: list[list[int]] = []
 
     def remember(self) -> None:
-        """Take what the tensors hold now for what must come back."""
+        """Keep the digests of what the tensors hold now: restores must bring it back."""
         self._expected = [
             [self._digest([tensor_bytes(tensor)]) for tensor in state.values()]
             for state in self._states

@@ -1,4 +1,4 @@
-"""The order in which the bytes of a file's tensors stand in it, which each format decides."""
+"""The order of the tensors' bytes in a file, which each format decides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["in_payload_order"]
 
 
 def in_payload_order(spec: FileSpec) -> FileSpec:
-    """`spec` with its tensors in the order in which their bytes stand in the file.
+    """Return `spec` with its tensors in the order of their bytes in the file.
 
     A DCP file gets one more "tensor" for the archives' headers that are not tensors.
     """

@@ -1,4 +1,4 @@
-"""RandomPool: memory that stands in for a checkpoint of any size. Windows: tensors in it.
+"""RandomPool: memory used in place of a checkpoint of any size. Windows: tensors in it.
 
 Source data must be incompressible, not dedupable and different in every checkpoint. So the pool is
 refilled with random bytes before each save, and every tensor is a window of it. When the windows
@@ -101,7 +101,7 @@ class RandomPool:
             self.trim()
 
     def scrub(self) -> None:
-        """Change every byte, so that what a restore should bring cannot be there already."""
+        """Change every byte, so that the bytes to restore cannot be in memory already."""
         key = int.from_bytes(self._keys.integers(1, 256, 8, np.uint8).tobytes(), "little")
         words = self.memory[: self.size_bytes].view(np.uint64)
         np.bitwise_xor(words, np.uint64(key), out=words)

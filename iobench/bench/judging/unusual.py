@@ -1,4 +1,4 @@
-"""What was unusual about the machine during one sample, beside the others of its group."""
+"""What was unusual about the machine during one sample, compared with others of its group."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _Amount = float | None
 def unusual(samples: Sequence[Sample], position: int) -> list[str]:
     """What others did during `samples[position]` and did not during most of the others, in words.
 
-    Named is what took at least 1 % of the sample's time (stolen CPU, waiting for memory) or bytes
-    (others' I/O on the device), and twice as much as in the median sample. Empty where nothing did,
-    or nobody looked.
+    A disturbance counts when it took at least 1 % of the sample's time (stolen CPU, waiting for
+    memory) or bytes (others' I/O on the device), and more than twice as much as in the median
+    sample. Empty where none did, or where the samples have no such counters.
     """
     return list(_found(samples, position))
 

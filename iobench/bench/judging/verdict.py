@@ -1,9 +1,8 @@
 """Whether a figure may be believed: VALID, VALID (scaled) or INVALID, and why.
 
 The rules are those of an honest number (docs/results.md): cold and proved cold, verified, the bytes
-on the device, the whole workload, something stored at all. What merely needs to be known with a
-figure (a fallback, a note, a missing counter, a volatile target) is a reason that invalidates
-nothing.
+on the device, the whole workload, something stored at all. Facts that a reader needs (a
+fallback, a note, a missing counter, a volatile target) are reasons that invalidate nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class VerdictStatus(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
-    """Why a verdict is what it is. `measured` are the figures behind it, `share` whose it is."""
+    """Why a verdict is what it is. `measured` are its figures, `share` the samples that have it."""
 
     text: str
     measured: tuple[str, ...] = ()
@@ -79,8 +78,8 @@ class Verdict:
 class Context:
     """What a sample is judged against: the workload's bytes, and facts that may be absent.
 
-    `restored_bytes` are those of a restore where it brings only a part of them. `variants` tell
-    the bytes of samples of their axes; the others move the workload's.
+    `restored_bytes` are those of a restore that brings only a part of them. `variants` give the
+    bytes of samples of their axes; other samples move the workload's.
     `scale` says how the workload was made smaller; `volatile` names a file system held in memory.
     """
 

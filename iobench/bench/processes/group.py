@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """The answer of a process in which what was asked raised: type and message of the error."""
+    """The reply of a process whose command raised: type and message of the error."""
 
     error: str
 
@@ -44,7 +44,7 @@ class Executor(AbstractContextManager["Executor"], Protocol):
     """Whether they run in other processes."""
 
     def ask(self, count: int, what: Callable[[Job], T]) -> list[T]:
-        """Have the first `count` jobs do `what` at once; their answers in order."""
+        """Run `what` in the first `count` jobs at once; return their replies in order."""
 
 
 class InProcess(Executor):
@@ -83,7 +83,7 @@ class ProcessGroup(Executor):
 
     def _start(self) -> None:
         try:
-            with deferred_interrupts():  # none is started and not known
+            with deferred_interrupts():  # a child that is started must be in the list
                 for _ in self._setups:
                     self._members.append(_Member())
             for member, setup in zip(self._members, self._setups, strict=True):
@@ -106,7 +106,7 @@ class ProcessGroup(Executor):
                 for number in [n for n, member in waiting.items() if member.connection in ready]:
                     del waiting[number]
                     answers[number] = asked[number].receive(f"process {number + 1} of {count}")
-        except BaseException:  # an answer may still come that nobody waits for
+        except BaseException:  # a reply may still come, and would be taken for the next one's
             self._stop()
             raise
         return [answers[number] for number in range(count)]
@@ -168,7 +168,7 @@ class _Member:
         return f"was ended by {signal.Signals(-code).name}"
 
     def kill(self) -> None:
-        """End it and wait until it is gone: it writes nothing any more."""
+        """Kill it and wait until it is gone: from then on it writes nothing."""
         self._process.kill()
         self._process.wait()
         self.connection.close()

@@ -17,9 +17,9 @@ _HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def deferred_interrupts() -> Iterator[None]:
     """Hold Ctrl-C, SIGTERM and SIGHUP back until the block is done; they act at its end.
 
-    By handlers and not by a signal mask: a mask is one thread's, and the kernel then gives the
-    signal to another thread, whereupon Python interrupts the main one all the same. Elsewhere than
-    in the main thread, which alone is ever interrupted, nothing is done.
+    Handlers are used, not a signal mask: a mask belongs to one thread, so the kernel delivers the
+    signal to another thread and Python still interrupts the main one. Does nothing in other
+    threads: Python runs signal handlers in the main thread only.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -27,7 +27,7 @@ __all__ = ["CheckpointRef", "CheckpointSizes", "Done", "Job", "JobSetup", "own_n
 class JobSetup:
     """What a job is made from. `files` are those of each shape of the run.
 
-    With a `number` its files stand in a directory of that number, below each checkpoint's.
+    With a `number`, its files are in a directory of that number below each checkpoint's.
     """
 
     contenders: tuple[Contender, ...]
@@ -85,7 +85,7 @@ class Job:
         ]
 
     def sizes(self, shape: int, subsets: Sequence[float | None]) -> CheckpointSizes:
-        """Found by writing to nowhere, and by choosing what each of `subsets` brings."""
+        """Return the sizes: the files are written to nowhere, and each of `subsets` is chosen."""
         replay, restored = self.replays[shape], []
         for subset in subsets:
             replay.want(subset)
@@ -93,7 +93,7 @@ class Job:
         return CheckpointSizes(saved=replay.size_bytes(), restored=tuple(restored))
 
     def warm_up(self, directory: Location) -> None:
-        """Have every contender do what it does once per process; what fails here fails again."""
+        """Do each contender's first-use work; an error there is raised again by its save."""
         for one in self.contenders:
             with contextlib.suppress(Exception):
                 one.warm_up(self._own(directory))
@@ -119,7 +119,7 @@ class Job:
         return self._done(one, replay, one.restore(replay, self._own(ref.directory)))
 
     def verify(self, ref: CheckpointRef) -> Verified:
-        """Compare what `restore` brought with what was saved, and let go of it."""
+        """Compare the restored tensors with the saved ones, and free them."""
         one, replay = self.contenders[ref.contender], self.replays[ref.shape]
         verified = one.verify(replay, self._own(ref.directory))
         linux.trim_heap()  # memory that this one freed is no help to the next one

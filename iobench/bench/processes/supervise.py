@@ -1,7 +1,7 @@
 """Run a command until it ends or our standard input does; then remove a directory.
 
-Run by path as a program of its own, with nothing of iobench: whoever holds the other end of the
-pipe may die in any way, the kernel closes it all the same.
+Run by path as a program of its own, without imports of iobench. The process that holds the other
+end of the pipe may die in any way: the kernel closes its end.
 
     python supervise.py DIRECTORY COMMAND ...
 """

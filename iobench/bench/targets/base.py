@@ -24,7 +24,7 @@ Location = str | Path
 
 
 class Scratch(Protocol):
-    """A place of the run's own in its target, empty at first and removed at the end."""
+    """The run's own space in its target: empty at first, removed at the end."""
 
     @property
     def directory(self) -> Path | None:
@@ -40,7 +40,7 @@ class Scratch(Protocol):
         """What the kernel shows of files here, found by a probe; None where there are no files."""
 
     def make_cold(self, name: str) -> Cold:
-        """Have no byte of the checkpoint `name` in this machine's memory, and prove it."""
+        """Remove the checkpoint `name` from this machine's page cache, and count what remains."""
 
     def remove(self, name: str) -> None:
         """Remove the checkpoint `name`, if there is one."""
@@ -68,16 +68,16 @@ class Target(Protocol):
         """Raise TargetError or UnavailableError unless it can be written."""
 
     def free_bytes(self) -> int | None:
-        """Bytes that a run may use; None where nobody can say."""
+        """Bytes that a run may use; None where that is unknown."""
 
     def describe(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """(facts of the machine, facts of the storage), for the record."""
 
     def monitor(self) -> Monitor:
-        """The counters of the device beneath."""
+        """The counters of the device below it."""
 
     def scratch(self) -> AbstractContextManager[Scratch]:
-        """A place of the run's own, removed whatever happens."""
+        """The run's own space; removed at the end, also after an error."""
 
 
 @dataclass(frozen=True, kw_only=True)

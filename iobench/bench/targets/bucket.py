@@ -110,7 +110,7 @@ class BucketTarget:
                 ) from error
 
     def _holder(self, place: S3Target) -> Holder | None:
-        """Whose run it is; None where it is ending just now, or tells nothing that we know."""
+        """The process whose run it is; None where the lock is just removed, or is not a Holder."""
         try:
             with contextlib.closing(self.writer.open_source(str(place.below(_LOCK)))) as lock:
                 return Holder.parse(bytes(lock.read()))
@@ -138,7 +138,7 @@ class BucketScratch:
         """No files of this machine: the server's answers are the proof that parts are stored."""
 
     def make_cold(self, name: str) -> Cold:  # noqa: ARG002
-        """Nothing to do: a ranged GET goes to the server, no page cache lies in between."""
+        """Does nothing: a ranged GET goes to the server, and no page cache is in between."""
         return Cold(resident_bytes=0, resident_fraction=0.0, method="remote", dropped_caches=False)
 
     def remove(self, name: str) -> None:
@@ -149,7 +149,7 @@ class BucketScratch:
 
 
 class _NoDevice:
-    """There is no device of this machine beneath."""
+    """A bucket has no device of this machine below it."""
 
     files = ()
 

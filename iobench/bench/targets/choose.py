@@ -17,7 +17,7 @@ __all__ = ["target_of"]
 def target_of(location: Location, contenders: Sequence[Contender]) -> Target:
     """The target that `location` names, as `contenders` will use it.
 
-    Raises UsageError when one of them does not store in targets of that kind.
+    Raises UsageError when a contender does not store in targets of that kind.
     """
     for one in contenders:
         one.check_scheme(location)

@@ -1,4 +1,4 @@
-"""Cold: files taken out of the page cache, and the proof that they are out."""
+"""Evict files from the page cache, and count the pages that stay."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _DROP_CACHES = "/proc/sys/vm/drop_caches"
 def make_cold(files: Iterable[Path]) -> Cold:
     """Sync and evict `files`, then count what of them is still in the page cache.
 
-    POSIX_FADV_DONTNEED first; when that leaves more than 1 % and it is permitted, the whole page
-    cache is dropped. The caller decides what a remainder means.
+    POSIX_FADV_DONTNEED comes first. When it leaves more than 1 % and the process may do so, the
+    whole page cache is dropped. The caller decides what the remaining pages mean.
     """
     paths = list(files)
     size = sum(path.stat().st_size for path in paths)

@@ -13,9 +13,9 @@ __all__ = ["Holder"]
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """One process, as nobody else can be it: not its successor of the same number either.
+    """One process, distinguished from a later one with the same process id.
 
-    Stands in for the lock that a run holds in a directory, as a bucket has no locks.
+    It replaces the lock that a run holds in a directory, since a bucket has no locks.
     """
 
     boot: str
@@ -55,7 +55,7 @@ class Holder:
 
     @property
     def dead(self) -> bool:
-        """Whether it is known to be no more; of another machine or container nobody here knows."""
+        """Whether it has ended for certain; False for other machines and containers."""
         return (self.boot, self.pids) == _here() and _started(self.pid) != self.started
 
 

@@ -26,7 +26,7 @@ BUCKET = "iobench"
 """The bucket that a local server has from the start."""
 
 _PATIENCE_S, _INTERVAL_S = 30.0, 0.05
-_TRIES = 3  # somebody may take the port between choosing and using it
+_TRIES = 3  # another process may take the port between choosing and using it
 _REGION = "us-east-1"
 
 Command = Callable[[int, Path], list[str]]
@@ -35,7 +35,7 @@ Command = Callable[[int, Path], list[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class LocalS3:
-    """A running server: where it answers and whom it lets in."""
+    """A running server: its endpoint and credentials."""
 
     endpoint_url: str
     bucket: str = BUCKET
@@ -67,7 +67,7 @@ class LocalS3:
 
     @contextmanager
     def active(self) -> Iterator[LocalS3]:
-        """Have this process, and those it starts, use the server for the length of the block."""
+        """Make this process, and those it starts, use the server until the block ends."""
         hidden = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL")
         before = {name: os.environ.get(name) for name in (*self.environment, *hidden)}
         os.environ.update(self.environment)
@@ -87,7 +87,7 @@ class LocalS3:
 def local_s3() -> Iterator[LocalS3]:
     """`rclone serve s3` on a random port with random keys, and one bucket, `iobench`.
 
-    It ends with the block, and when this process dies in whatever way; its files go with it. Use
+    It ends with the block, and when this process dies in any way; its files are removed then. Use
     `server.active()` to have boto3 and the writer `s3` talk to it. Raises UnavailableError without
     rclone (extra `s3-local`) or boto3.
     """

@@ -19,8 +19,8 @@ _PATIENCE_S = 3.0
 def settle(directory: Path, monitor: Monitor) -> None:
     """Sync the file system, then wait until the device has rested for a moment, 3 s at most.
 
-    Before that, until the space of replaced files is free. What one sample leaves behind, such as
-    write-back, discards of removed files and journal commits, is not charged to the next one.
+    First waits until the space of replaced files is freed. So the work that one sample leaves
+    behind (write-back, discards of removed files, journal commits) is not in the time of the next.
     """
     deferred_free.wait()
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -45,7 +45,7 @@ def test_the_probe_finds_out_what_can_be_seen(
     """As on ext4; overlayfs, FUSE and DAX; tmpfs; and Linux before 6.5. Nothing stays behind."""
     answers = iter(counts)
 
-    def counted(fd: int) -> int:  # noqa: ARG001
+    def counted(fd: int) -> int:
         answer = next(answers)
         if answer == errno.ENOSYS:
             raise OSError(answer, os.strerror(answer))
@@ -68,7 +68,7 @@ def test_a_device_that_counts_less_than_was_written_is_not_asked(
 def test_other_errors_of_the_probe_are_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(fd: int) -> int:  # noqa: ARG001
+    def broken(fd: int) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(linux, "cachestat_unsynced_bytes", broken)

@@ -459,10 +459,10 @@ def test_a_writer_that_sleeps_a_tenth_of_its_time_is_a_regression(
         monkeypatch.setattr(module, "time", clock)
     records = {}
     for name, asleep in (("old", lambda _: None), ("same", lambda _: None), ("new", sleep)):
-        execute(_Sleepy(lambda: now[0], asleep), repeat=5, ceiling=False)
+        execute(_Sleepy(lambda: now[0], asleep), repeat=6, ceiling=False)
         records[name] = shutil.copy(tmp_path / "run.jsonl", tmp_path / f"{name}.jsonl")
     same, worse = (
-        CliRunner().invoke(app, ["compare", str(records["old"]), str(records[name])])
+        CliRunner().invoke(app, ["compare", "--strict", str(records["old"]), str(records[name])])
         for name in ("same", "new")
     )
     assert same.exception is None

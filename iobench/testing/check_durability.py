@@ -1,0 +1,175 @@
+"""Checks: what a durable write leaves in a directory: synced files, names, owners, permissions.
+
+They look at files, so a target that is not a `Directory` passes them.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from iobench.bench.targets.instruments import Instruments
+from iobench.environment import DeviceCounters
+from iobench.errors import TargetError
+from iobench.testing.check import check
+from iobench.testing.content import content
+from iobench.testing.expect import expect, expect_raises
+from iobench.testing.harness import WriterHarness
+from iobench.testing.target import Directory
+from iobench.writers.transfer import Fallback
+
+_OTHER_USER, _OTHER_GROUP = 12345, 54321
+
+
+class _NoDevice:
+    """A Monitor without a device."""
+
+    files = ()
+
+    def read(self) -> DeviceCounters | None:
+        return None
+
+
+def _directory(rig: WriterHarness) -> Path | None:
+    return Path(rig.place.target) if isinstance(rig.place, Directory) else None
+
+
+def _stream(rig: WriterHarness, name: str, data: bytes) -> None:
+    with rig.open(name) as stream:
+        stream.write(data)
+
+
+@check()
+def durable_files_are_synced(rig: WriterHarness) -> None:
+    """After a durable write, files are regular, and none of their pages is dirty.
+
+    Where the file system hides its dirty pages, only the kind and size of the files are checked.
+    """
+    directory = _directory(rig)
+    if directory is None:
+        return
+    size = 3 * rig.block_size + 5
+    rig.write(rig.image("file", content(size)))
+    _stream(rig, "stream", content(size, 1).tobytes())
+    many = [rig.image(f"many/{number}", content(size, number)) for number in range(3)]
+    rig._made.update(image.path for image in many)
+    rig.writer.write_many(many, rig.place.target)
+    found = Instruments.probe(directory, _NoDevice()).inspect(
+        directory, dict.fromkeys(["file", "stream", *(image.path for image in many)], size)
+    )
+    expect(not found.problems, f"not as written: {', '.join(found.problems)}")
+    expect(
+        not found.unsynced_bytes, f"{found.unsynced_bytes} bytes are dirty after a durable write"
+    )
+
+
+@contextmanager
+def _directories_synced(seen: list[tuple[int, list[str]]]) -> Iterator[None]:
+    """Note each os.fsync of a directory: its inode, and the names in it at that moment."""
+    fsync = os.fsync
+
+    def noted(fd: Any) -> None:
+        fsync(fd)
+        found = os.fstat(fd)
+        names = os.listdir(f"/proc/self/fd/{fd}") if stat.S_ISDIR(found.st_mode) else []
+        seen.append((found.st_ino, names))
+
+    os.fsync = noted
+    try:
+        yield
+    finally:
+        os.fsync = fsync
+
+
+@check()
+def new_names_are_synced(rig: WriterHarness) -> None:
+    """A durable write syncs the directories that gained a name, after they gained it.
+
+    The syncs are seen at `os.fsync`. A writer that never calls it passes: it may sync otherwise.
+    """
+    directory = _directory(rig)
+    if directory is None:
+        return
+    ways: dict[str, Callable[[], object]] = {
+        "write": lambda: rig.write(rig.image("write/file", content(5000))),
+        "stream": lambda: _stream(rig, "stream/file", b"x"),
+        "write_many": lambda: rig.writer.write_many(
+            [rig.image("write_many/file", content(5000))], rig.place.target
+        ),
+    }
+    rig._made.add("write_many/file")
+    for name, way in ways.items():
+        seen: list[tuple[int, list[str]]] = []
+        with _directories_synced(seen):
+            way()
+        for parent, entry in ((directory / name, "file"), (directory, name)):
+            inode = parent.stat().st_ino
+            synced = any(number == inode and entry in names for number, names in seen)
+            expect(synced or not seen, f"{name}: the name {entry} in {parent} was not synced")
+
+
+@check()
+def replaced_files_keep_owner_and_permissions(rig: WriterHarness) -> None:
+    """The new file has the owner, group and permissions of the one that it replaces."""
+    directory = _directory(rig)
+    if directory is None:
+        return
+    path = directory / "file"
+    for permissions in (0o640, 0o600):
+        for how in ("write", "stream"):
+            rig.put("file", b"before")
+            path.chmod(permissions)
+            if os.geteuid() == 0:
+                os.chown(path, _OTHER_USER, _OTHER_GROUP)
+            before = path.stat()  # not what was asked where the file system keeps none
+            fallbacks: tuple[Fallback, ...] = ()
+            if how == "write":
+                fallbacks = rig.write(rig.image("file", content(5000))).fallbacks
+            else:
+                _stream(rig, "file", b"after")
+            after = path.stat()
+            owner, mode = (after.st_uid, after.st_gid), stat.S_IMODE(after.st_mode)
+            refused = any(f.wanted.startswith(("owner", "permissions")) for f in fallbacks)
+            expect(
+                refused
+                or (owner, mode) == ((before.st_uid, before.st_gid), stat.S_IMODE(before.st_mode)),
+                f"{how}: owner {owner} and permissions {mode:03o} in place of "
+                f"{before.st_uid, before.st_gid} and {stat.S_IMODE(before.st_mode):03o}",
+            )
+            path.unlink()
+
+
+@check()
+def a_name_that_is_a_pipe_or_device(rig: WriterHarness) -> None:
+    """Where a pipe or device has the name already, writing raises TargetError and leaves it."""
+    directory = _directory(rig)
+    if directory is None:
+        return
+    path = directory / "special"
+    rig._made.add("special")
+    kinds: list[Callable[[], None]] = [lambda: os.mkfifo(path)]
+    if os.geteuid() == 0:
+        null = os.makedev(1, 3)
+        kinds.append(lambda: os.mknod(path, stat.S_IFCHR | 0o600, null))
+    for make in kinds:
+        try:
+            make()
+        except OSError:  # the file system has none, or the container forbids them
+            continue
+        before = path.lstat()
+        # A pipe that nobody reads would stop a writer that opens it.
+        reader = os.open(path, os.O_RDWR | os.O_NONBLOCK) if path.is_fifo() else -1
+        try:
+            expect_raises(TargetError, rig.write, rig.image("special", content(10)))
+            expect_raises(TargetError, _stream, rig, "special", b"x")
+        finally:
+            if reader >= 0:
+                os.close(reader)
+        after = path.lstat()
+        expect((after.st_ino, after.st_mode) == (before.st_ino, before.st_mode), "was replaced")
+        path.unlink()
+    rig._made.discard("special")
