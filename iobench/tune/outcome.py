@@ -69,16 +69,21 @@ class Outcome:
 
     @property
     def noise(self) -> float:
-        """How much samples of one setting varied in the race, as a part: a standard deviation."""
-        return effects_and_noise({name: one.losses for name, one in self.trials.items()})[1]
+        """How much samples of one setting varied, as a part: a standard deviation.
+
+        Of the race or of the confirmation, whichever is larger.
+        """
+        race = {name: one.losses for name, one in self.trials.items()}
+        return max(effects_and_noise(one)[1] for one in (race, self.confirmation.losses))
 
     @property
     def decided(self) -> bool:
-        """Whether the race could tell settings 5 % apart: docs/autotune.md has how often it errs.
+        """Whether settings 5 % apart could be told apart: docs/autotune.md has how often that errs.
 
-        The ratio to the baseline has its own interval, and holds either way.
+        Not where the confirmation contradicted the race, which refined the wrong settings then. The
+        ratio to the baseline has its own interval, and holds either way.
         """
-        return self.noise <= _DECIDABLE_NOISE
+        return self.noise <= _DECIDABLE_NOISE and not self.verdict.refuted
 
     @property
     def baseline(self) -> str | None:
@@ -126,8 +131,8 @@ class Outcome:
         if not self.decided:
             yield (
                 f"not decided which setting is best: samples vary by {100 * self.noise:.1f} %, "
-                f"and {100 * _DECIDABLE_NOISE:.0f} % or less decides; {chosen} is the choice of what "
-                "was confirmed"
+                f"and {100 * _DECIDABLE_NOISE:.0f} % or less decides where the confirmation bears "
+                f"the race out; {chosen} is the choice of what was confirmed"
             )
         yield from self.notes
 
