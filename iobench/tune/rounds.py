@@ -34,7 +34,7 @@ class TuningProgress(Protocol):
 
 @dataclass(kw_only=True)
 class Rounds:
-    """Measures whom it is told to, one after the other, and keeps what came of it.
+    """Measures the settings it is given, one after the other, and keeps what they gave.
 
     What a trial took is spent of the `budget`; who fails or goes over a limit runs no more in the
     `race`. Rounds are numbered through.
