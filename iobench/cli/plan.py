@@ -76,6 +76,12 @@ def plan(
         str | None,
         typer.Option("--step", help="Time of a training step: intervals are shown in steps too."),
     ] = None,
+    interval: Annotated[
+        str | None,
+        typer.Option(
+            "--interval", help="ETTR at this training time between two saves, too (30min)."
+        ),
+    ] = None,
     budget: Annotated[
         float,
         typer.Option(
@@ -129,7 +135,13 @@ def plan(
         )
         for count in _sizes(nodes)
     ]
-    method = Method(budget=budget, step_s=_seconds(step), failures=simulate, seed=seed)
+    method = Method(
+        budget=budget,
+        step_s=_seconds(step),
+        interval_s=_seconds(interval),
+        failures=simulate,
+        seed=seed,
+    )
     if results is None:
         _refuse({"--size": size, "--include-invalid": include_invalid}, "needs --results")
         title = "times given by hand"

@@ -12,7 +12,7 @@ __all__ = ["Costs"]
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """The seconds of one checkpoint: training stands still, then the rest happens beside it.
+    """The seconds of one checkpoint: training stands still, then the rest happens while it runs.
 
     A synchronous save blocks until it is durable: `persist_s` is 0. An asynchronous one blocks for
     the snapshot and is durable `persist_s` after that, holding one of `slots` snapshots until then;
@@ -40,5 +40,5 @@ class Costs:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether part of the save runs beside training."""
+        """Whether part of the save runs during training."""
         return self.persist_s > 0

@@ -29,11 +29,13 @@ _ENOUGH_SAVES = 1000
 class Method:
     """How intervals are judged: CheckFreq's budget and step, and the size of the simulation.
 
-    `failures` 0 leaves the simulation out. Raises OptionError for a value out of range.
+    `interval_s` is one more interval to judge, the user's own. `failures` 0 leaves the simulation
+    out. Raises OptionError for a value out of range.
     """
 
     budget: float = 0.035
     step_s: float | None = None
+    interval_s: float | None = None
     failures: int = 100_000
     seed: int = 0
 
@@ -42,6 +44,8 @@ class Method:
             raise OptionError(f"budget must be above zero, and is {self.budget}")
         if self.step_s is not None and not self.step_s > 0:
             raise OptionError(f"step must be above zero seconds, and is {self.step_s}")
+        if self.interval_s is not None and not self.interval_s > 0:
+            raise OptionError(f"--interval must be above zero seconds, and is {self.interval_s}")
         if self.failures < 0 or self.failures == 1:
             raise OptionError(f"simulate must be 0 or at least 2, and is {self.failures}")
 
@@ -130,6 +134,8 @@ def _formulas(costs: Costs, job: TrainingJob, method: Method) -> Iterator[tuple[
     yield "Daly", intervals.daly(save_s, mtbf_s)
     yield "availability", intervals.availability_optimal(save_s, mtbf_s, recovery_s)
     yield "CheckFreq", intervals.by_budget(costs, method.budget, method.step_s)
+    if method.interval_s is not None:
+        yield "given", method.interval_s
 
 
 def _proposal(

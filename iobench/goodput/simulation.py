@@ -22,7 +22,7 @@ _Times = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated:
-    """What `failures` failures left. `*_error` is the standard error of the figure beside it.
+    """What `failures` failures left. `*_error` is the standard error of that figure.
 
     `ettr` is kept work over wall-clock time. `lost_work_s` is per failure of a running job (None if
     it never ran), a failure during a restart loses no work. `saves` counts durable checkpoints.

@@ -34,30 +34,30 @@ class _NoDevice:
         return None
 
 
-def _directory(rig: WriterHarness) -> Path | None:
-    return Path(rig.place.target) if isinstance(rig.place, Directory) else None
+def _directory(harness: WriterHarness) -> Path | None:
+    return Path(harness.test_target.target) if isinstance(harness.test_target, Directory) else None
 
 
-def _stream(rig: WriterHarness, name: str, data: bytes) -> None:
-    with rig.open(name) as stream:
+def _stream(harness: WriterHarness, name: str, data: bytes) -> None:
+    with harness.open(name) as stream:
         stream.write(data)
 
 
 @check()
-def durable_files_are_synced(rig: WriterHarness) -> None:
+def durable_files_are_synced(harness: WriterHarness) -> None:
     """After a durable write, files are regular, and none of their pages is dirty.
 
     Where the file system hides its dirty pages, only the kind and size of the files are checked.
     """
-    directory = _directory(rig)
+    directory = _directory(harness)
     if directory is None:
         return
-    size = 3 * rig.block_size + 5
-    rig.write(rig.image("file", content(size)))
-    _stream(rig, "stream", content(size, 1).tobytes())
-    many = [rig.image(f"many/{number}", content(size, number)) for number in range(3)]
-    rig._made.update(image.path for image in many)
-    rig.writer.write_many(many, rig.place.target)
+    size = 3 * harness.block_size + 5
+    harness.write(harness.image("file", content(size)))
+    _stream(harness, "stream", content(size, 1).tobytes())
+    many = [harness.image(f"many/{number}", content(size, number)) for number in range(3)]
+    harness._made.update(image.path for image in many)
+    harness.writer.write_many(many, harness.test_target.target)
     found = Instruments.probe(directory, _NoDevice()).inspect(
         directory, dict.fromkeys(["file", "stream", *(image.path for image in many)], size)
     )
@@ -86,22 +86,22 @@ def _directories_synced(seen: list[tuple[int, list[str]]]) -> Iterator[None]:
 
 
 @check()
-def new_names_are_synced(rig: WriterHarness) -> None:
+def new_names_are_synced(harness: WriterHarness) -> None:
     """A durable write syncs the directories that gained a name, after they gained it.
 
     The syncs are seen at `os.fsync`. A writer that never calls it passes: it may sync otherwise.
     """
-    directory = _directory(rig)
+    directory = _directory(harness)
     if directory is None:
         return
     ways: dict[str, Callable[[], object]] = {
-        "write": lambda: rig.write(rig.image("write/file", content(5000))),
-        "stream": lambda: _stream(rig, "stream/file", b"x"),
-        "write_many": lambda: rig.writer.write_many(
-            [rig.image("write_many/file", content(5000))], rig.place.target
+        "write": lambda: harness.write(harness.image("write/file", content(5000))),
+        "stream": lambda: _stream(harness, "stream/file", b"x"),
+        "write_many": lambda: harness.writer.write_many(
+            [harness.image("write_many/file", content(5000))], harness.test_target.target
         ),
     }
-    rig._made.add("write_many/file")
+    harness._made.add("write_many/file")
     for name, way in ways.items():
         seen: list[tuple[int, list[str]]] = []
         with _directories_synced(seen):
@@ -113,24 +113,24 @@ def new_names_are_synced(rig: WriterHarness) -> None:
 
 
 @check()
-def replaced_files_keep_owner_and_permissions(rig: WriterHarness) -> None:
+def replaced_files_keep_owner_and_permissions(harness: WriterHarness) -> None:
     """The new file has the owner, group and permissions of the one that it replaces."""
-    directory = _directory(rig)
+    directory = _directory(harness)
     if directory is None:
         return
     path = directory / "file"
     for permissions in (0o640, 0o600):
         for how in ("write", "stream"):
-            rig.put("file", b"before")
+            harness.put("file", b"before")
             path.chmod(permissions)
             if os.geteuid() == 0:
                 os.chown(path, _OTHER_USER, _OTHER_GROUP)
             before = path.stat()  # not what was asked where the file system keeps none
             fallbacks: tuple[Fallback, ...] = ()
             if how == "write":
-                fallbacks = rig.write(rig.image("file", content(5000))).fallbacks
+                fallbacks = harness.write(harness.image("file", content(5000))).fallbacks
             else:
-                _stream(rig, "file", b"after")
+                _stream(harness, "file", b"after")
             after = path.stat()
             owner, mode = (after.st_uid, after.st_gid), stat.S_IMODE(after.st_mode)
             refused = any(f.wanted.startswith(("owner", "permissions")) for f in fallbacks)
@@ -144,13 +144,13 @@ def replaced_files_keep_owner_and_permissions(rig: WriterHarness) -> None:
 
 
 @check()
-def a_name_that_is_a_pipe_or_device(rig: WriterHarness) -> None:
+def a_name_that_is_a_pipe_or_device(harness: WriterHarness) -> None:
     """Where a pipe or device has the name already, writing raises TargetError and leaves it."""
-    directory = _directory(rig)
+    directory = _directory(harness)
     if directory is None:
         return
     path = directory / "special"
-    rig._made.add("special")
+    harness._made.add("special")
     kinds: list[Callable[[], None]] = [lambda: os.mkfifo(path)]
     if os.geteuid() == 0:
         null = os.makedev(1, 3)
@@ -164,12 +164,12 @@ def a_name_that_is_a_pipe_or_device(rig: WriterHarness) -> None:
         # A pipe that nobody reads would stop a writer that opens it.
         reader = os.open(path, os.O_RDWR | os.O_NONBLOCK) if path.is_fifo() else -1
         try:
-            expect_raises(TargetError, rig.write, rig.image("special", content(10)))
-            expect_raises(TargetError, _stream, rig, "special", b"x")
+            expect_raises(TargetError, harness.write, harness.image("special", content(10)))
+            expect_raises(TargetError, _stream, harness, "special", b"x")
         finally:
             if reader >= 0:
                 os.close(reader)
         after = path.lstat()
         expect((after.st_ino, after.st_mode) == (before.st_ino, before.st_mode), "was replaced")
         path.unlink()
-    rig._made.discard("special")
+    harness._made.discard("special")

@@ -48,7 +48,7 @@ class TrainingBlocks:
     run_id: str
 
     def reference(self) -> Reference:
-        """The losses and the state of training with nothing beside it; not timed."""
+        """Return the losses and the state of training without checkpoints; not timed."""
         self.trainer.rewind()
         losses = tuple(self.trainer.step() for _ in range(self.steps))
         return Reference(losses=losses, digest=self._digest())

@@ -1,4 +1,4 @@
-"""Gpt: a small transformer to train beside checkpoints; its size is all that matters."""
+"""Gpt: a small transformer to train while checkpoints are saved; only its size matters."""
 
 from __future__ import annotations
 

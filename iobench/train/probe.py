@@ -18,7 +18,7 @@ _TAKEN = 3
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """Medians, in seconds. `step_s` is a step with nothing beside it, `persist_s` beside steps."""
+    """Medians, in seconds. `step_s` is without a save in flight, `persist_s` during steps."""
 
     step_s: float
     stall_s: float

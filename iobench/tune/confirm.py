@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from iobench.bench.judging.comparison import LEAST_FLOOR, LEAST_SAMPLES, Difference, Finding
@@ -34,10 +34,21 @@ class Confirmation:
     The baseline is a contender like the others, and is chosen unless another is shown better.
     """
 
-    contenders: Sequence[str]
+    contenders: list[str]
     baseline: str
     losses: dict[str, dict[int, float]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+
+    eliminated: set[str] = field(default_factory=set)
+    """Those that a first look showed clearly worse: they run no more, and are not chosen."""
+
+    def join(self, names: Iterable[str]) -> None:
+        """`names` take part from the next round on."""
+        self.contenders += names
+
+    def eliminate(self, name: str) -> None:
+        """`name` runs no more."""
+        self.eliminated.add(name)
 
     def record(self, name: str, number: int, loss: float) -> None:
         self.losses.setdefault(name, {})[number] = loss
@@ -48,8 +59,9 @@ class Confirmation:
 
     @property
     def able(self) -> list[str]:
-        """Those that have not failed."""
-        return [name for name in self.contenders if name not in self.failed]
+        """Those that have neither failed nor been eliminated."""
+        out = self.failed.keys() | self.eliminated
+        return [name for name in self.contenders if name not in out]
 
     @property
     def enough(self) -> bool:
@@ -90,6 +102,7 @@ class Confirmation:
                 name for name in able if name != chosen and not self._better(chosen, name)
             ),
             refuted=leader in self.failed
+            or leader in self.eliminated
             or (
                 leader != chosen
                 and (chosen == baseline or self._finding(leader, chosen) is Finding.WORSE)

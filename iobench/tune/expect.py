@@ -73,7 +73,7 @@ class _Played:
 
 
 class _Silence:
-    """Tells nobody."""
+    """Reports nothing."""
 
     def phase(self, what: str) -> None:
         """Not told."""

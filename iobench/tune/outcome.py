@@ -16,10 +16,12 @@ from iobench.tune.confirm import Confirmation, ConfirmedChoice
 from iobench.tune.history import History
 from iobench.tune.measurement import Measurement
 from iobench.tune.objective import Objective, cpu_s_per_gib
-from iobench.tune.race import RaceEntry
+from iobench.tune.race import RaceEntry, effects_and_noise
 from iobench.tune.space import Space
 
 __all__ = ["Outcome", "Standing"]
+
+_DECIDABLE_NOISE = 0.03  # of a log: measured on simulated storage, docs/autotune.md
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,24 @@ class Outcome:
         return self.trials[self.verdict.chosen].candidate
 
     @property
+    def noise(self) -> float:
+        """How much samples of one setting varied, as a part: a standard deviation.
+
+        Of the race or of the confirmation, whichever is larger.
+        """
+        race = {name: one.losses for name, one in self.trials.items()}
+        return max(effects_and_noise(one)[1] for one in (race, self.confirmation.losses))
+
+    @property
+    def decided(self) -> bool:
+        """Whether settings 5 % apart could be told apart: docs/autotune.md has how often that errs.
+
+        Not where the confirmation contradicted the race, which refined the wrong settings then. The
+        ratio to the baseline has its own interval, and holds either way.
+        """
+        return self.noise <= _DECIDABLE_NOISE and not self.verdict.refuted
+
+    @property
     def baseline(self) -> str | None:
         """The label of what ratios are to; None where it failed."""
         label = self.confirmation.baseline
@@ -108,6 +128,12 @@ class Outcome:
                 yield f"no difference shown between {chosen} and {other}: either will do"
         if verdict.refuted:
             yield f"{leader} led the race, and the confirmation did not bear that out"
+        if not self.decided:
+            yield (
+                f"not decided which setting is best: samples vary by {100 * self.noise:.1f} %, "
+                f"and {100 * _DECIDABLE_NOISE:.0f} % or less decides where the confirmation bears "
+                f"the race out; {chosen} is the choice of what was confirmed"
+            )
         yield from self.notes
 
     def _standing(self, name: str) -> Standing:

@@ -16,7 +16,7 @@ The noise is what remains after the effects of contenders and rounds are taken o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, TypeVar
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from iobench.bench.judging.comparison import LEAST_FLOOR
 from iobench.bench.judging.stats import median, median_interval
 
-__all__ = ["Race", "RaceEntry", "RaceStatus"]
+__all__ = ["Race", "RaceEntry", "RaceStatus", "effects_and_noise"]
 
 _Z = 3.5  # the leader is the best of many, by luck too; measured in docs/autotune.md
 _UNKNOWN_NOISE = 0.10  # of a log, while too few rounds have been run to tell
@@ -103,6 +103,11 @@ class Race(Generic[T]):
         logs = self._paired_logs(name, other)
         return math.exp(median(logs)) if logs else None
 
+    def estimated_ratio(self, name: str, other: str) -> float:
+        """Return how many times the loss of `other`, by effects: they need no round in common."""
+        effects, _ = self._model()
+        return math.exp(effects[name] - effects[other])
+
     def judge(self) -> list[str]:
         """Drop whoever is shown worse than the leader; their names."""
         standing = self.ranked()
@@ -136,24 +141,33 @@ class Race(Generic[T]):
         return effects[name] + noise / math.sqrt(len(self.trials[name].losses))
 
     def _model(self) -> tuple[dict[str, float], float]:
-        """The effect of each contender on the logarithm of its loss, and the noise around it."""
-        names = [name for name, one in self.trials.items() if one.losses]
-        rounds = sorted({number for name in names for number in self.trials[name].losses})
-        if not names:
-            return {}, _UNKNOWN_NOISE
-        logs = np.full((len(names), len(rounds)), np.nan)
-        for i, name in enumerate(names):
-            for j, number in enumerate(rounds):
-                if number in self.trials[name].losses:
-                    logs[i, j] = math.log(self.trials[name].losses[number])
-        rows, rest = _polish(logs)
-        known = rest[~np.isnan(rest)]
-        free = known.size - len(names) - len(rounds) + 1
-        noise = _UNKNOWN_NOISE
-        if free >= _FEWEST_FREE:
-            spread = 1.4826 * float(np.median(np.abs(known)))
-            noise = max(spread * math.sqrt(known.size / free), _LEAST_NOISE)
-        return dict(zip(names, rows.tolist(), strict=True)), noise
+        return effects_and_noise({name: one.losses for name, one in self.trials.items()})
+
+
+def effects_and_noise(
+    losses: Mapping[str, Mapping[int, float]],
+) -> tuple[dict[str, float], float]:
+    """Return each contender's effect on the logarithm of its loss, and the noise around it.
+
+    `losses` are by contender and round.
+    """
+    names = [name for name, one in losses.items() if one]
+    rounds = sorted({number for name in names for number in losses[name]})
+    if not names:
+        return {}, _UNKNOWN_NOISE
+    logs = np.full((len(names), len(rounds)), np.nan)
+    for i, name in enumerate(names):
+        for j, number in enumerate(rounds):
+            if number in losses[name]:
+                logs[i, j] = math.log(losses[name][number])
+    rows, rest = _polish(logs)
+    known = rest[~np.isnan(rest)]
+    free = known.size - len(names) - len(rounds) + 1
+    noise = _UNKNOWN_NOISE
+    if free >= _FEWEST_FREE:
+        spread = 1.4826 * float(np.median(np.abs(known)))
+        noise = max(spread * math.sqrt(known.size / free), _LEAST_NOISE)
+    return dict(zip(names, rows.tolist(), strict=True)), noise
 
 
 def _polish(table: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -34,7 +34,7 @@ class TuningProgress(Protocol):
 
 @dataclass(kw_only=True)
 class Rounds:
-    """Measures whom it is told to, one after the other, and keeps what came of it.
+    """Measures the settings it is given, one after the other, and keeps what they gave.
 
     What a trial took is spent of the `budget`; who fails or goes over a limit runs no more in the
     `race`. Rounds are numbered through.
@@ -91,12 +91,17 @@ class Rounds:
         self._check_able()
 
     def confirm(
-        self, confirmation: Confirmation, names: Sequence[str], size: int, *, verify: bool
+        self,
+        confirmation: Confirmation,
+        names: Sequence[str],
+        size: int,
+        *,
+        verify: Collection[str],
     ) -> None:
-        """One round of the confirmation: each of `names` once."""
+        """One round of the confirmation: each of `names` once, `verify` are compared, too."""
         self.number += 1
         for name in names:
-            step = Step(phase="confirm", round=self.number, size_bytes=size, verify=verify)
+            step = Step(phase="confirm", round=self.number, size_bytes=size, verify=name in verify)
             measured = self._measure(name, step)
             why = measured.error or self.objective.over(self.history.of(name, "confirm"))
             if why:
@@ -107,6 +112,10 @@ class Rounds:
     def by_probe(self, names: Iterable[str]) -> list[str]:
         """Those probed without an error, the best first."""
         return self.history.by_probe(names, self.objective.loss)
+
+    def probed_loss(self, name: str) -> float:
+        """Return the loss of `name` in its probe, which made no error."""
+        return self.objective.loss(self.history.of(name, "probe")[0])
 
     def cost(self, names: Sequence[str], size: int, *, verify: bool = False) -> Cost:
         """What a round of `names` will take."""

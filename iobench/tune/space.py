@@ -30,7 +30,7 @@ _KNOWN_GOOD: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "uring": ({"block_size": MIB, "iodepth": 32},),
     "s3": ({"threads": 16}, {"part_size": 16 * MIB, "threads": 4}),
 }
-"""Settings beside the defaults that did well somewhere: docs/decisions/0004, 0010, docs/s3.md."""
+"""Settings next to the defaults that did well somewhere: docs/decisions/0004, 0010, docs/s3.md."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from iobench.bench.judging.verdict import Context
 from iobench.errors import IobenchError, UsageError
 from iobench.tune.budget import SLACK, Budget, Cost
 from iobench.tune.candidate import Candidate
-from iobench.tune.confirm import Confirmation
+from iobench.tune.finals import CLOSE, LOOK_ROUNDS, STAYING, Finals
 from iobench.tune.measurement import Measure
 from iobench.tune.objective import Objective
 from iobench.tune.outcome import Outcome
@@ -27,11 +27,9 @@ __all__ = ["Tuner"]
 
 _FINALISTS = 4
 _MOST_DRAWN = 32
-_HOPELESS = 2.0  # times the leader's loss at known-good settings: others will not make that good
 _BATCH = 4  # settings proposed at once
-_CONTENDERS = 4  # of the confirmation: leader, runner-up, best known setting, baseline
+_BESIDE = 2  # of the confirmation: runner-up and baseline, besides one of each close family
 _CONFIRMATIONS = 6  # of fewer no interval holds the median with 95 %
-_MOST_CONFIRMATIONS = 9  # from which on the interval may leave out an extreme sample
 
 # What must be left of the race's share of the budget when a part of it ends.
 _AFTER_DRAWN, _AFTER_HALVING, _AFTER_REFINING = 0.50, 0.35, 0.15
@@ -128,7 +126,7 @@ class Tuner:
             for writer in self.space.dimensions
             if (ratios := self._ratios_of(writer))
         }
-        hopeful = [writer for writer, ratio in best.items() if ratio <= _HOPELESS]
+        hopeful = [writer for writer, ratio in best.items() if ratio <= CLOSE]
         for writer, ratio in best.items():
             if writer not in hopeful:
                 others = self.space.size_of(writer) - 1
@@ -187,26 +185,18 @@ class Tuner:
                 return
 
     def _confirm(self) -> Outcome:
-        """Fresh samples of the leader, the runner-up, the best known setting and the baseline."""
-        ranked = self.race.ranked()
-        contenders = self._contenders(ranked)
-        confirmation = Confirmation(contenders=contenders, baseline=self.space.baseline.label)
-        size = self.sizes.confirm
-        self.progress.phase(
-            f"confirmation of {', '.join(contenders)}, {format_size(size)} at a time"
+        """Fresh samples of the leader, of each family that came close, and of the baseline."""
+        finals = Finals(
+            space=self.space,
+            race=self.race,
+            rounds=self.rounds,
+            budget=self.budget,
+            sizes=self.sizes,
+            progress=self.progress,
+            rng=self._random,
+            notes=self.notes,
         )
-        order = list(contenders)
-        for number in range(_MOST_CONFIRMATIONS):
-            able, verify = confirmation.able, number == 0
-            cost = self.rounds.cost(able, size, verify=verify)
-            if not self.budget.confirms(cost, enough=number >= LEAST_SAMPLES):
-                break
-            if number % 2 == 0:
-                self._random.shuffle(order)
-            else:
-                order.reverse()
-            taking_part = [name for name in order if name in able]
-            self.rounds.confirm(confirmation, taking_part, size, verify=verify)
+        confirmation = finals.run()
         verdict = confirmation.verdict()
         if verdict is None:
             why = "; ".join(f"{name}: {cause}" for name, cause in confirmation.failed.items())
@@ -218,7 +208,7 @@ class Tuner:
             space=self.space,
             objective=self.objective,
             budget=self.budget,
-            size_bytes=size,
+            size_bytes=self.sizes.confirm,
             trials=self.race.trials,
             history=self.rounds.history,
             confirmation=confirmation,
@@ -228,16 +218,6 @@ class Tuner:
         )
 
     # What they are made of.
-
-    def _contenders(self, ranked: Sequence[str]) -> list[str]:
-        """Leader, runner-up, best known setting and baseline, each once."""
-        able = {name: one.candidate for name, one in self.race.trials.items() if one.able}
-        known = self.rounds.by_probe(name for name, one in able.items() if one.well_known)
-        best_known = self.race.ranked(known) or known
-        chosen = [*ranked[:2], *best_known[:1]]
-        if self.space.baseline.label in able:
-            chosen.append(self.space.baseline.label)
-        return list(dict.fromkeys(chosen))
 
     def _ratios_of(self, writer: str) -> list[float]:
         """How a writer's settings compare with the leader."""
@@ -264,16 +244,29 @@ class Tuner:
 
     def _cost_of_confirming(self, size: int) -> Cost:
         """What a confirmation at `size` will take, whoever comes that far."""
-        contenders = min(_CONTENDERS, self.space.size)
-        rounds = [self.written_bytes(size, number == 0) for number in range(_CONFIRMATIONS)]
-        fastest = self.rounds.by_probe(self.race.running)[: _CONTENDERS - 1]
-        names = [self.space.baseline.label, *fastest]
+        probed = self.rounds.by_probe(self.race.running)
+        close = self._close_families(probed)
+        looked = min(len(close) + _BESIDE, self.space.size)
+        staying = min(STAYING, looked)
+        first, later = (self.written_bytes(size, verify) for verify in (True, False))
+        names = [self.space.baseline.label, *probed[: staying - 1]]
         # Once more, as the first time everything is also restored.
         times = SLACK * (_CONFIRMATIONS + 1)
+        look_s = SLACK * LOOK_ROUNDS * self.rounds.cost(close, size).time_s
         return Cost(
-            time_s=times * self.rounds.cost(names, size).time_s,
-            written_bytes=contenders * sum(rounds),
+            time_s=times * self.rounds.cost(names, size).time_s + look_s,
+            written_bytes=looked * (first + (LOOK_ROUNDS - 1) * later)
+            + staying * LEAST_SAMPLES * later,
         )
+
+    def _close_families(self, probed: Sequence[str]) -> list[str]:
+        """Return the best probed setting of each writer that is close to the best of all."""
+        best: dict[str, str] = {}
+        for name in probed:
+            best.setdefault(self.race.trials[name].candidate.writer, name)
+        losses = {name: self.rounds.probed_loss(name) for name in best.values()}
+        least = min(losses.values(), default=1.0)
+        return [name for name, loss in losses.items() if loss <= CLOSE * least]
 
     def _affordable(self, *, until: float) -> int:
         """How many like the leader can run a rung of small trials until only `until` is left."""

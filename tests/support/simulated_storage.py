@@ -26,7 +26,10 @@ from iobench.writers.transfer import PathCount
 
 __all__ = [
     "NOISES",
+    "WORLDS",
     "SimulatedStorage",
+    "Usage",
+    "World",
     "best_rate",
     "heavy_tails",
     "space_of_writers",
@@ -82,6 +85,69 @@ NOISES: Mapping[str, Mapping[str, Any]] = {
 """Kinds of noise, by name: keyword arguments of SimulatedStorage."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What was asked of a storage before a trial: trials, those of its writer, and bytes."""
+
+    trials: int
+    of_writer: int
+    written_bytes: int
+
+
+_WORN = Usage(trials=10**6, of_writer=10**6, written_bytes=1 << 60)
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """A storage whose rates change with what is asked of it; its samples have `noise` and `drift`.
+
+    `rate` is the true rate of a setting, given the size of a trial and the usage before it.
+    """
+
+    rate: Callable[[Candidate, int, Usage], float] = lambda one, size, usage: true_rate(one)  # noqa: ARG005
+    noise: Callable[[random.Random], float] = lambda rng: rng.gauss(0, 0.05)
+    drift: Callable[[int], float] = lambda number: 0.0  # noqa: ARG005
+
+    def settled(self, candidate: Candidate) -> float:
+        """Return the rate of large checkpoints once everything that can wear out is worn out."""
+        return self.rate(candidate, GIB, _WORN)
+
+    def storage(self, seed: int) -> SimulatedStorage:
+        """Return this storage, unused."""
+        return SimulatedStorage(seed=seed, noise=self.noise, drift=self.drift, world=self)
+
+    def best(self, space: Space) -> float:
+        """Return the best settled rate of a whole space."""
+        return _best(space, self.settled)
+
+
+def _uring_by_size(one: Candidate, size: int, usage: Usage) -> float:
+    return true_rate(one) * (0.5 if one.writer == "uring" and size > GIB // 2 else 1.0)
+
+
+def _uring_throttled(one: Candidate, size: int, usage: Usage) -> float:
+    return true_rate(one) * (0.5 if one.writer == "uring" and usage.of_writer >= 20 else 1.0)
+
+
+def _all_throttled(one: Candidate, size: int, usage: Usage) -> float:
+    return true_rate(one) * (0.5 if usage.trials >= 60 else 1.0)
+
+
+def _burst_credits(one: Candidate, size: int, usage: Usage) -> float:
+    spent = usage.written_bytes > 30 * GIB
+    return min(true_rate(one), 1.2 * GIB) if spent else true_rate(one)
+
+
+WORLDS: Mapping[str, World] = {
+    "uring at half its rate above 512 MiB": World(rate=_uring_by_size),
+    "uring at half its rate after its 20th trial": World(rate=_uring_throttled),
+    "all at half their rate after the 60th trial": World(rate=_all_throttled),
+    "burst credits of 30 GiB, then at most 1.2 GiB/s": World(rate=_burst_credits),
+    **{name: World(**noise) for name, noise in NOISES.items()},
+}
+"""Storages by name. Samples have 5 % of noise where the name does not say otherwise."""
+
+
 @dataclass
 class SimulatedStorage:
     """Measures trials; see `iobench.tune.measurement.Measure`.
@@ -89,7 +155,7 @@ class SimulatedStorage:
     `noise` and `drift` are added to the logarithm of a trial's seconds: noise is drawn, and drift
     depends on the number of trials so far. `rate` returns the true rate of a candidate in its n-th
     trial. `error` returns why a trial fails, or None. `written_bytes` returns the bytes that a
-    trial of a size writes, verified or not.
+    trial of a size writes, verified or not. With a `world` its rates count, and `rate` does not.
     """
 
     seed: int
@@ -98,20 +164,31 @@ class SimulatedStorage:
     rate: Callable[[Candidate, int], float] = lambda candidate, number: true_rate(candidate)  # noqa: ARG005
     error: Callable[[Candidate, Step], str | None] = lambda candidate, step: None  # noqa: ARG005
     written_bytes: Callable[[int, bool], int] = lambda size, verify: size  # noqa: ARG005
+    world: World | None = None
     asked: list[tuple[str, Step]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._rng = random.Random(self.seed)
         self._taken: dict[str, int] = {}
+        self._of_writer: dict[str, int] = {}
 
     def __call__(self, candidate: Candidate, step: Step) -> Measurement:
+        usage = Usage(
+            trials=len(self.asked),
+            of_writer=self._of_writer.get(candidate.writer, 0),
+            written_bytes=sum(one.size_bytes for _, one in self.asked),
+        )
         self.asked.append((candidate.label, step))
+        self._of_writer[candidate.writer] = usage.of_writer + 1
         number = self._taken[candidate.label] = self._taken.get(candidate.label, 0) + 1
         error = self.error(candidate, step)
         if error is not None:
             return Measurement(took_s=1.0, spent_s=1.0, written_bytes=0, error=error)
         factor = math.exp(self.noise(self._rng) + self.drift(len(self.asked)))
-        elapsed_s = step.size_bytes / self.rate(candidate, number) * factor
+        rate = self.rate(candidate, number)
+        if self.world is not None:
+            rate = self.world.rate(candidate, step.size_bytes, usage)
+        elapsed_s = step.size_bytes / rate * factor
         return Measurement(
             took_s=elapsed_s + _OVERHEAD_S,
             spent_s=elapsed_s + _OVERHEAD_S,
@@ -160,9 +237,13 @@ def space_of_writers(*names: str) -> Space:
 
 def best_rate(space: Space) -> float:
     """Return the best true rate in the whole space."""
+    return _best(space, true_rate)
+
+
+def _best(space: Space, rate: Callable[[Candidate], float]) -> float:
     rng = random.Random(0)
     return max(
-        true_rate(one)
+        rate(one)
         for name in space.dimensions
         for one in space.draw([name], space.size_of(name), (), rng)
     )

@@ -122,3 +122,17 @@ def test_a_job_that_gets_nowhere_has_nothing_to_save() -> None:
 def test_a_method_out_of_range_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(OptionError):
         Method(**wrong)  # type: ignore[arg-type]
+
+
+def test_an_interval_that_is_given_is_judged_like_the_formulas_own() -> None:
+    """Its ETTR is that of the exact formula there, and below that of the best interval."""
+    costs = Costs(blocking_s=30, restore_s=60)
+    found = one(costs, JOB, Method(failures=1000, interval_s=7200.0))
+    given = found.proposals[-1]
+    assert (given.formula, given.interval_s, given.raised) == ("given", 7200.0, False)
+    assert given.ettr == goodput.ettr(7200.0, costs, JOB) < found.best.ettr
+    assert given.simulated is not None
+    limited = one(Costs(blocking_s=1, persist_s=3600, restore_s=60), JOB, Method(interval_s=60.0))
+    assert (limited.proposals[-1].interval_s, limited.proposals[-1].raised) == (3600, True)
+    with pytest.raises(OptionError, match="--interval must be above zero"):
+        Method(interval_s=0.0)

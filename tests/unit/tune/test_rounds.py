@@ -164,9 +164,9 @@ def test_a_round_of_the_confirmation() -> None:
         400,
         error=lambda one, step: "no" if step.verify and one.writer == "uring" else None,
     )
-    confirmation = Confirmation(contenders=_NAMES, baseline="buffered")
-    played.rounds.confirm(confirmation, _NAMES, _SIZE, verify=True)
-    played.rounds.confirm(confirmation, confirmation.able, _SIZE, verify=False)
+    confirmation = Confirmation(contenders=list(_NAMES), baseline="buffered")
+    played.rounds.confirm(confirmation, _NAMES, _SIZE, verify=_NAMES)
+    played.rounds.confirm(confirmation, confirmation.able, _SIZE, verify=())
     assert confirmation.failed == {"uring": "no"}
     assert {name: sorted(losses) for name, losses in confirmation.losses.items()} == {
         "buffered": [1, 2],
@@ -184,8 +184,8 @@ def test_a_confirmation_judges_limits_by_its_own_samples(limit: int, out: bool) 
     earlier = Step(phase="race", round=1, size_bytes=_SIZE)
     much = Measurement(took_s=1, spent_s=1, written_bytes=_SIZE, memory_bytes=2 * GIB)
     played.rounds.history.add("odirect", earlier, much)
-    confirmation = Confirmation(contenders=_NAMES, baseline="buffered")
-    played.rounds.confirm(confirmation, ["odirect"], _SIZE, verify=False)
+    confirmation = Confirmation(contenders=list(_NAMES), baseline="buffered")
+    played.rounds.confirm(confirmation, ["odirect"], _SIZE, verify=())
     assert ("--max-memory" in confirmation.failed.get("odirect", "")) is out
     assert ("odirect" in confirmation.losses) is not out
 

@@ -7,6 +7,7 @@ import random
 import pytest
 from support.simulated_storage import (
     NOISES,
+    WORLDS,
     SimulatedStorage,
     best_rate,
     space_of_writers,
@@ -63,13 +64,14 @@ def test_the_budget_is_kept(max_s: float, max_gib: int) -> None:
 
 
 def test_verified_trials_that_write_more_have_their_room() -> None:
-    """As of stalls, where the first round is saved once more: six rounds are confirmed still."""
+    """As of stalls, where the first round is saved once more: six rounds or more are confirmed."""
     storage = SimulatedStorage(seed=1, written_bytes=lambda size, verify: (5 + verify) * size)
     budget = Budget(max_s=36_000, max_bytes=5 * GIB)
     sizes = TuningSizes(confirm=16 * MIB, fixed=True, fits=lambda size: size >= MIB)
     space = space_of_writers("buffered", "odirect", "uring")
     confirmation = storage.tuner(space, budget=budget, sizes=sizes).run().confirmation
-    assert [len(confirmation.losses[name]) for name in confirmation.able] == [6] * 4
+    assert len(confirmation.able) == 4
+    assert all(len(confirmation.losses[name]) >= 6 for name in confirmation.able)
     assert budget.written_bytes <= budget.max_bytes
 
 
@@ -162,6 +164,47 @@ def test_a_path_that_degrades_after_its_warm_up() -> None:
 
     outcome = SimulatedStorage(seed=11, rate=rate).tuner(space_of_writers()).run()
     assert outcome.chosen.writer == "odirect"
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_storage_that_changes_under_a_tuning_is_not_decided_wrongly(name: str) -> None:
+    """Where one family of writers halves its rate the other one is chosen, and so on."""
+    world, space = WORLDS[name], space_of_writers()
+    best = world.best(space)
+    for seed in range(3):
+        outcome = world.storage(seed).tuner(space).run()
+        part = world.settled(outcome.chosen) / best
+        assert part >= 0.95 or not outcome.decided
+        assert part >= 0.85
+
+
+def test_what_the_race_dropped_comes_back_where_the_confirmation_contradicts_it() -> None:
+    """uring leads up to 512 MiB and is half as fast above: more of odirect is confirmed then."""
+    world = WORLDS["uring at half its rate above 512 MiB"]
+    outcome = world.storage(1).tuner(space_of_writers()).run()
+    assert outcome.confirmation.contenders[0].startswith("uring")
+    assert outcome.verdict.refuted
+    assert outcome.chosen.writer == "odirect"
+    (said,) = [reason for reason in outcome.reasons() if "brought back" in reason]
+    back = said.split("brought back: ")[1].split(", odirect")
+    assert len([name for name in outcome.confirmation.able if name.startswith("odirect")]) > 1, back
+    assert all(len(outcome.confirmation.losses[one]) >= 5 for one in outcome.confirmation.able)
+
+
+def test_one_setting_of_each_close_family_is_confirmed() -> None:
+    """Not only the leader's: uncached and odirect are within twice its loss, buffered is not."""
+    outcome = SimulatedStorage(seed=5).tuner(space_of_writers()).run()
+    writers = {outcome.trials[one].candidate.writer for one in outcome.confirmation.contenders}
+    assert writers == {"uring", "odirect", "uncached", "buffered"}  # the baseline
+
+
+@pytest.mark.parametrize(("noise", "decided"), [(0.02, True), (0.1, False)])
+def test_noise_leaves_it_undecided(noise: float, decided: bool) -> None:
+    storage = SimulatedStorage(seed=4, noise=lambda rng: rng.gauss(0, noise))
+    outcome = storage.tuner(space_of_writers()).run()
+    assert outcome.decided is decided
+    said = [one for one in outcome.reasons() if one.startswith("not decided which setting")]
+    assert bool(said) is not decided
 
 
 def test_nothing_better_than_the_baseline() -> None:

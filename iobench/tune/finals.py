@@ -1,0 +1,161 @@
+"""Finals: the rounds of a confirmation, with a first look at every family that came close."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from iobench.bench.judging.comparison import LEAST_SAMPLES
+from iobench.bench.judging.stats import median
+from iobench.tune.budget import Budget
+from iobench.tune.candidate import Candidate
+from iobench.tune.confirm import Confirmation
+from iobench.tune.race import Race
+from iobench.tune.rounds import Rounds, TuningProgress
+from iobench.tune.sizes import TuningSizes
+from iobench.tune.space import Space
+from iobench.units import format_size
+
+__all__ = ["CLOSE", "LOOK_ROUNDS", "STAYING", "Finals"]
+
+CLOSE = 2.0
+"""A writer within so many times the leader's loss is a family that may still win."""
+LOOK_ROUNDS = 2
+"""All contenders run so many rounds; then those that are clearly worse are eliminated."""
+STAYING = 4
+"""So many run on after the look: what the budget sets aside for them."""
+
+_CLEARLY_WORSE = 1.25  # times the best, in every round of the look
+_CONTRADICTED = 1.10  # the race's leader, of another family than the best
+_ROUNDS = 9  # from which on an interval may leave out an extreme sample
+
+
+@dataclass(kw_only=True)
+class Finals:
+    """Confirms the race's leader next to the best setting of each family that came close.
+
+    A family is a writer with all its settings. The race runs at smaller sizes and earlier, so its
+    order may not hold. Where the look contradicts it, settings of the better family that the race
+    had dropped come back.
+    """
+
+    space: Space
+    race: Race[Candidate]
+    rounds: Rounds
+    budget: Budget
+    sizes: TuningSizes
+    progress: TuningProgress
+    rng: random.Random
+    notes: list[str] = field(default_factory=list)
+    _order: list[str] = field(default_factory=list, init=False)
+
+    def run(self) -> Confirmation:
+        """Run rounds until every contender has enough of them or the budget is spent."""
+        contenders = self.contenders()
+        confirmation = Confirmation(contenders=contenders, baseline=self.space.baseline.label)
+        self.progress.phase(
+            f"confirmation of {', '.join(contenders)}, {format_size(self.sizes.confirm)} at a time"
+        )
+        for number in range(LOOK_ROUNDS):
+            if not self._round(confirmation, number):
+                return confirmation
+        if not confirmation.able:
+            return confirmation
+        self._eliminate(confirmation)
+        self._bring_back(confirmation)
+        for number in range(LOOK_ROUNDS, LOOK_ROUNDS + _ROUNDS):
+            if not self._round(confirmation, number):
+                break
+        return confirmation
+
+    def contenders(self) -> list[str]:
+        """Return leader, runner-up, best known setting, one of each close family and baseline."""
+        able = {name: one.candidate for name, one in self.race.trials.items() if one.able}
+        known = self.rounds.by_probe(name for name, one in able.items() if one.well_known)
+        best_known = self.race.ranked(known) or known
+        ranked = self.race.ranked()
+        chosen = [*ranked[:2], *best_known[:1]]
+        for writer in self.space.dimensions:
+            best = self._of_family(writer)[:1]
+            if best and self.race.estimated_ratio(best[0], ranked[0]) <= CLOSE:
+                chosen += best
+        if self.space.baseline.label in able:
+            chosen.append(self.space.baseline.label)
+        return list(dict.fromkeys(chosen))
+
+    def _of_family(self, writer: str) -> list[str]:
+        """Return the measured settings of a writer, the best first, eliminated ones too."""
+        return self.race.ranked(
+            name
+            for name, one in self.race.trials.items()
+            if one.candidate.writer == writer and one.able and one.losses
+        )
+
+    def _round(self, confirmation: Confirmation, number: int) -> bool:
+        able = [name for name in confirmation.contenders if name in confirmation.able]
+        fresh = [name for name in able if name not in confirmation.losses]
+        cost = self.rounds.cost(able, self.sizes.confirm, verify=bool(fresh))
+        if not able or not self.budget.confirms(cost, enough=confirmation.enough):
+            return False
+        if number % 2 == 0:
+            self.rng.shuffle(able)
+            self._order = able
+        order = able if number % 2 == 0 else [*reversed(self._order)]
+        taking_part = [name for name in order if name in confirmation.able]
+        taking_part += [name for name in able if name not in taking_part]
+        self.rounds.confirm(confirmation, taking_part, self.sizes.confirm, verify=fresh)
+        return True
+
+    def _eliminate(self, confirmation: Confirmation) -> None:
+        """Eliminate who is clearly worse than the best in every round, and who is one too many.
+
+        The baseline stays.
+        """
+        ranked = self._ranked(confirmation)
+        for place, name in enumerate(one for one in ranked if one != confirmation.baseline):
+            worse = min(self._times(confirmation, name, ranked[0])) > _CLEARLY_WORSE
+            if worse or place >= STAYING - 1:
+                confirmation.eliminate(name)
+
+    def _bring_back(self, confirmation: Confirmation) -> None:
+        """Add settings of the best family where the race had led with another, worse one."""
+        leader, best = confirmation.contenders[0], self._ranked(confirmation)[0]
+        if self._writer(best) == self._writer(leader):
+            return
+        times = self._times(confirmation, leader, best)
+        if leader not in confirmation.failed and min(times) < _CONTRADICTED:
+            return
+        for name in self._ranked(confirmation)[1:]:
+            if name != confirmation.baseline:
+                confirmation.eliminate(name)
+        back = [
+            name
+            for name in self._of_family(self._writer(best))
+            if name not in confirmation.contenders
+        ][: self._affordable(confirmation)]
+        worse = f"{median(times):.2f} times the loss of {best}" if times else "not able"
+        self.notes.append(
+            f"{leader} led the race, and was {worse} in the confirmation; brought back: "
+            f"{', '.join(back) or 'none'}"
+        )
+        confirmation.join(back)
+
+    def _affordable(self, confirmation: Confirmation) -> int:
+        """Return how many more settings can be confirmed with the bytes that are left."""
+        a_round = self.rounds.cost([confirmation.contenders[0]], self.sizes.confirm, verify=True)
+        rounds = self.budget.left_bytes // a_round.written_bytes
+        return max(0, rounds // LEAST_SAMPLES - len(confirmation.able))
+
+    def _ranked(self, confirmation: Confirmation) -> list[str]:
+        """Return those that are able, the one with the least median loss first."""
+        return sorted(
+            confirmation.able, key=lambda name: median(list(confirmation.losses[name].values()))
+        )
+
+    def _times(self, confirmation: Confirmation, name: str, best: str) -> Sequence[float]:
+        mine, others = (confirmation.losses.get(one, {}) for one in (name, best))
+        return [mine[number] / others[number] for number in mine.keys() & others.keys()]
+
+    def _writer(self, name: str) -> str:
+        return self.race.trials[name].candidate.writer
