@@ -45,8 +45,7 @@ def answer(report: Report) -> list[Line]:
 def _operation(report: Report, rows: Sequence[Summary]) -> Iterator[str]:
     ranked = [one for one in rows if one.verdict in RANKED]
     if not ranked:
-        verdicts = " or ".join(sorted({one.verdict for one in rows}))
-        yield f"no valid figure: {len(rows)} of {len(rows)} are {verdicts}"
+        yield f"no valid figure: {', '.join(f'{one.label} is {one.verdict}' for one in rows)}"
         return
     kind = ranked[0].operation, ranked[0].axes.restore_as
     found = (one for one in report.winners if (one.operation, one.restore_as) == kind)

@@ -73,8 +73,13 @@ def write_captured(text: str, stream: TextIO) -> None:
     stream.writelines(f"{line.rstrip()}\n" for line in text.splitlines())
 
 
-def print_wrapped(console: Console, text: str, *, indent: str = "", style: str = "") -> None:
-    """Print `text` wrapped between words, never within one; lines after the first are indented."""
+def print_wrapped(
+    console: Console, text: str, *, indent: str = "", style: str = "", label: str = ""
+) -> None:
+    """Print `text` wrapped between words, never within one; lines after the first are indented.
+
+    `label` is the start of the text, shown in a colour.
+    """
     lines = textwrap.wrap(
         text,
         console.width,
@@ -82,7 +87,9 @@ def print_wrapped(console: Console, text: str, *, indent: str = "", style: str =
         break_long_words=False,
         break_on_hyphens=False,
     )
-    console.print("\n".join(lines), style=style, soft_wrap=True)
+    shown = Text("\n".join(lines), style=style)
+    shown.stylize("bold cyan", 0, len(label))
+    console.print(shown, soft_wrap=True)
 
 
 def print_grid(console: Console, grid: Grid) -> None:

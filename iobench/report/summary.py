@@ -142,7 +142,7 @@ def _stopped(result: ResultFile) -> str | None:
     times = f"{done} of {planned} repetitions" if fixed else f"{done} repetitions"
     if result.end is None:
         return f"stopped after {times} (killed, or still running)"
-    return f"stopped after {times} ({result.end.error or result.end.status})"
+    return f"stopped after {times} ({result.end.status})"
 
 
 def _rank(one: Summary) -> tuple[bool, str, bool, float]:

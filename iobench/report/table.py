@@ -10,7 +10,7 @@ from typing import TextIO
 from rich.console import Console
 
 from iobench.report.answer import answer
-from iobench.report.grid import console_for, print_grid, print_wrapped, write_captured
+from iobench.report.grid import console_for, kept_columns, print_grid, print_wrapped, write_captured
 from iobench.report.summary import Report
 from iobench.report.wording import (
     environment_line,
@@ -23,8 +23,6 @@ from iobench.report.wording import (
 
 __all__ = ["write"]
 
-_WIDTH_FOR_PHASES = 130
-
 
 def write(report: Report, stream: TextIO, *, details: bool = False) -> None:
     """Write answer, heading, table and notes to `stream`.
@@ -33,7 +31,8 @@ def write(report: Report, stream: TextIO, *, details: bool = False) -> None:
     terminal is narrow.
     """
     console = console_for(stream)
-    narrow = console.width < _WIDTH_FOR_PHASES
+    figures = grid(report, details=details)
+    apart = len(kept_columns(figures, console.width)) < len(figures.columns)
     with console.capture() as captured:
         _print_answer(report, console)
         print_wrapped(console, heading(report), style="bold")
@@ -41,11 +40,11 @@ def write(report: Report, stream: TextIO, *, details: bool = False) -> None:
             print_wrapped(console, environment_line(report))
         console.print()
         if report.summaries:
-            print_grid(console, grid(report, details=details and not narrow))
+            print_grid(console, grid(report) if apart else figures)
         else:
             console.print("nothing was measured")
         console.print()
-        if details and narrow:
+        if details and apart:
             _print_phases(report, console)
         urgent, notes = urgent_notes(report), footnotes(report)
         for note in notes if details else urgent:
@@ -63,7 +62,7 @@ def _print_answer(report: Report, console: Console) -> None:
     for one in lines:
         for number, text in enumerate(one.texts):
             first = f"{one.subject}:" if number == 0 else ""
-            print_wrapped(console, f"{first:<{width}}{text}", indent=" " * width)
+            print_wrapped(console, f"{first:<{width}}{text}", indent=" " * width, label=first)
     if lines:
         console.print()
 
