@@ -20,15 +20,19 @@ from iobench.units import GIB, format_seconds, format_size
 __all__ = ["Line", "answer"]
 
 _MOST_NAMES = 3
-_NODES = 64  # in the example of `iobench plan`
+_NODES = 8  # in the example of `iobench plan`
 
 
 @dataclass(frozen=True)
 class Line:
-    """One subject, such as `Save`, and one or several lines about it."""
+    """One subject, such as `Save`, and one or several lines about it.
+
+    `commands` says that the lines are for a shell: they must not be wrapped.
+    """
 
     subject: str
     texts: tuple[str, ...]
+    commands: bool = False
 
 
 def answer(report: Report) -> list[Line]:
@@ -38,8 +42,9 @@ def answer(report: Report) -> list[Line]:
         rows = [one for one in report.summaries if (one.operation, one.axes.restore_as) == kind]
         subject = " ".join(part for part in (kind[0].capitalize(), kind[1]) if part)
         lines.append(Line(subject, (*_operation(report, rows), *_not_counted(rows))))
-    rest = {"Next": tuple(_next(report)), "Noise": tuple(_noise(report))}
-    return lines + [Line(subject, texts) for subject, texts in rest.items() if texts]
+    lines.append(Line("Next", tuple(_next(report)), commands=True))
+    lines.append(Line("Noise", tuple(_noise(report))))
+    return [line for line in lines if line.texts]
 
 
 def _operation(report: Report, rows: Sequence[Summary]) -> Iterator[str]:

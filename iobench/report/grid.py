@@ -74,18 +74,28 @@ def write_captured(text: str, stream: TextIO) -> None:
 
 
 def print_wrapped(
-    console: Console, text: str, *, indent: str = "", style: str = "", label: str = ""
+    console: Console,
+    text: str,
+    *,
+    indent: str = "",
+    style: str = "",
+    label: str = "",
+    whole: bool = False,
 ) -> None:
     """Print `text` wrapped between words, never within one; lines after the first are indented.
 
-    `label` is the start of the text, shown in a colour.
+    `label` is the start of the text, shown in a colour. A `whole` text is not wrapped here.
     """
-    lines = textwrap.wrap(
-        text,
-        console.width,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
+    lines = (
+        [text]
+        if whole
+        else textwrap.wrap(
+            text,
+            console.width,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
     )
     shown = Text("\n".join(lines), style=style)
     shown.stylize("bold cyan", 0, len(label))

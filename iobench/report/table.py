@@ -62,7 +62,8 @@ def _print_answer(report: Report, console: Console) -> None:
     for one in lines:
         for number, text in enumerate(one.texts):
             first = f"{one.subject}:" if number == 0 else ""
-            print_wrapped(console, f"{first:<{width}}{text}", indent=" " * width, label=first)
+            line = f"{first:<{width}}{text}"
+            print_wrapped(console, line, indent=" " * width, label=first, whole=one.commands)
     if lines:
         console.print()
 

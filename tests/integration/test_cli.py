@@ -284,7 +284,8 @@ def test_a_run_in_a_terminal(tiny_path: Path, target: Path, tmp_path: Path) -> N
     )
     assert "1 buffered save: " not in text
     assert text.startswith("reading the workload and trying the writers ...\r\x1b[K")
-    order = ["\x1b[?25l", " left ", "1/1 buffered save", "\x1b[?25h", "Save:", "tiny, rank 0: "]
+    order = ["\x1b[?25l", " left ", "1/1 buffered restore", "\x1b[?25h", "Save:", "tiny, rank 0: "]
+    assert [part for part in order if part not in text] == [], text
     positions = [text.index(part) for part in order]
     assert positions == sorted(positions)
     assert "buffered save: open " in text
@@ -434,11 +435,11 @@ def test_a_run_without_arguments(
 ) -> None:
     """The workload llama7b, by the default writers, here; a directory without results/ too."""
     monkeypatch.chdir(target)
-    done = iobench_inside("run", "--dry-run", "--size", "100MiB", "--no-ceiling")
+    done = iobench_inside("run", "--dry-run", "--size", "700MiB", "--no-ceiling")
     assert done.returncode == 0
     assert "workload  llama7b, rank 0" in done.stderr
     assert "writers   buffered, uncached, odirect" in done.stderr
-    assert "size      100.00 MiB was asked for; the nearest that whole layers give" in done.stderr
+    assert "size      700.00 MiB was asked for; the nearest sizes are 581.32 MiB and" in done.stderr
     assert f"target    {target.resolve()}" in done.stderr
 
 

@@ -22,6 +22,7 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 WRITERS = "buffered,uncached,odirect,null"
 SUMMARY_KEYS = {
     *(
+        "label",
         "writer",
         "options",
         *AXIS_NAMES,
@@ -97,7 +98,7 @@ def test_every_writer_beside_fio(run: Command, direct: None, tmp_path: Path) -> 
 
     assert set(document) == {
         *("schema", "environment", "workload", "ceiling"),
-        *("baseline", "summaries", "winners", "failures"),
+        *("baseline", "summaries", "winners", "failures", "record", "target", "stopped"),
     }
     assert document["schema"] == "iobench.report/1"
     assert set(document["environment"]) == {"machine", "storage"}
@@ -324,7 +325,7 @@ def test_restored_bytes_that_differ(
     assert done.returncode == 4, done.stderr
     assert done.stdout.count("FAILED") == 2
     assert "wrong bytes: tensors differ from what was saved" in done.stdout
-    assert done.stderr.splitlines()[-1].startswith("iobench: 8 tensors came back other")
+    assert done.stderr.splitlines()[-1].startswith("iobench: 8 tensors that were restored differ")
     assert os.listdir(target) == []
 
 

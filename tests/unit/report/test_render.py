@@ -58,7 +58,7 @@ def test_the_table_in_a_pipe_is_plain_aligned_and_uncut(
     assert text(report).splitlines() == [
         "Save:    3 samples cannot name a winner; highest median: odirect at 2.00 GiB/s",
         "Restore: 3 samples cannot name a winner; highest median: odirect at 2.50 GiB/s",
-        "Next:    iobench plan --results run.jsonl --nodes 64",
+        "Next:    iobench plan --results run.jsonl --nodes 8",
         "",
         "llama7b, rank 0: 1.00 GiB of 12.55 GiB in 5 files, serializer=torch",
         "",
