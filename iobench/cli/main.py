@@ -40,7 +40,6 @@ app = typer.Typer(
     "1 failed, 2 usage, 3 writer unavailable here, 4 data differ, 5 slower than before, "
     "130 interrupted.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
