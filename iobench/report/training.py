@@ -58,9 +58,10 @@ class TrainingCost:
     """One arm compared with the blocks without checkpoints: medians over all blocks, in seconds.
 
     `step_s` is that of steps with nothing in the background, `persisting_step_s` of those during
-    which a checkpoint is persisted; None where no step was of that kind. `slowdown` is the latter over the
-    median step without checkpoints, less 1. `overhead` is the wall clock of a block over that of
-    the one without checkpoints in the same repetition, less 1, `overhead_interval` holds 95 %.
+    which a checkpoint is persisted; None where no step was of that kind. `slowdown` is the latter
+    over the median step without checkpoints, less 1. `overhead` is the wall clock of a block over
+    that of the one without checkpoints in the same repetition, less 1; `overhead_interval` holds
+    95 %.
     `snapshot_bytes_per_s` is a checkpoint's size over its stall, for modes whose stall is a copy.
     """
 
@@ -87,7 +88,7 @@ class TrainingCost:
 
 
 def training_costs(result: ResultFile) -> list[TrainingCost]:
-    """A row per arm, in the order of the first repetition. Blocks of arms that were cut off count."""
+    """A row per arm, in the order of the first repetition. Arms that were cut off have theirs."""
     arms: dict[str, list[TrainBlock]] = {}
     for block in result.training:
         arms.setdefault(json.dumps(_arm(block), sort_keys=True), []).append(block)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from iobench.bench.judging.verdict import VerdictStatus
+from iobench.report.ceiling import NO_JOB
 from iobench.report.grid import Grid
 from iobench.report.summary import Report, Summary
 from iobench.report.winners import RANKED
@@ -142,11 +143,12 @@ def footnotes(report: Report) -> list[str]:
 
 
 def urgent_notes(report: Report) -> list[str]:
-    """Of the footnotes those that no reader may miss: failures, and why rows are not valid."""
+    """Of the footnotes those that no reader may miss: failures, also of fio, and invalid rows."""
     bad = {
         reason for one in report.summaries if one.verdict not in RANKED for reason in one.reasons
     }
-    return [*_failure_lines(report), *_reason_lines(report, bad)]
+    fio = _ceiling_lines(report)[-1:] if report.ceiling.reason not in (None, NO_JOB) else []
+    return [*_failure_lines(report), *fio, *_reason_lines(report, bad)]
 
 
 def environment_line(report: Report) -> str:

@@ -13,7 +13,7 @@ from iobench.report.answer import answer
 from iobench.report.durations import duration_form
 from iobench.report.render import render
 from iobench.report.summary import Report, summarise
-from iobench.results import End, ResultFile, Sample, read
+from iobench.results import End, ResultFile, read
 
 REFERENCE = read(Path(__file__).parents[1] / "results" / "recorded.jsonl")
 
