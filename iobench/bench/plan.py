@@ -18,8 +18,10 @@ from iobench.errors import TargetError, UsageError
 from iobench.units import MIB, format_size
 from iobench.workloads import FileSpec, Workload
 
-__all__ = ["DEFAULT_SECONDS", "LEAST_POOL", "Plan"]
+__all__ = ["DEFAULT_SECONDS", "LEAST_POOL", "RESERVE", "Plan"]
 
+RESERVE = "5 % of the free space and 256 MiB stay free"
+"""What `DirectoryTarget.free_bytes` leaves out, for messages."""
 DEFAULT_SECONDS = 90.0
 """How long a run may take when its size was not chosen."""
 LEAST_POOL = 16 * MIB
@@ -145,7 +147,7 @@ class Plan:
                 raise TargetError(
                     f"--target {self.target.location}: a checkpoint of "
                     f"{format_size(self.size_bytes)}{each} does not fit, "
-                    f"{format_size(free)} may be used; choose a smaller --size"
+                    f"{format_size(free)} may be used ({RESERVE}); choose a smaller --size"
                 )
 
     def _check_memory(self) -> None:

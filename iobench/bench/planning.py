@@ -9,7 +9,7 @@ from iobench import workloads
 from iobench.bench.axes import Axes, Variant
 from iobench.bench.contenders.choose import choose, find_baseline
 from iobench.bench.judging.repeat import Repeat
-from iobench.bench.plan import DEFAULT_SECONDS, LEAST_POOL, Plan
+from iobench.bench.plan import DEFAULT_SECONDS, LEAST_POOL, RESERVE, Plan
 from iobench.bench.rates import measure_rates
 from iobench.bench.targets.base import Location, Target
 from iobench.bench.targets.choose import target_of
@@ -96,7 +96,9 @@ def _scaled(
     storing = any(one.contender.stores for one in variants)
     free = target.free_bytes() if storing else full_bytes * axes.most_jobs
     if free == 0:
-        raise TargetError(f"--target {target.location}: no space is left for a checkpoint")
+        raise TargetError(
+            f"--target {target.location}: no space is left for a checkpoint ({RESERVE}); make room"
+        )
     rates = measure_rates(variants, axes.subsets, target)
     ceiling = ceiling and not target.no_ceiling
     affordable = rates.affordable_bytes(DEFAULT_SECONDS, repeat=repeat, ceiling=ceiling)

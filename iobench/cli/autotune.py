@@ -14,8 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from iobench.cli.formats import FormatOption, ListingFormat
+from iobench.cli.given import (
+    QuietOption,
+    WorkloadArgument,
+    WorkloadOption,
+    check_effect,
+    given,
+    the_workload,
+)
 from iobench.cli.seeds import LARGEST_SEED
-from iobench.cli.servers import HERE, quiet_stdout, server
+from iobench.cli.servers import HERE, preparing, print_plan, quiet_stdout, server
 from iobench.errors import UsageError
 from iobench.units import format_seconds, format_size, parse_seconds, parse_size
 
@@ -25,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class GoalChoice(enum.StrEnum):
-    """What is to be small."""
+    """What is minimised or maximised."""
 
     SAVE = "save"
     RESTORE = "restore"
@@ -36,10 +44,8 @@ class GoalChoice(enum.StrEnum):
 
 def autotune(
     ctx: typer.Context,
-    workload: Annotated[
-        str | None,
-        typer.Option("--workload", "-w", help="A named workload (iobench workloads list) or YAML."),
-    ] = None,
+    workload: WorkloadArgument = None,
+    workload_option: WorkloadOption = None,
     target: Annotated[
         str,
         typer.Option(
@@ -138,11 +144,12 @@ def autotune(
             "--dry-run", help="Print the space, the bytes and the time expected, and end."
         ),
     ] = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Find the fastest writer and its settings for a workload on a target; write writer.toml.
 
     Known settings first, then a race in rounds that drops what is shown worse, then settings near
-    the leaders, then fresh samples of the best beside `buffered`. Load the file with
+    the leaders, then fresh samples of the best and of `buffered`. Load the file with
     iobench.load_writer("writer.toml").
     """
     began_s = time.perf_counter() - _started_s_ago()
@@ -154,23 +161,22 @@ def autotune(
     if resume is not None:
         _check_alone(ctx)
         with _resumable(resume), Journal.resume(resume) as opened:
-            with quiet_stdout():
+            with quiet_stdout(), preparing("reading the journal", quiet=quiet):
                 tuning = Tuning.resumed(opened.header)
-            _announce(tuning)
+            _announce(tuning, quiet=quiet)
             print(f"journal   {resume}, {len(opened.trials)} trials in it", file=sys.stderr)
-            _tune(tuning, opened, output, format_, began_s)
+            _tune(tuning, opened, output, format_, began_s, quiet=quiet)
         return
-    if workload is None:
-        raise UsageError("Missing option --workload; see iobench autotune --help")
     if nodes is None:
-        _check_unheard(ctx)
+        why = "only --objective goodput with --nodes has a job"
+        check_effect(ctx, ("failures", "restart"), why)
     if journal is not None:
         check_new(journal)
     job = _job(nodes, failures, restart)
     with server(s3_local, target) as place:
-        with quiet_stdout():
+        with quiet_stdout(), preparing("trying the writers", quiet=quiet):
             tuning = Tuning.of(
-                workload=workload,
+                workload=the_workload(workload, workload_option),
                 target=place,
                 objective=objective.value,
                 writers=None if writer is None else [one.strip() for one in writer.split(",")],
@@ -184,7 +190,7 @@ def autotune(
                 seed=seed,
                 own_server=s3_local,
             )
-        _announce(tuning)
+        _announce(tuning, quiet=quiet)
         if dry_run:
             _expect(tuning)
             return
@@ -192,42 +198,34 @@ def autotune(
         resumable = nullcontext() if s3_local else _resumable(path)
         with resumable, Journal.create(path, tuning.header()) as opened:
             print(f"journal   {path}", file=sys.stderr)
-            _tune(tuning, opened, output, format_, began_s)
+            _tune(tuning, opened, output, format_, began_s, quiet=quiet)
 
 
 def _check_alone(ctx: typer.Context) -> None:
-    """Raise UsageError for what was given beside --resume and would go unheard."""
-    given = [option for name, option in _given(ctx) if name not in ("resume", "output", "format_")]
-    if given:
-        told = ", ".join(given)
-        raise UsageError(f"--resume takes all but -o from its journal; leave out {told}")
-
-
-def _check_unheard(ctx: typer.Context) -> None:
-    """Raise UsageError for what was given about a job and, without --nodes, would go unheard."""
-    given = [option for name, option in _given(ctx) if name in ("failures", "restart")]
-    if given:
-        told = ", ".join(given)
-        raise UsageError(f"only --objective goodput with --nodes has a job; leave out {told}")
-
-
-def _given(ctx: typer.Context) -> Iterator[tuple[str, str]]:
-    """(parameter, option) of what stands in the command line."""
-    for option in ctx.command.params:
-        name = option.name or ""
-        if getattr(ctx.get_parameter_source(name), "name", None) == "COMMANDLINE":
-            yield name, option.opts[0]
+    """Raise UsageError for options that are given with --resume and would have no effect."""
+    kept = ("resume", "output", "format_", "quiet")
+    names = [option for name, option in given(ctx) if name not in kept]
+    if names:
+        raise UsageError(
+            f"--resume takes all but -o from its journal; leave out {', '.join(names)}"
+        )
 
 
 def _tune(
-    tuning: Tuning, journal: Journal, output: Path, format_: ListingFormat, began_s: float
+    tuning: Tuning,
+    journal: Journal,
+    output: Path,
+    format_: ListingFormat,
+    began_s: float,
+    *,
+    quiet: bool,
 ) -> None:
     from iobench.cli.progress import TuneProgress
     from iobench.report.tuning import write_json, write_table
     from iobench.tune.emit import emit, write
     from iobench.tune.tuning import run_tuning
 
-    with quiet_stdout(), TuneProgress() as progress:
+    with quiet_stdout(), TuneProgress(quiet=quiet) as progress:
         outcome = run_tuning(tuning, journal, progress, began_s=began_s)
     write(output, emit(outcome, tuning, journal.header))
     show = write_json if format_ is ListingFormat.JSON else write_table
@@ -247,24 +245,22 @@ def _expect(tuning: Tuning) -> None:
     )
 
 
-def _announce(tuning: Tuning) -> None:
+def _announce(tuning: Tuning, *, quiet: bool) -> None:
+    if quiet:
+        return
     space = tuning.space
-    print(
+    lines = [
         f"workload  {tuning.workload.name}, rank {tuning.rank}: "
         f"{format_size(tuning.full_bytes)}, tuned with at most "
-        f"{format_size(tuning.actual_bytes(tuning.largest_bytes))}\n"
-        f"target    {tuning.target.location}\n"
+        f"{format_size(tuning.actual_bytes(tuning.largest_bytes))}",
+        f"target    {tuning.target.location}",
         f"space     {space.size} settings of {', '.join(sorted(space.dimensions))}, "
         f"{len(space.known)} known ones first",
-        file=sys.stderr,
-    )
-    for line in space.left_out:
-        print(f"left out  {line}", file=sys.stderr)
-    print(
+        *(f"left out  {line}" for line in space.left_out),
         f"budget    {format_seconds(tuning.max_s)} and {format_size(tuning.max_bytes)} written "
         f"at most, objective {tuning.objective.goal}",
-        file=sys.stderr,
-    )
+    ]
+    print_plan(lines)
 
 
 @contextmanager
@@ -294,6 +290,6 @@ def _job(nodes: int | None, failures: float, restart: str) -> dict[str, Any] | N
 
 
 def _started_s_ago() -> float:
-    """How long this process has been there: starting Python and its modules is part of the time."""
+    """The age of this process: starting Python and its modules is part of the time."""
     began_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - began_ticks / os.sysconf("SC_CLK_TCK")

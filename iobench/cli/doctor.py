@@ -1,4 +1,4 @@
-"""`iobench doctor`: this machine and one directory, what works there, what to do about the rest."""
+"""`iobench doctor`: this machine and one directory, what works there, and how to fix the rest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCHEMA = "iobench.doctor/1"
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "red", "note": "dim", "": ""}
 _LABEL_WIDTH = 16
 _INDENT = " " * (2 + 4 + 2 + _LABEL_WIDTH + 1)
-_Row = tuple[str, str, str | None]  # subject of advice, label, text; nothing is printed for None
+_Row = tuple[str, str, str | None]  # subject of advice, label, text; a row without text is left out
 
 
 def doctor(
@@ -33,11 +33,14 @@ def doctor(
         Path, typer.Option("--target", help="The directory to look at.", show_default="here")
     ] = Path(),
     format_: FormatOption = ListingFormat.TABLE,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 for any warning or failure.")
+    ] = False,
 ) -> None:
     """Look at this machine and at a directory, and try what the I/O paths need there."""
     from iobench.environment import advise, describe_machine, describe_storage, probe_directory
 
-    storage = describe_storage(target)  # first: a directory that is missing is found at once
+    storage = describe_storage(target)  # first: finds a missing directory at once
     machine = describe_machine()
     probes = probe_directory(target)
     advice = advise(machine, storage, probes)
@@ -50,8 +53,10 @@ def doctor(
             "advice": [asdict(item) for item in advice],
         }
         typer.echo(json.dumps(document, indent=2))
-        return
-    _print_table(machine, storage, probes, advice)
+    else:
+        _print_table(machine, storage, probes, advice)
+    if strict and any(item.level in ("warn", "fail") for item in advice):
+        raise typer.Exit(1)
 
 
 def _print_table(
@@ -102,7 +107,7 @@ def _print_row(
     head = f"{label:<{_LABEL_WIDTH}} "
     _print_wrapped(console, head, _INDENT, text, "", used=8)
     for item in advice:
-        if not item.message.endswith(text):  # else the row says it already
+        if not item.message.endswith(text):  # else the row has it already
             _print_wrapped(console, _INDENT, _INDENT, item.message, _STYLES[item.level])
         if item.remedy:
             _print_wrapped(console, f"{_INDENT}-> ", f"{_INDENT}   ", item.remedy, "cyan")
@@ -111,7 +116,7 @@ def _print_row(
 def _print_wrapped(
     console: Console, first: str, rest: str, text: str, style: str, *, used: int = 0
 ) -> None:
-    """Wrapped at the width of a terminal; one long line, easy to search, where there is none."""
+    """Print `text` wrapped at the width of a terminal; in a pipe as one line, easy to search."""
     text = _printable(text)
     if console.is_terminal:
         lines = textwrap.wrap(
@@ -128,7 +133,7 @@ def _print_wrapped(
 
 
 def _printable(text: str) -> str:
-    """Names of files need not be text: what stdout cannot encode or print as itself is escaped."""
+    """`text` with escapes for what stdout cannot encode or print: file names need not be text."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     return printable(text).encode(encoding, "backslashreplace").decode(encoding)
 
@@ -170,7 +175,7 @@ def _machine_rows(machine: dict[str, Any]) -> Iterator[_Row]:
 
 
 def _dirty(cache: dict[str, Any], which: str) -> str:
-    """The limit that holds: bytes where they are set, else the share of available memory."""
+    """The limit in force: bytes where they are set, else the part of available memory."""
     from iobench.units import format_size
 
     size = cache[f"dirty_{which}bytes"]

@@ -1,4 +1,4 @@
-"""The `iobench` command: its verbs, and what becomes of an error."""
+"""The `iobench` command: its verbs, and how errors are reported."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from iobench.cli.autotune import autotune
 from iobench.cli.compare import CompareCommand, compare
 from iobench.cli.doctor import doctor
 from iobench.cli.exec import exec_
+from iobench.cli.given import GroupedCommand
 from iobench.cli.plan import plan
 from iobench.cli.reproduce import reproduce
 from iobench.cli.run import run as run_command
@@ -30,19 +31,19 @@ __all__ = ["app", "run"]
 
 _INTERRUPTED = 130
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[1]
-"""What typer raises for a command line that it cannot parse; it gives the class no public name."""
+"""What typer raises for a command line that it cannot parse. The class has no public name."""
 
 app = typer.Typer(
     name="iobench",
-    epilog="Start with: iobench doctor, then iobench run --workload llama7b. Exit codes: 0 done, "
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Start with: iobench doctor, then iobench run. Exit codes: 0 done, "
     "1 failed, 2 usage, 3 writer unavailable here, 4 data differ, 5 slower than before, "
     "130 interrupted.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("run")(run_command)
+app.command("run", cls=GroupedCommand)(run_command)
 app.command()(autotune)
 app.add_typer(workloads_app, name="workloads")
 app.command()(writers)
@@ -76,12 +77,12 @@ def _main(
 def run() -> None:
     """Run the command line; errors become one line on stderr and their exit code."""
     ends_the_run = _interrupt_once()
-    # Inherited as ignored, the kernel would keep no exit code of fio, a job or the script of exec.
+    # Where SIGCHLD is ignored, the kernel keeps no exit code of fio, a job or the script of exec.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         code = app(standalone_mode=False)
-        sys.stdout.flush()  # here, where a pipe that nobody reads any more is no traceback
-        if code == _INTERRUPTED:  # typer's word for a KeyboardInterrupt
+        sys.stdout.flush()  # here, where a pipe without a reader gives no traceback
+        if code == _INTERRUPTED:  # typer's exit code for a KeyboardInterrupt
             raise KeyboardInterrupt
     except (KeyboardInterrupt, typer.Abort):
         _ignore(ends_the_run)
@@ -101,10 +102,10 @@ def run() -> None:
 
 
 def _interrupt_once() -> list[int]:
-    """Let SIGTERM and SIGHUP interrupt as Ctrl-C does, and the first of them be the last.
+    """Let SIGTERM and SIGHUP interrupt like Ctrl-C. Only the first of these signals counts.
 
-    What it sets off cannot be interrupted again: everything temporary is removed. A signal that is
-    ignored, as by nohup, stays so. Returns the others.
+    The removal of temporary files that it starts cannot be interrupted. A signal that is ignored,
+    as by nohup, stays ignored. Returns the other signals.
     """
     asked: list[int] = [
         number
@@ -113,7 +114,7 @@ def _interrupt_once() -> list[int]:
     ]
 
     def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        for other in asked:  # not SIG_IGN: Python reports one that is on its way already
+        for other in asked:  # not SIG_IGN: Python still handles a pending signal
             signal.signal(other, lambda number, frame: None)  # noqa: ARG005
         raise KeyboardInterrupt
 
@@ -123,14 +124,14 @@ def _interrupt_once() -> list[int]:
 
 
 def _ignore(numbers: list[int]) -> None:
-    """Ignore these signals while Python itself ends, when it resets all handlers of its own."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # those on their way are handled here
+    """Ignore these signals while Python ends: it resets its own handlers then."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # pending ones are handled here
     for number in numbers:
         signal.signal(number, signal.SIG_IGN)
 
 
 def _usage(error: Any) -> NoReturn:
-    """The answer to a command line that cannot be parsed; to none at all, the help."""
+    """Report a command line that cannot be parsed; print the help for an empty one."""
     message = error.format_message()
     if message.startswith("Usage:"):
         error.show()

@@ -1,4 +1,4 @@
-"""`iobench plan`: what measured times mean for a training job, and how often to save."""
+"""`iobench plan`: how often a training job should save, by the times that were measured."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iobench.cli.formats import DocumentFormat, DocumentFormatOption
+from iobench.cli.given import check_effect, the_workload
 from iobench.cli.seeds import LARGEST_SEED
 from iobench.errors import OptionError, UnknownNameError, UsageError
-from iobench.units import parse_seconds, parse_size
+from iobench.units import parse_percent, parse_seconds, parse_size
 
 if TYPE_CHECKING:
     from iobench.goodput.measured import SavingMethod
@@ -21,6 +22,19 @@ _MOST_SIZES = 64
 
 
 def plan(
+    ctx: typer.Context,
+    workload: Annotated[
+        str | None,
+        typer.Argument(
+            help="Plan for this workload: its size, with --results, and its published step time.",
+            show_default="that of --results",
+        ),
+    ] = None,
+    *,
+    workload_option: Annotated[
+        str | None,
+        typer.Option("--workload", "-w", help="The same as WORKLOAD.", show_default=False),
+    ] = None,
     nodes: Annotated[
         str,
         typer.Option(
@@ -74,7 +88,11 @@ def plan(
     ] = "5min",
     step: Annotated[
         str | None,
-        typer.Option("--step", help="Time of a training step: intervals are shown in steps too."),
+        typer.Option(
+            "--step",
+            help="Time of a training step: intervals are shown in steps too.",
+            show_default="the published one of the workload",
+        ),
     ] = None,
     interval: Annotated[
         str | None,
@@ -83,11 +101,9 @@ def plan(
         ),
     ] = None,
     budget: Annotated[
-        float,
-        typer.Option(
-            "--budget", help="Overhead allowed to the CheckFreq interval: 0.035 is 3.5 %."
-        ),
-    ] = 0.035,
+        str,
+        typer.Option("--budget", help="Overhead allowed to the CheckFreq interval."),
+    ] = "3.5%",
     size: Annotated[
         str | None,
         typer.Option(
@@ -114,13 +130,16 @@ def plan(
     seed: Annotated[
         int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of the simulation.")
     ] = 0,
+    formulas: Annotated[
+        bool,
+        typer.Option("--formulas", help="Add the interval that each formula gives."),
+    ] = False,
     format_: DocumentFormatOption = DocumentFormat.TABLE,
 ) -> None:
-    """Tell how often to save, and what each writer gives back, in a job whose nodes fail.
+    """Compute how often to save, and what each writer gives back, in a job whose nodes fail.
 
     Times come from a result file (--results run.jsonl) or by hand: --save 30s --restore 60s, for
-    asynchronous saves --blocking 2s --persist 20s. Formulas and a simulation are printed side by
-    side.
+    asynchronous saves --blocking 2s --persist 20s.
     """
     from iobench.goodput.forecast import Method, forecast
     from iobench.goodput.job import TrainingJob
@@ -135,16 +154,16 @@ def plan(
         )
         for count in _sizes(nodes)
     ]
-    method = Method(
-        budget=budget,
-        step_s=_seconds(step),
-        interval_s=_seconds(interval),
-        failures=simulate,
-        seed=seed,
-    )
+    if blocking is None:
+        check_effect(ctx, ("slots",), "only asynchronous saves, with --blocking, have slots")
+    if simulate == 0:
+        check_effect(ctx, ("seed",), "--simulate 0 draws nothing")
+    if formulas and len(jobs) > 1:
+        raise UsageError("--formulas is of one size of the job; give one number of --nodes")
+    chosen = the_workload(workload, workload_option, "") or None
     if results is None:
         _refuse({"--size": size, "--include-invalid": include_invalid}, "needs --results")
-        title = "times given by hand"
+        title, recorded = "times given by hand", None
         candidates = _by_hand(save, restore, blocking, persist, slots)
         notes: list[str] = []
     else:
@@ -152,13 +171,24 @@ def plan(
             {"--save": save, "--restore": restore, "--persist": persist},
             "is measured in --results; give one or the other",
         )
-        title, candidates, notes = _measured(results, size, blocking, slots, include_invalid)
+        title, candidates, notes, recorded = _measured(
+            results, size, blocking, slots, include_invalid, chosen
+        )
+    step_s = _seconds(step) or _published_step_s(chosen or recorded, asked=chosen is not None)
+    method = Method(
+        budget=parse_percent(budget),
+        step_s=step_s,
+        interval_s=_seconds(interval),
+        failures=simulate,
+        seed=seed,
+    )
     base = _baseline(candidates, baseline)
     outlook = Outlook(
         title=title,
         method=method,
         forecasts=tuple(one for job in jobs for one in forecast(candidates, base, job, method)),
         notes=tuple(notes),
+        formulas=formulas,
     )
     write = {
         DocumentFormat.TABLE: write_table,
@@ -190,26 +220,50 @@ def _by_hand(
 
 
 def _measured(
-    path: Path, size: str | None, blocking: str | None, slots: int, include_invalid: bool
-) -> tuple[str, list[SavingMethod], list[str]]:
+    path: Path,
+    size: str | None,
+    blocking: str | None,
+    slots: int,
+    include_invalid: bool,
+    workload: str | None,
+) -> tuple[str, list[SavingMethod], list[str], str]:
+    """Title, candidates and notes of a result file, and the name of the workload in it."""
+    from iobench import workloads
     from iobench.goodput.measured import from_results
     from iobench.results import read
 
     result = read(path)
     if result.incomplete:
         typer.echo(f"warning: {result.incomplete}", err=True)
+    size_bytes = None if size is None else _size(size)
+    if workload is not None and size_bytes is None:
+        size_bytes = workloads.load(workload).size_bytes(result.run.workload.rank)
     candidates, notes = from_results(
         result,
-        size_bytes=None if size is None else _size(size),
+        size_bytes=size_bytes,
         blocking_s=_seconds(blocking),
         slots=slots,
         invalid_too=include_invalid,
     )
-    return f"{result.run.workload.name} as measured in {path}", candidates, notes
+    measured = result.run.workload.name
+    title = f"{measured} as measured in {path}"
+    if workload is not None and workload != measured:
+        title = f"{workload}, by the rates of {title}"
+    return title, candidates, notes, measured
+
+
+def _published_step_s(workload: str | None, *, asked: bool) -> float | None:
+    """The workload's step time; None where it has none, or is not one of ours nor asked for."""
+    from iobench import workloads
+
+    if workload is None or (not asked and workload not in workloads.names()):
+        return None
+    found = workloads.load(workload).step_time
+    return found.seconds if found else None
 
 
 def _baseline(candidates: list[SavingMethod], name: str | None) -> SavingMethod:
-    """The candidate that `name` means; without one that of `buffered`, else the slowest to save."""
+    """The candidate called `name`; without a name `buffered`, else the slowest to save."""
     wanted = "buffered" if name is None else name
     found = [one for one in candidates if one.name == wanted or one.name.split()[0] == wanted]
     if name is not None and not found:
@@ -222,7 +276,7 @@ def _sizes(text: str) -> list[int]:
     counts: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part)
-        if not match or part.lstrip().startswith("0"):  # 2,048 is no list of 2 and 48
+        if not match or part.lstrip().startswith("0"):  # 2,048 is not a list of 2 and 48
             raise OptionError(
                 f"--nodes {text}: write 2048, 64,512,2048 or 1024-131072, from 1 up and without "
                 "thousands separators"

@@ -7,11 +7,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
 
 from iobench.results import CeilingSample, Failure, Sample, TrainBlock
 from iobench.text import printable
-from iobench.units import format_rate, format_seconds
+from iobench.units import GIB, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from iobench.tune.candidate import Candidate
@@ -20,49 +28,64 @@ if TYPE_CHECKING:
 __all__ = ["StderrProgress", "TrainProgress", "TuneProgress"]
 
 _REFRESH_PER_S = 2  # redrawing takes CPU from what is being timed
+_BAR_WIDTH = 12
+_ESTIMATE_S = 600  # steps last seconds to minutes: the 30 s that rich looks back may hold none
 
 
 class _Steps:
-    """Shows steps. Nothing is animated when stderr is not a terminal."""
+    """Shows steps. Nothing is animated where stderr is not a terminal, nothing at all if quiet."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, quiet: bool = False) -> None:
         self._console = Console(stderr=True)
+        self._quiet = quiet
         self._bar: Progress | None = None
         self._begun = False
 
     def begin(self, steps: int) -> None:
-        if not self._console.is_terminal:
-            return
-        self._bar = Progress(
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}"),
-            console=self._console,
-            transient=True,
-            refresh_per_second=_REFRESH_PER_S,
+        self._start(
+            BarColumn(bar_width=_BAR_WIDTH),
+            TextColumn("{task.percentage:3.0f} %"),
+            TimeRemainingColumn(compact=True),
+            TextColumn("left"),
+            total=steps,
         )
-        self._bar.start()
-        self._task = self._bar.add_task("", total=steps)
 
     def _spin(self) -> None:
-        """As `begin`, for what has no known number of steps."""
-        if not self._console.is_terminal:
+        """Like `begin`, for an unknown number of steps."""
+        self._start(TimeElapsedColumn(), total=None)
+
+    def _start(self, *columns: ProgressColumn, total: int | None) -> None:
+        if self._quiet or not self._console.is_terminal:
             return
         self._bar = Progress(
-            TimeElapsedColumn(),
-            TextColumn("{task.description}"),
+            *columns,
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, ratio=1)),
+            TextColumn("{task.fields[last]}"),
             console=self._console,
+            expand=True,
             transient=True,
             refresh_per_second=_REFRESH_PER_S,
+            speed_estimate_period=_ESTIMATE_S,
         )
         self._bar.start()
-        self._task = self._bar.add_task("")
+        self._task = self._bar.add_task("", total=total, last="")
 
     def step(self, what: str) -> None:
         if self._bar:
-            self._bar.update(self._task, description=what, advance=1 if self._begun else 0)
+            done = 1 if self._begun else 0
+            task = self._bar.tasks[self._task]
+            if task.total is not None and task.completed + done >= task.total:
+                # Repetitions until intervals are narrow: their number is not known before.
+                self._bar.update(self._task, total=task.completed + done + 1)
+            self._bar.update(self._task, description=printable(what), advance=done)
         self._begun = True
+
+    def _line(self, text: str, last: str = "") -> None:
+        """`text` as a line, or on a terminal `last` at the end of the bar."""
+        if self._bar:
+            self._bar.update(self._task, last=last)
+        elif not self._quiet:
+            print(text, file=sys.stderr, flush=True)
 
     def __enter__(self) -> Self:
         return self
@@ -81,22 +104,18 @@ class StderrProgress(_Steps):
     """Shows a run's steps and results."""
 
     def result(self, record: Sample | CeilingSample | Failure) -> None:
-        if self._bar:
-            return
         if isinstance(record, CeilingSample):
             writer = f"fio {record.job['name']}"
         else:
             writer = record.setting.name
+        last = "failed"
         if isinstance(record, Failure) or (isinstance(record, CeilingSample) and record.error):
             figure = printable(record.error or "")
         else:
-            rate = format_rate(record.bytes / record.elapsed_s)
-            figure = f"{rate}, {format_seconds(record.elapsed_s)}"
-        print(
-            f"{record.repetition + 1} {writer} {record.operation}: {figure}",
-            file=sys.stderr,
-            flush=True,
-        )
+            rate = record.bytes / record.elapsed_s
+            figure = f"{format_rate(rate)}, {format_seconds(record.elapsed_s)}"
+            last = f"last {rate / GIB:.2f} GiB/s"
+        self._line(f"{record.repetition + 1} {writer} {record.operation}: {figure}", last)
 
 
 class TuneProgress(_Steps):
@@ -106,25 +125,19 @@ class TuneProgress(_Steps):
         self._phase = what
         if self._bar is None:
             self._spin()
-        if not self._bar:
-            print(what, file=sys.stderr, flush=True)
+        if self._bar is None:
+            self._line(what)
 
     def trial(self, candidate: Candidate, step: Step, figure: str) -> None:
         if self._bar:
-            self._bar.update(self._task, description=f"{self._phase}: {candidate.label}, {figure}")
-            return
-        print(f"{step.round} {candidate.label}: {figure}", file=sys.stderr, flush=True)
+            self._bar.update(self._task, description=f"{self._phase}: {candidate.label}")
+        self._line(f"{step.round} {candidate.label}: {figure}", figure)
 
 
 class TrainProgress(_Steps):
     """Shows the blocks of `iobench train`."""
 
     def block(self, label: str, block: TrainBlock) -> None:
-        if self._bar:
-            return
-        each = format_seconds(block.wall_s / len(block.step_s))
-        print(
-            f"{block.repetition + 1} {label}: {format_seconds(block.wall_s)}, {each} a step",
-            file=sys.stderr,
-            flush=True,
-        )
+        each = f"{format_seconds(block.wall_s / len(block.step_s))} a step"
+        wall = format_seconds(block.wall_s)
+        self._line(f"{block.repetition + 1} {label}: {wall}, {each}", f"last {each}")

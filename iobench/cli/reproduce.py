@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iobench.cli.formats import DocumentFormat, DocumentFormatOption
+from iobench.cli.servers import print_plan
 
 if TYPE_CHECKING:
     from iobench.claims.claims import Claim, Study
@@ -103,8 +104,7 @@ def _files(claims: Sequence[Claim], target: str, size: str | None, repeat: int) 
         repeat=repeat,
         ceiling=False,
     )
-    for line in plan_lines(plan):
-        print(line, file=sys.stderr)
+    print_plan(plan_lines(plan))
     return measure(plan, None)
 
 

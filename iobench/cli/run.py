@@ -1,16 +1,26 @@
-"""`iobench run`: replay a workload's checkpoint through writers and report honest numbers."""
+"""`iobench run`: save and restore a workload's checkpoint by each writer, and compare them."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from iobench.cli.given import (
+    QuietOption,
+    WorkloadArgument,
+    WorkloadOption,
+    check_effect,
+    check_output,
+    the_workload,
+)
 from iobench.cli.seeds import LARGEST_SEED
-from iobench.cli.servers import HERE, quiet_stdout, server
-from iobench.errors import ContenderError, DataMismatchError
+from iobench.cli.servers import HERE, preparing, print_plan, quiet_stdout, server
+from iobench.errors import ContenderError, DataMismatchError, ResultFileError
 from iobench.report.render import ReportFormat
 from iobench.writers.s3_store.target import is_s3
 
@@ -19,13 +29,14 @@ if TYPE_CHECKING:
     from iobench.results import ResultFile
 
 _FILES, _S3 = "buffered,uncached,odirect", "s3"
+_HOW_OFTEN, _AXES = "How often, and in which order", "What is varied, and of which rank"
+_RULES, _OUTPUT = "Rules of the measurement", "Output"
 
 
 def run(
-    workload: Annotated[
-        str,
-        typer.Option("--workload", "-w", help="A named workload (iobench workloads list) or YAML."),
-    ],
+    ctx: typer.Context,
+    workload: WorkloadArgument = None,
+    workload_option: WorkloadOption = None,
     writer: Annotated[
         str | None,
         typer.Option(
@@ -60,74 +71,35 @@ def run(
     repeat: Annotated[
         str,
         typer.Option(
-            "--repeat", help="Samples of each writer, or auto: until --precision or --max-time."
+            "--repeat",
+            help="Samples of each writer, or auto: until --precision or --max-time.",
+            rich_help_panel=_HOW_OFTEN,
         ),
     ] = "6",
     precision: Annotated[
-        str, typer.Option("--precision", help="With auto: how wide an interval may be.")
+        str,
+        typer.Option(
+            "--precision",
+            help="With --repeat auto: how wide an interval may be.",
+            rich_help_panel=_HOW_OFTEN,
+        ),
     ] = "5%",
     max_time: Annotated[
-        str, typer.Option("--max-time", help="With auto: no repetition begins after it.")
+        str,
+        typer.Option(
+            "--max-time",
+            help="With --repeat auto: no repetition begins after it.",
+            rich_help_panel=_HOW_OFTEN,
+        ),
     ] = "10min",
     aa: Annotated[
         bool,
         typer.Option(
-            "--aa", help="Measure the first writer twice: the noise floor of the machine."
+            "--aa",
+            help="Measure the first writer twice: the noise floor of the machine.",
+            rich_help_panel=_HOW_OFTEN,
         ),
     ] = False,
-    rank: Annotated[int, typer.Option("--rank", min=0, help="Whose files to replay.")] = 0,
-    pool: Annotated[
-        str, typer.Option("--pool", help="Memory that stands in for all tensors.")
-    ] = "1GiB",
-    ceiling: Annotated[
-        bool, typer.Option("--ceiling/--no-ceiling", help="Measure fio beside the writers.")
-    ] = True,
-    crc: Annotated[
-        bool, typer.Option("--crc/--no-crc", help="CRC32 in torch zip files, as stock torch.save.")
-    ] = True,
-    serializer: Annotated[
-        str | None,
-        typer.Option(
-            "--serializer",
-            help="Write every file as safetensors, torch, dcp or raw (peers have their own), or "
-            "same: as the workload has it. Several, separated by commas, are compared.",
-            show_default="as the workload has them",
-        ),
-    ] = None,
-    granularity: Annotated[
-        str | None,
-        typer.Option(
-            "--granularity",
-            help="Deal the tensors to files anew: blob (one file), shard=5GB, layer, tensor, or "
-            "same. Several are compared: blob,layer",
-            show_default="as the workload has them",
-        ),
-    ] = None,
-    restore_as: Annotated[
-        str,
-        typer.Option(
-            "--restore-as",
-            help="Restore all (same), or only some tensors: subset=0.1 for a tenth of the bytes. "
-            "Several are made of each save: same,subset=0.1",
-        ),
-    ] = "same",
-    numjobs: Annotated[
-        str,
-        typer.Option(
-            "--numjobs",
-            help="Processes that save, and restore, at once, as the ranks of a node do: each has "
-            "files of its own, and the last one's end counts. Several are compared: 1,2,4",
-        ),
-    ] = "1",
-    baseline: Annotated[
-        str | None,
-        typer.Option(
-            "--baseline",
-            help="Whose rates the others' are compared with, pair by pair: a name, with options "
-            "and axes where they matter: 'odirect numjobs=1'.",
-            show_default="peer:torch-save where it takes part",
-        ),
-    ] = None,
     seed: Annotated[
         int | None,
         typer.Option(
@@ -136,89 +108,244 @@ def run(
             max=LARGEST_SEED,
             help="Of data and order.",
             show_default="random",
+            rich_help_panel=_HOW_OFTEN,
+        ),
+    ] = None,
+    serializer: Annotated[
+        str | None,
+        typer.Option(
+            "--serializer",
+            help="Write every file as safetensors, torch, dcp or raw (peers have their own), or "
+            "same: as the workload has it. Several, separated by commas, are compared.",
+            show_default="as the workload has them",
+            rich_help_panel=_AXES,
+        ),
+    ] = None,
+    granularity: Annotated[
+        str | None,
+        typer.Option(
+            "--granularity",
+            help="Distribute the tensors over files anew: blob (one file), shard=5GB, layer, "
+            "tensor, or same. Several are compared: blob,layer",
+            show_default="as the workload has them",
+            rich_help_panel=_AXES,
+        ),
+    ] = None,
+    restore_as: Annotated[
+        str,
+        typer.Option(
+            "--restore-as",
+            help="Restore all (same), or only some tensors: subset=0.1 for a tenth of the bytes. "
+            "Several are made of each save: same,subset=0.1",
+            rich_help_panel=_AXES,
+        ),
+    ] = "same",
+    numjobs: Annotated[
+        str,
+        typer.Option(
+            "--numjobs",
+            help="Processes that save, and restore, at once, like the ranks of a node: each has "
+            "files of its own, and the last one to end counts. Several are compared: 1,2,4",
+            rich_help_panel=_AXES,
+        ),
+    ] = "1",
+    rank: Annotated[
+        int, typer.Option("--rank", min=0, help="The rank to replay.", rich_help_panel=_AXES)
+    ] = 0,
+    ceiling: Annotated[
+        bool,
+        typer.Option(
+            "--ceiling/--no-ceiling",
+            help="Measure fio in the same run.",
+            rich_help_panel=_RULES,
+        ),
+    ] = True,
+    crc: Annotated[
+        bool,
+        typer.Option(
+            "--crc/--no-crc",
+            help="CRC32 in torch zip files, like stock torch.save.",
+            rich_help_panel=_RULES,
+        ),
+    ] = True,
+    pool: Annotated[
+        str,
+        typer.Option(
+            "--pool", help="Memory that holds the data of all tensors.", rich_help_panel=_RULES
+        ),
+    ] = "1GiB",
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            "--baseline",
+            help="The writer with which the others are compared, pair by pair: a name, with "
+            "options and axes where they matter: 'odirect numjobs=1'.",
+            show_default="peer:torch-save where it takes part",
+            rich_help_panel=_RULES,
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="The result file.", show_default="results/<run>.jsonl"),
+        typer.Option(
+            "-o",
+            "--output",
+            help="The result file.",
+            show_default="results/<run>.jsonl",
+            rich_help_panel=_OUTPUT,
+        ),
     ] = None,
     format_: Annotated[
-        ReportFormat, typer.Option("--format", help="How to print the report.")
+        ReportFormat,
+        typer.Option("--format", help="How to print the report.", rich_help_panel=_OUTPUT),
     ] = ReportFormat.TABLE,
+    details: Annotated[
+        bool,
+        typer.Option(
+            "--details",
+            help="Add the machine, the phases and all notes to the table.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Print the plan, bytes and expected time (by short probes)."
+            "--dry-run",
+            help="Print the plan, bytes and expected time (by short probes).",
+            rich_help_panel=_OUTPUT,
         ),
     ] = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Save and restore a model's checkpoint by each writer, and compare.
 
     Every save ends durable, every restore starts cold and is verified. The target is left as it
     was.
     """
-    from iobench.bench.axes import Axes
-    from iobench.bench.judging.repeat import Repeat
-    from iobench.bench.planning import expected_line, make_plan, plan_lines
-    from iobench.results import check_new
+    _check_effects(ctx, repeat, format_, dry_run=dry_run)
+    with ExitStack() as stack:
+        with preparing("reading the workload and trying the writers", quiet=quiet):
+            from iobench.bench.axes import Axes
+            from iobench.bench.judging.repeat import Repeat
+            from iobench.bench.planning import expected_line, make_plan, plan_lines
 
-    if output is not None:
-        check_new(output)
-    axes = Axes.parse(
-        serializer=serializer, granularity=granularity, restore_as=restore_as, numjobs=numjobs
-    )
-    with server(s3_local, target) as place:
-        with quiet_stdout():
-            plan = make_plan(
-                workload=workload,
-                writers=(_S3 if is_s3(place) else _FILES) if writer is None else writer,
-                target=place,
-                size=size,
-                repeat=Repeat.parse(repeat, precision, max_time),
-                aa=aa,
-                rank=rank,
-                pool=pool,
-                ceiling=ceiling,
-                crc=crc,
-                seed=seed,
-                baseline=baseline,
-                axes=axes,
+            if output is not None:
+                check_output(output)
+            axes = Axes.parse(
+                serializer=serializer,
+                granularity=granularity,
+                restore_as=restore_as,
+                numjobs=numjobs,
             )
-        for line in plan_lines(plan):
-            print(line, file=sys.stderr)
+            place = stack.enter_context(server(s3_local, target))
+            name = the_workload(workload, workload_option)
+            with quiet_stdout():
+                plan = make_plan(
+                    workload=name,
+                    writers=(_S3 if is_s3(place) else _FILES) if writer is None else writer,
+                    target=place,
+                    size=size,
+                    repeat=Repeat.parse(repeat, precision, max_time),
+                    aa=aa,
+                    rank=rank,
+                    pool=pool,
+                    ceiling=ceiling,
+                    crc=crc,
+                    seed=seed,
+                    baseline=baseline,
+                    axes=axes,
+                )
+            _check_plan(plan, ctx)
+            if output is None and not dry_run:
+                check_output(output)
+        if not quiet or dry_run:
+            print_plan((*plan_lines(plan), *_size_line(name, rank, size)))
         if dry_run:
-            print(expected_line(plan), file=sys.stderr)
+            print_plan([expected_line(plan)])
         else:
-            _run(plan, output, format_)
+            _run(plan, output, format_, details=details, quiet=quiet)
 
 
-def _run(plan: Plan, output: Path | None, format_: ReportFormat) -> None:
+def _check_effects(
+    ctx: typer.Context, repeat: str, format_: ReportFormat, *, dry_run: bool
+) -> None:
+    """Raise UsageError for options that would have no effect."""
+    if repeat != "auto":
+        check_effect(ctx, ("precision", "max_time"), "only --repeat auto has these")
+    if format_ is not ReportFormat.TABLE:
+        check_effect(ctx, ("details",), f"--format {format_} has all details")
+    if dry_run:
+        check_effect(ctx, ("format_", "details"), "--dry-run prints no report")
+
+
+def _check_plan(plan: Plan, ctx: typer.Context) -> None:
+    """Raise UsageError for options that would have no effect in this plan."""
+    if len(plan.variants) == 1:
+        check_effect(ctx, ("baseline",), "there is nothing else to compare it with")
+    files = [spec for shapes in plan.files_of_jobs for shape in shapes for spec in shape]
+    if all(spec.format != "torch" for spec in files):
+        check_effect(ctx, ("crc",), "no file of this workload is a torch zip file")
+
+
+def _size_line(name: str, rank: int, size: str | None) -> Iterator[str]:
+    """Which sizes are near, where the one that is asked for cannot be met closely."""
+    from iobench import workloads
+    from iobench.cli.sizes import nearest_sizes_line
+    from iobench.units import parse_size
+
+    if size not in (None, "full"):
+        line = nearest_sizes_line(workloads.load(name), rank, parse_size(size))
+        yield from [line] if line else []
+
+
+def _run(
+    plan: Plan, output: Path | None, format_: ReportFormat, *, details: bool, quiet: bool
+) -> None:
     from iobench.report.render import render
     from iobench.report.summary import summarise
+    from iobench.results import default_path
 
-    result = measure(plan, output)
-    render(summarise(result), format_, sys.stdout)
+    path = output or default_path(plan.workload.name)
+    try:
+        result = measure(plan, path, quiet=quiet)
+    except BaseException:
+        # Interrupted, or the disk is full: what was measured until then is of use all the same.
+        recorded = _recorded(path)
+        if recorded is not None and recorded.samples:
+            render(summarise(recorded), format_, sys.stdout, details=details)
+            print(f"record: {path}", file=sys.stderr)
+        raise
+    render(summarise(result), format_, sys.stdout, details=details)
     print(f"record: {result.path}", file=sys.stderr)
     raise_failures(result)
 
 
-def measure(plan: Plan, output: Path | None) -> ResultFile:
+def _recorded(path: Path) -> ResultFile | None:
+    """What a run that stopped has recorded; None without a file that can be read."""
+    from iobench.results import read
+
+    try:
+        return read(path)
+    except ResultFileError:  # the error that stopped the run is the one to report
+        return None
+
+
+def measure(plan: Plan, output: Path | None, *, quiet: bool = False) -> ResultFile:
     """Run `plan` with progress on stderr; its record, by default under results/."""
     from iobench.bench.runner import Runner
     from iobench.cli.progress import StderrProgress
     from iobench.results import ResultWriter, default_path, read
 
     path = output or default_path(plan.workload.name)
-    with quiet_stdout(), StderrProgress() as progress, ResultWriter(path) as results:
+    with quiet_stdout(), StderrProgress(quiet=quiet) as progress, ResultWriter(path) as results:
         Runner(plan=plan, results=results, progress=progress).run()
     return read(path)
 
 
 def raise_failures(result: ResultFile) -> None:
-    """Raise ContenderError for contenders that failed, DataMismatchError for data that differ."""
+    """Raise ContenderError where contenders failed, DataMismatchError where data differ."""
     if result.failures:
         who = ", ".join(f"{one.setting.name} ({one.error})" for one in result.failures)
         raise ContenderError(f"failed and left out: {who}")
     wrong = sum(sample.verified.mismatches for sample in result.samples if sample.verified)
     if wrong:
-        raise DataMismatchError(f"{wrong} tensors came back other than they were saved")
+        raise DataMismatchError(f"{wrong} tensors that were restored differ from what was saved")

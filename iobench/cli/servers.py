@@ -1,24 +1,27 @@
-"""What verbs that measure share: a server of their own, and a stdout that nobody else writes to."""
+"""What verbs that measure share: a server of their own, and a stdout for the report alone."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from iobench.errors import UsageError
 
-__all__ = ["HERE", "quiet_stdout", "server"]
+__all__ = ["HERE", "preparing", "print_plan", "quiet_stdout", "server"]
 
 HERE = "."
 """The default of --target."""
+_PLAN_INDENT = " " * 10  # the names of a plan's lines are this wide
 
 
 @contextmanager
 def server(wanted: bool, target: str) -> Iterator[str]:
-    """The target: as given, or of a server of our own that lives as long as the block."""
-    if not target:  # an unset variable, in all likelihood
+    """The target: as given, or that of a server of our own that runs as long as the block."""
+    if not target:  # most likely an unset variable
         raise UsageError("--target '': names nothing; leave it out for the current directory")
     if not wanted:
         yield target
@@ -27,13 +30,13 @@ def server(wanted: bool, target: str) -> Iterator[str]:
         raise UsageError(f"--s3-local makes a target of its own; leave out --target {target}")
     from iobench.bench.targets.local_s3 import local_s3
 
-    with local_s3() as server, server.active():
-        yield f"{server.target}/run"
+    with local_s3() as own, own.active():
+        yield f"{own.target}/run"
 
 
 @contextmanager
 def quiet_stdout() -> Iterator[None]:
-    """Have what libraries print to stdout go to stderr: stdout is the report's alone."""
+    """Redirect to stderr what libraries print to stdout, which is for the report alone."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -43,3 +46,37 @@ def quiet_stdout() -> Iterator[None]:
         sys.stdout.flush()
         os.dup2(kept, 1)
         os.close(kept)
+
+
+def print_plan(lines: Iterable[str]) -> None:
+    """Print the lines of a plan to stderr, wrapped between words where it is a terminal."""
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else 0
+    for line in lines:
+        wrapped = (
+            textwrap.wrap(
+                line,
+                width,
+                subsequent_indent=_PLAN_INDENT,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            if width
+            else [line]
+        )
+        print(*wrapped, sep="\n", file=sys.stderr)
+
+
+@contextmanager
+def preparing(what: str, *, quiet: bool = False) -> Iterator[None]:
+    """Show `what` on a terminal during the block, before there is anything else to show.
+
+    Plans load many modules and probe the writers: seconds in which a user would see nothing.
+    """
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    print(f"{what} ...", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # back to the start, and clear

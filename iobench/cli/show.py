@@ -21,19 +21,25 @@ def show(
     format_: Annotated[
         ReportFormat, typer.Option("--format", help="How to print the report.")
     ] = ReportFormat.TABLE,
+    details: Annotated[
+        bool,
+        typer.Option("--details", help="Add the machine, the phases and all notes to the table."),
+    ] = False,
     series: Annotated[
         bool, typer.Option("--series", help="Draw the bytes over time of every sample instead.")
     ] = False,
 ) -> None:
-    """Print the report of a run from its result file."""
+    """Print the report of a run from its result file: the answer first, then the table."""
     from iobench.report.summary import summarise
     from iobench.results import read
 
+    if details and (series or format_ is not ReportFormat.TABLE):
+        raise UsageError("--details is of the table; leave out --series and other formats")
     result = read(path)
     if result.incomplete:
         typer.echo(f"warning: {printable(result.incomplete)}", err=True)
     if result.training:
-        _show_training(result, format_, series=series)
+        _show_training(result, format_, other=series or details)
         return
     if series:
         if format_ is not ReportFormat.TABLE:
@@ -42,10 +48,10 @@ def show(
 
         write(result, sys.stdout)
         return
-    render(summarise(result), format_, sys.stdout)
+    render(summarise(result), format_, sys.stdout, details=details)
 
 
-def _show_training(result: ResultFile, format_: ReportFormat, *, series: bool) -> None:
+def _show_training(result: ResultFile, format_: ReportFormat, *, other: bool) -> None:
     from iobench.report import training
 
     write = {
@@ -53,8 +59,8 @@ def _show_training(result: ResultFile, format_: ReportFormat, *, series: bool) -
         ReportFormat.JSON: training.write_json,
         ReportFormat.MD: training.write_markdown,
     }.get(format_)
-    if write is None or series:
+    if write is None or other:
         raise UsageError(
-            "a record of iobench train is shown as table, json or md, without --series"
+            "a record of iobench train is shown as table, json or md, without --series or --details"
         )
     write(result, sys.stdout)

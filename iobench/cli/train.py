@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iobench.cli.formats import DocumentFormat
+from iobench.cli.given import (
+    QuietOption,
+    WorkloadArgument,
+    WorkloadOption,
+    check_output,
+    the_workload,
+)
 from iobench.cli.seeds import LARGEST_SEED
+from iobench.cli.servers import print_plan
 from iobench.errors import DataMismatchError
 
 if TYPE_CHECKING:
@@ -26,10 +34,8 @@ class DeviceKind(enum.StrEnum):
 
 
 def train(
-    workload: Annotated[
-        str,
-        typer.Option("--workload", "-w", help="Whose checkpoint: a named workload or YAML."),
-    ],
+    workload: WorkloadArgument = None,
+    workload_option: WorkloadOption = None,
     writer: Annotated[
         str,
         typer.Option(
@@ -91,22 +97,21 @@ def train(
     format_: Annotated[
         DocumentFormat, typer.Option("--format", help="How to print the report.")
     ] = DocumentFormat.TABLE,
+    quiet: QuietOption = False,
 ) -> None:
-    """Train a small GPT with checkpoints of a workload's size, and tell what they cost.
+    """Train a small GPT with checkpoints of a workload's size, and report what they cost.
 
-    Each writer in each mode trains the same steps, in turns, beside training without checkpoints.
+    Each writer in each mode trains the same steps, in turns with training without checkpoints.
     Losses must be equal bit for bit, also after a resume; if not, the exit code is 4.
     """
     from iobench.report import training
-    from iobench.results import check_new
     from iobench.train.arm import choose_arms
     from iobench.train.session import make_session
 
-    if output is not None:
-        check_new(output)
+    check_output(output)
     arms, left_out = choose_arms(writer, mode)
     session = make_session(
-        workload=workload,
+        workload=the_workload(workload, workload_option),
         arms=arms,
         left_out=left_out,
         target=target,
@@ -119,7 +124,7 @@ def train(
         device=device.value,
         seed=seed,
     )
-    result = measure_training(session, output)
+    result = measure_training(session, output, quiet=quiet)
     write = {
         DocumentFormat.TABLE: training.write_table,
         DocumentFormat.JSON: training.write_json,
@@ -130,21 +135,21 @@ def train(
     raise_differences(result)
 
 
-def measure_training(session: Session, output: Path | None) -> ResultFile:
-    """Print the plan, run the session and give its record."""
+def measure_training(session: Session, output: Path | None, *, quiet: bool = False) -> ResultFile:
+    """Print the plan, run the session and return its record."""
     from iobench.cli.progress import TrainProgress
     from iobench.results import ResultWriter, default_path, read
 
-    for line in session.lines():
-        print(line, file=sys.stderr)
+    if not quiet:
+        print_plan(session.lines())
     path = output or default_path(f"train-{session.workload.name}")
-    with TrainProgress() as progress, ResultWriter(path) as results:
+    with TrainProgress(quiet=quiet) as progress, ResultWriter(path) as results:
         session.run(results, progress)
     return read(path)
 
 
 def raise_differences(result: ResultFile) -> None:
-    """Raises DataMismatchError for a record in which checkpoints changed what training gave."""
+    """Raise DataMismatchError for a record in which checkpoints changed the losses."""
     wrong = {
         f"{block.writer} {block.mode}".strip()
         for block in result.training

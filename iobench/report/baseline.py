@@ -1,4 +1,4 @@
-"""The baseline: the contender of a run that the others' rates are given as ratios to."""
+"""The baseline: the contender of a run with which the rates of the others are compared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from iobench.bench.judging.comparison import compare_paired
 from iobench.bench.judging.stats import Ratio
 from iobench.results import Operation, Sample
 
-__all__ = ["baseline_samples", "paired_ratio"]
+__all__ = ["baseline_samples", "is_contender", "paired_ratio"]
 
 
 def baseline_samples(
@@ -17,29 +17,31 @@ def baseline_samples(
     baseline: Mapping[str, Any] | None,
     of: Sample,
 ) -> Sequence[Sample]:
-    """The baseline's samples of what `of` is a sample of; none where `of` is one of them.
+    """The baseline's samples of the operation of `of`; empty where `of` is one of them.
 
     `baseline` has the contender's `name` and `options`, and the axes of saves that the run had;
     None where there is no baseline.
     """
-    if baseline is None or _is(of, baseline):
+    if baseline is None or is_contender(of, baseline):
         return []
     kind = of.operation, of.axes.restore_as
     found = (
         samples
         for samples in groups.values()
-        if (samples[0].operation, samples[0].axes.restore_as) == kind and _is(samples[0], baseline)
+        if (samples[0].operation, samples[0].axes.restore_as) == kind
+        and is_contender(samples[0], baseline)
     )
     return next(found, [])
 
 
 def paired_ratio(samples: Sequence[Sample], against: Sequence[Sample]) -> Ratio | None:
-    """How many times the rate of `against`; see `compare_paired`, which counts twins as one."""
+    """How many times the rate of `against`; `compare_paired` counts the twins of an A/A as one."""
     difference = compare_paired(samples, against)
     return None if difference is None else difference.ratio
 
 
-def _is(sample: Sample, contender: Mapping[str, Any]) -> bool:
+def is_contender(sample: Sample, contender: Mapping[str, Any]) -> bool:
+    """Whether `sample` is of `contender`, which is given like the baseline of a plan's record."""
     return (sample.writer, dict(sample.options)) == (
         contender["name"],
         contender["options"],

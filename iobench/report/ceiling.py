@@ -10,7 +10,10 @@ from typing import Any
 from iobench.bench.judging.stats import median, rate
 from iobench.results import CeilingSample, Operation, to_plain
 
-__all__ = ["Ceiling", "find_ceiling"]
+__all__ = ["NO_JOB", "Ceiling", "find_ceiling"]
+
+NO_JOB = "no fio job ran"
+"""The reason of a ceiling that was not asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,5 +77,5 @@ def _why_not(
     errors = dict.fromkeys(
         sample.error for sample in samples if sample.error and sample.operation in missing
     )
-    why = next(iter(errors), why_none or "no fio job ran")
+    why = next(iter(errors), why_none or NO_JOB)
     return why if len(missing) == 2 else f"{missing[0]}: {why}"

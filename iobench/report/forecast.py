@@ -12,6 +12,7 @@ from iobench.bench.judging.verdict import Reason
 from iobench.goodput.forecast import Forecast, Method, Proposal
 from iobench.goodput.job import TrainingJob
 from iobench.goodput.measured import SavingMethod
+from iobench.report.durations import DurationForm, duration_form
 from iobench.report.grid import Grid, write_grids_as_markdown, write_grids_as_table
 from iobench.units import format_seconds
 
@@ -25,16 +26,17 @@ _FEW_SAMPLES = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """What is printed: forecasts by size of the job, how they were made, and what to know."""
+    """Forecasts by size of the job, how they were made, and notes. `formulas` prints them too."""
 
     title: str
     method: Method
     forecasts: tuple[Forecast, ...]
     notes: tuple[str, ...]
+    formulas: bool = False
 
     @property
     def jobs(self) -> list[TrainingJob]:
-        """The sizes planned for, in the order given."""
+        """The jobs that are planned for, in the order given."""
         return list(dict.fromkeys(one.job for one in self.forecasts))
 
 
@@ -97,6 +99,9 @@ def _pair(interval: Interval | None) -> list[float] | None:
 
 
 def _heading(outlook: Outlook) -> Iterator[str]:
+    jobs = outlook.jobs
+    for job in dict.fromkeys((jobs[0], jobs[-1])):
+        yield _sentence(outlook, job)
     yield outlook.title
     first = outlook.jobs[0]
     rate = f"{first.failures_per_1000_node_days:g} failures per 1000 node-days"
@@ -108,20 +113,55 @@ def _heading(outlook: Outlook) -> Iterator[str]:
         yield f"{first.gpus_per_node} GPUs per node, {rate}; {restart}"
 
 
+def _sentence(outlook: Outlook, job: TrainingJob) -> str:
+    """`Save every 1 h 53 min (1,750 steps of 3.87 s): 3.4 % of the time is lost.`"""
+    found = [one for one in outlook.forecasts if one.job == job]
+    best, step_s = max(found, key=lambda one: one.best.ettr), outlook.method.step_s
+    start = f"{job.nodes:,} nodes: save" if len(outlook.jobs) > 1 else "Save"
+    steps = ""
+    if step_s:
+        steps = f" ({best.best.interval_s / step_s:,.0f} steps of {format_seconds(step_s)})"
+    losses = [f"{_lost(best)} of the time is lost"]
+    if len(found) > 1:
+        modes = len({one.candidate.mode for one in found}) > 1
+        names = {
+            one: f"{one.candidate.name} {one.candidate.mode}" if modes else one.candidate.name
+            for one in (best, *(one for one in found if one.baseline))
+        }
+        losses[0] += f" with {names.pop(best)}"
+        losses += [f"{_lost(one)} with {name}" for one, name in names.items()]
+    return f"{start} every {format_seconds(best.best.interval_s)}{steps}: {', '.join(losses)}."
+
+
+def _lost(one: Forecast) -> str:
+    percent = 100 * (1 - one.best.ettr)
+    return f"{percent:.1f} %" if percent >= 1 else f"{percent:.2g} %"
+
+
 def _grids(outlook: Outlook) -> Iterator[Grid]:
     many = len(outlook.jobs) > 1
     columns = [column for column in _COLUMNS if many in column.by_sizes]
+    forms = [
+        duration_form(value for one in outlook.forecasts for value in column.seconds(one))
+        for column in columns
+    ]
+    names = [column.name for column in columns]
     yield Grid(
         columns=tuple((column.name, column.figure) for column in columns),
-        rows=[[column.cell(one) for column in columns] for one in outlook.forecasts],
+        rows=[
+            [column.cell(one, form) for column, form in zip(columns, forms, strict=True)]
+            for one in outlook.forecasts
+        ],
+        drop=tuple(names.index(name) for name in _DROPPED_FIRST if name in names),
     )
-    if not many:
+    if outlook.formulas:
         yield _formulas(outlook)
 
 
 def _formulas(outlook: Outlook) -> Grid:
     step_s = outlook.method.step_s
     steps = (("steps", True),) if step_s else ()
+    form = duration_form(p.interval_s for one in outlook.forecasts for p in one.proposals)
     return Grid(
         columns=(
             *(("writer", False), ("mode", False), ("formula", False), ("interval", True)),
@@ -133,7 +173,7 @@ def _formulas(outlook: Outlook) -> Grid:
                 one.candidate.name,
                 one.candidate.mode,
                 proposal.formula + (" (slots)" if proposal.raised else ""),
-                format_seconds(proposal.interval_s),
+                form(proposal.interval_s),
                 *([f"{proposal.interval_s / step_s:,.0f}"] if step_s else []),
                 f"{proposal.ettr:.4f}",
                 f"{proposal.first_order_ettr:.4f}",
@@ -150,10 +190,15 @@ def _simulated(proposal: Proposal) -> str:
     return f"{found.ettr:.4f} ± {found.ettr_error:.4f}" if found else _MISSING
 
 
-def _save(one: Forecast) -> str:
+def _save(one: Forecast, form: DurationForm) -> str:
     costs = one.candidate.costs
-    blocking = format_seconds(costs.blocking_s)
-    return blocking + (f" + {format_seconds(costs.persist_s)}" if costs.asynchronous else "")
+    blocking = form(costs.blocking_s)
+    return blocking + (f" + {form(costs.persist_s)}" if costs.asynchronous else "")
+
+
+def _save_s(one: Forecast) -> list[float]:
+    costs = one.candidate.costs
+    return [costs.blocking_s, *([costs.persist_s] if costs.asynchronous else [])]
 
 
 def _spread(interval: Interval | None, scale: float, digits: int) -> str:
@@ -166,7 +211,9 @@ def _spread(interval: Interval | None, scale: float, digits: int) -> str:
 def _gpu_hours(one: Forecast) -> str:
     if one.saved is None:
         return "baseline" if one.baseline else _MISSING
-    return f"{one.saved.gpu_hours:,.0f}"
+    spread = one.saved.gpu_hours_interval
+    unsure = spread is not None and spread.low <= 0 <= spread.high
+    return f"{one.saved.gpu_hours:,.0f}" + (f" ({_spread(spread, 1, 0)})" if unsure else "")
 
 
 def _hours(one: Forecast) -> str:
@@ -180,24 +227,39 @@ def _hours(one: Forecast) -> str:
 class _Column:
     name: str
     figure: bool
-    cell: Callable[[Forecast], str]
+    cell: Callable[[Forecast, DurationForm], str]
+    seconds: Callable[[Forecast], Sequence[float]] = lambda _: ()
+    """The durations in a cell; all cells of a column write theirs in one form."""
     by_sizes: tuple[bool, ...] = (True, False)  # for several sizes of the job, and for one
 
 
+def _times(
+    name: str, value: Callable[[Forecast], float], by_sizes: tuple[bool, ...] = (True, False)
+) -> _Column:
+    """A column of one duration each."""
+    return _Column(
+        name, True, lambda one, form: form(value(one)), lambda one: [value(one)], by_sizes
+    )
+
+
 _COLUMNS = (
-    _Column("nodes", True, lambda one: f"{one.job.nodes:,}", (True,)),
-    _Column("MTBF", True, lambda one: format_seconds(one.job.mtbf_s), (True,)),
-    _Column("writer", False, lambda one: one.candidate.name),
-    _Column("mode", False, lambda one: one.candidate.mode),
-    _Column("save", True, _save),
-    _Column("restore", True, lambda one: format_seconds(one.candidate.costs.restore_s)),
-    _Column("best\ninterval", True, lambda one: format_seconds(one.best.interval_s)),
-    _Column("ETTR", True, lambda one: f"{one.best.ettr:.4f}"),
-    _Column("95 %\ninterval", True, lambda one: _spread(one.ettr_interval, 1, 4)),
-    _Column("simulated", True, lambda one: _simulated(one.best), (True,)),
-    _Column("lost work\nper failure", True, lambda one: format_seconds(one.lost_work_s)),
-    _Column("GPU-hours\nsaved/month", True, _gpu_hours),
-    _Column("hours saved/month\n(95 % interval)", True, _hours),
+    _Column("nodes", True, lambda one, _: f"{one.job.nodes:,}", by_sizes=(True,)),
+    _times("MTBF", lambda one: one.job.mtbf_s, (True,)),
+    _Column("writer", False, lambda one, _: one.candidate.name),
+    _Column("mode", False, lambda one, _: one.candidate.mode),
+    _Column("save", True, _save, _save_s),
+    _times("restore", lambda one: one.candidate.costs.restore_s),
+    _times("best\ninterval", lambda one: one.best.interval_s),
+    _Column("ETTR", True, lambda one, _: f"{one.best.ettr:.4f}"),
+    _Column("95 %\ninterval", True, lambda one, _: _spread(one.ettr_interval, 1, 4)),
+    _Column("simulated", True, lambda one, _: _simulated(one.best), by_sizes=(True,)),
+    _times("lost work\nper failure", lambda one: one.lost_work_s),
+    _Column("GPU-hours\nsaved/month", True, lambda one, _: _gpu_hours(one)),
+    _Column("hours saved/month\n(95 % interval)", True, lambda one, _: _hours(one)),
+)
+_DROPPED_FIRST = (
+    *("lost work\nper failure", "simulated", "hours saved/month\n(95 % interval)", "MTBF"),
+    *("restore", "GPU-hours\nsaved/month", "save", "95 %\ninterval"),
 )
 
 
@@ -206,22 +268,24 @@ def _footnotes(outlook: Outlook) -> list[str]:
 
 
 def _method(outlook: Outlook) -> Iterator[str]:
-    method = outlook.method
+    method, many = outlook.method, len(outlook.jobs) > 1
     yield "interval: training time between two saves; ETTR: exact for failures without memory"
     yield from _resampling(one.candidate for one in outlook.forecasts)
     if any(one.saved for one in outlook.forecasts):
         yield "saved: wall clock of work that takes the baseline 30 days, each at its best interval"
     if any(one.candidate.costs.slots > 1 for one in outlook.forecasts):
         yield "slots: the persist time must be that with as many saves in flight"
-    if method.failures:
+    if method.failures and (many or outlook.formulas):
         yield f"simulated: {method.failures:,} failures for each figure, seed {method.seed}"
-    if len(outlook.jobs) == 1:
+    if outlook.formulas:
         step = f", steps of {format_seconds(method.step_s)}" if method.step_s else ""
         yield f"CheckFreq: overhead within {100 * method.budget:g} %{step}, whatever the failures"
+    elif not many:
+        yield "--formulas adds the intervals of Young, Daly and others, and a simulation of each"
 
 
 def _resampling(candidates: Iterable[SavingMethod]) -> Iterator[str]:
-    """How the 95 % intervals were made, and what few samples can bound at most."""
+    """How the 95 % intervals were made, and the most that few samples can bound."""
     counts = [min(one.save_samples, one.restore_samples) for one in candidates if one.resampled]
     if not counts:
         return
@@ -232,7 +296,7 @@ def _resampling(candidates: Iterable[SavingMethod]) -> Iterator[str]:
 
 
 def _warnings(forecasts: Sequence[Forecast]) -> Iterator[str]:
-    """Each warning once, with whose it is unless it is everybody's."""
+    """Each warning once, with the writers that have it unless all have it."""
     found: dict[str, list[tuple[Forecast, Reason]]] = {}
     for one in forecasts:
         for reason in one.warnings:

@@ -2,49 +2,151 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from iobench.report.markdown import escape, row
+__all__ = [
+    "Grid",
+    "console_for",
+    "escape",
+    "kept_columns",
+    "print_grid",
+    "print_wrapped",
+    "row",
+    "write_captured",
+    "write_grids_as_markdown",
+    "write_grids_as_table",
+]
 
-__all__ = ["Grid", "write_grids_as_markdown", "write_grids_as_table"]
-
-_NO_TERMINAL_WIDTH = 1000  # wide enough to break no line: what reads it breaks lines by itself
+_NO_TERMINAL_WIDTH = 1000  # breaks no line: programs that read the text break lines themselves
+_GAP = 2  # between columns
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
     """Headers, each with whether its cells are figures, and rows of as many cells.
 
-    A line break in a header is where a narrow one may be broken.
+    A line break in a header is where a narrow one may be broken. `drop` has the positions of the
+    columns that a narrow terminal does without, the first to go first. `styles` has a style for
+    the last cell of each row.
     """
 
     columns: tuple[tuple[str, bool], ...]
     rows: list[list[str]]
+    drop: tuple[int, ...] = ()
+    styles: tuple[str, ...] = ()
 
 
 def write_grids_as_table(
     heading: Iterable[str], grids: Iterable[Grid], notes: Iterable[str], stream: TextIO
 ) -> None:
     """Write everything to `stream`; nothing is cut when it is not a terminal."""
-    width = None if stream.isatty() else _NO_TERMINAL_WIDTH
-    console = Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+    console = console_for(stream)
     with console.capture() as captured:
         for line in heading:
-            console.print(line, style="bold", soft_wrap=True)
+            print_wrapped(console, line, style="bold")
         for grid in grids:
             console.print()
-            console.print(_rich(grid))
+            print_grid(console, grid)
         console.print()
         for note in notes:
-            console.print(note, soft_wrap=width is not None)
-    stream.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+            print_wrapped(console, note)
+    write_captured(captured.get(), stream)
+
+
+def console_for(stream: TextIO) -> Console:
+    """A console that prints plain text to `stream`, as wide as its terminal."""
+    width = None if stream.isatty() else _NO_TERMINAL_WIDTH
+    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+
+
+def write_captured(text: str, stream: TextIO) -> None:
+    """Write what a console captured, without spaces at the ends of lines."""
+    stream.writelines(f"{line.rstrip()}\n" for line in text.splitlines())
+
+
+def print_wrapped(
+    console: Console,
+    text: str,
+    *,
+    indent: str = "",
+    style: str = "",
+    label: str = "",
+    whole: bool = False,
+) -> None:
+    """Print `text` wrapped between words, never within one; lines after the first are indented.
+
+    `label` is the start of the text, shown in a colour. A `whole` text is not wrapped here.
+    """
+    lines = (
+        [text]
+        if whole
+        else textwrap.wrap(
+            text,
+            console.width,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    )
+    shown = Text("\n".join(lines), style=style)
+    shown.stylize("bold cyan", 0, len(label))
+    console.print(shown, soft_wrap=True)
+
+
+def print_grid(console: Console, grid: Grid) -> None:
+    """Print the table with the columns that fit, then the names of the others."""
+    kept = kept_columns(grid, console.width)
+    narrow = len(kept) < len(grid.columns) or _width(grid, kept, broken=False) > console.width
+    table = Table(
+        box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold"
+    )
+    for position in kept:
+        name, figure = grid.columns[position]
+        table.add_column(
+            name if narrow else name.replace("\n", " "),
+            justify="right" if figure else "left",
+            no_wrap=figure,
+            overflow="fold",
+        )
+    for number, cells in enumerate(grid.rows):
+        texts = [Text(cell) for cell in cells]
+        if grid.styles:
+            texts[-1].stylize(grid.styles[number])
+        table.add_row(*(texts[position] for position in kept))
+    console.print(table)
+    left_out = [name for i, (name, _) in enumerate(grid.columns) if i not in kept]
+    if left_out:
+        names = ", ".join(" ".join(name.split()) for name in left_out)
+        print_wrapped(console, f"a wider terminal also shows: {names}", style="dim")
+
+
+def kept_columns(grid: Grid, width: int) -> list[int]:
+    """Positions of the columns that fit in `width`; `grid.drop` says which go, in its order."""
+    kept = list(range(len(grid.columns)))
+    for position in grid.drop:
+        if _width(grid, kept, broken=True) <= width:
+            break
+        kept.remove(position)
+    return kept
+
+
+def _width(grid: Grid, kept: Sequence[int], *, broken: bool) -> int:
+    """How wide the table is with these columns, its headers broken where they may be or not."""
+    total = _GAP * (len(kept) - 1)
+    for position in kept:
+        name = grid.columns[position][0]
+        header = name.split("\n") if broken else [name.replace("\n", " ")]
+        total += max(cell_len(text) for text in (*header, *(row[position] for row in grid.rows)))
+    return total
 
 
 def write_grids_as_markdown(
@@ -60,12 +162,13 @@ def write_grids_as_markdown(
     stream.writelines(f"{line}\n" for line in lines)
 
 
-def _rich(grid: Grid) -> Table:
-    table = Table(
-        box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold"
-    )
-    for name, figure in grid.columns:
-        table.add_column(name, justify="right" if figure else "left", overflow="fold")
-    for cells in grid.rows:
-        table.add_row(*map(Text, cells))
-    return table
+def row(values: Iterable[str]) -> str:
+    """`values` as a row of a table."""
+    return f"| {' | '.join(escape(value) for value in values)} |"
+
+
+def escape(text: str) -> str:
+    """`text` on one line, its `|`, `*`, `_`, `<` and backquotes taken literally."""
+    for mark in ("\\", "|", "*", "_", "<", "`"):
+        text = text.replace(mark, f"\\{mark}")
+    return " ".join(text.split())

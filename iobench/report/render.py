@@ -1,4 +1,4 @@
-"""The formats of a report, by name; each is one module, imported when it is asked for."""
+"""The formats of a report, by name. Each is one module, imported on first use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,20 @@ _MODULES = {
 }
 
 
-def render(report: Report, format: ReportFormat | str, stream: TextIO) -> None:  # noqa: A002 -- the option's name
-    """Write `report` to `stream`. Raises ValueError for a name that is not a ReportFormat."""
-    module = import_module(f"iobench.report.{_MODULES[ReportFormat(format)]}")
-    module.write(report, stream)
+def render(
+    report: Report,
+    format: ReportFormat | str,  # noqa: A002 -- the option's name
+    stream: TextIO,
+    *,
+    details: bool = False,
+) -> None:
+    """Write `report` to `stream`; `details` are of the table, other formats have them always.
+
+    Raises ValueError for a name that is not a ReportFormat.
+    """
+    chosen = ReportFormat(format)
+    module = import_module(f"iobench.report.{_MODULES[chosen]}")
+    if chosen is ReportFormat.TABLE:
+        module.write(report, stream, details=details)
+    else:
+        module.write(report, stream)

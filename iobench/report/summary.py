@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from iobench.bench.judging import stats
 from iobench.bench.judging.comparison import (
-    LEAST_FLOOR,
     LEAST_SAMPLES,
-    fastest,
-    noise_floor,
     rates_by_repetition,
     twins,
 )
@@ -28,10 +25,11 @@ from iobench.bench.judging.verdict import (
 )
 from iobench.report.baseline import baseline_samples, paired_ratio
 from iobench.report.ceiling import Ceiling, find_ceiling
+from iobench.report.row import Summary
+from iobench.report.winners import RANKED, Winner, find_winners
 from iobench.results import (
     Environment,
     Failure,
-    Fallback,
     Operation,
     ResultFile,
     Sample,
@@ -40,10 +38,12 @@ from iobench.results import (
     figure_of,
     to_plain,
 )
-from iobench.results.setting import HasSetting, Setting
+from iobench.results.labels import labels
+from iobench.text import printable
 from iobench.units import GIB, format_rate
 
 __all__ = [
+    "NOT_STEADY",
     "SCHEMA",
     "Figure",
     "Report",
@@ -59,57 +59,9 @@ SCHEMA = "iobench.report/1"
 Figure = tuple[str, Operation, str | None]
 """What `figure_of` gives."""
 
-_RANKED = (VerdictStatus.VALID, VerdictStatus.SCALED)
 
-
-@dataclass(frozen=True, kw_only=True)
-class Summary(HasSetting):
-    """All samples of one writer at one setting, saving or restoring.
-
-    `median_bytes_per_s` is the median of the samples' rates, `ci95_bytes_per_s` its interval (None
-    for 1 sample), `of_ceiling` its ratio to the ceiling (None without one).
-    `cpu_s_per_gib` is total over total; `first_done_s`, `last_done_s` and `phases_s` are medians;
-    `paths` and `decisions` count operations over all samples. `ratio` is how many times the
-    baseline's rate this is, paired by repetition, and `ratio_ci95` its interval (see
-    `stats.paired_log_ratio`); None without a baseline, for itself, and unless both are valid.
-    """
-
-    setting: Setting
-    operation: Operation
-    samples: int
-    bytes: int
-    median_bytes_per_s: float
-    ci95_bytes_per_s: tuple[float, float] | None
-    of_ceiling: float | None
-    ratio: float | None = None
-    ratio_ci95: tuple[float, float] | None = None
-    cpu_s_per_gib: float
-    first_done_s: float
-    last_done_s: float
-    phases_s: Mapping[str, float]
-    paths: Mapping[str, int]
-    fallbacks: tuple[Fallback, ...]
-    decisions: Mapping[str, int]
-    verdict: str
-    reasons: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Winner:
-    """The fastest of one operation, by positions in `Report.summaries`.
-
-    Restores of all and of some tensors (`restore_as`) have a winner each.
-
-    `equals` are those that it is not shown to be faster than, none where it won. `floor` is the
-    part up to which a difference is noise; `measured` says whether this run's A/A found it.
-    """
-
-    operation: Operation
-    restore_as: str | None = None
-    fastest: int
-    equals: tuple[int, ...]
-    floor: float
-    measured: bool
+NOT_STEADY = "not at a steady state in the last 5"
+"""How the reason begins of a series whose last samples still change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +69,8 @@ class Report:
     """What a run measured: saves, fastest first, then restores; what failed comes last.
 
     `baseline` is the contender that ratios are to, `failures` are the operations that raised.
-    Figures that are INVALID or FAILED win nothing.
+    Figures that are INVALID or FAILED win nothing. `record` is the path of the result file,
+    `target` what was measured. `stopped` says how far a run came that did not finish.
     """
 
     schema: str = SCHEMA
@@ -128,6 +81,9 @@ class Report:
     summaries: tuple[Summary, ...]
     winners: tuple[Winner, ...] = ()
     failures: tuple[Failure, ...] = ()
+    record: str | None = None
+    target: str | None = None
+    stopped: str | None = None
 
     def document(self) -> dict[str, Any]:
         """The report as plain JSON values, described in docs/results.md."""
@@ -156,46 +112,43 @@ def summarise(result: ResultFile) -> Report:
         for (contender, _, _), samples in groups.items()
     ]
     pairs.sort(key=lambda pair: _rank(pair[0]))
+    names = labels(summary.setting for summary, _ in pairs)
+    rows = [
+        (replace(summary, label=name), samples)
+        for name, (summary, samples) in zip(names, pairs, strict=True)
+    ]
     return Report(
         environment=result.run.environment,
         workload=result.run.workload,
         ceiling=ceiling,
         baseline=baseline,
-        summaries=tuple(summary for summary, _ in pairs),
-        winners=tuple(_winners(pairs)),
+        summaries=tuple(summary for summary, _ in rows),
+        winners=tuple(find_winners(rows, baseline)),
         failures=result.failures,
+        record=printable(str(result.path)),
+        target=result.run.plan.get("target"),
+        stopped=_stopped(result),
     )
+
+
+def _stopped(result: ResultFile) -> str | None:
+    """`stopped after 2 of 20 repetitions (interrupted)`; None for a run that is complete."""
+    if result.incomplete is None:
+        return None
+    counts = Counter(sample.repetition for sample in result.samples)
+    done = sum(count == max(counts.values()) for count in counts.values())
+    planned = result.run.plan.get("repeat")
+    fixed = isinstance(planned, int) and result.run.plan.get("precision") is None
+    times = f"{done} of {planned} repetitions" if fixed else f"{done} repetitions"
+    if result.end is None:
+        return f"stopped after {times} (killed, or still running)"
+    return f"stopped after {times} ({result.end.status})"
 
 
 def _rank(one: Summary) -> tuple[bool, str, bool, float]:
     """Saves first, then restores of all; what failed comes last, whatever its rate was."""
     kind = one.operation == "restore", one.axes.restore_as or ""
     return *kind, one.verdict == VerdictStatus.FAILED, -one.median_bytes_per_s
-
-
-def _winners(pairs: Sequence[tuple[Summary, Sequence[Sample]]]) -> Iterator[Winner]:
-    kinds = dict.fromkeys((summary.operation, summary.axes.restore_as) for summary, _ in pairs)
-    for operation, restore_as in sorted(kinds, key=lambda kind: (kind[0] != "save", kind[1] or "")):
-        ranked = [
-            (position, samples)
-            for position, (summary, samples) in enumerate(pairs)
-            if (summary.operation, summary.axes.restore_as) == (operation, restore_as)
-            and summary.verdict in _RANKED
-        ]
-        if not ranked:
-            continue
-        measured = noise_floor(sample for _, samples in ranked for sample in samples)
-        floor = max(measured or 0.0, LEAST_FLOOR)
-        best = fastest([samples for _, samples in ranked], floor)
-        if len(ranked) > 1 or measured is not None:
-            yield Winner(
-                operation=operation,
-                restore_as=restore_as,
-                fastest=ranked[best.first][0],
-                equals=tuple(ranked[position][0] for position in best.equals),
-                floor=floor,
-                measured=measured is not None,
-            )
 
 
 def group(result: ResultFile) -> dict[Figure, list[Sample]]:
@@ -219,7 +172,7 @@ def _summary(
     middle, interval = stats.median(rates), stats.median_interval(rates)
     limit = ceiling.of(first.operation)
     verdict, ratio = verdict_of(samples, context, failure), None
-    if verdict.status in _RANKED and against and verdict_of(against, context).status in _RANKED:
+    if verdict.status in RANKED and against and verdict_of(against, context).status in RANKED:
         ratio = paired_ratio(samples, against)
     return Summary(
         setting=first.setting,
@@ -289,7 +242,7 @@ def _reasons(verdict: Verdict, samples: Sequence[Sample], rates: Sequence[float]
     steady = stats.steady_state(list(rates_by_repetition(samples).values()))
     if steady is not None and not steady.steady:
         measured = (f"range {100 * steady.range:.0f} %", f"drift {100 * steady.slope:.0f} %")
-        reasons.append(Reason(text="not at a steady state in the last 5", measured=measured))
+        reasons.append(Reason(text=NOT_STEADY, measured=measured))
     return reasons + [_outlier(samples, position, rates) for position in stats.outliers(rates)]
 
 

@@ -1,77 +1,74 @@
-"""The report as a terminal table, plain and uncut when it is not a terminal that it goes to."""
+"""The report on a terminal: the answer first, then the table, then what must not be missed.
+
+Text for a pipe is plain and uncut.
+"""
 
 from __future__ import annotations
 
 from typing import TextIO
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from iobench.bench.judging.verdict import VerdictStatus
+from iobench.report.answer import answer
+from iobench.report.grid import console_for, kept_columns, print_grid, print_wrapped, write_captured
 from iobench.report.summary import Report
 from iobench.report.wording import (
-    COLUMNS,
-    cells,
-    columns,
     environment_line,
     footnotes,
+    grid,
     heading,
-    labels_of,
     phases,
+    urgent_notes,
 )
 
-_STYLES = {
-    VerdictStatus.VALID: "green",
-    VerdictStatus.SCALED: "yellow",
-    VerdictStatus.INVALID: "bold red",
-    VerdictStatus.FAILED: "bold red",
-}
-_NO_TERMINAL_WIDTH = 1000  # wide enough to break no line: what reads it breaks lines by itself
-_PHASES = next(i for i, (name, _) in enumerate(COLUMNS) if name.startswith("phases"))
-_WIDTH_FOR_PHASES = 130
+__all__ = ["write"]
 
 
-def write(report: Report, stream: TextIO) -> None:
-    """Write heading, table and notes to `stream`; phases stand below it in a narrow terminal."""
-    width = None if stream.isatty() else _NO_TERMINAL_WIDTH
-    console = Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
-    narrow = console.width < _WIDTH_FOR_PHASES
+def write(report: Report, stream: TextIO, *, details: bool = False) -> None:
+    """Write answer, heading, table and notes to `stream`.
+
+    `details` adds the machine, the phases and all notes. Phases are lines below the table where the
+    terminal is narrow.
+    """
+    console = console_for(stream)
+    figures = grid(report, details=details)
+    apart = len(kept_columns(figures, console.width)) < len(figures.columns)
     with console.capture() as captured:
-        console.print(heading(report), style="bold", soft_wrap=True)
-        console.print(environment_line(report), soft_wrap=True)
+        _print_answer(report, console)
+        print_wrapped(console, heading(report), style="bold")
+        if details:
+            print_wrapped(console, environment_line(report))
         console.print()
-        console.print(_table(report, narrow) if report.summaries else "nothing was measured")
+        if report.summaries:
+            print_grid(console, grid(report) if apart else figures)
+        else:
+            console.print("nothing was measured")
         console.print()
-        if narrow:
-            _phase_lines(report, console)
-        for note in footnotes(report):
-            console.print(note, soft_wrap=width is not None)
-    stream.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+        if details and apart:
+            _print_phases(report, console)
+        urgent, notes = urgent_notes(report), footnotes(report)
+        for note in notes if details else urgent:
+            print_wrapped(console, note, indent="  ")
+        hidden = [note for note in notes if note not in urgent]
+        if hidden and not details:
+            count = "1 note" if len(hidden) == 1 else f"{len(hidden)} notes"
+            print_wrapped(console, f"--details adds machine, phases and {count}", style="dim")
+    write_captured(captured.get(), stream)
 
 
-def _table(report: Report, narrow: bool) -> Table:
-    table = Table(
-        box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold"
-    )
-    shown = [i for i in columns(report) if not (narrow and i == _PHASES)]
-    for i in shown:
-        name, figure = COLUMNS[i]
-        header = name if narrow else name.replace("\n", " ")
-        table.add_column(
-            header,
-            justify="right" if figure else "left",
-            no_wrap=figure or name == "operation",
-            overflow="fold",
-        )
-    for label, summary in zip(labels_of(report), report.summaries, strict=True):
-        row = [Text(cell) for cell in cells(label, summary)]
-        row[-1].stylize(_STYLES[VerdictStatus(summary.verdict)])
-        table.add_row(*(row[i] for i in shown))
-    return table
+def _print_answer(report: Report, console: Console) -> None:
+    lines = answer(report)
+    width = max((len(one.subject) for one in lines), default=0) + 2
+    for one in lines:
+        for number, text in enumerate(one.texts):
+            first = f"{one.subject}:" if number == 0 else ""
+            line = f"{first:<{width}}{text}"
+            print_wrapped(console, line, indent=" " * width, label=first, whole=one.commands)
+    if lines:
+        console.print()
 
 
-def _phase_lines(report: Report, console: Console) -> None:
-    for label, summary in zip(labels_of(report), report.summaries, strict=True):
-        console.print(f"{label} {summary.operation}: {phases(summary)} s")
+def _print_phases(report: Report, console: Console) -> None:
+    for one in report.summaries:
+        line = f"{one.label} {one.operation}: {phases(one)} s"
+        print_wrapped(console, line, indent="  ")

@@ -1,9 +1,9 @@
-"""What checkpoints cost training, arm by arm, from the record of `iobench train`."""
+"""The cost of checkpoints to training, arm by arm, from the record of `iobench train`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
@@ -15,6 +15,7 @@ from iobench.bench.judging.stats import (
     paired_log_ratio,
 )
 from iobench.claims.answer import few_pairs
+from iobench.report.durations import DurationForm, duration_form
 from iobench.report.grid import Grid, write_grids_as_markdown, write_grids_as_table
 from iobench.results import ResultFile, TrainBlock, to_plain
 from iobench.results.labels import labels
@@ -47,17 +48,22 @@ _COLUMNS = (
     ("same\nlosses", False),
     ("same after\nresume", False),
 )
+_DROPPED_FIRST = (
+    *("snapshot\nGiB/s", "peak\ndirty", "peak\nmemory", "committed", "step while\npersisting"),
+    *("same after\nresume", "same\nlosses", "persist"),
+)
+_DURATIONS = ("step_s", "persisting_step_s", "stall_s", "persist_s")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCost:
-    """One arm beside the blocks without checkpoints. Medians over all blocks; times in seconds.
+    """One arm compared with the blocks without checkpoints: medians over all blocks, in seconds.
 
-    `step_s` is that of steps with nothing in the background, `persisting_step_s` of those beside a
-    checkpoint on its way; None where no step was of that kind. `slowdown` is the latter over the
-    median step without checkpoints, less 1. `overhead` is the wall clock of a block over that of
-    the one without checkpoints in the same repetition, less 1, over so many `pairs`;
-    `overhead_interval` holds what they reach, 95 % at most.
+    `step_s` is that of steps with nothing in the background, `persisting_step_s` of those during
+    which a checkpoint is persisted; None where no step was of that kind. `slowdown` is the latter
+    over the median step without checkpoints, less 1. `overhead` is the wall clock of a block over
+    that of the one without checkpoints in the same repetition, less 1, over so many `pairs`;
+    `overhead_interval` holds the confidence that they reach, 95 % at most.
     `snapshot_bytes_per_s` is a checkpoint's size over its stall, for modes whose stall is a copy.
     """
 
@@ -85,7 +91,7 @@ class TrainingCost:
 
 
 def training_costs(result: ResultFile) -> list[TrainingCost]:
-    """A row per arm, in the order of the first repetition. Arms that were cut off count as far."""
+    """A row per arm, in the order of the first repetition. Arms that were cut off have theirs."""
     arms: dict[str, list[TrainBlock]] = {}
     for block in result.training:
         arms.setdefault(json.dumps(_arm(block), sort_keys=True), []).append(block)
@@ -179,19 +185,31 @@ def _heading(result: ResultFile) -> str:
 
 
 def _grid(result: ResultFile) -> Grid:
-    return Grid(columns=_COLUMNS, rows=[list(_row(cost)) for cost in training_costs(result)])
+    costs = training_costs(result)
+    forms = {
+        name: duration_form(getattr(cost, name) or 0.0 for cost in costs) for name in _DURATIONS
+    }
+    return Grid(
+        columns=_COLUMNS,
+        rows=[list(_row(cost, forms)) for cost in costs],
+        drop=tuple(i for name in _DROPPED_FIRST for i, c in enumerate(_COLUMNS) if c[0] == name),
+    )
 
 
-def _row(cost: TrainingCost) -> Iterator[str]:
+def _row(cost: TrainingCost, forms: Mapping[str, DurationForm]) -> Iterator[str]:
     none = cost.mode == "none"
+    times = {
+        name: _MISSING if (value := getattr(cost, name)) is None else form(value)
+        for name, form in forms.items()
+    }
     yield cost.label
-    yield _seconds(cost.step_s)
-    busy = cost.persisting_step_s
-    yield _MISSING if busy is None else f"{format_seconds(busy)} ({_percent(cost.slowdown)})"
-    yield _seconds(cost.stall_s)
+    yield times["step_s"]
+    busy = times["persisting_step_s"]
+    yield busy if busy == _MISSING else f"{busy} ({_percent(cost.slowdown)})"
+    yield times["stall_s"]
     rate = cost.snapshot_bytes_per_s
     yield _MISSING if rate is None else f"{rate / GIB:.2f}"
-    yield _seconds(cost.persist_s)
+    yield times["persist_s"]
     yield _percent(cost.overhead)
     held = cost.overhead_interval
     if 0 < cost.pairs < LEAST_SAMPLES:
@@ -213,7 +231,7 @@ def _notes(result: ResultFile) -> Iterator[str]:
         what = "a step takes" if plan.get("simulates_whole_step") else "forward and backward take"
         yield (
             f"{what} {format_seconds(plan['simulated_s'])}, the workload's "
-            f"published step time{scaled}; the CPU rests meanwhile"
+            f"published step time{scaled}; the CPU is idle during them"
         )
     if probe := plan.get("probe"):
         yield (
@@ -225,12 +243,8 @@ def _notes(result: ResultFile) -> Iterator[str]:
     blocks = [cost.blocks for cost in training_costs(result)]
     yield (
         f"{min(blocks, default=0)} blocks of each; overhead: wall clock until the last checkpoint "
-        "is durable, beside the block without checkpoints of the same repetition"
+        "is durable, compared with the block without checkpoints of the same repetition"
     )
-
-
-def _seconds(value: float | None) -> str:
-    return _MISSING if value is None else format_seconds(value)
 
 
 def _percent(value: float | None) -> str:

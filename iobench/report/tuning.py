@@ -1,4 +1,4 @@
-"""What `iobench autotune` found as a terminal table or JSON (`iobench.tuning/1`)."""
+"""The result of `iobench autotune` as a terminal table or JSON (`iobench.tuning/1`)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ __all__ = ["SCHEMA", "write_json", "write_table"]
 SCHEMA = "iobench.tuning/1"
 
 _NOTHING = "-"
+_DROPPED_FIRST = (6, 7, 8, 5, 3)  # CPU, memory, samples, both intervals
 
 
 def write_table(outcome: Outcome, tuning: Tuning, header: TuningRecord, stream: TextIO) -> None:
-    """Write heading, the confirmed settings, how sure it is, and what became of the others."""
+    """Write heading, the confirmed settings, how sure the choice is, and the fate of the others."""
     goal = outcome.objective.goal
     columns = (
         ("setting", False),
@@ -44,7 +45,9 @@ def write_table(outcome: Outcome, tuning: Tuning, header: TuningRecord, stream: 
         f"confirmed with {format_size(size)} of {format_size(tuning.full_bytes)}",
         f"{machine_words(header)}, {storage_words(header)}",
     )
-    write_grids_as_table(heading, [Grid(columns=columns, rows=rows)], notes(outcome), stream)
+    write_grids_as_table(
+        heading, [Grid(columns=columns, rows=rows, drop=_DROPPED_FIRST)], notes(outcome), stream
+    )
 
 
 def write_json(outcome: Outcome, tuning: Tuning, header: TuningRecord, stream: TextIO) -> None:
@@ -86,7 +89,7 @@ def write_json(outcome: Outcome, tuning: Tuning, header: TuningRecord, stream: T
 
 
 def notes(outcome: Outcome) -> Iterator[str]:
-    """How sure it is, and what became of those that are not in the table."""
+    """How sure the choice is, and the fate of settings that are not in the table."""
     yield from outcome.reasons()
     chosen, *_ = outcome.standings()
     if chosen.paths:

@@ -1,50 +1,62 @@
-"""The words and figures that people read, shared by the terminal table and Markdown."""
+"""The words and figures that people read; the terminal table and Markdown share them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from iobench.bench.judging.verdict import VerdictStatus
+from iobench.report.ceiling import NO_JOB
+from iobench.report.grid import Grid
 from iobench.report.summary import Report, Summary
-from iobench.results.labels import common_axes, labels
+from iobench.report.winners import RANKED
+from iobench.results.labels import common_axes
 from iobench.units import GIB, format_rate, format_size
 
 __all__ = [
-    "COLUMNS",
     "cells",
     "columns",
     "environment_line",
     "footnotes",
+    "grid",
     "heading",
     "labels_of",
     "phases",
+    "urgent_notes",
 ]
 
 # Header and whether its cells are figures; a line break is where a narrow header may be broken.
-COLUMNS = (
-    ("writer", False),
-    ("operation", False),
-    ("bytes", True),
-    ("GiB/s\n(GB/s)", True),
-    ("95 %\ninterval", True),
-    ("of\nceiling", True),
-    ("times\nbaseline", True),
-    ("first\ndone (s)", True),
-    ("last\ndone (s)", True),
-    ("CPU\ns/GiB", True),
-    ("phases (s)", False),
-    ("verdict", False),
-)
+_COLUMNS = {
+    "writer": ("writer", False),
+    "operation": ("operation", False),
+    "bytes": ("bytes", True),
+    "rate": ("GiB/s\n(GB/s)", True),
+    "interval": ("95 %\ninterval", True),
+    "ceiling": ("of\nfio", True),
+    "ratio": ("times\nbaseline", True),
+    "first": ("first\ndone (s)", True),
+    "last": ("last\ndone (s)", True),
+    "cpu": ("CPU\ns/GiB", True),
+    "phases": ("phases (s)", False),
+    "verdict": ("verdict", False),
+}
+_DROPPED_FIRST = ("phases", "bytes", "cpu", "first", "last", "ceiling", "interval", "ratio")
 
+_STYLES = {
+    VerdictStatus.VALID: "green",
+    VerdictStatus.SCALED: "yellow",
+    VerdictStatus.INVALID: "bold red",
+    VerdictStatus.FAILED: "bold red",
+}
 _MISSING = "-"
 _FEW_SAMPLES = 6
 _MOST_NAMES = 12  # in a line below the table
 
 
 def heading(report: Report) -> str:
-    """What was replayed: `llama7b, rank 0: 4.00 GiB of 25.10 GiB in 6 files`.
+    """The workload: `llama7b, rank 0: 4.00 GiB of 25.10 GiB in 6 files`.
 
-    The axes follow in which all rows are alike, and which no row can name: `numjobs=4`.
+    Axes that all rows share follow, because labels leave them out: `numjobs=4`.
     """
     workload = report.workload
     of = f" of {format_size(workload.full_bytes)}" if workload.scaled else ""
@@ -53,41 +65,67 @@ def heading(report: Report) -> str:
     return ", ".join([what, *common_axes(one.setting for one in report.summaries)])
 
 
-def cells(label: str, summary: Summary) -> list[str]:
-    """One row, in the order of COLUMNS."""
+def grid(report: Report, *, details: bool = False) -> Grid:
+    """The table of figures, with the columns that say something; `details` adds the phases.
+
+    The last column is styled by the verdict.
+    """
+    shown = columns(report, details=details)
+    headers = {**_COLUMNS, "interval": (f"{_confidence(report):.0f} %\ninterval", True)}
+    rows = [cells(one) for one in report.summaries]
+    return Grid(
+        columns=tuple(headers[name] for name in shown),
+        rows=[[row[name] for name in shown] for row in rows],
+        drop=tuple(shown.index(name) for name in _DROPPED_FIRST if name in shown),
+        styles=tuple(_STYLES[VerdictStatus(one.verdict)] for one in report.summaries)
+        if "verdict" in shown
+        else (),
+    )
+
+
+def cells(summary: Summary) -> dict[str, str]:
+    """One row, by the name of the column."""
     middle, interval = summary.median_bytes_per_s, summary.ci95_bytes_per_s
-    return [
-        label,
-        summary.operation,
-        format_size(summary.bytes),
-        f"{middle / GIB:.2f} ({middle / 1e9:.2f})",
-        f"{interval[0] / GIB:.2f}-{interval[1] / GIB:.2f}" if interval else _MISSING,
-        f"{100 * summary.of_ceiling:.1f} %" if summary.of_ceiling is not None else _MISSING,
-        _times(summary),
-        f"{summary.first_done_s:.2f}",
-        f"{summary.last_done_s:.2f}",
-        f"{summary.cpu_s_per_gib:.2f}",
-        phases(summary),
-        summary.verdict,
-    ]
+    return {
+        "writer": summary.label,
+        "operation": summary.operation,
+        "bytes": format_size(summary.bytes),
+        "rate": f"{middle / GIB:.2f} ({middle / 1e9:.2f})",
+        "interval": f"{interval[0] / GIB:.2f}-{interval[1] / GIB:.2f}" if interval else _MISSING,
+        "ceiling": _MISSING if summary.of_ceiling is None else f"{100 * summary.of_ceiling:.0f} %",
+        "ratio": _times(summary),
+        "first": f"{summary.first_done_s:.2f}",
+        "last": f"{summary.last_done_s:.2f}",
+        "cpu": f"{summary.cpu_s_per_gib:.2f}",
+        "phases": phases(summary),
+        "verdict": summary.verdict,
+    }
 
 
 def labels_of(report: Report) -> list[str]:
     """What to call each row."""
-    return labels(one.setting for one in report.summaries)
+    return [one.label for one in report.summaries]
 
 
-def columns(report: Report) -> list[int]:
-    """Which of COLUMNS the report fills.
+def columns(report: Report, *, details: bool = False) -> list[str]:
+    """Names of the columns that the report fills, in order.
 
-    Ratios only where there is a baseline, first and last done only where processes differ in it.
+    Bytes only where rows differ, ratios only with a baseline, first and last done only where
+    processes differ, the verdict only where rows differ or one is not valid.
     """
-    empty = []
-    if all(one.ratio is None for one in report.summaries):
-        empty.append("times")
-    if all(one.axes.numjobs == 1 for one in report.summaries):
-        empty += ["first", "last"]
-    return [i for i, (name, _) in enumerate(COLUMNS) if name.split()[0] not in empty]
+    rows = report.summaries
+    verdicts = {one.verdict for one in rows}
+    absent = {
+        "bytes": len({format_size(one.bytes) for one in rows}) == 1,
+        "interval": all(one.ci95_bytes_per_s is None for one in rows),
+        "ceiling": all(one.of_ceiling is None for one in rows),
+        "ratio": all(one.ratio is None for one in rows),
+        "first": all(one.axes.numjobs == 1 for one in rows),
+        "last": all(one.axes.numjobs == 1 for one in rows),
+        "phases": not details,
+        "verdict": len(verdicts) == 1 and verdicts <= set(RANKED),
+    }
+    return [name for name in _COLUMNS if not absent.get(name, False)]
 
 
 def phases(summary: Summary) -> str:
@@ -96,7 +134,7 @@ def phases(summary: Summary) -> str:
 
 
 def footnotes(report: Report) -> list[str]:
-    """Below the table: failures, decisions, baseline, ceiling, intervals, reasons."""
+    """Below the table with details: failures, winners, baseline, ceiling, intervals, reasons."""
     lines = (
         *(_failure_lines, _winner_lines, _decision_lines, _baseline_line, _ceiling_lines),
         *(_interval_line, _reason_lines),
@@ -104,8 +142,17 @@ def footnotes(report: Report) -> list[str]:
     return [line for part in lines for line in part(report)]
 
 
+def urgent_notes(report: Report) -> list[str]:
+    """Of the footnotes those that no reader may miss: failures, also of fio, and invalid rows."""
+    bad = {
+        reason for one in report.summaries if one.verdict not in RANKED for reason in one.reasons
+    }
+    fio = _ceiling_lines(report)[-1:] if report.ceiling.reason not in (None, NO_JOB) else []
+    return [*_failure_lines(report), *fio, *_reason_lines(report, bad)]
+
+
 def environment_line(report: Report) -> str:
-    """Host, kernel, CPU, memory, GPUs and storage in one line; what is not known is left out."""
+    """Host, kernel, CPU, memory, GPUs and storage in one line; unknown facts are left out."""
     machine, storage = report.environment.machine, report.environment.storage
     cpu, memory = _part(machine, "cpu"), _part(machine, "memory")
     device = _part(storage, "device")
@@ -130,23 +177,22 @@ def _decision_lines(report: Report) -> list[str]:
     return [
         f"{label} {one.operation} chose "
         + ", ".join(f"{decision} ({count})" for decision, count in one.decisions.items())
-        for label, one in zip(labels_of(report), report.summaries, strict=True)
+        for label, one in ((one.label, one) for one in report.summaries)
         if one.decisions
     ]
 
 
 def _winner_lines(report: Report) -> list[str]:
-    """Who won, if a difference is shown; the noise floor where an A/A measured it."""
-    names = labels_of(report)
+    """Which contender won, if a difference is shown; the noise floor where an A/A measured it."""
     lines = []
     for one in report.winners:
         kind = one.operation, one.restore_as
         what = " ".join(part for part in kind if part)
         if one.equals:
-            who = _some([names[position] for position in (one.fastest, *one.equals)])
-            lines.append(f"fastest {what}: no difference shown between {who}")
+            names = _some([one.fastest, *one.equals])
+            lines.append(f"fastest {what}: no difference shown between {names}")
         elif sum((each.operation, each.axes.restore_as) == kind for each in report.summaries) > 1:
-            lines.append(f"fastest {what}: {names[one.fastest]}")
+            lines.append(f"fastest {what}: {one.fastest}")
         if one.measured:
             lines.append(f"noise floor of {what}: {100 * one.floor:.1f} % by A/A")
     return lines
@@ -201,19 +247,26 @@ def _interval_line(report: Report) -> list[str]:
     fewest = min(counts, default=_FEW_SAMPLES)
     if fewest >= _FEW_SAMPLES:
         return []
-    sure = 100 * (1 - 2.0 ** (1 - fewest))
-    return [f"interval: {fewest} samples can bound a median with {sure:.0f} % confidence at most"]
+    sure = f"{_confidence(report):.0f} %"
+    return [f"interval: {fewest} samples can bound a median with {sure} confidence at most"]
 
 
-def _reason_lines(report: Report) -> list[str]:
-    """Each reason once, with the rows that have it unless all do."""
+def _confidence(report: Report) -> float:
+    """What the intervals reach, in percent: n samples bound a median with 1 - 2^(1-n) at most."""
+    fewest = min((one.samples for one in report.summaries if one.samples > 1), default=_FEW_SAMPLES)
+    return min(95.0, 100 * (1 - 2.0 ** (1 - fewest)))
+
+
+def _reason_lines(report: Report, only: Collection[str] | None = None) -> list[str]:
+    """Each reason once, or each of `only`, with the rows that have it unless all rows do."""
     rows: dict[str, list[str]] = {}
-    for label, one in zip(labels_of(report), report.summaries, strict=True):
+    for one in report.summaries:
         for reason in one.reasons:
-            rows.setdefault(reason, []).append(f"{label} {one.operation}")
+            rows.setdefault(reason, []).append(f"{one.label} {one.operation}")
     return [
         reason if len(who) == len(report.summaries) else f"{reason} [{_some(who)}]"
         for reason, who in rows.items()
+        if only is None or reason in only
     ]
 
 

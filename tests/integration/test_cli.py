@@ -94,8 +94,8 @@ def refused(
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_of_every_verb(iobench: Command, verb: str) -> None:
-    """`--help` is on stdout, names its verb, and ends well."""
-    done = iobench(*verb.split(), "--help")
+    """`-h` is on stdout, names its verb, and ends well."""
+    done = iobench(*verb.split(), "-h")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"iobench {verb}" in done.stdout
 
@@ -278,11 +278,16 @@ def test_a_run_in_a_terminal(tiny_path: Path, target: Path, tmp_path: Path) -> N
         [
             *("run", "-w", tiny_path, "--target", target, "--no-ceiling", "--repeat", "1"),
             *("--writer", "buffered", "--size", "full", "-o", tmp_path / "run.jsonl"),
+            "--details",
         ],
         tmp_path,
     )
     assert "1 buffered save: " not in text
-    assert 0 < text.index("\x1b[?25l") < text.index("\x1b[?25h") < text.index("tiny, rank 0: ")
+    assert text.startswith("reading the workload and trying the writers ...\r\x1b[K")
+    order = ["\x1b[?25l", " left ", "1/1 buffered restore", "\x1b[?25h", "Save:", "tiny, rank 0: "]
+    assert [part for part in order if part not in text] == [], text
+    positions = [text.index(part) for part in order]
+    assert positions == sorted(positions)
     assert "buffered save: open " in text
     assert read(tmp_path / "run.jsonl").incomplete is None
 
@@ -317,6 +322,12 @@ def test_a_run_in_a_terminal(tiny_path: Path, target: Path, tmp_path: Path) -> N
         (("--format", "xml"), ("--format", "'table', 'json', 'csv', 'md'")),
         (("--reapet", "3"), ("No such option: --reapet", "--repeat")),
         (("--target", "missing"), ("missing", "no such directory")),
+        (("--precision", "3%"), ("--precision: only --repeat auto", "leave out")),
+        (("--dry-run", "--details"), ("--details: --dry-run prints no report",)),
+        (("--details", "--format", "csv"), ("--details: --format csv has all details",)),
+        (("--writer", "buffered", "--baseline", "buffered"), ("--baseline: there is nothing",)),
+        (("--writer", "buffered", "--serializer", "raw", "--no-crc"), ("--crc: no file",)),
+        (("llama7b",), ("two workloads are given", "give one")),
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, tuple) else None,
 )
@@ -342,7 +353,6 @@ def test_an_unknown_verb(iobench: Command, verb: str) -> None:
 
 def test_arguments_that_are_missing(iobench: Command) -> None:
     """What must be given is named."""
-    check(iobench("run"), 2, "Missing option '--workload'")
     check(iobench("show"), 2, "Missing argument")
     check(iobench("workloads", "show"), 2, "Missing argument")
 
@@ -412,10 +422,46 @@ def test_an_output_that_cannot_be_made_is_told_first(
         (target, "exists and is not overwritten"),
         (Path("/dev/full"), "/dev/full exists and is not overwritten"),
         (mine / "run.jsonl", "mine.jsonl is not a directory"),
+        (tmp_path / "typo" / "run.jsonl", "there is no directory"),
     ):
         check(iobench_inside(*verb, *arguments, "-o", output), 1, words)
     assert mine.read_text() == "mine"
+    assert not (tmp_path / "typo").exists()
     assert os.listdir(target) == []
+
+
+def test_a_run_without_arguments(
+    iobench_inside: Command, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The workload llama7b, by the default writers, here; a directory without results/ too."""
+    monkeypatch.chdir(target)
+    done = iobench_inside("run", "--dry-run", "--size", "700MiB", "--no-ceiling")
+    assert done.returncode == 0
+    assert "workload  llama7b, rank 0" in done.stderr
+    assert "writers   buffered, uncached, odirect" in done.stderr
+    assert "size      700.00 MiB was asked for; the nearest sizes are 581.32 MiB and" in done.stderr
+    assert f"target    {target.resolve()}" in done.stderr
+
+
+def test_a_quiet_run(
+    iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path
+) -> None:
+    """The workload by position; on stderr only where the record is."""
+    record = tmp_path / "run.jsonl"
+    done = iobench_inside(
+        *("run", tiny_path, "-q", "--target", target, "--no-ceiling", "--repeat", "1"),
+        *("--writer", "buffered", "--size", "full", "-o", record),
+    )
+    assert (done.returncode, done.stderr) == (0, f"record: {record}\n")
+    assert done.stdout.startswith("Save:    buffered at ")
+
+
+def test_doctor_strict(iobench_inside: Command, target: Path) -> None:
+    """Exit code 1 for any warning or failure, which the document has too."""
+    done = iobench_inside("doctor", "--target", target, "--strict", "--format", "json")
+    levels = {item["level"] for item in json.loads(done.stdout)["advice"]}
+    assert done.returncode == (1 if levels & {"warn", "fail"} else 0)
+    assert iobench_inside("doctor", "--target", target).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -563,10 +609,12 @@ def test_a_disk_that_fills_up_in_mid_run(
         _fill(place / "other", process)
         stdout, stderr = process.communicate(timeout=60)
     lines = [line for line in stderr.splitlines() if not _PLAN.match(line)]
-    assert (process.returncode, stdout) == (1, ""), stderr
-    assert len(lines) == 1, stderr
-    assert lines[0].startswith("iobench: ")
-    assert "No space left on device" in lines[0]
+    assert process.returncode == 1, stderr
+    assert re.match(r"Stopped: after \d+ of 1000 repetitions \(failed\)\nSave: .*FAILED\n", stdout)
+    assert lines[0] == f"record: {record}"
+    assert len(lines) == 2, stderr
+    assert lines[1].startswith("iobench: ")
+    assert "No space left on device" in lines[1]
     assert not [path for path in place.iterdir() if path.name.startswith(PREFIX)]
     end = read(record).end
     assert end is not None

@@ -119,11 +119,16 @@ def start(target: Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
 
 def check_interrupted(process: Run, target: Path, record: Path) -> None:
-    """Exit 130, one line, an empty target, no process left, and a record that says so."""
+    """Exit 130, what was measured, an empty target, no process left, and a record that says so."""
     stdout, stderr = process.communicate(timeout=_PATIENCE_S)
-    assert (process.returncode, stdout) == (130, ""), stderr
+    assert process.returncode == 130, stderr
+    measured = bool(read(record).samples)
+    stopped = r"Stopped: after \d+ of 1000 repetitions \(interrupted\)\n"
+    assert bool(re.match(stopped, stdout)) == measured
+    assert bool(stdout) == measured
     lines = [line for line in stderr.splitlines() if not _PLAN.match(line)]
-    assert lines == ["iobench: interrupted; temporary files are removed"]
+    assert lines[-1] == "iobench: interrupted; temporary files are removed"
+    assert lines[:-1] == ([f"record: {record}"] if measured else [])
     assert os.listdir(target) == []
     assert processes_in(target) == []
     end = read(record).end

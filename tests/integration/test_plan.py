@@ -44,7 +44,8 @@ def test_plan_with_the_reference_record(iobench: Command) -> None:
     assert rows["odirect"]["ettr"] > rows["buffered"]["ettr"]
     assert rows["odirect"]["saved_per_month"]["gpu_hours"] > 0
     assert any("scaled to 75.31 GiB by the measured rate" in note for note in found["notes"])
-    table = iobench("plan", "--results", RECORD, *options).stdout
+    table = iobench("plan", "--results", RECORD, *options, "--formulas").stdout
+    assert table.startswith("Save every 13 min 55 s (216 steps of 3.87 s): 17.3 % of the time is ")
     low, high = rows["odirect"]["ettr_ci95"]
     assert f"{rows['odirect']['ettr']:.4f}  {low:.4f}-{high:.4f}" in table
     assert "scaled to 75.31 GiB by the measured rate" in table
@@ -73,8 +74,8 @@ def test_plan_by_hand(iobench: Command) -> None:
     assert modes["async"]["ettr"] > modes["sync"]["ettr"]
     assert modes["async"]["ettr_ci95"] is None
     assert iobench("plan", *HAND, *behind, "--format", "json").stdout == done.stdout
-    markdown = iobench("plan", *HAND, *behind, "--format", "md").stdout
-    assert "| given | async | 2 s + 20 s |" in markdown
+    markdown = iobench("plan", *HAND, *behind, "--formulas", "--format", "md").stdout
+    assert "| given | async | 2.00 s + 20.00 s |" in markdown
     assert "| given | async | CheckFreq | 61.9 s | 16 |" in markdown
 
 
@@ -107,7 +108,7 @@ def test_invalid_samples_are_left_out_unless_told(iobench: Command, tmp_path: Pa
         (2, "without thousands separators", (*HAND[:4], "--nodes", "2,048")),
         (2, "from 1 up", (*HAND[:4], "--nodes", "0")),
         (2, "is not a time", (*HAND, "--restart", "soon")),
-        (2, "budget must be above zero", (*HAND, "--budget", "0")),
+        (2, "budget must be above zero", (*HAND, "--budget", "0%")),
         (2, "failures-per-1000-node-days must be", (*HAND, "--failures-per-1000-node-days", "0")),
         (2, "--persist is of asynchronous saves", (*HAND, "--persist", "3s")),
         (2, "--size needs --results", (*HAND, "--size", "3GiB")),

@@ -22,6 +22,7 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 WRITERS = "buffered,uncached,odirect,null"
 SUMMARY_KEYS = {
     *(
+        "label",
         "writer",
         "options",
         *AXIS_NAMES,
@@ -97,7 +98,7 @@ def test_every_writer_beside_fio(run: Command, direct: None, tmp_path: Path) -> 
 
     assert set(document) == {
         *("schema", "environment", "workload", "ceiling"),
-        *("baseline", "summaries", "winners", "failures"),
+        *("baseline", "summaries", "winners", "failures", "record", "target", "stopped"),
     }
     assert document["schema"] == "iobench.report/1"
     assert set(document["environment"]) == {"machine", "storage"}
@@ -192,7 +193,8 @@ def test_fio_is_missing(run: Command, tmp_path: Path) -> None:
     """Without fio on PATH the run goes on, the ceiling not measured, the remedy on stderr."""
     empty = tmp_path / "empty"
     empty.mkdir()
-    done = run("--writer", "buffered", "--size", "full", "--repeat", "1", PATH=str(empty))
+    arguments = ("--writer", "buffered", "--size", "full", "--repeat", "1", "--details")
+    done = run(*arguments, PATH=str(empty))
     assert done.returncode == 0, done.stderr
     assert "ceiling: not measured" in done.stdout
     assert "fio is not installed: apt-get install fio" in done.stderr
@@ -219,7 +221,7 @@ def test_stdout_and_stderr(run: Command) -> None:
     done = run("--writer", "null", "--size", "full", "--no-ceiling")
     words = [line.split()[0] for line in done.stderr.splitlines()]
     assert words == ["workload", "files", "writers", "target", "run", "1", "2", "record:"]
-    assert done.stdout.startswith("tiny, rank 0: ")
+    assert done.stdout.startswith("Save: no valid figure: null is INVALID\n\ntiny, rank 0: ")
     assert "\x1b" not in done.stdout + done.stderr
 
 
@@ -322,9 +324,9 @@ def test_restored_bytes_that_differ(
         PYTHONPATH=str(package),
     )
     assert done.returncode == 4, done.stderr
-    assert done.stdout.count("FAILED") == 2
+    assert len(re.findall("FAILED$", done.stdout, re.MULTILINE)) == 4  # two answers and two rows
     assert "wrong bytes: tensors differ from what was saved" in done.stdout
-    assert done.stderr.splitlines()[-1].startswith("iobench: 8 tensors came back other")
+    assert done.stderr.splitlines()[-1].startswith("iobench: 8 tensors that were restored differ")
     assert os.listdir(target) == []
 
 

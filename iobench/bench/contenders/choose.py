@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from iobench import peers
 from iobench.bench.axes import Variant
@@ -20,15 +21,19 @@ _HARNESS = "null"  # no contender: it stores nothing
 
 
 def choose(text: str, target: Location) -> tuple[list[Contender], list[str]]:
-    """The contenders of `odirect,threads=4,peer:dcp`; of `all` those that work in `target`.
+    """The contenders of `odirect,threads=4,peer:dcp`; `all` adds those that work in `target`.
 
-    Also returns the lines that say which contenders of `all` are left out, and why. Raises
-    UsageError or a subclass for a wrong text, UnavailableError for a contender that cannot be
-    imported.
+    Also returns the lines that say which contenders `all` leaves out, and why. Raises UsageError or
+    a subclass for a wrong text, UnavailableError for a contender that cannot be imported.
     """
-    if text.strip() != _ALL:
+    parts = [part.strip() for part in text.split(",")]
+    if _ALL not in parts:
         return _on_equal_terms(_distinct(text)), []
-    chosen, left_out = [], []
+    if any(before == _ALL and "=" in part for before, part in pairwise(parts)):
+        raise UsageError(f"--writer {text!r}: all takes no options; name the writer")
+    named = ",".join(part for part in parts if part != _ALL)
+    chosen = _distinct(named) if named else []
+    left_out = []
     names = [*registry.names(), *(f"{peers.PREFIX}{name}" for name in peers.names())]
     for name in names:
         if name == _HARNESS:
@@ -42,7 +47,8 @@ def choose(text: str, target: Location) -> tuple[list[Contender], list[str]]:
         except IobenchError as error:
             left_out.append(str(error))
         else:
-            chosen.append(one)
+            if not _among(one, chosen):
+                chosen.append(one)
     return _on_equal_terms(chosen), left_out
 
 
@@ -72,9 +78,14 @@ def _on_equal_terms(chosen: list[Contender]) -> list[Contender]:
 def _distinct(text: str) -> list[Contender]:
     chosen = [_make(name, values) for name, values in registry.split_specs(text)]
     for index, one in enumerate(chosen):
-        if any(o.name == one.name and o.options == one.options for o in chosen[:index]):
+        if _among(one, chosen[:index]):
             raise UsageError(f"--writer {text!r}: {one.name} with the same options twice")
     return chosen
+
+
+def _among(one: Contender, others: Sequence[Contender]) -> bool:
+    """Whether one of `others` is the same at the same setting."""
+    return any((other.name, other.options) == (one.name, one.options) for other in others)
 
 
 def _make(name: str, values: dict[str, str]) -> Contender:

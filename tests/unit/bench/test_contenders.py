@@ -94,6 +94,10 @@ def test_all_that_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found, (why,) = choose("all", tmp_path)
     assert [one.name for one in found] == ["buffered", "peer:memory"]
     assert "No module named 'no_such_module'. Type: pip install iobench[no-such]." in why
+    more, _ = choose("all,buffered,buffered,threads=2", tmp_path)
+    assert [one.label for one in more] == ["buffered", "buffered,threads=2", "peer:memory"]
+    with pytest.raises(UsageError, match="all takes no options"):
+        choose("buffered,all,threads=2", tmp_path)
 
 
 def test_a_peer_that_is_not_installed() -> None:

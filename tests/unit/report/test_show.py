@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from iobench.cli.show import show
-from iobench.errors import ResultFileError
+from iobench.errors import ResultFileError, UsageError
 
 _KEPT = ("schema", "kind", "run_id", "operation", "status", "cold", "started_at", "finished_at")
 """What the reader checks, or takes for something else than text."""
@@ -27,8 +27,13 @@ def app() -> typer.Typer:
 def test_the_table_is_the_default(app: typer.Typer, example_path: Path) -> None:
     answer = CliRunner().invoke(app, [str(example_path)])
     assert answer.exit_code == 0
-    assert answer.stdout.startswith("llama7b, rank 0")
+    assert answer.stdout.startswith("Save:    3 samples cannot name a winner")
+    assert "gather 0.125" not in answer.stdout
     assert answer.stderr == ""
+    detailed = CliRunner().invoke(app, [str(example_path), "--details"]).stdout
+    assert "gather 0.125" in detailed
+    refused = CliRunner().invoke(app, [str(example_path), "--details", "--format", "json"])
+    assert isinstance(refused.exception, UsageError)
 
 
 def test_json_alone_is_on_stdout(app: typer.Typer, example_path: Path, tmp_path: Path) -> None:

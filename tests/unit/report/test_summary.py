@@ -59,7 +59,7 @@ def test_the_document_has_the_promised_keys(example: ResultFile) -> None:
     document = summarise(example).document()
     assert list(document) == [
         *("schema", "environment", "workload", "ceiling", "baseline", "summaries", "winners"),
-        "failures",
+        *("failures", "record", "target", "stopped"),
     ]
     assert document["schema"] == "iobench.report/1"
     assert set(document["workload"]) >= {"name", "rank", "bytes", "full_bytes", "files", "scaled"}
@@ -70,7 +70,7 @@ def test_the_document_has_the_promised_keys(example: ResultFile) -> None:
         "restore_job",
     }
     assert set(document["summaries"][0]) == {
-        *("writer", "options", *AXIS_NAMES),
+        *("label", "writer", "options", *AXIS_NAMES),
         "operation",
         "samples",
         "bytes",

@@ -9,6 +9,7 @@ import pytest
 
 from iobench.report.ceiling import Ceiling
 from iobench.report.summary import Summary
+from iobench.report.winners import Winner
 from iobench.results import CeilingSample, End, Failure, Fallback, PathCount, Run, Sample
 
 DOCS = Path(__file__).parents[3] / "docs" / "results.md"
@@ -58,7 +59,12 @@ def test_every_field_of_a_record_is_documented(kind: Any, heading: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "header"), [(Ceiling, "| field of `ceiling`"), (Summary, "| field of a summary")]
+    ("kind", "header"),
+    [
+        (Ceiling, "| field of `ceiling`"),
+        (Summary, "| field of a summary"),
+        (Winner, "| field of `winners`"),
+    ],
 )
 def test_every_field_of_the_report_is_documented(kind: Any, header: str) -> None:
     assert documented(header) == fields(kind)

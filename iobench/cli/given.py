@@ -1,0 +1,106 @@
+"""What a command line gives: its options, its workload, and the place of its result file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from iobench.errors import ResultFileError, UsageError
+
+__all__ = [
+    "DEFAULT_WORKLOAD",
+    "GroupedCommand",
+    "QuietOption",
+    "WorkloadArgument",
+    "WorkloadOption",
+    "check_effect",
+    "check_output",
+    "given",
+    "the_workload",
+]
+
+DEFAULT_WORKLOAD = "llama7b"
+
+WorkloadArgument = Annotated[
+    str | None,
+    typer.Argument(
+        help="A named workload (iobench workloads list) or YAML.",
+        show_default=DEFAULT_WORKLOAD,
+    ),
+]
+WorkloadOption = Annotated[
+    str | None,
+    typer.Option("--workload", "-w", help="The same as WORKLOAD.", show_default=DEFAULT_WORKLOAD),
+]
+QuietOption = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Print no plan and no progress; errors and warnings stay."),
+]
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose help has its options in sections, by their `rich_help_panel`, as text.
+
+    typer groups options only in the boxes that it draws with rich, which take longer to load than
+    everything else that `--help` needs.
+    """
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                is_argument = parameter.param_type_name == "argument"
+                panel = getattr(parameter, "rich_help_panel", None)
+                title = "Arguments" if is_argument else panel or "Options"
+                sections.setdefault(title, []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def given(ctx: typer.Context) -> Iterator[tuple[str, str]]:
+    """(parameter, option) of what the command line gives, without defaults."""
+    for option in ctx.command.params:
+        name = option.name or ""
+        if getattr(ctx.get_parameter_source(name), "name", None) == "COMMANDLINE":
+            yield name, option.opts[0]
+
+
+def check_effect(ctx: typer.Context, names: tuple[str, ...], why: str) -> None:
+    """Raise UsageError for each of `names` that is given: `why` says when it has an effect."""
+    found = [option for name, option in given(ctx) if name in names]
+    if found:
+        raise UsageError(f"{', '.join(found)}: {why}; leave out {', '.join(found)}")
+
+
+def the_workload(argument: str | None, option: str | None, default: str = DEFAULT_WORKLOAD) -> str:
+    """The workload that is given, by position or by option. Raises UsageError for two."""
+    if argument is not None and option is not None and argument != option:
+        raise UsageError(f"two workloads are given, {argument} and --workload {option}; give one")
+    if argument is not None:
+        return argument
+    return default if option is None else option
+
+
+def check_output(output: Path | None) -> None:
+    """Raise ResultFileError where the result file could not be made.
+
+    The directory of a given file must exist: a typo in it makes no directories.
+    """
+    from iobench.results import check_new, default_path
+
+    if output is None:
+        path = default_path("run")
+        try:
+            check_new(path)
+        except ResultFileError as error:
+            raise ResultFileError(f"{error}; give -o FILE") from None
+        return
+    check_new(output)
+    if not output.parent.is_dir():
+        raise ResultFileError(f"-o {output}: there is no directory {output.parent}; make it first")

@@ -1,0 +1,41 @@
+"""The sizes that a workload can be scaled to, near the one that was asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from iobench.units import format_size
+
+if TYPE_CHECKING:
+    from iobench.workloads import Workload
+
+__all__ = ["nearest_sizes_line"]
+
+_CLOSE = 0.9  # of the size that was asked for
+_EXACT = 0.03
+
+
+def nearest_sizes_line(full: Workload, rank: int, asked_bytes: int) -> str | None:
+    """The nearest sizes below and above `asked_bytes`; None where the one below is close."""
+    below = full.scaled(asked_bytes, rank).size_bytes(rank)
+    if below >= _CLOSE * asked_bytes or below == full.size_bytes(rank):
+        return None
+    above = format_size(_above(full, rank, asked_bytes))
+    return (
+        f"size      {format_size(asked_bytes)} was asked for; the nearest sizes are "
+        f"{format_size(below)} and {above}"
+    )
+
+
+def _above(full: Workload, rank: int, asked_bytes: int) -> int:
+    """The smallest size above `asked_bytes`, found by bisection: scaling only goes downwards."""
+    low, high, largest = asked_bytes, 2 * asked_bytes, full.size_bytes(rank)
+    while (found := full.scaled(high, rank).size_bytes(rank)) <= asked_bytes and found < largest:
+        low, high = high, 2 * high
+    while high - low > _EXACT * asked_bytes:
+        middle = (low + high) // 2
+        if full.scaled(middle, rank).size_bytes(rank) > asked_bytes:
+            high = middle
+        else:
+            low = middle
+    return full.scaled(high, rank).size_bytes(rank)

@@ -1,0 +1,145 @@
+"""The answer: which I/O path is the fastest, by how much, how sure that is, and what to do next.
+
+`answer` gives it in a few lines, which the terminal table prints first.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from iobench import workloads
+from iobench.bench.judging.comparison import LEAST_SAMPLES
+from iobench.report.summary import NOT_STEADY, Report, Summary
+from iobench.report.winners import RANKED, Winner
+from iobench.units import GIB, format_seconds, format_size
+
+__all__ = ["Line", "answer"]
+
+_MOST_NAMES = 3
+_NODES = 8  # in the example of `iobench plan`
+
+
+@dataclass(frozen=True)
+class Line:
+    """One subject, such as `Save`, and one or several lines about it.
+
+    `commands` says that the lines are for a shell: they must not be wrapped.
+    """
+
+    subject: str
+    texts: tuple[str, ...]
+    commands: bool = False
+
+
+def answer(report: Report) -> list[Line]:
+    """Stopped, Save, Restore, Next and Noise, as far as the report has something to say."""
+    lines = [Line("Stopped", (report.stopped.removeprefix("stopped "),))] if report.stopped else []
+    for kind in dict.fromkeys((one.operation, one.axes.restore_as) for one in report.summaries):
+        rows = [one for one in report.summaries if (one.operation, one.axes.restore_as) == kind]
+        subject = " ".join(part for part in (kind[0].capitalize(), kind[1]) if part)
+        lines.append(Line(subject, (*_operation(report, rows), *_not_counted(rows))))
+    lines.append(Line("Next", tuple(_next(report)), commands=True))
+    lines.append(Line("Noise", tuple(_noise(report))))
+    return [line for line in lines if line.texts]
+
+
+def _operation(report: Report, rows: Sequence[Summary]) -> Iterator[str]:
+    ranked = [one for one in rows if one.verdict in RANKED]
+    if not ranked:
+        yield f"no valid figure: {', '.join(f'{one.label} is {one.verdict}' for one in rows)}"
+        return
+    kind = ranked[0].operation, ranked[0].axes.restore_as
+    found = (one for one in report.winners if (one.operation, one.restore_as) == kind)
+    winner = next(found, None)
+    if winner is None:
+        best = ranked[0]
+        yield ", ".join([f"{best.label} at {_rate(best)}", *_of_fio(best)])
+        yield from _seconds(report, best, None)
+        return
+    best = next(one for one in ranked if one.label == winner.fastest)
+    if len(ranked) > 1 and winner.repetitions < LEAST_SAMPLES:
+        few = "1 sample" if winner.repetitions == 1 else f"{winner.repetitions} samples"
+        yield f"{few} cannot name a winner; highest median: {best.label} at {_rate(best)}"
+        return
+    slower = next((one for one in ranked if one.label == winner.reference), None)
+    yield ", ".join([_who(winner), *_faster(winner), *_of_fio(best)])
+    yield from _seconds(report, best, slower)
+
+
+def _not_counted(rows: Sequence[Summary]) -> Iterator[str]:
+    bad = [f"{one.label} ({one.verdict})" for one in rows if one.verdict not in RANKED]
+    if 0 < len(bad) < len(rows):
+        yield f"not counted: {', '.join(bad)}"
+
+
+def _who(winner: Winner) -> str:
+    names = [winner.fastest, *winner.equals]
+    if len(names) == 1:
+        return names[0]
+    shown = names[: _MOST_NAMES if len(names) > _MOST_NAMES else len(names) - 1]
+    last = names[-1] if len(names) <= _MOST_NAMES else f"{len(names) - _MOST_NAMES} more"
+    return f"{', '.join(shown)} or {last} (undecided)"
+
+
+def _faster(winner: Winner) -> Iterator[str]:
+    if winner.ratio is not None:
+        digits = 0 if winner.ratio >= 9.95 else 1 if winner.ratio >= 1.95 else 2
+        yield f"{winner.ratio:.{digits}f}x faster than {winner.reference}"
+
+
+def _of_fio(best: Summary) -> Iterator[str]:
+    if best.of_ceiling is not None:
+        yield f"{100 * best.of_ceiling:.0f} % of fio"
+
+
+def _seconds(report: Report, best: Summary, slower: Summary | None) -> Iterator[str]:
+    """How long the whole checkpoint takes, in place of how long."""
+    workload = report.workload
+    factor = workload.full_bytes / workload.bytes if workload.bytes else 1.0
+    own_s, size = factor * best.bytes / best.median_bytes_per_s, format_size(factor * best.bytes)
+    text = f"{size}: {format_seconds(own_s)}"
+    if slower is not None:
+        text += f" instead of {format_seconds(factor * slower.bytes / slower.median_bytes_per_s)}"
+    yield text + (f", extrapolated from {format_size(best.bytes)}" if workload.scaled else "")
+
+
+def _noise(report: Report) -> Iterator[str]:
+    series = [one for one in report.summaries if one.verdict in RANKED]
+    moving = [one for one in series if any(text.startswith(NOT_STEADY) for text in one.reasons)]
+    if moving:
+        times = 2 * max(one.samples for one in series)
+        are = "is" if len(moving) == 1 else "are"
+        yield (
+            f"{len(moving)} of {len(series)} series {are} not steady; --repeat {times} would "
+            "narrow the intervals"
+        )
+    for one in report.winners:
+        if one.measured:
+            what = " ".join(part for part in (one.operation, one.restore_as) if part)
+            yield f"differences up to {100 * one.floor:.1f} % of {what} are noise, by A/A"
+
+
+def _next(report: Report) -> Iterator[str]:
+    """Commands that go on from here; those that this report gives enough for."""
+    name, target = report.workload.name, report.target or ""
+    ranked = [one for one in report.summaries if one.verdict in RANKED]
+    if name in workloads.names() and target.startswith("/") and ranked:
+        place = "" if Path(target) == Path.cwd() else f" --target {_word(target)}"
+        if any(one.repetitions < LEAST_SAMPLES for one in report.winners):
+            yield f"iobench run {name}{place} --repeat {LEAST_SAMPLES + 1}"
+        elif len(ranked) > 1:
+            yield f"iobench autotune {name}{place}"
+    if report.record and {one.operation for one in ranked} == {"save", "restore"}:
+        yield f"iobench plan --results {_word(report.record)} --nodes {_NODES}"
+
+
+def _word(text: str) -> str:
+    return shlex.quote(os.fspath(text))
+
+
+def _rate(one: Summary) -> str:
+    return f"{one.median_bytes_per_s / GIB:.2f} GiB/s"

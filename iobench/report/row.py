@@ -1,0 +1,46 @@
+"""Summary: one row of a report, the figures of one contender at one operation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from iobench.results import Fallback, Operation
+from iobench.results.setting import HasSetting, Setting
+
+__all__ = ["Summary"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary(HasSetting):
+    """All samples of one writer at one setting, saving or restoring.
+
+    `median_bytes_per_s` is the median of the samples' rates, `ci95_bytes_per_s` its interval
+    (None for 1 sample), `of_ceiling` its ratio to the ceiling (None without one).
+    `cpu_s_per_gib` is total over total; `first_done_s`, `last_done_s` and `phases_s` are medians;
+    `paths` and `decisions` count operations over all samples. `ratio` is how many times the
+    baseline's rate this is, paired by repetition, and `ratio_ci95` its interval (see
+    `stats.paired_log_ratio`); None without a baseline, for itself, and unless both are valid.
+    `label` is the writer with the options and axes that differ between rows; `Winner` names rows
+    by it.
+    """
+
+    label: str = ""
+    setting: Setting
+    operation: Operation
+    samples: int
+    bytes: int
+    median_bytes_per_s: float
+    ci95_bytes_per_s: tuple[float, float] | None
+    of_ceiling: float | None
+    ratio: float | None = None
+    ratio_ci95: tuple[float, float] | None = None
+    cpu_s_per_gib: float
+    first_done_s: float
+    last_done_s: float
+    phases_s: Mapping[str, float]
+    paths: Mapping[str, int]
+    fallbacks: tuple[Fallback, ...]
+    decisions: Mapping[str, int]
+    verdict: str
+    reasons: tuple[str, ...]

@@ -1,0 +1,130 @@
+"""The first lines of a report answer: which path, how much faster, what now, how sure."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from iobench.report.answer import answer
+from iobench.report.durations import duration_form
+from iobench.report.render import render
+from iobench.report.summary import Report, summarise
+from iobench.results import End, ResultFile, read
+
+REFERENCE = read(Path(__file__).parents[1] / "results" / "recorded.jsonl")
+
+
+def of(seconds: dict[str, Sequence[float]], **changes: object) -> ResultFile:
+    """The recorded run with saves that take these seconds, each proved by a recorded restore."""
+    proof = next(s.verified for s in REFERENCE.samples if s.operation == "restore")
+    samples = []
+    for writer, times in seconds.items():
+        found = [s for s in REFERENCE.samples if (s.writer, s.operation) == (writer, "save")]
+        samples += [
+            replace(s, elapsed_s=t, verified=proof) for s, t in zip(found, times, strict=False)
+        ]
+    return replace(REFERENCE, samples=tuple(samples), **changes)  # type: ignore[arg-type]
+
+
+def said(report: Report) -> dict[str, tuple[str, ...]]:
+    return {line.subject: line.texts for line in answer(report)}
+
+
+def test_the_recorded_run_is_answered_in_five_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 80 columns too: which path, how much faster, and a command to go on with."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    render(replace(summarise(REFERENCE), target=str(Path.cwd())), "table", stream)
+    shown = stream.getvalue().replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines()
+    assert shown[:5] == [
+        "Save:    odirect or uncached (undecided), 4.3x faster than buffered, 67 % of fio",
+        "         75.31 GiB: 58.9 s instead of 4 min 14 s, extrapolated from 1.50 GiB",
+        "Restore: odirect, 1.09x faster than buffered, 107 % of fio",
+        "         75.31 GiB: 42.5 s instead of 46.6 s, extrapolated from 1.50 GiB",
+        "Next:    iobench autotune llama7b",
+    ]
+
+
+def test_a_winner_is_compared_with_what_it_beats() -> None:
+    """Buffered where it is slower, else the slowest; the document has names and the ratio."""
+    report = summarise(of({"odirect": [1.0] * 5, "uncached": [4.0] * 5, "buffered": [2.0] * 5}))
+    assert said(report)["Save"][0].startswith("odirect, 2.0x faster than buffered")
+    (winner,) = report.document()["winners"]
+    assert (winner["fastest"], winner["equals"], winner["reference"]) == ("odirect", [], "buffered")
+    assert winner["ratio"] == pytest.approx(2.0)
+    report = summarise(of({"odirect": [2.0] * 5, "uncached": [30.0] * 5, "buffered": [1.0] * 5}))
+    assert said(report)["Save"][0].startswith("buffered, 30x faster than uncached")
+
+
+def test_few_samples_name_no_winner() -> None:
+    """However far apart they are; the next step is to repeat."""
+    report = summarise(of({"odirect": [1.0] * 3, "buffered": [9.0] * 3}))
+    lines = said(report)
+    assert lines["Save"][0].startswith("3 samples cannot name a winner; highest median: odirect at")
+    assert "faster" not in str(lines)
+    assert any("--repeat 6" in text for text in said(replace(report, target="/mnt"))["Next"])
+
+
+def test_invalid_figures_are_named_and_not_counted() -> None:
+    result = of({"odirect": [1.0] * 5, "buffered": [9.0] * 5})
+    wrong = tuple(
+        replace(s, bytes=s.bytes - 1) if s.writer == "odirect" else s for s in result.samples
+    )
+    lines = said(summarise(replace(result, samples=wrong)))["Save"]
+    assert lines[0].startswith("buffered at ")
+    assert lines[-1] == "not counted: odirect (INVALID)"
+    alone = tuple(s for s in wrong if s.writer == "odirect")
+    assert said(summarise(replace(result, samples=alone)))["Save"] == (
+        "no valid figure: odirect is INVALID",
+    )
+
+
+def test_noise_says_how_many_series_move_and_what_to_do() -> None:
+    report = summarise(of({"odirect": [1.0, 2.0, 1.0, 2.0, 3.0], "buffered": [9.0] * 5}))
+    assert said(report)["Noise"] == (
+        "1 of 2 series is not steady; --repeat 10 would narrow the intervals",
+    )
+    assert "Noise" not in said(summarise(of({"odirect": [1.0] * 5, "buffered": [9.0] * 5})))
+
+
+def test_a_run_that_stopped_says_how_far_it_came() -> None:
+    """Repetitions that are whole count, of those that were planned."""
+    end = End(
+        run_id=REFERENCE.run.run_id,
+        finished_at="2026-01-01T00:00:00.000Z",
+        status="interrupted",
+        samples=5,
+        error=None,
+    )
+    result = of({"odirect": [1.0] * 3, "buffered": [2.0] * 2}, end=end)
+    assert said(summarise(result))["Stopped"] == ("after 2 of 5 repetitions (interrupted)",)
+    killed = summarise(replace(result, end=None))
+    assert said(killed)["Stopped"] == ("after 2 of 5 repetitions (killed, or still running)",)
+    assert "Stopped" not in said(summarise(REFERENCE))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        ([58.9, 253.94], ["58.9 s", "253.9 s"]),
+        ([0.0123, 0.5], ["12.3 ms", "500.0 ms"]),
+        ([300.0, 7000.0], ["5.00 min", "116.67 min"]),
+        ([0.5, 20_000.0], ["0.01 min", "333.33 min"]),
+        ([9000.0], ["2.50 h"]),
+        ([], []),
+    ],
+)
+def test_durations_of_a_column_have_one_form(seconds: list[float], shown: list[str]) -> None:
+    form = duration_form(seconds)
+    assert [form(value) for value in seconds] == shown
