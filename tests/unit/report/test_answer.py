@@ -25,7 +25,8 @@ def of(seconds: dict[str, Sequence[float]], **changes: object) -> ResultFile:
     for writer, times in seconds.items():
         found = [s for s in REFERENCE.samples if (s.writer, s.operation) == (writer, "save")]
         samples += [
-            replace(s, elapsed_s=t, verified=proof) for s, t in zip(found, times, strict=False)
+            replace(s, elapsed_s=t, phases_s={}, verified=proof)
+            for s, t in zip(found, times, strict=False)
         ]
     return replace(REFERENCE, samples=tuple(samples), **changes)  # type: ignore[arg-type]
 
