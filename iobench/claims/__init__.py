@@ -1,1 +1,1 @@
-"""Published claims about checkpoint I/O, and what our records say of them (`iobench reproduce`)."""
+"""Published claims about checkpoint I/O, judged by our records (`iobench reproduce`)."""

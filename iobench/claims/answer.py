@@ -1,4 +1,4 @@
-"""What an interval says of a claim."""
+"""Answer: the finding of a claim from a ratio and its interval."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def finding(
     *,
     incomparable: str = "",
 ) -> ClaimFinding:
-    """The finding of a claim by the paired `ratio`, of which `figure` makes the claim's unit.
+    """Return the finding of a claim from the paired `ratio`; `figure` converts to its unit.
 
-    `figure` may fall where the ratio rises. `incomparable` says why the figure is not the claim's.
+    `figure` may be a decreasing function of the ratio. `incomparable` is the reason why the figure
+    is not comparable with the claim; empty where it is.
     """
     interval = None
     if ratio.interval:
@@ -58,7 +59,7 @@ def few_pairs(count: int) -> str:
 
 
 def shard(result: ResultFile) -> str:
-    """Whose bytes a record is of: `rank 0, 1.00 GiB of 12.55 GiB`."""
+    """Return the rank and the bytes of a record: `rank 0, 1.00 GiB of 12.55 GiB`."""
     workload = result.run.workload
     full = f" of {format_size(workload.full_bytes)}" if workload.scaled else ""
     return f"rank {workload.rank}, {format_size(workload.bytes)}{full}"

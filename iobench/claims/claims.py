@@ -1,4 +1,4 @@
-"""Published claims about checkpoint I/O, and what is measured to judge each of them."""
+"""Published claims about checkpoint I/O, and the measurements that judge each of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """What stands for one side of a claim: a writer, and its mode as `iobench train` names it."""
+    """One side of a claim: a writer, and its mode in the syntax of `iobench train`."""
 
     writer: str = ""
     mode: str = "none"
@@ -37,12 +37,12 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One published figure, `value`, of checkpoints of `workload` by `ours` beside `theirs`.
+    """One published figure, `value`, for checkpoints of `workload`: `ours` compared with `theirs`.
 
     - `save`, `restore`: how many times as fast, at least
     - `stall`: how many times shorter, at least
     - `wall clock`: the share of the wall clock of training that is saved, at least
-    - `overhead`: what checkpoints add to the wall clock of training without any, at most
+    - `overhead`: the share that checkpoints add to the wall clock of training without any, at most
     """
 
     text: str
@@ -54,12 +54,12 @@ class Claim:
 
     @property
     def at_most(self) -> bool:
-        """Whether less than `value` is better."""
+        """Whether the claim is an upper limit: a figure below `value` is better."""
         return self.measure == "overhead"
 
     @property
     def is_of_files(self) -> bool:
-        """Whether files are saved and restored for it, as `iobench run` does; else it trains."""
+        """Whether files are saved and restored to judge it, like `iobench run`; else it trains."""
         return self.measure in ("save", "restore")
 
 
@@ -67,8 +67,9 @@ class Claim:
 class Study:
     """Claims of one source.
 
-    `every` is how far apart checkpoints are when a training is measured, as `iobench train` takes
-    it; with `interval_claimed` it is part of the claim, and another one is not comparable.
+    `every` is the interval of checkpoints in training, in the syntax of `iobench train`. With
+    `interval_claimed` it is part of the claim, and a record with another interval is not
+    comparable.
     """
 
     name: str
@@ -79,21 +80,21 @@ class Study:
 
     @property
     def workloads(self) -> tuple[str, ...]:
-        """What must be measured, each once."""
+        """The workloads that must be measured, each once."""
         return tuple(dict.fromkeys(claim.workload for claim in self.claims))
 
     def of(self, workload: str, *, files: bool) -> tuple[Claim, ...]:
-        """The claims that one record of `workload` answers."""
+        """Return the claims that one record of `workload` answers."""
         return tuple(c for c in self.claims if c.workload == workload and c.is_of_files == files)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimFinding:
-    """What was measured of a claim: `ours` in the claim's unit, None where there is no such figure.
+    """Our figure for a claim: `ours` in the claim's unit, None where there is no such figure.
 
-    `interval` holds what so many `pairs` reach, 95 % at most. `setting` says what it is a figure
-    of, `reason` why the answer is given. With `bound` it is the most that it could be, computed and
-    not trained.
+    `interval` has the confidence that `pairs` pairs reach, 95 % at most. `setting` describes the
+    measured setting. `reason` explains the answer. With `bound` the figure is an upper bound,
+    computed and not from training.
     """
 
     claim: Claim
@@ -126,7 +127,7 @@ def _hybrid_io() -> Iterator[Claim]:
 
 
 def _overhead(text: str, value: float, mode: str) -> tuple[Claim, ...]:
-    """One rank that writes the whole model, and one of several that write a shard each."""
+    """Return claims for a rank that writes the whole model and for one of several with a shard."""
     return tuple(
         Claim(
             text=text,
@@ -187,7 +188,7 @@ CLAIMS = {
 
 
 def study(name: str) -> Study:
-    """The study of that name. Raises UnknownNameError."""
+    """Return the study of that name. Raises UnknownNameError."""
     if name not in CLAIMS:
         raise UnknownNameError("claim", name, CLAIMS)
     return CLAIMS[name]

@@ -1,4 +1,4 @@
-"""What our own records say of published claims."""
+"""Reproduction: judges published claims by our own records."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["judge_records"]
 
 
 def judge_records(about: Study, results: Sequence[ResultFile]) -> list[ClaimFinding]:
-    """A finding for each claim that the records answer, by what is valid of them only.
+    """Return a finding for each claim that the records answer, from their valid samples only.
 
-    Pairs are samples, or blocks of training, of the two sides in one repetition. The wall clock is
-    that of a training where there is a record of one, else the most that it could be. Raises
-    ResultFileError when no record answers any, two answer the same one, one has no pair that
-    counts, or one side of a claim was measured in several settings.
+    A pair is two samples, or two blocks of training, of the two sides in one repetition. The
+    wall-clock figure is from a training record if there is one, else it is an upper bound. Raises
+    ResultFileError when no record answers any claim, two records answer the same claim, a record
+    has no valid pair, or one side of a claim was measured in several settings.
     """
     found = []
     for claim in about.claims:
@@ -45,7 +45,7 @@ def judge_records(about: Study, results: Sequence[ResultFile]) -> list[ClaimFind
 
 
 def _record(results: Sequence[ResultFile], workload: str, *, trained: bool) -> ResultFile | None:
-    """The record of the workload's files, or of training it. Raises ResultFileError for two."""
+    """Return the record of the workload's files, or of its training; ResultFileError for two."""
     found = [
         one
         for one in results
@@ -77,7 +77,7 @@ def _judge_files(claim: Claim, result: ResultFile, operation: str) -> ClaimFindi
 
 
 def _valid(result: ResultFile, writer: str, operation: str) -> dict[int, float]:
-    """Seconds by repetition. Raises ResultFileError for samples of several settings."""
+    """Return seconds by repetition. Raises ResultFileError for samples of several settings."""
     context = Context.of(result.run)
     samples = [
         sample
@@ -93,11 +93,11 @@ def _valid(result: ResultFile, writer: str, operation: str) -> dict[int, float]:
 
 
 def _most(claim: Claim, result: ResultFile, ratio: Ratio, slow_s: Sequence[float]) -> ClaimFinding:
-    """The most that the wall clock can shrink: by a save after every single step.
+    """Return the most that the wall clock can shrink: with a save after every step.
 
-    No training was run for it: the save times are measured, at full size by the measured rate, and
-    the step time is the workload's published one. What is saved of `n step + save` shrinks with n,
-    the steps between two saves, which is not published with the claim.
+    This needs no training. The save times are those at full size by the measured rate, and the step
+    time is the workload's published one. The saved share of `n step + save` shrinks with n, the
+    steps between two saves. The claim does not publish n.
     """
     step = workloads.load(claim.workload).step_time
     assert step is not None, "claims are about workloads with a published step time"
@@ -121,7 +121,7 @@ def _most(claim: Claim, result: ResultFile, ratio: Ratio, slow_s: Sequence[float
             "computed, not trained; by the median not even a save after every step gains as much"
         )
     else:
-        whole = math.floor(steps)  # with one step more it would gain less than is claimed
+        whole = math.floor(steps)  # with one step more the gain is below the claim
         every = "step" if whole == 1 else f"{whole} steps"
         reason = (
             f"computed, not trained; it would hold up to a save every {every}, and the claim's own "
@@ -141,5 +141,5 @@ def _most(claim: Claim, result: ResultFile, ratio: Ratio, slow_s: Sequence[float
 
 
 def _share(save_s: float, ratio: float, step_s: float) -> float:
-    """The part of `step + save` that a save `ratio` times as fast gives back."""
+    """Return the part of `step + save` that a save `ratio` times as fast saves."""
     return save_s * (1 - 1 / ratio) / (save_s + step_s)

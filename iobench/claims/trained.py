@@ -11,13 +11,13 @@ from iobench.units import format_seconds
 
 __all__ = ["judge_training"]
 
-_SLOWER = 1.25  # a step that takes so much longer than it simulates is another setting
+_SLOWER = 1.25  # a step more than this many times its simulated time is another setting
 
 
 def judge_training(about: Study, claim: Claim, result: ResultFile) -> ClaimFinding:
-    """The finding by pairs of blocks of one repetition whose losses are right.
+    """Return the finding from pairs of blocks of one repetition whose losses are right.
 
-    Raises ResultFileError when there is none, or one side was trained in several settings.
+    Raises ResultFileError when there is no such pair, or one side was trained in several settings.
     """
     ours, theirs = (_blocks(result, side) for side in (claim.ours, claim.theirs))
     both = sorted(set(ours) & set(theirs))
@@ -46,7 +46,7 @@ def judge_training(about: Study, claim: Claim, result: ResultFile) -> ClaimFindi
 
 
 def _blocks(result: ResultFile, side: Side) -> dict[int, TrainBlock]:
-    """By repetition. Raises ResultFileError for blocks of several settings."""
+    """Return blocks by repetition. Raises ResultFileError for blocks of several settings."""
     blocks = [block for block in result.training if _side(block) == side]
     check_one_setting(result, f"blocks of {side}", [one.setting for one in blocks])
     return {
@@ -80,7 +80,7 @@ def _setting(claim: Claim, result: ResultFile) -> str:
 def _incomparable(
     about: Study, result: ResultFile, own: list[TrainBlock], others: list[TrainBlock]
 ) -> str:
-    """Why the blocks are not what the claim is about; empty when they are."""
+    """Return why the blocks are not comparable with the claim; empty when they are."""
     plan = result.run.plan
     asked = plan.get("every_asked", str(plan["every"]))
     if about.interval_claimed and asked != about.every:

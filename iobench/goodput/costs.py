@@ -1,4 +1,4 @@
-"""What one checkpoint costs the job that takes it."""
+"""Costs: the seconds that one checkpoint costs a training job."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["Costs"]
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """The seconds of one checkpoint: training stands still, then the rest happens while it runs.
+    """The seconds of one checkpoint: a part that blocks training, and a part during training.
 
-    A synchronous save blocks until it is durable: `persist_s` is 0. An asynchronous one blocks for
-    the snapshot and is durable `persist_s` after that, holding one of `slots` snapshots until then;
-    a save that finds no slot free waits. The persist time is that with `slots` saves in flight.
+    A synchronous save blocks until it is durable: `persist_s` is 0. An asynchronous save blocks for
+    the snapshot and is durable `persist_s` later. It holds one of `slots` snapshots until then. A
+    save that finds no free slot waits. The persist time is that with `slots` saves in flight.
     Raises OptionError for a value out of range.
     """
 

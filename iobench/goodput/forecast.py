@@ -1,4 +1,4 @@
-"""A job's prospects with one way to save: best interval, ETTR, lost work, what it gives back."""
+"""Forecast: best interval, ETTR, lost work and saved time of a job with one way to save."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _ENOUGH_SAVES = 1000
 class Method:
     """How intervals are judged: CheckFreq's budget and step, and the size of the simulation.
 
-    `interval_s` is one more interval to judge, the user's own. `failures` 0 leaves the simulation
-    out. Raises OptionError for a value out of range.
+    `interval_s` is one more interval to judge, the user's own. With `failures` 0 there is no
+    simulation. Raises OptionError for a value out of range.
     """
 
     budget: float = 0.035
@@ -52,9 +52,9 @@ class Method:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """The interval that one formula gives, and ETTR with it: exact, by first order, simulated.
+    """The interval of one formula, and its ETTR: exact, first order, simulated.
 
-    `raised` says that the formula gave less and saves would have waited for slots.
+    `raised` is true where the formula gave a shorter interval, at which saves wait for slots.
     """
 
     formula: str
@@ -67,7 +67,7 @@ class Proposal:
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """What the same work takes less than with the baseline, per month (30 days) of the baseline."""
+    """Time that the same work takes less than with the baseline, per 30 days of the baseline."""
 
     wall_s: float
     gpu_hours: float
@@ -79,8 +79,8 @@ class Saved:
 class Forecast:
     """One candidate in one job. `best` is the proposal that maximises ETTR, `proposals` are all.
 
-    Intervals hold 95 % of what resampled medians give, None without samples. `saved` is None for
-    the baseline, and where no work gets done. `lost_work_s` is per failure of the running job.
+    Intervals hold 95 % of the values from resampled medians; None without samples. `saved` is None
+    for the baseline, and where no work gets done. `lost_work_s` is per failure of the running job.
     """
 
     candidate: SavingMethod
@@ -98,7 +98,7 @@ class Forecast:
 def forecast(
     candidates: Sequence[SavingMethod], baseline: SavingMethod, job: TrainingJob, method: Method
 ) -> list[Forecast]:
-    """The prospects of each candidate, in the order given. Equal arguments give equal results."""
+    """Return the forecast of each candidate, in order. Equal arguments give equal results."""
     base = _ettrs(baseline, job)
     return [_forecast(one, one is baseline, base, job, method) for one in candidates]
 
@@ -160,7 +160,7 @@ def _best(costs: Costs, job: TrainingJob) -> float:
 
 
 def _ettrs(candidate: SavingMethod, job: TrainingJob) -> list[float]:
-    """ETTR at the best interval: of the medians first, then of each resampled pair."""
+    """Return ETTR at the best interval: of the medians first, then of each resampled pair."""
     known: dict[Costs, float] = {}
     for costs in (candidate.costs, *candidate.resampled):
         if costs not in known:
@@ -169,7 +169,10 @@ def _ettrs(candidate: SavingMethod, job: TrainingJob) -> list[float]:
 
 
 def _saved(own: list[float], base: list[float], job: TrainingJob) -> Saved | None:
-    """Paired draw by draw: the two were resampled apart, so the interval is rather too wide."""
+    """Return the saved time, paired draw by draw.
+
+    The two sides were resampled independently, so the interval is too wide rather than too narrow.
+    """
     if not (min(own) > 0 and min(base) > 0):
         return None
     if len(own) == 1 or len(base) == 1:
@@ -192,7 +195,7 @@ def _range(values: Sequence[float]) -> Interval | None:
 
 
 def _warnings(costs: Costs, job: TrainingJob, proposals: Sequence[Proposal]) -> Iterator[Reason]:
-    """Where an assumption of a formula does not hold here."""
+    """Yield the assumptions of the formulas that do not hold here."""
     mtbf = job.mtbf_s
     recovery = job.restart_s + costs.restore_s
     beside = costs.blocking_s + costs.persist_s + recovery
@@ -213,7 +216,7 @@ def _warnings(costs: Costs, job: TrainingJob, proposals: Sequence[Proposal]) -> 
 
 
 def _check(proposal: Proposal, best: bool) -> Iterator[Reason]:
-    """The formulas against the simulation, at one interval."""
+    """Compare the formulas with the simulation at one interval; yield the differences."""
     found = proposal.simulated
     if found is None:
         return

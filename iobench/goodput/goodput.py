@@ -1,8 +1,8 @@
-"""What is left of a job's time for training: ETTR, and the work that a failure costs.
+"""Goodput: ETTR, and the work that a failure costs.
 
-ETTR, the effective training time ratio, is the part of wall-clock time that goes into steps which
-no failure undoes. All times are seconds. Intervals are those of `intervals`: training time only,
-and none of them below `intervals.shortest`.
+ETTR, the effective training time ratio, is the part of wall-clock time spent in steps that no
+failure undoes. All times are seconds. Intervals are those of `intervals`: training time only, and
+never below `intervals.shortest`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ __all__ = ["ettr", "first_order_ettr", "lost_work_s"]
 
 
 def ettr(interval_s: float, costs: Costs, job: TrainingJob) -> float:
-    """Exact for failures without memory: `t e^(-(P + R) / M) / (M (e^((t + b) / M) - 1))`.
+    """Return `t e^(-(P + R) / M) / (M (e^((t + b) / M) - 1))`, exact for memoryless failures.
 
-    t is the interval, b the blocking time, P the persist time, R restart and restore. For P = 0 it
-    is work over wall-clock time in Daly's complete model (2006, section 4), with failures during
-    saves and restarts; what is in flight at a failure is lost, so P counts like R. Raises
-    ValueError for an interval at which saves would wait for a slot.
+    t is the interval, b the blocking time, P the persist time, R restart and restore, M the MTBF.
+    For P = 0 it is work over wall-clock time in Daly's complete model (2006, section 4), with
+    failures during saves and restarts. A failure loses the saves in flight, so P counts like R.
+    Raises ValueError for an interval at which saves would wait for a slot.
     """
     _check(interval_s, costs)
     mtbf, period = job.mtbf_s, interval_s + costs.blocking_s
@@ -32,7 +32,7 @@ def ettr(interval_s: float, costs: Costs, job: TrainingJob) -> float:
 
 
 def first_order_ettr(interval_s: float, costs: Costs, job: TrainingJob) -> float:
-    """`(1 - (R + P + t / 2) / M) / (1 + b / t)`, never below 0.
+    """Return `(1 - (R + P + t / 2) / M) / (1 + b / t)`, never below 0.
 
     arXiv 2410.21680 (Kokolis and others, Revisiting reliability in large-scale machine learning
     research clusters), where R is u0, t is dt, b is w and 1 / M is N r_f; P is zero there. Holds
@@ -45,9 +45,9 @@ def first_order_ettr(interval_s: float, costs: Costs, job: TrainingJob) -> float
 
 
 def lost_work_s(interval_s: float, costs: Costs, job: TrainingJob) -> float:
-    """Training time that a failure of the running job undoes, on average, exactly.
+    """Return the exact mean training time that a failure of the running job undoes.
 
-    The work done since the start less that of the last durable checkpoint. About
+    It is the work since the start less the work in the last durable checkpoint. It is about
     `t / (t + b) (t / 2 + b + P)` where that is far below the MTBF.
     """
     _check(interval_s, costs)

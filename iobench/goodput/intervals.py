@@ -1,7 +1,7 @@
-"""How long to train between two checkpoints, by each formula.
+"""Intervals: the training time between two checkpoints, by each formula.
 
 All times are seconds. An interval is always the training time between the end of one blocking part
-and the start of the next; it does not include the save.
+and the start of the next. It does not include the save.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOST_STEPS = 200  # of Newton's method; fewer than 10 are usual
 
 
 def young(save_s: float, mtbf_s: float) -> float:
-    """`sqrt(2 d M)` for a save of d and a mean time between failures of M.
+    """Return `sqrt(2 d M)` for a save of d and a mean time between failures of M.
 
     J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974.
     Holds for d and restart far below M.
@@ -32,7 +32,7 @@ def young(save_s: float, mtbf_s: float) -> float:
 
 
 def daly(save_s: float, mtbf_s: float) -> float:
-    """`sqrt(2 d M) [1 + sqrt(d / 2M) / 3 + (d / 2M) / 9] - d` for d < 2 M, else M.
+    """Return `sqrt(2 d M) [1 + sqrt(d / 2M) / 3 + (d / 2M) / 9] - d` for d < 2 M, else M.
 
     J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS
     22(3), 2006. Its figures 3 to 5: d = 5 min gives 117 min for M = 24 h, 57 min for
@@ -45,7 +45,7 @@ def daly(save_s: float, mtbf_s: float) -> float:
 
 
 def availability_optimal(save_s: float, mtbf_s: float, recovery_s: float) -> float:
-    """`sqrt(2 (M + R) d + d^2)` for a recovery (restart and restore) of R.
+    """Return `sqrt(2 (M + R) d + d^2)` for a recovery (restart and restore) of R.
 
     N. R. Saxena and others, Optimal checkpoint interval with availability as an objective function,
     arXiv 2410.18124, whose interval counts the save too: `d + sqrt(2 (M + R) d + d^2)`. That
@@ -55,11 +55,11 @@ def availability_optimal(save_s: float, mtbf_s: float, recovery_s: float) -> flo
 
 
 def optimal(save_s: float, mtbf_s: float) -> float:
-    """The interval that maximises `goodput.ettr`, to the last digits.
+    """Return the interval that maximises `goodput.ettr`, to the last digits.
 
-    It solves what Daly's formula approximates: `(1 - t / M) e^((t + d) / M) = 1`. With
-    t = M (1 - e^-s) that is `s + e^-s - 1 = d / M`, convex in s, and Newton's method cannot miss
-    it. Neither recovery nor persist time moves this interval.
+    It solves the equation that Daly's formula approximates: `(1 - t / M) e^((t + d) / M) = 1`. With
+    t = M (1 - e^-s) this is `s + e^-s - 1 = d / M`. It is convex in s, so Newton's method always
+    converges. Recovery time and persist time do not move this interval.
     """
     target = save_s / mtbf_s
     s = math.sqrt(2 * target) + target
@@ -74,12 +74,12 @@ def optimal(save_s: float, mtbf_s: float) -> float:
 
 
 def by_budget(costs: Costs, budget: float, step_s: float | None = None) -> float:
-    """The shortest interval that waits for no earlier save and keeps the overhead in `budget`.
+    """Return the shortest interval that keeps within `budget` and waits for no earlier save.
 
-    CheckFreq (Mohan and others, FAST 2021, section 4.3, and its cf_iterator.py): every
-    `max(ceil(persist / step), 1)` steps, then two steps more as long as the overhead, the blocking
-    time over the training time, exceeds the budget (0.035 there). Without `step_s` the interval is
-    not rounded to steps. Failures play no part in it.
+    The rule of CheckFreq (Mohan and others, FAST 2021, section 4.3, and its cf_iterator.py): every
+    `max(ceil(persist / step), 1)` steps, then two steps more while the overhead exceeds the budget
+    (0.035 there). The overhead is the blocking time over the training time. Without `step_s` the
+    interval is not rounded to steps. The rule ignores failures.
     """
     if not budget > 0:
         raise ValueError(f"a budget must be above zero, and is {budget}")
@@ -92,7 +92,7 @@ def by_budget(costs: Costs, budget: float, step_s: float | None = None) -> float
 
 
 def shortest(costs: Costs) -> float:
-    """The interval below which saves wait for a slot: `(blocking + persist) / slots - blocking`.
+    """Return `(blocking + persist) / slots - blocking`: below it, saves wait for a slot.
 
     PCcheck (Strati and others, ASPLOS 2025): every `f >= T_w / (N q t)` steps for N saves in flight
     that take T_w, steps of t and a slow-down of q; here q = 1, and a slot is held during the

@@ -1,4 +1,4 @@
-"""A training job: its size, how often it fails, and how long it takes to be up again."""
+"""TrainingJob: its size, its failure rate, and its restart time."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MONTH_S = 30 * DAY_S
 class TrainingJob:
     """A job on `nodes` nodes that stops as a whole when one of them fails.
 
-    Node failures are independent and without memory, so those of the job are a Poisson process:
-    MTBF = 1 / (nodes x failures per node-day), arXiv 2410.21680, section III; there 6.50 failures
-    per 1000 node-days give 16,384 GPUs, 8 to a node, 1.8 h. `restart_s` runs from the failure until
-    the job may read its checkpoint: detection, scheduling, start. Raises OptionError for a value
-    out of range.
+    Node failures are independent and memoryless, so the failures of the job are a Poisson process:
+    MTBF = 1 / (nodes x failures per node-day), arXiv 2410.21680, section III. There, 6.50 failures
+    per 1000 node-days give 1.8 h for 16,384 GPUs, 8 to a node. `restart_s` is the time from the
+    failure until the job can read its checkpoint: detection, scheduling, start. Raises OptionError
+    for a value out of range.
     """
 
     nodes: int

@@ -1,4 +1,4 @@
-"""What a checkpoint costs with each writer, from the samples of a result file or by hand."""
+"""SavingMethod: the costs of a checkpoint with one writer, from a result file or given by hand."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _SEED = 20260131
 
 @dataclass(frozen=True, kw_only=True)
 class SavingMethod:
-    """One way to save: its costs by medians, and again by `resampled` medians for intervals.
+    """One way to save: its costs by medians, and by `resampled` medians for intervals.
 
-    `resampled` is empty where one sample, or none, says nothing about the spread.
+    `resampled` is empty where there are too few samples, 0 or 1, to estimate the spread.
     """
 
     name: str
@@ -45,8 +45,8 @@ class _Measured:
     setting: Setting  # of saves
     seconds: dict[str, list[float]] = field(default_factory=lambda: {"save": [], "restore": []})
     invalid: list[str] = field(default_factory=list)  # the first reason of each such sample
-    partial: list[str] = field(default_factory=list)  # what each restore that is not of all brought
-    failed: list[str] = field(default_factory=list)  # why, which ends its part in the run
+    partial: list[str] = field(default_factory=list)  # the part that each partial restore read
+    failed: list[str] = field(default_factory=list)  # causes; a failure ends its part in the run
 
 
 def by_hand(
@@ -57,10 +57,10 @@ def by_hand(
     restore_s: float,
     slots: int = 1,
 ) -> list[SavingMethod]:
-    """A synchronous save of `save_s`, and an asynchronous one that blocks for `blocking_s`.
+    """Return a synchronous save of `save_s`, and an asynchronous one that blocks `blocking_s`.
 
-    The latter persists for `persist_s`, or else for `save_s`: what a save takes when training
-    waits for it.
+    The asynchronous save persists for `persist_s`; by default for `save_s`, the time of a save
+    while training waits.
     """
     found = []
     if save_s is not None:
@@ -84,14 +84,13 @@ def from_results(
     slots: int = 1,
     invalid_too: bool = False,
 ) -> tuple[list[SavingMethod], list[str]]:
-    """Each setting of the run, and what must be known of how its times were made.
+    """Return the settings of the run, fastest save first, and notes on how the times were made.
 
-    A time is that of a sample at `size_bytes` (by default the workload at full size) and the
-    sample's own rate. Settings differ in the writer, its options or the axes of a run. Fastest save
-    first; with `blocking_s` then asynchronous candidates as well, persisting for as long as the
-    save took. Only samples whose verdict is VALID count, unless `invalid_too`, no restores of some
-    tensors only, and nothing of a setting that failed. Raises ResultFileError when no setting has a
-    save and a restore that count.
+    A time is `size_bytes` (by default the workload at full size) over the rate of a sample.
+    Settings differ in the writer, its options or the axes of a run. With `blocking_s`, asynchronous
+    candidates follow; each persists for as long as the save took. Only samples with a VALID verdict
+    count, unless `invalid_too`. Restores of some tensors and settings that failed do not count.
+    Raises ResultFileError when no setting has a save and a restore that count.
     """
     if not result.samples:
         raise _nothing(result, _no_samples(result))
@@ -203,10 +202,11 @@ def _size_notes(result: ResultFile, size: int) -> Iterator[str]:
 
 
 def _medians(values: Sequence[float], position: int, operation: int) -> list[float]:
-    """Draw medians as the sign test bounds them, each setting with its own seed.
+    """Draw medians with the distribution of the sign test, each setting with its own seed.
 
-    The true median has B of n samples below it, B drawn of Binomial(n, 1/2), so it is between two
-    neighbours in order. A bootstrap of 7 samples would hold it in 88 % of all cases, not in 95 %.
+    B of n samples are below the true median, where B has the distribution Binomial(n, 1/2). So a
+    drawn median is between two neighbours in order. A bootstrap of 7 samples would hold the true
+    median in 88 % of all cases, not in 95 %.
     """
     rng = np.random.default_rng([_SEED, position, operation])
     ordered = np.sort(np.asarray(values))

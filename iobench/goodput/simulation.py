@@ -1,4 +1,4 @@
-"""A job that trains, saves, fails and restarts, played through, to check the formulas."""
+"""Simulation of a job that trains, saves, fails and restarts: it checks the formulas."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _Times = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated:
-    """What `failures` failures left. `*_error` is the standard error of that figure.
+    """Result of `failures` simulated failures. `*_error` is the standard error of that figure.
 
-    `ettr` is kept work over wall-clock time. `lost_work_s` is per failure of a running job (None if
-    it never ran), a failure during a restart loses no work. `saves` counts durable checkpoints.
+    `ettr` is kept work over wall-clock time. `lost_work_s` is per failure of a running job, None if
+    the job never ran. A failure during a restart loses no work. `saves` counts durable checkpoints.
     """
 
     failures: int
@@ -40,14 +40,14 @@ class Simulated:
 def simulate(
     interval_s: float, costs: Costs, job: TrainingJob, *, failures: int, seed: int
 ) -> Simulated:
-    """Play `failures` failures of `job` with a save after every `interval_s` of training.
+    """Simulate `failures` failures of `job` with a save after every `interval_s` of training.
 
-    A failure drops snapshots in flight and whatever was trained after the last durable one; then
-    come restart and restore, which may fail as well. A save that finds all slots taken waits. Every
-    run between two failures goes through the same events until it is cut, so these are played once,
-    up to the longest run, and each failure is looked up among them. Equal arguments give equal
-    results. Raises OptionError when the longest run holds more than 5 million saves, or for fewer
-    than 2 failures.
+    A failure loses the snapshots in flight, and all training after the last durable one. Restart
+    and restore follow, and they may fail too. A save that finds all slots taken waits. Every run
+    between two failures has the same events until it ends. So the events are computed once, up to
+    the longest run, and each failure is located among them. Equal arguments give equal results.
+    Raises OptionError when the longest run holds more than 5 million saves, or for fewer than 2
+    failures.
     """
     if failures < 2:
         raise OptionError(f"a simulation needs 2 failures or more, not {failures}")
@@ -55,7 +55,7 @@ def simulate(
     runs = gaps - (job.restart_s + costs.restore_s)
     ran = runs > 0
     starts, durable = _timeline(interval_s, costs, float(runs.max()))
-    training = np.searchsorted(starts, runs, side="right") - 1  # of which interval it was
+    training = np.searchsorted(starts, runs, side="right") - 1  # the interval of each failure
     done = training * interval_s + np.minimum(runs - starts[training], interval_s)
     saves = np.where(ran, np.searchsorted(durable, runs, side="right"), 0)
     kept = saves * interval_s
@@ -73,7 +73,7 @@ def simulate(
 
 
 def _timeline(interval_s: float, costs: Costs, until_s: float) -> tuple[_Times, _Times]:
-    """When each interval of training starts, and each save is durable, in a run without failure."""
+    """Return the start of each interval and the time each save is durable, without failures."""
     period = interval_s + costs.blocking_s
     if not (interval_s > 0 and period > 0 and until_s / period <= _MOST_SAVES):
         raise OptionError(
@@ -85,7 +85,7 @@ def _timeline(interval_s: float, costs: Costs, until_s: float) -> tuple[_Times, 
 
 
 def _events(interval_s: float, costs: Costs, until_s: float) -> Iterator[tuple[float, float]]:
-    """Of each save until `until_s`: when training goes on, and when it is durable."""
+    """Yield, for each save until `until_s`, when training goes on and when the save is durable."""
     slots = [0.0] * costs.slots  # when each is free again
     now = 0.0
     save = 0

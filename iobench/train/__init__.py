@@ -1,7 +1,6 @@
-"""What checkpoints cost a training job: the interval, goodput and lost work from measured times.
+"""Training with and without checkpoints, measured (`iobench train`).
 
-`job` and `costs` say what is planned for, `intervals` and `goodput` are the formulas, `simulation`
-checks them, `measured` takes the times from result files, `forecast` puts them together.
-`session` measures training itself with and without checkpoints, in a `block` per `arm`, whose
-checkpoints a `saver` takes from a `trainer`. `reproduction` judges published claims by records.
+`session` runs interleaved blocks of training. A `block` trains with one `arm`: a writer in a mode.
+Its `saver` takes the checkpoints of the `trainer`. `pace` and `probe` choose the steps between two
+checkpoints.
 """

@@ -22,9 +22,9 @@ _STOCK = f"{PREFIX}{TorchSave.name}"
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """How checkpoints are taken. `by` is None for mode `none`: there are no checkpoints then.
+    """How checkpoints are taken. `by` is None for mode `none`, which takes no checkpoints.
 
-    `slots` is how many snapshots host memory holds, None for a mode or a peer that has none.
+    `slots` is the number of snapshots in host memory, None for a mode or a peer without slots.
     """
 
     mode: Mode
@@ -44,7 +44,7 @@ class Arm:
 
     @property
     def label(self) -> str:
-        """`hybrid async=2`, `peer:torch-save sync`, `none`."""
+        """Writer and mode, as in `hybrid async=2`, `peer:torch-save sync` or `none`."""
         mode = f"{self.mode}={self.slots}" if self.slots else self.mode
         options = [] if self.by is None else self.by.options.changed()
         return " ".join(filter(None, [",".join([self.writer, *options]), mode]))
@@ -56,7 +56,7 @@ class Arm:
 
     @property
     def copies(self) -> int:
-        """How many times the size of a checkpoint it takes in host memory, at most."""
+        """The most copies of a checkpoint that it holds in host memory."""
         background = isinstance(self.by, TorchSave) and self.mode == "async"
         return self.slots or int(background)
 
@@ -65,11 +65,11 @@ NONE = Arm(mode="none")
 
 
 def choose_arms(writers: str, modes: str) -> tuple[list[Arm], list[str]]:
-    """The arms of `hybrid,peer:torch-save` in `none,sync,async=2`, `none` first; who is left out.
+    """Return the arms of `hybrid,peer:torch-save` in `none,sync,async=2`, and those left out.
 
-    `async` and `lazy` have 2 slots where no number is given. `peer:torch-save` is the only peer: in
-    the background it copies the state to new memory, then a thread calls torch.save; it has no
-    `lazy`. Raises UsageError and its kin.
+    `none` is first. `async` and `lazy` have 2 slots where no number is given. `peer:torch-save` is
+    the only peer. In the background it copies the state to new memory, and a thread calls
+    torch.save. It has no `lazy` mode. Raises UsageError and its subclasses.
     """
     wanted = [_mode(text.strip()) for text in modes.split(",")]
     arms, left_out = [NONE], []
@@ -89,7 +89,7 @@ def choose_arms(writers: str, modes: str) -> tuple[list[Arm], list[str]]:
 
 
 def arm_of(writer: str, mode: str) -> Arm:
-    """The one arm of `writer` in `mode`. Raises UsageError and its kin."""
+    """Return the arm of `writer` in `mode`. Raises UsageError and its subclasses."""
     return choose_arms(writer, mode)[0][-1] if writer else NONE
 
 
@@ -114,5 +114,5 @@ def _mode(text: str) -> tuple[Mode, int | None]:
 
 
 def most_copies(arms: Sequence[Arm]) -> int:
-    """The most copies of a checkpoint that any of the arms holds in memory."""
+    """Return the most copies of a checkpoint that any of the arms holds in memory."""
     return max(arm.copies for arm in arms)

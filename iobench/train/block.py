@@ -1,4 +1,4 @@
-"""A block: some steps of training from the start, with the checkpoints of one arm, timed."""
+"""Block: a timed series of training steps from the start, with the checkpoints of one arm."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from iobench.train.trainer import Trainer
 __all__ = ["GAUGES", "Reference", "TrainingBlocks", "due", "timed_step", "warm_up"]
 
 GAUGES = ("/proc/meminfo", "/proc/{pid}/status")
-"""What a sampler of blocks reads: dirty pages, resident memory of the process `pid`."""
+"""The files that a sampler of blocks reads: dirty pages, resident memory of the process `pid`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """What training gives without checkpoints: every loss, and a digest of the state at the end."""
+    """Result of training without checkpoints: every loss, and a digest of the state at the end."""
 
     losses: tuple[float, ...]
     digest: str
@@ -34,9 +34,9 @@ class Reference:
 class TrainingBlocks:
     """Runs blocks, one at a time, all with one trainer.
 
-    `simulated_s` is how long a step takes at least: the rest is slept, as a CPU whose
-    GPU computes does. Checkpoints are taken after the first of every `every` steps, so that each
-    has time to become durable within the block, and none after the last step.
+    `simulated_s` is the shortest time of a step. A shorter step sleeps for the rest, like a CPU
+    that waits for a GPU. A checkpoint is taken after the first of every `every` steps, so that it
+    has time to become durable within the block. No checkpoint is taken after the last step.
     """
 
     trainer: Trainer
@@ -63,10 +63,11 @@ class TrainingBlocks:
         order: int,
         resume: bool,
     ) -> TrainBlock:
-        """One block of `arm`, its checkpoints in the new `directory`.
+        """Run one block of `arm`, with its checkpoints in the new `directory`.
 
-        One more checkpoint is taken before the clock starts: slots are there then, and code has
-        run once. With `resume` training goes on from the last one afterwards, and is compared.
+        One more checkpoint is taken before the clock starts: it allocates the slots and runs all
+        code once. With `resume`, training then goes on from the last checkpoint and is compared
+        with `reference`.
         """
         saver = saver_for(arm, directory)
         try:
@@ -114,7 +115,7 @@ class TrainingBlocks:
         return losses, step_s, persisting
 
     def _resumed(self, saver: Saver, reference: Reference) -> bool:
-        """Whether what comes after the last checkpoint comes again, bit for bit."""
+        """Return whether the steps after the last checkpoint give the same results, bit for bit."""
         self.trainer.rewind()
         self.trainer.resume(saver.load())
         done = self.trainer.steps_done
@@ -122,7 +123,7 @@ class TrainingBlocks:
         return losses == reference.losses[done:] and self._digest() == reference.digest
 
     def _digest(self) -> str:
-        """Of every tensor of the state, in its order."""
+        """Return a digest of every tensor of the state, in order."""
         digest = xxhash.xxh3_128()
         for tensor in _tensors(self.trainer.state()):
             flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
@@ -130,7 +131,7 @@ class TrainingBlocks:
         return digest.hexdigest()
 
     def _peaks(self, since_s: float, until_s: float) -> tuple[int | None, int | None]:
-        """Resident memory and dirty pages, the highest readings; None without any."""
+        """Return the highest readings of resident memory and dirty pages; None without any."""
         readings = [texts for _, texts in self.sampler.texts(since_s, until_s)]
         memory = [_field(status, "VmRSS:") for _, status in readings]
         dirty = [_field(meminfo, "Dirty:") for meminfo, _ in readings]
@@ -138,9 +139,9 @@ class TrainingBlocks:
 
 
 class _Pause:
-    """What happens between backward and update: the simulated rest, then the wait for a copy.
+    """Called between backward and update: sleeps the simulated rest, then waits for a copy.
 
-    Forward and backward get what the update leaves of `simulated_s`, the time of a whole step.
+    The time for forward and backward is `simulated_s`, the time of a whole step, less the update.
     """
 
     def __init__(self, saver: Saver, simulated_s: float) -> None:
@@ -160,7 +161,8 @@ class _Pause:
 def warm_up(trainer: Trainer, saver: Saver) -> None:
     """Take a first checkpoint, of step 0, and go back to the start.
 
-    It is as large as those that follow: after a step, which gives the optimizer its state.
+    It is taken after a step, which creates the optimizer's state. So it is as large as the later
+    ones.
     """
     trainer.rewind()
     trainer.step()
@@ -171,10 +173,10 @@ def warm_up(trainer: Trainer, saver: Saver) -> None:
 
 
 def timed_step(trainer: Trainer, saver: Saver, simulated_s: float) -> tuple[float, float]:
-    """Train one step; return its loss, and its seconds without what it waited for `saver`.
+    """Train one step; return its loss, and its seconds without the wait for `saver`.
 
-    A simulated step lasts `simulated_s` as a whole. An update that takes longer than it ever did
-    prolongs the step, as a background save that competes for the CPU does.
+    A simulated step lasts `simulated_s` as a whole. An update that is slower than the fastest one
+    so far prolongs the step: a background save that competes for the CPU has this effect.
     """
     pause = _Pause(saver, max(0.0, simulated_s - trainer.update_s))
     loss = trainer.step(pause)
@@ -185,7 +187,7 @@ def timed_step(trainer: Trainer, saver: Saver, simulated_s: float) -> tuple[floa
 
 
 def due(step: int, every: int) -> bool:
-    """Whether a checkpoint is taken after `step`, counted from 1: after the first of `every`."""
+    """Return whether a checkpoint follows `step`, counted from 1: the first of every `every`."""
     return (step - 1) % every == 0
 
 
@@ -198,7 +200,7 @@ def _tensors(state: object) -> Iterator[torch.Tensor]:
 
 
 def _field(text: str, name: str) -> int | None:
-    """Bytes of a field in kB, from a file of /proc on one line."""
+    """Return the bytes of a field in kB, from the text of a /proc file on one line."""
     words = text.split()
     return int(words[words.index(name) + 1]) * 1024 if name in words else None
 

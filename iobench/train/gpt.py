@@ -31,7 +31,9 @@ class Gpt(nn.Module):
 
     @classmethod
     def of_size(cls, params: int) -> Gpt:
-        """The model whose number of parameters is nearest to `params`; 64 times as wide as deep.
+        """Return the model with the number of parameters nearest to `params`.
+
+        Its width is about 64 times its depth.
 
         A block has about 12 width^2 parameters. Raises OptionError below 100,000.
         """
@@ -44,7 +46,7 @@ class Gpt(nn.Module):
         return cls(width=width, depth=depth)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits for the token after each of `tokens` (batch, length up to CONTEXT)."""
+        """Return logits for the token after each of `tokens` (batch, length up to CONTEXT)."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
         hidden = self.tokens(tokens) + self.positions(places)
         for block in self.blocks:
@@ -53,7 +55,7 @@ class Gpt(nn.Module):
         return logits
 
     def loss(self, tokens: Tensor) -> Tensor:
-        """Mean cross entropy of guessing each token from those before it."""
+        """Return the mean cross entropy of predicting each token from those before it."""
         logits = self(tokens[:, :-1])
         return functional.cross_entropy(logits.reshape(-1, VOCABULARY), tokens[:, 1:].reshape(-1))
 
@@ -80,7 +82,7 @@ class _Block(nn.Module):
 
 
 def _depths(width: int) -> range:
-    """About a layer for each 64 of width, as models of all sizes have."""
+    """Return the depths to try: about one layer per 64 of width, usual for models of all sizes."""
     usual = max(1, width // 64)
     return range(max(1, usual // 2), usual * 2 + 1)
 

@@ -1,4 +1,4 @@
-"""How fast this machine copies memory: what a snapshot is compared with."""
+"""Memory copy rate of this machine: the reference for the rate of a snapshot."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _MEMCPY_BYTES, _MEMCPY_ROUNDS = 256 * MIB, 5
 
 
 def memcpy_bytes_per_s(size_bytes: int) -> float:
-    """How fast memory that is there is copied: the better of torch, all threads, and numpy, one.
+    """Return the rate of copies between allocated buffers.
 
-    Medians of 5 copies of 256 MiB, or of `size_bytes` where that is less.
+    It is the better of torch, with all threads, and numpy, with one. Each is the median of 5 copies
+    of 256 MiB, or of `size_bytes` where that is less.
     """
     count = min(size_bytes, _MEMCPY_BYTES)
     source, copy = torch.ones(count, dtype=torch.uint8), torch.ones(count, dtype=torch.uint8)

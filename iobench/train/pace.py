@@ -1,4 +1,4 @@
-"""Pace: how many training steps lie between two checkpoints, given or found from measured times."""
+"""Pace: the number of training steps between two checkpoints, given or from measured times."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _BUDGET = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """`steps` when given, else as many as last `persists` persist times, or as keep to `budget`.
+    """A rule for the steps between two checkpoints. One of the three fields is given.
 
-    `budget` is a fraction of training time, and CheckFreq's rule: see `shortest_interval`.
+    `steps` is the number itself. `persists` is a number of persist times that the interval lasts.
+    `budget` is a fraction of training time, for CheckFreq's rule: see `shortest_interval`.
     """
 
     steps: int | None = None
@@ -30,7 +31,7 @@ class Pace:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Of `20`, `2xpersist` or `3.5%`. Raises OptionError for anything else."""
+        """Parse `20`, `2xpersist` or `3.5%`. Raises OptionError for anything else."""
         if text.isdecimal() and int(text):
             return cls(steps=int(text))
         if (found := _PERSISTS.fullmatch(text)) and float(found[1]):
@@ -48,7 +49,7 @@ class Pace:
         return f"{self.persists:g}xpersist" if self.persists else f"{100 * (self.budget or 0):g}%"
 
     def steps_for(self, probe: StepTimes) -> int:
-        """The steps between two checkpoints where saves take what `probe` took; 1 or more."""
+        """Return the steps between two checkpoints, from the times of `probe`; at least 1."""
         if self.steps is not None:
             return self.steps
         if self.persists is not None:
@@ -63,8 +64,8 @@ class Pace:
 
 
 def whole_intervals(steps: int, every: int) -> int:
-    """At least `steps` steps in which every checkpoint is followed by a whole interval.
+    """Return at least `steps` steps, in which a whole interval follows every checkpoint.
 
-    The first is taken after the first step, so it is one step more than the intervals have.
+    The first checkpoint is taken after the first step, so one step is added to the intervals.
     """
     return -(-steps // every) * every + 1

@@ -1,4 +1,4 @@
-"""StepTimes: what a step and a background save take, measured before any block is timed."""
+"""StepTimes: the times of a step and a background save, measured before the first block."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TAKEN = 3
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """Medians, in seconds. `step_s` is without a save in flight, `persist_s` during steps."""
+    """Medians, in seconds. `step_s` is without a save in flight; `persist_s` is during steps."""
 
     step_s: float
     stall_s: float
@@ -28,7 +28,7 @@ class StepTimes:
 def probe(trainer: Trainer, arm: Arm, directory: Path, simulated_s: float) -> StepTimes:
     """Train with 3 saves of `arm`, a background mode, each durable before the next begins.
 
-    One more is taken before, so that memory is there. Leaves its last checkpoint in the new
+    One more save before them allocates the memory. Leaves its last checkpoint in the new
     `directory`. Raises what the writer raises.
     """
     saver = saver_for(arm, directory)

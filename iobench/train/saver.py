@@ -1,4 +1,4 @@
-"""Saver: takes the checkpoints of one block of training in the way of its arm, and counts them."""
+"""Saver: takes the checkpoints of one block of training in the mode of its arm, and counts them."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ __all__ = ["Saver", "saver_for"]
 
 
 class Saver(ABC):
-    """Takes checkpoints and keeps the last one. To be closed, whatever happens."""
+    """Takes checkpoints and keeps the last one. The caller must close it, also after an error."""
 
     @abstractmethod
     def save(self, state: Any, step: int) -> None:
-        """Take a checkpoint; on return the state may change as the arm's mode allows."""
+        """Take a checkpoint. After the return the state may change as the arm's mode allows."""
 
     def before_update(self) -> None:  # noqa: B027
         """Wait until the state may change."""
 
     @abstractmethod
     def wait(self) -> None:
-        """Wait until every checkpoint is durable. Raises what failed."""
+        """Wait until every checkpoint is durable. Raises the error of a failed save."""
 
     @property
     @abstractmethod
     def persisting(self) -> bool:
-        """Whether a checkpoint is on its way to storage."""
+        """Whether a checkpoint is in flight to storage."""
 
     @abstractmethod
     def saves(self) -> tuple[TrainSave, ...]:
-        """What became of each, oldest first."""
+        """Return the result of each save, oldest first."""
 
     @abstractmethod
     def load(self) -> Any:
-        """The state of the last checkpoint."""
+        """Return the state of the last checkpoint."""
 
     @abstractmethod
     def close(self) -> None:
-        """Wait and give memory back."""
+        """Wait for the saves, and free the memory."""
 
 
 def saver_for(arm: Arm, directory: Path) -> Saver:
-    """The saver of `arm`, its checkpoints in `directory`, which it makes."""
+    """Return the saver of `arm`. It creates `directory` for its checkpoints."""
     if arm.by is None:
         return _NoSaver()
     if isinstance(arm.by, TorchSave):
@@ -67,10 +67,10 @@ def saver_for(arm: Arm, directory: Path) -> Saver:
 
 class _NoSaver(Saver):
     def save(self, state: Any, step: int) -> None:
-        """Nothing is taken."""
+        """Take no checkpoint."""
 
     def wait(self) -> None:
-        """There is nothing to wait for."""
+        """Return at once: there is nothing to wait for."""
 
     @property
     def persisting(self) -> bool:
@@ -83,11 +83,11 @@ class _NoSaver(Saver):
         raise AssertionError("no checkpoint was taken")
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Return at once: there is nothing to close."""
 
 
 class _OurSaver(Saver):
-    """A Checkpointer."""
+    """Saves with a Checkpointer."""
 
     def __init__(self, arm: Arm, writer: Writer, directory: Path) -> None:
         self._sync = arm.mode == "sync"
@@ -98,7 +98,7 @@ class _OurSaver(Saver):
             keep=KeepLast(1),
             lazy=arm.mode == "lazy",
         )
-        self._saves: list[Save] = []  # all of them: a Checkpointer tells of the last ones only
+        self._saves: list[Save] = []  # all saves: a Checkpointer reports the last ones only
 
     def save(self, state: Any, step: int) -> None:
         take = self._checkpointer.save if self._sync else self._checkpointer.save_async
@@ -133,9 +133,10 @@ class _OurSaver(Saver):
 
 
 class _StockSaver(Saver):
-    """torch.save to a file aside, fsync, rename, fsync of the directory.
+    """Saves with torch.save to a temporary file, fsync, rename, and fsync of the directory.
 
-    In the background: of a copy in new memory, by one thread that the next save waits for.
+    In the background, one thread does this with a copy of the state in new memory. The next save
+    waits for that thread.
     """
 
     def __init__(self, peer: TorchSave, directory: Path, *, background: bool) -> None:
@@ -206,7 +207,7 @@ class _StockSaver(Saver):
 
 
 def _copied(state: Any) -> Any:
-    """`state` with every tensor in new memory on the host."""
+    """Return `state` with every tensor copied to new host memory."""
     if isinstance(state, torch.Tensor):
         return torch.empty_like(state, device="cpu").copy_(state)
     if isinstance(state, dict):

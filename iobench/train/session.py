@@ -44,21 +44,21 @@ _ON_STORAGE = 2  # checkpoints at a time: the last one, and the one being writte
 
 
 class TrainingProgress(Protocol):
-    """Is told what a session does."""
+    """Receives the progress of a session."""
 
     def begin(self, steps: int) -> None:
-        """So many blocks will follow."""
+        """Report the number of the steps of the session."""
 
     def step(self, what: str) -> None:
-        """The next one begins."""
+        """Report that the next step of the session begins."""
 
     def block(self, label: str, block: TrainBlock) -> None:
-        """One was recorded."""
+        """Report a recorded block."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Rhythm:
-    """The steps of a block and of an interval; `probe`, of `arm`, is what the latter comes from."""
+    """The steps of a block and of an interval; the interval may be from a `probe` of `arm`."""
 
     steps: int
     every: int
@@ -68,10 +68,10 @@ class _Rhythm:
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """What to train and how. `size_bytes` is that of a checkpoint: `workload`'s shard, scaled.
+    """A training to measure. `size_bytes` is the size of a checkpoint: `workload`'s shard, scaled.
 
-    A block has `steps` steps; where `pace` is measured, whole intervals of as many at least.
-    `simulated_s` is how long a step takes at least, 0 for as long as it takes.
+    A block has `steps` steps. Where `pace` is measured, it has whole intervals with at least
+    `steps` steps. `simulated_s` is the shortest time of a step; 0 for a step that is not simulated.
     """
 
     workload: Workload
@@ -91,7 +91,7 @@ class Session:
     seed: int
 
     def lines(self) -> list[str]:
-        """The plan in words, before anything is measured."""
+        """Return the plan in words, before anything is measured."""
         scale = f", {self.workload.scale.text}" if self.workload.scale else ""
         step = format_seconds(self.simulated_s) if self.simulated_s else "as long as it takes"
         return [
@@ -112,8 +112,9 @@ class Session:
     def run(self, results: ResultWriter, progress: TrainingProgress) -> None:
         """Write the run's header and a record per block. Nothing stays in the target.
 
-        The arms take turns in the order A B C, then C B A, so that what drifts hits them alike. A
-        block whose losses differ is recorded so. Raises what a writer raises: the run ends there.
+        The arms take turns in the order A B C, then C B A, so that a drift affects them alike. The
+        record of a block says whether its losses differ. Raises what a writer raises, which ends
+        the run.
         """
         progress.begin(1 + len(self.arms) * self.repeat)
         progress.step("preparing")
@@ -171,13 +172,14 @@ class Session:
         )
 
     def _rhythm(self, trainer: Trainer) -> _Rhythm:
-        """As asked, or by what saves of the first arm in the background take."""
+        """Return the requested rhythm, or that from saves of the first background arm."""
         if self.pace.steps is not None:
             return _Rhythm(steps=self.steps, every=self.pace.steps)
         arm = next(arm for arm in self.arms if arm.background)
         every = 1
         with self.target.scratch() as scratch:
-            # A simulated step changes its share of an interval's change: again with the right one.
+            # The interval sets the part of the ballast that a simulated step changes. So the probe
+            # runs again with the right part.
             for _ in range(2 if self.simulated_s else 1):
                 trainer.change_in_parts(every)
                 directory = Path(scratch.locate("probe"))
@@ -242,12 +244,11 @@ def make_session(
     seed: int = 0,
     rank: int = 0,
 ) -> Session:
-    """A session that was checked: writers work in the target, memory and space suffice.
+    """Return a checked session: writers work in the target, memory and space suffice.
 
-    With `scale_step` the simulated step is as much shorter than the published one as the checkpoint
-    is smaller than at full size, so that saves take the share of time that they take there.
-
-    Raises UsageError and its kin, UnavailableError.
+    With `scale_step` the simulated step is scaled by the same factor as the checkpoint. So saves
+    take the same share of time as at full size. Raises UsageError and its subclasses, and
+    UnavailableError.
     """
     pace = Pace.parse(every)
     if pace.steps and steps < pace.steps:
@@ -295,7 +296,7 @@ def make_session(
 
 
 def _check_room(session: Session) -> None:
-    """Memory for the state, an arm's copies and what a resume loads; space for two checkpoints."""
+    """Check memory for the state, an arm's copies and a resume, and space for two checkpoints."""
     size_bytes = session.size_bytes
     needed = size_bytes * (2 + most_copies(session.arms))
     available = available_bytes()

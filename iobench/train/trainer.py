@@ -1,4 +1,4 @@
-"""Trainer: a real training loop, the same losses for the same seed, resumable bit for bit."""
+"""Trainer: a real training loop with equal losses for equal seeds, resumable bit for bit."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["Trainer"]
 class Trainer:
     """Trains a Gpt of about `params` parameters with AdamW on `device`.
 
-    The batch of a step depends on `seed` and the step alone, so a run that is resumed sees what it
-    would have seen. `ballast_bytes` are added to the state, to give it the size of another model's;
-    a step changes all of them (see `change_in_parts`). Steps compute in `threads` threads, None
-    for torch's own number.
+    The batch of a step depends only on `seed` and the step, so a resumed run has the same batches.
+    `ballast_bytes` are added to the state, to give it the size of another model's. A step changes
+    all of them (see `change_in_parts`). Steps compute in `threads` threads; None for torch's own
+    number.
     """
 
     def __init__(
@@ -49,14 +49,15 @@ class Trainer:
         """The shortest update of parameters so far, in seconds; 0 before the first."""
 
     def change_in_parts(self, parts: int) -> None:
-        """Go back to the start; from now on a step changes one of so many parts of the ballast."""
+        """Go back to the start; from now on a step changes one of `parts` parts of the ballast."""
         self.rewind()
         self._parts = self._ballast.chunk(parts)
 
     def step(self, before_update: Callable[[], None] = lambda: None) -> float:
-        """Train on the next batch; its loss. `before_update` is called when gradients are there.
+        """Train on the next batch and return its loss.
 
-        Parameters, optimizer state and ballast change after `before_update` and not before.
+        `before_update` is called when the gradients are computed. Parameters, optimizer state and
+        ballast change only after it.
         """
         if self._threads is None:
             return self._step(before_update)
@@ -81,7 +82,7 @@ class Trainer:
         return value
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold to go on from here. Its tensors are the trainer's own."""
+        """Return the state that a checkpoint must hold. Its tensors are the trainer's own."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -90,14 +91,14 @@ class Trainer:
         }
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Go on from a state that `state` gave. Copies it."""
+        """Go on from a state that `state` returned. Copies it."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self._ballast.copy_(state["ballast"])
         self.steps_done = state["steps_done"]
 
     def rewind(self) -> None:
-        """Back to before the first step, bit for bit, in the memory that is there."""
+        """Go back to the state before the first step, bit for bit, in the same memory."""
         self.model.load_state_dict(self._initial)
         self.optimizer = self._new_optimizer()
         for index, part in enumerate(self._parts):
@@ -110,6 +111,6 @@ class Trainer:
     def _tokens(self) -> torch.Tensor:
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self.steps_done)
         shape = (self._batch, CONTEXT + 1)
-        # A walk, so that there is something to learn: each token is near the one before it.
+        # A random walk gives the model something to learn: each token is near the one before it.
         walk = torch.randint(-2, 3, shape, generator=generator).cumsum(dim=1)
         return (walk % VOCABULARY).to(self._device)

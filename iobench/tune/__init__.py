@@ -1,7 +1,7 @@
 """Tuning: space -> race -> refine -> confirm -> writer.toml.
 
-Every decision is a pure function of the measurements: `Tuner` asks a `measure` function for each of
-them, and what it asks next depends on their values and recorded durations only. So a journal that
-is read back leads to the same place, which is how an interrupted tuning is resumed and how the
-tests replay recorded and synthetic samples. Why it is built so: docs/autotune.md.
+Every decision is a pure function of the measurements. `Tuner` calls a `measure` function for each
+trial, and the next trial depends only on the values and recorded durations of the earlier ones. So
+a replayed journal leads to the same decisions. An interrupted tuning is resumed this way, and the
+tests replay recorded and synthetic samples this way. docs/autotune.md explains the design.
 """

@@ -1,4 +1,4 @@
-"""Budget: seconds and bytes written that a tuning may spend, and how they are shared out."""
+"""Budget: the seconds and written bytes that a tuning may spend, and their shares by phase."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ __all__ = ["DEFAULT_BYTES", "DEFAULT_SECONDS", "SLACK", "Budget", "Cost"]
 
 DEFAULT_SECONDS, DEFAULT_BYTES = 180.0, 60 * GIB
 SLACK = 1.25
-"""Trials of the confirmation are taken to last this much longer than those before."""
+"""Factor by which trials of the confirmation are expected to last longer than earlier trials."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Seconds and bytes written: what trials are expected to take, or what is there for them."""
+    """Seconds and written bytes: the expected cost of trials, or a part of the budget."""
 
     time_s: float
     written_bytes: int
 
     def covers(self, other: Cost, *, times: int = 1) -> bool:
-        """Whether it is enough for `other`, so many times."""
+        """Return whether this is enough for `times` times `other`."""
         return (
             times * other.written_bytes <= self.written_bytes
             and times * other.time_s <= self.time_s
@@ -32,11 +32,12 @@ class Cost:
 
 @dataclass(kw_only=True)
 class Budget:
-    """What may be spent, and what was. No trial begins that is not expected to fit.
+    """The limits of a tuning and what it has spent. A trial begins only if it is expected to fit.
 
-    Bytes are known before, so `max_bytes` holds; a last trial may be slower than expected, so
-    `max_s` may be exceeded by that much. `set_aside` parts what is left in two: the confirmation's
-    `reserve`, and the race's `share`, of which the race is told how much is left, of 1.
+    The bytes of a trial are known before it begins, so `max_bytes` is never exceeded. The last
+    trial may be slower than expected, so `max_s` may be exceeded by that much. `set_aside` divides
+    the rest in two: the confirmation's `reserve` and the race's `share`. `left` is the fraction of
+    the race's share that is left.
     """
 
     max_s: float = DEFAULT_SECONDS
@@ -55,13 +56,13 @@ class Budget:
         self.set_aside(self.reserve)
 
     def spend(self, one: Measurement) -> None:
-        """Count what a trial took."""
+        """Add the time and the written bytes of a trial."""
         self.spent_s += one.spent_s
         self.written_bytes += one.written_bytes
 
     @property
     def left_s(self) -> float:
-        """Below zero once trials were slower than expected."""
+        """Seconds left; negative after trials that were slower than expected."""
         return self.max_s - self.spent_s
 
     @property
@@ -69,40 +70,40 @@ class Budget:
         return self.max_bytes - self.written_bytes
 
     def set_aside(self, reserve: Cost) -> None:
-        """Keep `reserve` for the confirmation; all else that is left now is the race's share."""
+        """Keep `reserve` for the confirmation; the rest of what is left is the race's share."""
         self.reserve, self.share = reserve, self._beside(reserve)
 
     def part(self, cost: Cost) -> float:
-        """What `cost` is of the race's share: of its seconds or its bytes, whichever is more."""
+        """Return `cost` as a fraction of the race's share: of seconds or bytes, the larger."""
         return max(cost.written_bytes / self.share.written_bytes, cost.time_s / self.share.time_s)
 
     @property
     def left(self) -> float:
-        """What is left of the race's share, of 1: of its seconds or its bytes, what is less."""
+        """The fraction of the race's share that is left: of seconds or bytes, the smaller."""
         left = self._beside(self.reserve)
         return min(left.written_bytes / self.share.written_bytes, left.time_s / self.share.time_s)
 
     def races(self, cost: Cost, *, until: float) -> bool:
-        """Whether a round of the race may begin: after it, `until` of the share must be left."""
+        """Return whether a round of the race may begin: it must leave `until` of the share."""
         return self.left - self.part(cost) >= until
 
     def affordable(self, each: Cost, *, rounds: int, until: float) -> int:
-        """How many settings can take part in so many rounds until only `until` is left."""
+        """Return how many settings can run `rounds` rounds and leave `until` of the share."""
         return max(0, int((self.left - until) / (rounds * self.part(each))))
 
     def confirms(self, cost: Cost, *, enough: bool) -> bool:
-        """Whether a round of the confirmation may begin.
+        """Return whether a round of the confirmation may begin.
 
-        Its bytes must fit. Its time must where there are `enough` samples already; until then it
-        may be overdrawn by as much again as was set aside: that the storage became slower is no
-        reason to have no answer.
+        Its bytes must always fit. Its time must fit once there are `enough` samples. Before that,
+        the time may be exceeded by up to the reserve's seconds, so that a tuning has an answer even
+        where the storage became slower.
         """
         if cost.written_bytes > self.left_bytes or self.left_s < -self.reserve.time_s:
             return False
         return not enough or self.left_s >= SLACK * cost.time_s
 
     def _beside(self, reserve: Cost) -> Cost:
-        """What is left now but for `reserve`."""
+        """Return what is left now, without `reserve`."""
         return Cost(
             time_s=self.left_s - reserve.time_s,
             written_bytes=self.left_bytes - reserve.written_bytes,

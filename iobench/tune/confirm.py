@@ -1,4 +1,4 @@
-"""Confirmation: fresh samples of a few settings, and what may be said of them. No clock, no I/O."""
+"""Confirmation: fresh samples of a few settings, and the choice by them. No clock, no I/O."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["Confirmation", "ConfirmedChoice"]
 
 @dataclass(frozen=True, kw_only=True)
 class ConfirmedChoice:
-    """Who is chosen, and why that may be said.
+    """The chosen setting, and the evidence for it.
 
-    `over_baseline` is how the chosen one compares with the baseline, None for the baseline itself.
-    `equals` are those that it is not shown to be better than, `refuted` whether the race's leader
-    was shown worse than another, or not shown better than the baseline.
+    `over_baseline` is its difference from the baseline, None for the baseline itself. `equals` are
+    the settings that it is not shown to be better than. `refuted` is true where the race's leader
+    was shown worse than another, or was not shown better than the baseline.
     """
 
     chosen: str
@@ -31,7 +31,7 @@ class ConfirmedChoice:
 class Confirmation:
     """Losses by contender and round. The first of `contenders` led the race.
 
-    The baseline is a contender like the others, and is chosen unless another is shown better.
+    The baseline is a contender too. It is chosen unless another contender is shown better.
     """
 
     contenders: list[str]
@@ -40,26 +40,26 @@ class Confirmation:
     failed: dict[str, str] = field(default_factory=dict)
 
     eliminated: set[str] = field(default_factory=set)
-    """Those that a first look showed clearly worse: they run no more, and are not chosen."""
+    """Contenders that the first look showed clearly worse: not run again, and not chosen."""
 
     def join(self, names: Iterable[str]) -> None:
-        """`names` take part from the next round on."""
+        """Add `names` as contenders from the next round on."""
         self.contenders += names
 
     def eliminate(self, name: str) -> None:
-        """`name` runs no more."""
+        """Eliminate `name`: it is not run again."""
         self.eliminated.add(name)
 
     def record(self, name: str, number: int, loss: float) -> None:
         self.losses.setdefault(name, {})[number] = loss
 
     def fail(self, name: str, cause: str) -> None:
-        """`name` is out: it did not do what it must."""
+        """Record that `name` failed, and why: it is not run again, and not chosen."""
         self.failed[name] = cause
 
     @property
     def able(self) -> list[str]:
-        """Those that have neither failed nor been eliminated."""
+        """The contenders that still take part: not failed, not eliminated."""
         out = self.failed.keys() | self.eliminated
         return [name for name in self.contenders if name not in out]
 
@@ -70,7 +70,7 @@ class Confirmation:
         return bool(able) and all(len(self.losses.get(n, {})) >= LEAST_SAMPLES for n in able)
 
     def compare(self, name: str, other: str) -> Difference | None:
-        """How many times better `name` is than `other`, round by round; None without any."""
+        """Return how many times better `name` is than `other`; None without a common round."""
         mine, others = self.losses.get(name, {}), self.losses.get(other, {})
         both = sorted(mine.keys() & others.keys())
         if not both:
@@ -79,7 +79,7 @@ class Confirmation:
         return Difference(ratio=ratio, floor=LEAST_FLOOR)
 
     def verdict(self) -> ConfirmedChoice | None:
-        """What the samples bear out; None when there are not enough of them."""
+        """Return the choice that the samples support; None when there are too few of them."""
         if not self.enough:
             return None
         able = self.able
@@ -110,7 +110,7 @@ class Confirmation:
         )
 
     def _merit(self, name: str) -> float:
-        """The median over rounds of how much less it lost than the others together."""
+        """Return the median over rounds of how much less it lost than the others together."""
         mine = self.losses[name]
         able = self.able
         logs = []

@@ -1,4 +1,4 @@
-"""The writer's file of a tuning: writer, options, and what a reader must know, in ten seconds."""
+"""The writer's file of a tuning: the writer, its options, and a comment with the main results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["check_output", "emit", "write"]
 
 
 def emit(outcome: Outcome, tuning: Tuning, header: TuningRecord) -> str:
-    """The text of the file from which `iobench.load_writer` makes the tuned writer."""
+    """Return the text of the file from which `iobench.load_writer` makes the tuned writer."""
     tuned = _tuned(outcome, tuning, header)
     return dump_writer(
         outcome.chosen.make(),
@@ -32,7 +32,7 @@ def emit(outcome: Outcome, tuning: Tuning, header: TuningRecord) -> str:
 
 
 def check_output(path: Path) -> None:
-    """Raise UsageError for a file that must not be replaced, or cannot be made."""
+    """Raise UsageError for a file that must not be replaced or cannot be created."""
     if path.exists():
         try:
             read_config(path)
@@ -45,7 +45,7 @@ def check_output(path: Path) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Replace `path` by `text`, whole or not at all; durable on return. Raises UsageError."""
+    """Replace `path` with `text`, atomically; durable on return. Raises UsageError."""
     try:
         write_text(path, text)
     except OSError as error:
@@ -99,7 +99,7 @@ def _comment(outcome: Outcome, tuned: Tuned) -> Iterator[str]:
 
 
 def _format(tuning: Tuning) -> str:
-    """The format that most of the workload's bytes have."""
+    """Return the format that most of the workload's bytes have."""
     sizes: Counter[str] = Counter()
     for spec in tuning.workload.files(tuning.rank):
         sizes[spec.format] += spec.size_bytes
@@ -107,7 +107,7 @@ def _format(tuning: Tuning) -> str:
 
 
 def machine_words(header: TuningRecord) -> str:
-    """`vm, Linux 6.18, AMD EPYC, 2 CPUs, 23.54 GiB memory`."""
+    """Return `vm, Linux 6.18, AMD EPYC, 2 CPUs, 23.54 GiB memory`."""
     machine = header.machine
     memory = machine["memory"]["total_bytes"]
     parts = [
@@ -121,7 +121,7 @@ def machine_words(header: TuningRecord) -> str:
 
 
 def storage_words(header: TuningRecord) -> str:
-    """`ext4 on vda`, `s3 at http://127.0.0.1:9000`."""
+    """Return `ext4 on vda` or `s3 at http://127.0.0.1:9000`."""
     storage = header.storage
     device = storage.get("device")
     below = device["name"] if device else storage.get("endpoint") or storage.get("source")

@@ -1,4 +1,4 @@
-"""What a tuning will take: the tuner's own decisions, on rates that a few short trials found."""
+"""The expected cost of a tuning: the tuner runs on the rates that a few short trials measured."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _NOISE = 0.03  # of a log, so that the race has something to decide
 
 
 def expected(tuning: Tuning) -> Budget:
-    """The time and bytes that `tuning` will spend, by one short trial of each known setting.
+    """Return the time and bytes that `tuning` will spend, from a short trial of each known setting.
 
-    A setting that was not tried is taken to be as fast as its writer's default. Raises what the
+    A setting without a trial is assumed to be as fast as its writer's default. Raises what the
     tuning would: UsageError for a budget that is too small, IobenchError when everything fails.
     """
     probed: dict[str, Measurement] = {}
@@ -46,7 +46,7 @@ def expected(tuning: Tuning) -> Budget:
 
 
 class _Played:
-    """Answers as fast as the probes were, in proportion to the size."""
+    """Returns measurements at the rates of the probes, in proportion to the size."""
 
     def __init__(
         self, probed: Mapping[str, Measurement], step: Step, objective: Objective, seed: int

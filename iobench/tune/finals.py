@@ -1,4 +1,4 @@
-"""Finals: the rounds of a confirmation, with a first look at every family that came close."""
+"""Finals: the rounds of a confirmation, with a first look at every close family of settings."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from iobench.units import format_size
 __all__ = ["CLOSE", "LOOK_ROUNDS", "STAYING", "Finals"]
 
 CLOSE = 2.0
-"""A writer within so many times the leader's loss is a family that may still win."""
+"""A writer whose loss is at most this many times the leader's is a family that may still win."""
 LOOK_ROUNDS = 2
-"""All contenders run so many rounds; then those that are clearly worse are eliminated."""
+"""Rounds of the first look, with all contenders. Clearly worse ones are eliminated after it."""
 STAYING = 4
-"""So many run on after the look: what the budget sets aside for them."""
+"""Contenders, baseline included, that run on after the look. The budget reserves time for them."""
 
 _CLEARLY_WORSE = 1.25  # times the best, in every round of the look
 _CONTRADICTED = 1.10  # the race's leader, of another family than the best
-_ROUNDS = 9  # from which on an interval may leave out an extreme sample
+_ROUNDS = 9  # from 9 samples on, an interval may leave out an extreme sample
 
 
 @dataclass(kw_only=True)
 class Finals:
     """Confirms the race's leader next to the best setting of each family that came close.
 
-    A family is a writer with all its settings. The race runs at smaller sizes and earlier, so its
-    order may not hold. Where the look contradicts it, settings of the better family that the race
-    had dropped come back.
+    A family is a writer with all its settings. The race runs earlier and at smaller sizes, so its
+    order may not hold. Where the look contradicts that order, settings of the better family that
+    the race had dropped take part again.
     """
 
     space: Space
@@ -51,7 +51,7 @@ class Finals:
     _order: list[str] = field(default_factory=list, init=False)
 
     def run(self) -> Confirmation:
-        """Run rounds until every contender has enough of them or the budget is spent."""
+        """Run rounds until every contender has enough samples or the budget is spent."""
         contenders = self.contenders()
         confirmation = Confirmation(contenders=contenders, baseline=self.space.baseline.label)
         self.progress.phase(
@@ -70,7 +70,7 @@ class Finals:
         return confirmation
 
     def contenders(self) -> list[str]:
-        """Return leader, runner-up, best known setting, one of each close family and baseline."""
+        """Return leader, runner-up, best known setting, best of each close family, and baseline."""
         able = {name: one.candidate for name, one in self.race.trials.items() if one.able}
         known = self.rounds.by_probe(name for name, one in able.items() if one.well_known)
         best_known = self.race.ranked(known) or known
@@ -85,7 +85,7 @@ class Finals:
         return list(dict.fromkeys(chosen))
 
     def _of_family(self, writer: str) -> list[str]:
-        """Return the measured settings of a writer, the best first, eliminated ones too."""
+        """Return the measured settings of a writer, best first, including eliminated ones."""
         return self.race.ranked(
             name
             for name, one in self.race.trials.items()
@@ -108,9 +108,9 @@ class Finals:
         return True
 
     def _eliminate(self, confirmation: Confirmation) -> None:
-        """Eliminate who is clearly worse than the best in every round, and who is one too many.
+        """Eliminate settings that are clearly worse than the best in every round, or too many.
 
-        The baseline stays.
+        At most `STAYING` contenders stay, the baseline among them.
         """
         ranked = self._ranked(confirmation)
         for place, name in enumerate(one for one in ranked if one != confirmation.baseline):
@@ -119,7 +119,7 @@ class Finals:
                 confirmation.eliminate(name)
 
     def _bring_back(self, confirmation: Confirmation) -> None:
-        """Add settings of the best family where the race had led with another, worse one."""
+        """Add settings of the best family where the race's leader is of another, worse family."""
         leader, best = confirmation.contenders[0], self._ranked(confirmation)[0]
         if self._writer(best) == self._writer(leader):
             return
@@ -148,7 +148,7 @@ class Finals:
         return max(0, rounds // LEAST_SAMPLES - len(confirmation.able))
 
     def _ranked(self, confirmation: Confirmation) -> list[str]:
-        """Return those that are able, the one with the least median loss first."""
+        """Return the able contenders by median loss, the smallest first."""
         return sorted(
             confirmation.able, key=lambda name: median(list(confirmation.losses[name].values()))
         )

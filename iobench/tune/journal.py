@@ -1,10 +1,10 @@
-"""Journal: every measurement of a tuning, one JSON line each, from which it can be gone on with.
+"""Journal: the measurements of a tuning, one JSON line each, from which a tuning is resumed.
 
-    {"schema": "iobench.tune/1", "kind": "tuning", ...}    what was asked, where, on which machine
+    {"schema": "iobench.tune/1", "kind": "tuning", ...}    the request, the storage, the machine
     {"schema": "iobench.tune/1", "kind": "trial", ...}     one per measurement, in order
-    {"schema": "iobench.tune/1", "kind": "end", ...}       how it ended; a resumed one goes on below
+    {"schema": "iobench.tune/1", "kind": "end", ...}       how it ended; a resumed tuning appends
 
-Append-only. Decisions are not in it: they follow from the measurements.
+Append-only. It does not hold decisions: they follow from the measurements.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FAMILY, _VERSION = SCHEMA.split("/")
 
 @dataclass(frozen=True, kw_only=True)
 class TuningRecord:
-    """The first line: everything that decides what a tuning asks for."""
+    """The first line: everything that determines which trials a tuning makes."""
 
     kind: ClassVar[str] = "tuning"
 
@@ -46,7 +46,7 @@ class TuningRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRecord:
-    """One measurement: of which candidate, in which step."""
+    """One measurement, with its candidate and its step."""
 
     kind: ClassVar[str] = "trial"
 
@@ -73,13 +73,13 @@ class TrialRecord:
         )
 
     def answers(self, candidate: Candidate, step: Step) -> bool:
-        """Whether it is the measurement of this candidate in this step."""
+        """Return whether this is the measurement of `candidate` in `step`."""
         return self == TrialRecord.of(candidate, step, self.measured)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndRecord:
-    """How a sitting ended."""
+    """How one process of a tuning ended."""
 
     kind: ClassVar[str] = "end"
 
@@ -90,7 +90,7 @@ class EndRecord:
 
 @dataclass(kw_only=True)
 class Journal:
-    """An open journal: what it holds already, and where more is appended."""
+    """An open journal: its records so far, and the file to which more are appended."""
 
     path: Path
     header: TuningRecord
@@ -100,7 +100,7 @@ class Journal:
     @classmethod
     @contextmanager
     def create(cls, path: Path, header: TuningRecord) -> Iterator[Journal]:
-        """A new journal. Raises ResultFileError when there is such a file, or none can be made."""
+        """Open a new journal. Raises ResultFileError when the file exists or cannot be created."""
         check_new(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,9 +116,9 @@ class Journal:
     @classmethod
     @contextmanager
     def resume(cls, path: Path) -> Iterator[Journal]:
-        """The journal in `path`, opened to go on. Raises ResultFileError for anything else.
+        """Open the journal in `path` to append to it. Raises ResultFileError for another file.
 
-        A line that a killed process left unfinished is cut off.
+        An unfinished last line, which a killed process leaves, is removed.
         """
         header, trials, whole = _read(path)
         try:
@@ -131,12 +131,12 @@ class Journal:
             yield journal
 
     def write(self, record: TrialRecord) -> None:
-        """Append one measurement. Raises ResultFileError; nothing of it stays then."""
+        """Append one measurement. Raises ResultFileError, and leaves no part of the line then."""
         self._append(record)
 
     @contextmanager
     def _closing(self) -> Iterator[None]:
-        """End the journal with how the block ended, and close it."""
+        """Append how the `with` block ended, and close the journal."""
         try:
             yield
         except KeyboardInterrupt:
@@ -171,7 +171,7 @@ class Journal:
 
 
 def check_new(path: Path) -> None:
-    """Raise ResultFileError when there is a file at `path`: no journal is overwritten."""
+    """Raise ResultFileError when `path` exists: a journal is never overwritten."""
     if path.exists():
         raise ResultFileError(
             f"{path} exists and is not overwritten; go on with it by --resume {path}, or choose "
@@ -180,13 +180,13 @@ def check_new(path: Path) -> None:
 
 
 def read_journal(path: Path) -> tuple[TuningRecord, list[TrialRecord]]:
-    """Header and measurements of the journal in `path`. Raises ResultFileError for another."""
+    """Return header and measurements of the journal in `path`. Raises ResultFileError."""
     header, trials, _ = _read(path)
     return header, trials
 
 
 def _read(path: Path) -> tuple[TuningRecord, list[TrialRecord], int]:
-    """The header, the trials, and how many bytes of whole lines there are."""
+    """Return the header, the trials, and the bytes of all complete lines."""
     try:
         data = path.read_bytes()
     except OSError as error:

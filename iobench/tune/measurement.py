@@ -1,4 +1,4 @@
-"""Measurement: what one trial of one candidate gave; Step: which trial it was."""
+"""Measurement: the result of one trial of one candidate. Step: which trial it is."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Phase = Literal["probe", "race", "refine", "confirm"]
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One trial to make: `size_bytes` of checkpoint are asked for, what fits is moved.
+    """One trial to make, with a checkpoint of about `size_bytes`, as the workload can be scaled.
 
-    Rounds are numbered through all phases. With `verify` the restore is made and compared even
+    Round numbers continue from phase to phase. With `verify` the restore is made and compared even
     where the objective does not need it.
     """
 
@@ -32,12 +32,13 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What a trial gave: samples, or the `error` that it failed with.
+    """The result of a trial: samples, or the `error` that it failed with.
 
-    `took_s` is how long the trial took with everything around it, `spent_s` the time since the
-    trial before (what was done between them included), `written_bytes` what it wrote at least.
-    `memory_bytes` is how much the resident memory of the process grew at most meanwhile; None where
-    the kernel does not tell. `stall_s` is how long one asynchronous checkpoint stops training.
+    `took_s` is the duration of the whole trial, with setup and cleanup. `spent_s` is the time since
+    the end of the previous trial, with all work between them. `written_bytes` is the least that it
+    wrote. `memory_bytes` is the largest growth of the process's resident memory during the trial,
+    None where the kernel does not report it. `stall_s` is how long one asynchronous checkpoint
+    stops training.
     """
 
     took_s: float
@@ -50,7 +51,7 @@ class Measurement:
     error: str | None = None
 
     def expected_s(self, times: float) -> float:
-        """How long a trial with so many times the bytes would take: what waits does not grow."""
+        """Return the seconds of a trial with `times` times the bytes: waiting does not grow."""
         moving_s = sum(sample.elapsed_s for sample in (self.save, self.restore) if sample)
         moving_s += (self.stall_s or 0.0) * 5
         moving_s += _OWN_S_PER_BYTE * self.written_bytes
@@ -59,6 +60,6 @@ class Measurement:
 
 
 class Measure(Protocol):
-    """Makes one trial. Raises only what concerns the target and not the candidate."""
+    """Makes one trial. Raises errors of the target only; a candidate's are in its measurement."""
 
     def __call__(self, candidate: Candidate, step: Step) -> Measurement: ...

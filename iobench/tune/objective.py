@@ -1,4 +1,4 @@
-"""Objective: what is to be small, and the limits that a setting must keep."""
+"""Objective: the loss that a tuning minimises, and the limits that a setting must keep."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _LEAST_ETTR = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """What a tuning minimises. Losses are positive; half the loss is twice as good.
+    """The loss that a tuning minimises. Losses are positive; half the loss is twice as good.
 
-    They are compared between checkpoints of one size only.
+    Only losses of checkpoints of equal size are compared.
 
     save       seconds per byte until a checkpoint is durable
     restore    seconds per byte of a cold restore
@@ -58,15 +58,15 @@ class Objective:
 
     @property
     def restores(self) -> bool:
-        """Whether restores are measured, and not only verified at the end."""
+        """Whether restores are measured in every trial, and not only verified at the end."""
         return self.goal in ("restore", "balanced", "goodput")
 
     def writes(self, verify: bool) -> int:
-        """How many times its size a trial writes; what is verified is another save of a stall's."""
+        """Return how many times its size a trial writes. A verified stall makes one more save."""
         return STALL_SAVES + verify if self.goal == "stall" else 1
 
     def loss(self, one: Measurement) -> float:
-        """The loss of a measurement without error."""
+        """Return the loss of a measurement that has no error."""
         if self.goal == "stall":
             assert one.stall_s is not None
             return one.stall_s
@@ -80,7 +80,7 @@ class Objective:
         return 1 / self.ettr(save, restore) - 1
 
     def ettr(self, save_s_per_byte: float, restore_s_per_byte: float) -> float:
-        """ETTR at the best interval of synchronous saves."""
+        """Return ETTR at the best interval of synchronous saves."""
         assert self.job is not None
         costs = Costs(
             blocking_s=save_s_per_byte * self.full_bytes,
@@ -90,9 +90,10 @@ class Objective:
         return max(goodput.ettr(interval_s, costs, self.job), _LEAST_ETTR)
 
     def over(self, measured: Sequence[Measurement]) -> str:
-        """Which limit the measurements of one setting exceed, in words; empty for none.
+        """Return which limit the measurements of one setting exceed, in words; empty for none.
 
-        Memory by the most, CPU by the median of three or more: one sample of CPU time is noisy.
+        Memory counts by its maximum. CPU counts by the median of three or more samples, because one
+        sample of CPU time is noisy.
         """
         most, limit = self.max_memory_bytes, self.max_cpu_s_per_gib
         memory = max((one.memory_bytes or 0 for one in measured), default=0)
@@ -107,7 +108,7 @@ class Objective:
         return ""
 
     def show(self, loss: float, size_bytes: int) -> str:
-        """A loss as a person reads it: a rate, a stall, or ETTR."""
+        """Return a loss in the form that a person reads: a rate, a stall, or ETTR."""
         if self.goal == "stall":
             return f"{format_seconds(loss)} per {format_size(size_bytes)}"
         if self.goal == "goodput":
@@ -116,7 +117,7 @@ class Objective:
 
 
 def cpu_s_per_gib(sample: Sample) -> float:
-    """CPU seconds of the process, user and system, per GiB moved."""
+    """Return the CPU seconds of the process, user and system, per GiB moved."""
     return sample.cpu_s / (sample.bytes / GIB)
 
 

@@ -1,4 +1,4 @@
-"""Outcome: what a tuning found, how sure it is, and the writer's file that says so."""
+"""Outcome: the result of a tuning and its confidence, for the report and the writer's file."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _DECIDABLE_NOISE = 0.03  # of a log: measured on simulated storage, docs/autotun
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """One setting of the confirmation, all from its fresh samples.
+    """One setting of the confirmation, with figures from its fresh samples only.
 
     `loss` is the median, `interval` its order-statistic interval. `over_baseline` is how many times
-    better it is than the baseline, round by round; None for the baseline itself. `verdict` is that
-    of the samples that the objective counts, None where they are stalls.
+    better the setting is than the baseline, round by round; None for the baseline itself. `verdict`
+    is the verdict on the samples that the objective counts; None where they are stalls.
     """
 
     candidate: Candidate
@@ -48,7 +48,7 @@ class Standing:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Everything that a tuning has to tell. `size_bytes` is what a confirmation asked for."""
+    """The whole result of a tuning. `size_bytes` is the size requested for the confirmation."""
 
     space: Space
     objective: Objective
@@ -59,17 +59,17 @@ class Outcome:
     confirmation: Confirmation
     verdict: ConfirmedChoice
     context: Context
-    """What its samples are judged against; its `workload_bytes` are not used."""
+    """The context in which its samples are judged; its `workload_bytes` are not used."""
     notes: tuple[str, ...]
 
     @property
     def chosen(self) -> Candidate:
-        """The setting that the writer's file holds."""
+        """The chosen setting: the one in the writer's file."""
         return self.trials[self.verdict.chosen].candidate
 
     @property
     def noise(self) -> float:
-        """How much samples of one setting varied, as a part: a standard deviation.
+        """The standard deviation of the samples of one setting, as a fraction.
 
         Of the race or of the confirmation, whichever is larger.
         """
@@ -78,22 +78,23 @@ class Outcome:
 
     @property
     def decided(self) -> bool:
-        """Whether settings 5 % apart could be told apart: docs/autotune.md has how often that errs.
+        """Whether the tuning could distinguish settings that differ by 5 %.
 
-        Not where the confirmation contradicted the race, which refined the wrong settings then. The
-        ratio to the baseline has its own interval, and holds either way.
+        False where the confirmation contradicted the race: the race refined the wrong settings
+        then. The ratio to the baseline has its own interval and holds in both cases.
+        docs/autotune.md has the error rate.
         """
         return self.noise <= _DECIDABLE_NOISE and not self.verdict.refuted
 
     @property
     def baseline(self) -> str | None:
-        """The label of what ratios are to; None where it failed."""
+        """The label of the baseline of the ratios; None where it failed."""
         label = self.confirmation.baseline
         return label if label in self.confirmation.able else None
 
     @property
     def runner_up(self) -> str | None:
-        """The best of the confirmation but for the chosen one and the baseline."""
+        """The best setting of the confirmation besides the chosen one and the baseline."""
         others = [
             one.candidate.label
             for one in self.standings()
@@ -102,21 +103,21 @@ class Outcome:
         return others[0] if others else None
 
     def standings(self) -> list[Standing]:
-        """The confirmed settings: the chosen one, then the others, the best first."""
+        """Return the confirmed settings: the chosen one, then the others, the best first."""
         found = [self._standing(name) for name in self.confirmation.able]
         return sorted(found, key=lambda one: (one.candidate.label != self.verdict.chosen, one.loss))
 
     def counts(self) -> dict[str, int]:
-        """How many settings met which fate."""
+        """Return the number of settings by their final status."""
         return dict(Counter(trial.status.value for trial in self.trials.values()))
 
     def failures(self) -> dict[str, str]:
-        """What failed or went over a limit, and how."""
+        """Return the settings that failed or exceeded a limit, with the cause."""
         ended = {name: trial.cause for name, trial in self.trials.items() if not trial.able}
         return ended | self.confirmation.failed
 
     def reasons(self) -> Iterator[str]:
-        """How sure it is, in sentences."""
+        """Yield sentences that say how sure the result is."""
         chosen, verdict = self.verdict.chosen, self.verdict
         leader = self.confirmation.contenders[0]
         if self.baseline and chosen == self.baseline:
@@ -160,7 +161,7 @@ class Outcome:
         )
 
     def _counted(self, fresh: list[Measurement]) -> list[Sample]:
-        """The samples that the objective is about, saves with the proof of a restore."""
+        """Return the samples that the objective counts, saves with the proof of a restore."""
         goal = self.objective.goal
         operations = {"save": ("save",), "restore": ("restore",), "stall": ()}
         samples = [one for m in fresh for one in (m.save, m.restore) if one is not None]
@@ -180,7 +181,7 @@ def _seconds(samples: list[Sample | None]) -> float | None:
 
 
 def _words(difference: Difference) -> str:
-    """`5.90 times as good as (5.10 - 6.40)`, or that no difference was shown to."""
+    """Return `5.90 times as good as (5.10 - 6.40)`, or words for a difference not shown."""
     interval = difference.ratio.interval
     span = f" ({interval.low:.2f} - {interval.high:.2f})" if interval else ""
     figure = f"{difference.ratio.ratio:.2f}{span}"

@@ -1,16 +1,16 @@
-"""Race: who is dropped, given what was measured. No clock, no I/O, no randomness.
+"""Race: decides from the measurements which contenders are dropped. No clock, I/O or randomness.
 
-Losses are positive and smaller is better (seconds). In each round those still running are measured
-next to each other, so losses compare within a round. A contender is dropped when it is *shown*
-worse than the leader, by two conditions that must both hold:
+Losses are positive and smaller is better (seconds). In each round all running contenders are
+measured one after the other, so losses are comparable within a round. A contender is dropped when
+it is *shown* worse than the leader. Two conditions must hold:
 
-- the sign test's interval of its paired log ratios to the leader lies beyond the noise floor: of
-  few rounds that asks for every single one, and no outlier in one round can do it
-- the median of those ratios is `_Z` standard errors above zero, with the noise pooled over all
-  contenders: two rounds of twenty contenders tell the noise well, those of two contenders do not
+- The sign test's interval of its paired log ratios to the leader is beyond the noise floor. With
+  few rounds, every round must agree, so an outlier in one round is not enough.
+- The median of those ratios is `_Z` standard errors above zero. The noise is pooled over all
+  contenders: two rounds of twenty contenders give a good estimate, two rounds of two do not.
 
-The noise is what remains after the effects of contenders and rounds are taken out by median polish
-(Tukey, Exploratory Data Analysis, 1977, chapter 11), as 1.4826 MAD, which tails do not move.
+The noise is the residual after median polish removes the effects of contenders and rounds (Tukey,
+Exploratory Data Analysis, 1977, chapter 11). It is 1.4826 MAD, which heavy tails do not affect.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from iobench.bench.judging.stats import median, median_interval
 
 __all__ = ["Race", "RaceEntry", "RaceStatus", "effects_and_noise"]
 
-_Z = 3.5  # the leader is the best of many, by luck too; measured in docs/autotune.md
-_UNKNOWN_NOISE = 0.10  # of a log, while too few rounds have been run to tell
+_Z = 3.5  # high, because the best of many leads partly by luck; measured in docs/autotune.md
+_UNKNOWN_NOISE = 0.10  # of a log, while too few rounds have been run to estimate it
 _LEAST_NOISE = 0.01
-_FEWEST_FREE = 4  # degrees of freedom from which the noise is believed
+_FEWEST_FREE = 4  # degrees of freedom that an estimate of the noise needs
 _SWEEPS = 20
 
 T = TypeVar("T")
 
 
 class RaceStatus(StrEnum):
-    """What became of a contender."""
+    """Status of a contender in the race."""
 
     RUNNING = "running"
     DROPPED = "shown worse"
@@ -50,7 +50,7 @@ class RaceStatus(StrEnum):
 
 @dataclass(kw_only=True)
 class RaceEntry(Generic[T]):
-    """One contender of a race: its loss in each round that it took part in, and its fate."""
+    """One contender of a race: its loss in each of its rounds, and its status."""
 
     candidate: T
     losses: dict[int, float] = field(default_factory=dict)
@@ -63,11 +63,11 @@ class RaceEntry(Generic[T]):
 
     @property
     def able(self) -> bool:
-        """Whether it has done what it must so far, however slowly."""
+        """Whether it has neither failed nor exceeded a limit, however slow it is."""
         return self.status not in (RaceStatus.FAILED, RaceStatus.OVER)
 
     def end(self, status: RaceStatus, cause: str) -> None:
-        """It runs no more."""
+        """Set the final status: the contender does not run again."""
         self.status, self.cause = status, cause
 
 
@@ -78,38 +78,41 @@ class Race(Generic[T]):
         self.trials: dict[str, RaceEntry[T]] = {}
 
     def join(self, name: str, candidate: T) -> RaceEntry[T]:
-        """`candidate` runs from the next round on. One name joins once."""
+        """Add `candidate`, which runs from the next round on. A name can join only once."""
         assert name not in self.trials
         self.trials[name] = RaceEntry(candidate=candidate)
         return self.trials[name]
 
     @property
     def running(self) -> dict[str, RaceEntry[T]]:
-        """Those that still run, by name."""
+        """The running contenders, by name."""
         return {name: one for name, one in self.trials.items() if one.running}
 
     def ranked(self, names: Iterable[str] | None = None) -> list[str]:
-        """Of `names`, or of those running, who was measured at all, the best first.
+        """Return those of `names`, or of the running contenders, with a measurement, best first.
 
-        Who has run few rounds must be better by so much more: by one standard error of its effect,
-        so that luck in one round leads nobody.
+        One standard error of its effect is added to the loss of each contender. So a contender with
+        few rounds does not lead by luck in one of them.
         """
         effects, noise = self._model()
         chosen = [name for name in (self.running if names is None else names) if name in effects]
         return sorted(chosen, key=lambda name: self._cautious(name, effects, noise))
 
     def ratio(self, name: str, other: str) -> float | None:
-        """How many times the loss of `other`: the median over the rounds of both, None of none."""
+        """Return the loss of `name` over that of `other`: the median over their common rounds.
+
+        None without a common round.
+        """
         logs = self._paired_logs(name, other)
         return math.exp(median(logs)) if logs else None
 
     def estimated_ratio(self, name: str, other: str) -> float:
-        """Return how many times the loss of `other`, by effects: they need no round in common."""
+        """Return the loss of `name` over that of `other`, by effects: needs no common round."""
         effects, _ = self._model()
         return math.exp(effects[name] - effects[other])
 
     def judge(self) -> list[str]:
-        """Drop whoever is shown worse than the leader; their names."""
+        """Drop the contenders that are shown worse than the leader, and return their names."""
         standing = self.ranked()
         if not standing:
             return []
@@ -127,7 +130,7 @@ class Race(Generic[T]):
         return dropped
 
     def cut(self, keep: int, why: str) -> list[str]:
-        """Leave all but the `keep` best behind, shown worse or not; their names."""
+        """Cut all but the `keep` best, shown worse or not, and return the names of those cut."""
         behind = self.ranked()[keep:]
         for name in behind:
             self.trials[name].end(RaceStatus.CUT, why)
@@ -171,7 +174,7 @@ def effects_and_noise(
 
 
 def _polish(table: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Row effects and residuals of a table with gaps, columns taken out first."""
+    """Return row effects and residuals of a table with gaps; column effects are removed first."""
     rest = table.copy()
     rows = np.zeros(table.shape[0])
     for _ in range(_SWEEPS):
@@ -185,7 +188,7 @@ def _polish(table: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np
 
 
 def _medians(table: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The median of each row, gaps left out; numpy's own takes ten times as long."""
+    """Return the median of each row without its gaps; numpy's own takes ten times as long."""
     ordered = np.sort(table, axis=1)  # gaps come last
     counts = np.count_nonzero(~np.isnan(table), axis=1)
     rows = np.arange(len(table))

@@ -1,4 +1,4 @@
-"""Refine: new settings near a leader, proposed by optuna (extra `tune`) from what was measured."""
+"""Refine: new settings near a leader, proposed by optuna (extra `tune`) from the measurements."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ MISSING = (
     "optuna is not installed, so the neighbourhood of the leaders was not refined; "
     "pip install 'iobench[tune]'"
 )
-_TRIES = 30  # proposals that are known already, before it is taken that there are no more
+_TRIES = 30  # proposals in a row that are all known, before the search for new ones ends
 
 
 def optuna_missing() -> bool:
-    """Whether the package that proposes settings is not there."""
+    """Return whether optuna, which proposes settings, is not installed."""
     return importlib.util.find_spec("optuna") is None
 
 
 class Refiner:
-    """Proposes settings of one writer: steps around its leader first, then what optuna's TPE asks.
+    """Proposes settings of one writer: the leader's neighbours first, then those of optuna's TPE.
 
-    Optuna is used by ask and tell, one study per writer, with equal seeds and equal scores
-    proposing the same. Scores are logarithms of losses relative to a leader's: negative is better.
+    It uses optuna's ask-and-tell interface, with one study per writer. Equal seeds and equal scores
+    give equal proposals. A score is the logarithm of a loss relative to the leader's: negative is
+    better.
     """
 
     def __init__(self, space: Space, leader: Candidate, seed: int) -> None:
@@ -51,7 +52,7 @@ class Refiner:
         self._near = iter(space.neighbours(leader))
 
     def propose(self, count: int, known: Collection[str]) -> list[Candidate]:
-        """At most `count` settings that are not `known`; fewer when it finds no more."""
+        """Return at most `count` settings that are not `known`; fewer when it finds no more."""
         found: dict[str, Candidate] = {}
         proposals = self._proposals(count)
         while len(found) < count and (one := next(proposals, None)) is not None:
@@ -60,7 +61,10 @@ class Refiner:
         return list(found.values())
 
     def tell(self, candidate: Candidate, score: float) -> None:
-        """How `candidate` did; of another writer or off the dimensions' values nothing is told."""
+        """Report the score of `candidate` to optuna.
+
+        Candidates of another writer, and those off the dimensions' values, are not reported.
+        """
         import optuna
 
         if candidate.label in self._asked:
@@ -75,7 +79,7 @@ class Refiner:
             )
 
     def _proposals(self, count: int) -> Iterator[Candidate]:
-        """Half of `count` from next to the leader, the rest asked for."""
+        """Yield up to half of `count` from the leader's neighbours, the rest from optuna."""
         for _ in range(count // 2):
             if (near := next(self._near, None)) is not None:
                 yield near

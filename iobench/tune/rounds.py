@@ -1,4 +1,4 @@
-"""Rounds: settings measured next to each other, in the race and in its confirmation."""
+"""Rounds: settings measured one after the other, in the race and in its confirmation."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from iobench.tune.race import Race, RaceStatus
 __all__ = ["ROUNDS", "Rounds", "TuningProgress"]
 
 ROUNDS = 2
-"""Of a rung: the fewest in which one can be shown worse."""
+"""Rounds of a rung: the fewest in which a setting can be shown worse."""
 
 
 class TuningProgress(Protocol):
-    """Is told what happens."""
+    """Receives the progress of a tuning."""
 
     def phase(self, what: str) -> None:
-        """A part of the tuning begins."""
+        """Report that a phase of the tuning begins."""
 
     def trial(self, candidate: Candidate, step: Step, figure: str) -> None:
-        """A measurement was made: `figure` is its rate or its error."""
+        """Report a measurement; `figure` is its rate or its error."""
 
 
 @dataclass(kw_only=True)
 class Rounds:
-    """Measures the settings it is given, one after the other, and keeps what they gave.
+    """Measures settings one after the other, and keeps their measurements.
 
-    What a trial took is spent of the `budget`; who fails or goes over a limit runs no more in the
-    `race`. Rounds are numbered through.
+    The cost of each trial is taken from the `budget`. A setting that fails or exceeds a limit does
+    not run again in the `race`. Round numbers continue from phase to phase.
     """
 
     race: Race[Candidate]
@@ -53,11 +53,11 @@ class Rounds:
     def rung(
         self, phase: Phase, size: int, *, until: float, names: Sequence[str] | None = None
     ) -> bool:
-        """Two rounds of `names`, or of all who run; who is shown worse is dropped.
+        """Run two rounds of `names`, or of all running settings, and drop those shown worse.
 
-        In random order, then in that order backwards: a storage that grows slower, or faster, does
-        so for all alike. Goes on while more than `until` of the race's share is left. False if it
-        could not begin.
+        The first round is in random order, the second in the reverse order. So a storage whose
+        speed drifts affects all settings alike. A round begins only if it leaves `until` of the
+        race's share. Returns False if the first round could not begin.
         """
         order = list(names or self.race.running)
         self.rng.shuffle(order)
@@ -73,9 +73,9 @@ class Rounds:
         return True
 
     def run(self, phase: Phase, names: Iterable[str], size: int, *, record: bool = True) -> None:
-        """One round: each of `names` once. Its loss counts in the race but for `record=False`.
+        """Run one round: each of `names` once. With `record=False` losses do not enter the race.
 
-        Raises IobenchError when it leaves nobody in the race.
+        Raises IobenchError when no setting is left in the race.
         """
         self.number += 1
         for name in names:
@@ -98,7 +98,7 @@ class Rounds:
         *,
         verify: Collection[str],
     ) -> None:
-        """One round of the confirmation: each of `names` once, `verify` are compared, too."""
+        """Run one round of the confirmation: each of `names` once; `verify` are also compared."""
         self.number += 1
         for name in names:
             step = Step(phase="confirm", round=self.number, size_bytes=size, verify=name in verify)
@@ -110,22 +110,22 @@ class Rounds:
                 confirmation.record(name, self.number, self.objective.loss(measured))
 
     def by_probe(self, names: Iterable[str]) -> list[str]:
-        """Those probed without an error, the best first."""
+        """Return those of `names` whose probe had no error, the best first."""
         return self.history.by_probe(names, self.objective.loss)
 
     def probed_loss(self, name: str) -> float:
-        """Return the loss of `name` in its probe, which made no error."""
+        """Return the loss of `name` in its probe, which had no error."""
         return self.objective.loss(self.history.of(name, "probe")[0])
 
     def cost(self, names: Sequence[str], size: int, *, verify: bool = False) -> Cost:
-        """What a round of `names` will take."""
+        """Return the expected cost of a round of `names`."""
         return Cost(
             time_s=sum(self._expected_s(name, size) for name in names),
             written_bytes=len(names) * self.written_bytes(size, verify),
         )
 
     def _expected_s(self, name: str, size: int) -> float:
-        """By its last trial; a new one's by the leader's."""
+        """Return the expected seconds by its last trial; for a new setting by the leader's."""
         if name not in self.history.trials:
             name = (self.race.ranked() or self.by_probe(self.race.trials))[0]
         return self.history.expected_s(name, size)

@@ -1,4 +1,4 @@
-"""TuningSizes: how large the checkpoints of a tuning are: small in the race, larger at the end."""
+"""TuningSizes: the checkpoint sizes of a tuning: small in the race, larger at the end."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _LEAST = 16 * MIB
 
 @dataclass(kw_only=True)
 class TuningSizes:
-    """Bytes asked for by part. `confirm` is chosen, of `candidates`, when the rates are known.
+    """The requested bytes of each phase.
 
-    `fits` says whether the workload can be scaled to a size. With `fixed` there is one candidate.
+    `confirm` is chosen from `candidates` when the rates are known. `fits` returns whether the
+    workload can be scaled to a size. With `fixed` there is only one candidate.
     """
 
     confirm: int
@@ -26,7 +27,7 @@ class TuningSizes:
     fits: Callable[[int], bool]
 
     def candidates(self) -> Iterator[int]:
-        """`confirm` as it is now, then ever smaller sizes, each a half of the one before."""
+        """Yield the present `confirm`, then smaller sizes, each half of the one before."""
         size = self.confirm
         while self.fits(size):
             yield size
@@ -36,21 +37,21 @@ class TuningSizes:
 
     @property
     def probe(self) -> int:
-        """Of the first, short trials."""
+        """Size of the first, short trials."""
         return self._fitting(min(_PROBE, self.confirm // 4))
 
     @property
     def small(self) -> int:
-        """Of the race, as long as many run."""
+        """Size in the race while many settings run."""
         return self._fitting(self.confirm // 4)
 
     @property
     def large(self) -> int:
-        """Of the race, when few are left."""
+        """Size in the race when few settings are left."""
         return self._fitting(self.confirm // 2)
 
     def _fitting(self, size: int) -> int:
-        """`size`, or as often doubled as the workload needs to fit."""
+        """Return `size`, doubled until the workload fits; `confirm` at most."""
         while size < self.confirm:
             if self.fits(size):
                 return size

@@ -1,4 +1,4 @@
-"""Space: every setting that a tuning may try on a target, from the writers' own option ranges."""
+"""Space: the settings that a tuning may try on a target, from the writers' own option ranges."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _KNOWN_GOOD: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "uring": ({"block_size": MIB, "iodepth": 32},),
     "s3": ({"threads": 16}, {"part_size": 16 * MIB, "threads": 4}),
 }
-"""Settings next to the defaults that did well somewhere: docs/decisions/0004, 0010, docs/s3.md."""
+"""Settings besides the defaults that did well before: docs/decisions/0004, 0010, docs/s3.md."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dimension:
-    """One option of one writer and the values that a tuner shall try, its default among them."""
+    """One option of one writer and the values that a tuner may try, its default among them."""
 
     option: str
     values: tuple[Any, ...]
@@ -50,8 +50,8 @@ class Dimension:
 class Space:
     """The writers that work on a target, each with its dimensions.
 
-    `known` are the settings to begin with, the baseline first. `left_out` says of each other writer
-    why it takes no part.
+    `known` are the settings to begin with, the baseline first. `left_out` gives the reason for each
+    writer that takes no part.
     """
 
     dimensions: Mapping[str, tuple[Dimension, ...]]
@@ -60,24 +60,24 @@ class Space:
 
     @property
     def baseline(self) -> Candidate:
-        """What a winner must be better than: `buffered`, or the first writer's defaults."""
+        """The setting that a winner must beat: `buffered`, or the first writer's defaults."""
         return self.known[0]
 
     @property
     def size(self) -> int:
-        """How many settings there are."""
+        """The number of settings."""
         return sum(self.size_of(writer) for writer in self.dimensions)
 
     def size_of(self, writer: str) -> int:
-        """How many settings `writer` has."""
+        """Return the number of settings of `writer`."""
         return math.prod(len(one.values) for one in self.dimensions[writer])
 
     def draw(
         self, writers: Sequence[str], count: int, known: Collection[str], rng: random.Random
     ) -> list[Candidate]:
-        """At most `count` new settings at random, about as many of each of `writers`.
+        """Draw at most `count` random settings, about as many of each of `writers`.
 
-        None of them has a label in `known`; fewer where the writers have no more.
+        No drawn setting has a label in `known`. The result is shorter where no more are left.
         """
         pools = {name: self._shuffled(name, known, rng) for name in writers}
         drawn: list[Candidate] = []
@@ -91,7 +91,7 @@ class Space:
         return drawn
 
     def neighbours(self, candidate: Candidate) -> list[Candidate]:
-        """All settings one step away from `candidate` in one option."""
+        """Return all settings one step away from `candidate` in one option."""
         found = []
         own = candidate.options.to_dict()
         for dimension in self.dimensions[candidate.writer]:
@@ -105,7 +105,7 @@ class Space:
     def _shuffled(
         self, writer: str, known: Collection[str], rng: random.Random
     ) -> Iterator[Candidate]:
-        """The settings of `writer` that are not known, each once, in random order."""
+        """Yield the settings of `writer` that are not known, each once, in random order."""
         dimensions = self.dimensions[writer]
         for position in rng.sample(range(self.size_of(writer)), self.size_of(writer)):
             values = {}
@@ -118,10 +118,10 @@ class Space:
 
 
 def space_of(target: str, names: Sequence[str] | None = None) -> Space:
-    """The space of the writers that work on `target`, found by trying; of `names` only, if given.
+    """Return the space of the writers that work on `target`; of `names` only, if given.
 
-    Raises UnknownNameError for a name, TargetError for a bucket that is not there,
-    UnavailableError, with every reason, when no writer works.
+    Tries each writer to find those that work. Raises UnknownNameError for an unknown name,
+    TargetError for a missing bucket, and UnavailableError with every reason when no writer works.
     """
     for name in names or ():
         if name not in registry.names():
@@ -167,7 +167,7 @@ def _dimensions(writer: Writer) -> tuple[Dimension, ...]:
 
 
 def _nearest(dimension: Dimension, value: Any) -> int:
-    """The position of `value`, or of the value next to it where it is not in the dimension."""
+    """Return the position of `value`, or of the nearest value where it is not in the dimension."""
     if value in dimension.values:
         return dimension.values.index(value)
     return min(range(len(dimension.values)), key=lambda i: abs(dimension.values[i] - value))

@@ -1,4 +1,4 @@
-"""How long an asynchronous checkpoint stops training, with checkpoints taken back to back."""
+"""Stall of an asynchronous checkpoint: how long it stops training, measured back to back."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["SAVES", "SLOTS", "measure_stall"]
 SLOTS = 2
 """Snapshots that memory holds."""
 SAVES = SLOTS + 3
-"""Checkpoints of one measurement: as many as there are slots to warm up, and three that count."""
+"""Checkpoints of one measurement: one per slot to warm up, and three that count."""
 
 
 def measure_stall(replay: Replay, writer: Writer, scratch: Scratch, name: str) -> float:
-    """Seconds that a checkpoint of `replay`'s tensors stops training, the mean of three.
+    """Return the seconds that a checkpoint of `replay`'s tensors stops training, the mean of three.
 
-    Three checkpoints follow one another with two slots: the first one's snapshot is taken beside
-    nothing, the second one's beside a save in the background, and the third waits for a slot. The
-    slots' memory is there already. Nothing stays.
+    Three checkpoints follow one another with two slots. The first takes its snapshot while no save
+    runs, the second during a background save, and the third waits for a slot. The warm-up has
+    allocated the memory of the slots. No file is left behind.
     """
     replay.prepare()
     state = {str(number): dict(tensors) for number, tensors in enumerate(replay.states)}

@@ -1,4 +1,4 @@
-"""TrialRunner: makes trials on a real target: checkpoints of some sizes, counters, memory."""
+"""TrialRunner: makes trials on a real target, and measures time, counters and memory."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from iobench.writers.image import Bytes, FileImage
 
 __all__ = ["TrialRunner", "warm_up_bytes"]
 
-_KEPT_WRITERS = 12  # with their staging memory
+_KEPT_WRITERS = 12  # writers kept open, with their staging memory
 _WARM_UP_BYTES = 32 * MIB  # more than most settings have in flight
 
 
 @dataclass(kw_only=True)
 class TrialRunner:
-    """Everything that trials on one target share. To be made by `TrialRunner.on`."""
+    """The state that all trials on one target share. `TrialRunner.on` makes it."""
 
     target: Target
     opened: OpenTarget
@@ -67,9 +67,10 @@ class TrialRunner:
         pool_bytes: int,
         began_s: float,
     ) -> Iterator[TrialRunner]:
-        """A rig with a place of its own in `target`, removed at the end of the block.
+        """Yield a runner with a directory or prefix of its own in `target`, removed at the end.
 
-        `began_s` of time.perf_counter is when the time that the first trial is charged began.
+        `began_s`, of time.perf_counter, is the start of the time that is charged to the first
+        trial.
         """
         target.check()
         with ExitStack() as undo:
@@ -92,9 +93,9 @@ class TrialRunner:
             yield rig
 
     def __call__(self, candidate: Candidate, step: Step) -> Measurement:
-        """Make one trial. What the candidate does wrong is in its measurement.
+        """Make one trial. An error of the candidate is in its measurement.
 
-        Raises TargetError when the target is gone, or has no room left.
+        Raises TargetError when the target is gone or has no room left.
         """
         began_s = time.perf_counter()
         replay = self._replay(step.size_bytes)
@@ -160,7 +161,7 @@ class TrialRunner:
         return self._executor(size_bytes).job.replays[0]
 
     def _executor(self, size_bytes: int) -> InProcess:
-        """What holds the checkpoint of that size; the contender changes from trial to trial."""
+        """Return the executor with the checkpoint of that size; contenders change by trial."""
         if size_bytes not in self._executors:
             files = self.workload.scaled(size_bytes, self.rank).files(self.rank)
             self._executors[size_bytes] = InProcess(
@@ -175,9 +176,10 @@ class TrialRunner:
         return self._executors[size_bytes]
 
     def _writer(self, candidate: Candidate, warm_up_bytes: int) -> tuple[Writer, int]:
-        """A writer that has its staging memory already, as a trainer's has from the second save on.
+        """Return a warm writer, and the bytes that it wrote to warm up.
 
-        And how many bytes it wrote for that. Those used last are kept.
+        Its staging memory is allocated, like that of a trainer's writer from the second save on.
+        The writers used last are kept.
         """
         writer, warmed = self._writers.pop(candidate.label, None), 0
         if writer is None:
@@ -204,7 +206,7 @@ class TrialRunner:
             )
 
     def _check_target(self, error: Exception) -> None:
-        """Raise what is no fault of the candidate."""
+        """Raise TargetError where the target, and not the candidate, caused `error`."""
         self.target.check()
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise TargetError(
@@ -213,17 +215,17 @@ class TrialRunner:
 
 
 def warm_up_bytes(size_bytes: int) -> int:
-    """What is written, before a trial of that size, with a writer that is new."""
+    """Return the bytes that a new writer writes before a trial of that size."""
     return min(_WARM_UP_BYTES, size_bytes // 4)
 
 
 def _check_kept(sample: Sample | None) -> None:
-    """Raise TransferError, which eliminates the setting, where its writer broke a promise."""
+    """Raise TransferError, which eliminates the setting, where its writer broke its contract."""
     broken = [] if sample is None else list(violations(sample))
     if sample is not None and broken:
         raise TransferError(f"INVALID {sample.operation}: {'; '.join(map(str, broken))}")
 
 
 def _short(sample: Sample | None) -> Sample | None:
-    """Without the bytes per 100 ms, which nobody looks at here."""
+    """Return the sample without its bytes per 100 ms, which a tuning does not use."""
     return None if sample is None else replace(sample, series=None)

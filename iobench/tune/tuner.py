@@ -1,4 +1,4 @@
-"""Tuner: which trial comes next, from the first probe to the confirmation."""
+"""Tuner: decides which trial comes next, from the first probe to the confirmation."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ __all__ = ["Tuner"]
 _FINALISTS = 4
 _MOST_DRAWN = 32
 _BATCH = 4  # settings proposed at once
-_BESIDE = 2  # of the confirmation: runner-up and baseline, besides one of each close family
-_CONFIRMATIONS = 6  # of fewer no interval holds the median with 95 %
+_BESIDE = 2  # contenders besides one of each close family: runner-up and baseline
+_CONFIRMATIONS = 6  # with fewer samples no interval holds the median with 95 %
 
-# What must be left of the race's share of the budget when a part of it ends.
+# The fraction of the race's share of the budget that must be left after each part of the race.
 _AFTER_DRAWN, _AFTER_HALVING, _AFTER_REFINING = 0.50, 0.35, 0.15
 
 
 @dataclass(kw_only=True)
 class Tuner:
-    """Finds the setting with the least loss. Pure but for `measure` and `progress`.
+    """Finds the setting with the smallest loss. Pure, except for `measure` and `progress`.
 
-    `written_bytes` tells what a trial of a size writes, verified or not. The same answers of both
-    lead to the same trials and the same outcome.
+    `written_bytes` returns the bytes that a trial of a size writes, verified or not. Equal results
+    of `measure` and `written_bytes` lead to equal trials and an equal outcome.
     """
 
     space: Space
@@ -82,10 +82,10 @@ class Tuner:
         self._final()
         return self._confirm()
 
-    # The parts, in their order.
+    # The phases, in order.
 
     def _probe(self) -> None:
-        """One short trial of each known setting: does it work, and how fast, roughly?"""
+        """Run one short trial of each known setting, to see whether it works and how fast it is."""
         size = self.sizes.probe
         needed = sum(self.written_bytes(size, False) for _ in self.space.known)
         if needed > self.budget.max_bytes:
@@ -96,7 +96,7 @@ class Tuner:
         self.rounds.run("probe", [one.label for one in self.space.known], size, record=False)
 
     def _share_out(self) -> None:
-        """Choose sizes that the budget affords; the rest after the confirmation is the race's."""
+        """Choose sizes that the budget affords, and reserve the confirmation's part of it."""
         running = list(self.race.running)
         for size in self.sizes.candidates():
             self.sizes.confirm = size
@@ -120,7 +120,7 @@ class Tuner:
         self.rounds.rung("race", self.sizes.small, until=0.0)
 
     def _drawn(self) -> None:
-        """Random settings of the writers in contention; then half of all, and half again."""
+        """Race random settings of the writers in contention; keep half of all, then half again."""
         best = {
             writer: min(ratios)
             for writer in self.space.dimensions
@@ -148,7 +148,7 @@ class Tuner:
         self.race.cut(2 * _FINALISTS, "others did better when the share of the budget was spent")
 
     def _refine(self) -> None:
-        """Settings near the leaders, in batches that are raced against them."""
+        """Race settings near the leaders against them, in batches."""
         if optuna_missing():
             self.notes.append(MISSING)
             return
@@ -177,7 +177,7 @@ class Tuner:
             self.race.cut(2 * _FINALISTS, "others near the leaders did better")
 
     def _final(self) -> None:
-        """The last few, at twice the size, as long as the budget lasts or one is left."""
+        """Race the last few at twice the size, until the budget is spent or one is left."""
         self.progress.phase(f"race of the last {len(self.race.running)}")
         while len(self.race.running) > 1:
             names = self.race.ranked()[:_FINALISTS]
@@ -185,7 +185,7 @@ class Tuner:
                 return
 
     def _confirm(self) -> Outcome:
-        """Fresh samples of the leader, of each family that came close, and of the baseline."""
+        """Take fresh samples of the leader, of each close family, and of the baseline."""
         finals = Finals(
             space=self.space,
             race=self.race,
@@ -217,10 +217,10 @@ class Tuner:
             notes=tuple(self.notes),
         )
 
-    # What they are made of.
+    # Helpers of the phases.
 
     def _ratios_of(self, writer: str) -> list[float]:
-        """How a writer's settings compare with the leader."""
+        """Return the loss ratios of a writer's settings to the leader."""
         leader = self.race.ranked()[0]
         ratios = [
             self.race.ratio(name, leader)
@@ -230,7 +230,7 @@ class Tuner:
         return [ratio for ratio in ratios if ratio is not None]
 
     def _refiner(self, leader: Candidate) -> Refiner:
-        """A refiner that knows every setting that was raced."""
+        """Return a refiner that knows every setting that was raced."""
         refiner = Refiner(self.space, leader, self.seed)
         first = self.race.ranked()[0]
         for name, trial in self.race.trials.items():
@@ -243,14 +243,14 @@ class Tuner:
         return math.log(ratio) if ratio is not None else 1.0
 
     def _cost_of_confirming(self, size: int) -> Cost:
-        """What a confirmation at `size` will take, whoever comes that far."""
+        """Return the expected cost of a confirmation at `size`, for any contenders."""
         probed = self.rounds.by_probe(self.race.running)
         close = self._close_families(probed)
         looked = min(len(close) + _BESIDE, self.space.size)
         staying = min(STAYING, looked)
         first, later = (self.written_bytes(size, verify) for verify in (True, False))
         names = [self.space.baseline.label, *probed[: staying - 1]]
-        # Once more, as the first time everything is also restored.
+        # One round more, because the first round also restores every checkpoint.
         times = SLACK * (_CONFIRMATIONS + 1)
         look_s = SLACK * LOOK_ROUNDS * self.rounds.cost(close, size).time_s
         return Cost(
@@ -269,7 +269,10 @@ class Tuner:
         return [name for name, loss in losses.items() if loss <= CLOSE * least]
 
     def _affordable(self, *, until: float) -> int:
-        """How many like the leader can run a rung of small trials until only `until` is left."""
+        """Return how many settings, each as fast as the leader, can run a rung of small trials.
+
+        The rung must leave `until` of the race's share.
+        """
         leader = self.rounds.cost(self.race.ranked()[:1], self.sizes.small)
         return self.budget.affordable(leader, rounds=ROUNDS, until=until)
 

@@ -1,4 +1,4 @@
-"""Tuning: what was asked, checked, and the run of it: rig, journal and tuner put together."""
+"""Tuning: a checked request for a tuning, and its run with trial runner, journal and tuner."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from iobench.workloads import Workload
 
 __all__ = ["POOL_BYTES", "Tuning", "run_tuning"]
 
-_LARGEST = GIB  # of one trial, where nobody asks for more
+_LARGEST = GIB  # of one trial, unless the user asks for more
 _CONFIRMED = 24  # trials of that size: four settings, six times
 _CONFIRM_SHARE = 0.4  # of the bytes that may be written
 POOL_BYTES = GIB
@@ -45,7 +45,7 @@ POOL_BYTES = GIB
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """A tuning that is ready to go. `asked` is all of it as plain values, for the journal."""
+    """A tuning that is ready to run. `asked` is the request as plain values, for the journal."""
 
     asked: Mapping[str, Any]
     workload: Workload
@@ -55,12 +55,12 @@ class Tuning:
     objective: Objective
     seed: int
     largest_bytes: int
-    """Of one trial; the tuner may choose less unless `fixed`."""
+    """Limit for one trial; the tuner may choose less unless `fixed`."""
     fixed: bool
     max_s: float
     max_bytes: int
     own_server: bool = False
-    """Whether the target is of a server that ends with this tuning."""
+    """Whether the target is on a server that ends with this tuning."""
 
     @classmethod
     def of(
@@ -81,11 +81,11 @@ class Tuning:
         largest_bytes: int | None = None,
         own_server: bool = False,
     ) -> Tuning:
-        """Checked: names known, target writable, a writer available. Nothing is written yet.
+        """Return a checked tuning: names known, target writable, a writer available.
 
-        `size_bytes` fixes the size of a confirmation; `largest_bytes`, what this chose the first
-        time, is for going on: disk and memory may have other room by then. Raises UsageError and
-        its kin, TargetError, UnavailableError.
+        Writes nothing yet. `size_bytes` fixes the size of a confirmation. `largest_bytes` is the
+        size that the first run chose: a resumed tuning passes it, because free disk and memory may
+        have changed. Raises UsageError and its subclasses, TargetError, UnavailableError.
         """
         seed = secrets.randbits(32) if seed is None else seed
         budget = Budget(max_s=max_s, max_bytes=max_bytes)
@@ -105,7 +105,7 @@ class Tuning:
         place = target_of(target, [WriterContender(space.baseline.make())])
         place.check()
         largest = largest_bytes or _largest(goal, place, size_bytes, budget.max_bytes)
-        full.scaled(largest, rank)  # or it says which is the smallest
+        full.scaled(largest, rank)  # raises with the smallest possible size
         return cls(
             asked={
                 "workload": workload,
@@ -138,7 +138,7 @@ class Tuning:
 
     @classmethod
     def resumed(cls, header: TuningRecord) -> Tuning:
-        """The one that wrote `header`. Raises UsageError on another machine or storage."""
+        """Return the tuning of `header`. Raises UsageError on another machine or storage."""
         if header.asked.get("own_server"):
             raise UsageError("this journal is of --s3-local, whose server is gone; start anew")
         tuning = cls.of(**header.asked)
@@ -156,11 +156,11 @@ class Tuning:
         return self.objective.full_bytes
 
     def actual_bytes(self, wanted_bytes: int) -> int:
-        """Bytes of the checkpoint for which `wanted_bytes` were asked, as its layout tells."""
+        """Return the bytes of the checkpoint for `wanted_bytes`, computed from its layout."""
         return self.workload.scaled(wanted_bytes, self.rank).size_bytes(self.rank)
 
     def header(self) -> TuningRecord:
-        """The first line of its journal."""
+        """Return the first line of its journal."""
         machine, storage = self.target.describe()
         return TuningRecord(
             started_at=utc_now(),
@@ -173,11 +173,11 @@ class Tuning:
         )
 
     def sizes(self) -> TuningSizes:
-        """Sizes to begin with."""
+        """Return the sizes to begin with."""
         return TuningSizes(confirm=self.largest_bytes, fixed=self.fixed, fits=self._fits)
 
     def tuner(self, measure: Measure, progress: TuningProgress) -> Tuner:
-        """What decides, asking `measure` for every trial."""
+        """Return the tuner, which calls `measure` for every trial."""
         return Tuner(
             space=self.space,
             objective=self.objective,
@@ -197,7 +197,7 @@ class Tuning:
         )
 
     def written_bytes(self, wanted_bytes: int, verify: bool) -> int:
-        """What a trial of that size writes at most."""
+        """Return the most bytes that a trial of that size writes."""
         copies = self.objective.writes(verify)
         return self.actual_bytes(wanted_bytes) * copies + warm_up_bytes(wanted_bytes)
 
@@ -210,10 +210,10 @@ class Tuning:
 
 
 def _largest(objective: Objective, target: Target, size_bytes: int | None, max_bytes: int) -> int:
-    """The size of a confirmation to begin with. Raises TargetError where `size_bytes` is too much.
+    """Return the first size of a confirmation. Raises TargetError where `size_bytes` is too much.
 
-    At most half of the memory that is available, and so much that confirming four settings six
-    times leaves the larger part of `max_bytes` to the race.
+    It is at most half of the available memory. Confirming four settings six times at this size
+    leaves the larger part of `max_bytes` to the race.
     """
     held = SLOTS + 1 if objective.goal == "stall" else 1
     free, memory = target.free_bytes(), available_bytes()
@@ -236,9 +236,9 @@ def _largest(objective: Objective, target: Target, size_bytes: int | None, max_b
 def run_tuning(
     tuning: Tuning, journal: Journal, progress: TuningProgress, *, began_s: float
 ) -> Outcome:
-    """Carry out `tuning`, or go on with it: what the journal holds is not measured again.
+    """Run or resume `tuning`: trials in the journal are not measured again.
 
-    `began_s` of time.perf_counter is when its time began to count. Nothing stays in the target,
+    `began_s`, of time.perf_counter, is when its time began to count. Nothing stays in the target,
     however it ends.
     """
     recorded = deque(journal.trials)

@@ -1,8 +1,8 @@
 """Comparison of several runs with several others: the spread between runs is the noise floor.
 
 Runs of unchanged code differ by more than their samples do: the storage, its free space and other
-tenants change from run to run. So a run counts as one level, and levels are compared. How often
-that errs: docs/statistics.md.
+tenants change from run to run. So a run counts as one level, and levels are compared.
+docs/statistics.md has the error rates.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RunsDifference:
     """How the levels of new runs compare with those of old ones.
 
     `ratio` is above 1 where the new runs are faster; its `samples` are the runs of both sides.
-    `floor` is the part that the spread between runs explains, at least LEAST_FLOOR.
+    `floor` is the fraction that the spread between runs explains, at least LEAST_FLOOR.
     """
 
     ratio: Ratio
@@ -47,7 +47,7 @@ class RunsDifference:
 def level(samples: Iterable[Sample]) -> float:
     """Return the rate of one contender in one run: Huber's mean of its repetitions' logarithms.
 
-    It is as precise as a mean where noise is normal, and a stalled repetition hardly moves it
+    It is as precise as a mean for normal noise, and a stalled repetition hardly moves it
     (Huber, Annals of Mathematical Statistics 35, 1964). `samples` are of one operation.
     """
     logs = np.log(list(rates_by_repetition(samples).values()))
@@ -64,8 +64,8 @@ def compare_levels(new: Sequence[float], old: Sequence[float]) -> RunsDifference
     """Compare the levels of new runs with those of old ones, in bytes per second.
 
     The interval is that of Student's t test on the logarithms of levels, with the spread of both
-    sides pooled: a change of code hardly changes how much runs differ, and with a few runs a spread
-    for each side would be known too badly to show much. Levels contain the noise of samples, so
+    sides pooled. A change of code hardly changes how much runs differ. With a few runs a side, the
+    spread of each side alone is too uncertain to show much. Levels contain the noise of samples, so
     nothing is added for it. Raises ValueError unless one side has two runs.
     """
     if max(len(new), len(old)) < 2 or min(len(new), len(old)) < 1:
@@ -84,8 +84,8 @@ def compare_levels(new: Sequence[float], old: Sequence[float]) -> RunsDifference
 def control_floor(floor: float, ratio: float, controls: Iterable[float]) -> float:
     """Return the floor of a ratio, given the ratios of contenders whose code did not change.
 
-    What moved them was the storage: a contender has to move beyond the furthest of them, the same
-    way, by its own floor.
+    The storage moved those controls. So a contender must exceed the control that moved furthest in
+    the same direction, by its own floor.
     """
     shifts = [max(one, 1 / one) for one in controls if (one < 1) == (ratio < 1)]
     return (1 + floor) * max(shifts, default=1.0) - 1

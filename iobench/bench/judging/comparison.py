@@ -1,9 +1,9 @@
-"""Whether one contender is faster than another: a ratio, its interval, and what may be said of it.
+"""Comparison: whether one contender is faster than another, by a ratio and its interval.
 
-A difference is only claimed when the whole interval of the ratio lies beyond the noise floor, on
-one side, and comes from at least five repetitions. The floor is what an A/A run finds between a
-contender and itself (`iobench run --aa`), or `LEAST_FLOOR` where none was made. Why, and how often
-that errs: docs/statistics.md.
+A difference is claimed only when the whole interval of the ratio is beyond the noise floor, on one
+side, and comes from at least five repetitions. The floor is the difference that an A/A run finds
+between a contender and itself (`iobench run --aa`), or `LEAST_FLOOR` without an A/A run.
+docs/statistics.md has the reasons and the error rates.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = [
 LEAST_FLOOR = 0.02
 """Differences up to 2 % are never claimed: a convention, for machines whose floor is unknown."""
 LEAST_SAMPLES = 5
-"""Of fewer, chance alone orders all pairs alike in more than 1 of 16 cases."""
+"""With fewer pairs, chance alone orders all of them alike in more than 1 of 16 cases."""
 
 
 class Finding(StrEnum):
-    """What may be said of a candidate beside its baseline."""
+    """The result of comparing a candidate with its baseline."""
 
     BETTER = "better"
     WORSE = "worse"
@@ -48,8 +48,8 @@ class Finding(StrEnum):
 class Difference:
     """How the rates of a candidate compare with those of a baseline.
 
-    `ratio` is above 1 where the candidate is faster. `floor` is a part: 0.03 means that ratios
-    between 1 / 1.03 and 1.03 are noise here.
+    `ratio` is above 1 where the candidate is faster. `floor` is a fraction: 0.03 means that ratios
+    between 1 / 1.03 and 1.03 are noise.
     """
 
     ratio: Ratio
@@ -68,10 +68,10 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Fastest:
-    """Positions in what was compared: the one with the highest median, and its equals.
+    """Positions of the contender with the highest median, and of its equals.
 
-    `equals` are those that it is not shown to be faster than; it is the winner where there are
-    none.
+    `equals` are the contenders that it is not shown to be faster than. Without equals it is the
+    winner.
     """
 
     first: int
@@ -79,9 +79,9 @@ class Fastest:
 
 
 def fastest(contenders: Sequence[Sequence[Sample]], floor: float = LEAST_FLOOR) -> Fastest:
-    """Which of several contenders' samples of one operation and run are the fastest.
+    """Return the fastest of several contenders, from their samples of one operation and run.
 
-    Raises ValueError for none.
+    Raises ValueError without a contender.
     """
     middles = [median(_rates(samples)) for samples in contenders]
     first = max(range(len(middles)), key=middles.__getitem__)
@@ -97,12 +97,12 @@ def fastest(contenders: Sequence[Sequence[Sample]], floor: float = LEAST_FLOOR) 
 def compare_paired(
     candidate: Iterable[Sample], baseline: Iterable[Sample], floor: float = LEAST_FLOOR
 ) -> Difference | None:
-    """The candidate beside the baseline within one run, repetition by repetition.
+    """Compare the candidate with the baseline within one run, repetition by repetition.
 
-    Both are the samples of one contender at one setting and one operation, such as all saves of
-    `odirect`. Samples pair by their repetition; what has no partner is left out, and several of
-    one contender in one repetition (A/A) count as one: their bytes over their time. None when no
-    repetition has both. `floor` as `noise_floor` gives it.
+    Each side is the samples of one contender at one setting and one operation, such as all saves of
+    `odirect`. Samples of one repetition form a pair; samples without a partner are left out.
+    Several samples of one contender in one repetition (A/A) count as one: their bytes over their
+    time. Returns None when no repetition has both. `floor` is the result of `noise_floor`.
     """
     first, second = rates_by_repetition(candidate), rates_by_repetition(baseline)
     both = sorted(first.keys() & second.keys())
@@ -115,10 +115,10 @@ def compare_paired(
 def compare_runs(
     new: Iterable[Sample], old: Iterable[Sample], floor: float = LEAST_FLOOR
 ) -> Difference:
-    """The samples of a new run beside those of an old one, which do not pair.
+    """Compare the samples of a new run with those of an old run, unpaired.
 
-    As `compare_paired` otherwise: what counts is repetitions. Raises ValueError when either has no
-    samples.
+    Several samples of one repetition count as one, like in `compare_paired`. Raises ValueError when
+    either run has no samples.
     """
     first, second = (list(rates_by_repetition(samples).values()) for samples in (new, old))
     ratio = independent_log_ratio(first, second)
@@ -126,10 +126,11 @@ def compare_runs(
 
 
 def noise_floor(samples: Iterable[Sample]) -> float | None:
-    """The largest difference that an A/A run cannot tell from none, as a part; None without one.
+    """Return the largest fraction that an A/A run cannot distinguish from no difference.
 
-    `samples` are those of one operation. Where one contender has two samples in a repetition, the
-    second pairs with the first: the floor is the further end of the interval of their ratio.
+    None without an A/A run. `samples` are those of one operation. Where one contender has two
+    samples in a repetition, they form a pair. The floor is the further end of the interval of their
+    ratio.
     """
     groups: dict[tuple[str, str, str | None], list[Sample]] = {}
     for sample in samples:
@@ -145,7 +146,7 @@ def noise_floor(samples: Iterable[Sample]) -> float | None:
 
 
 def twins(samples: Iterable[Sample]) -> list[tuple[float, float]]:
-    """The rates of both samples of each repetition that has two: those of an A/A.
+    """Return the rates of both samples of each repetition that has two, as in an A/A run.
 
     `samples` are those of one contender at one setting and one operation.
     """
@@ -154,9 +155,10 @@ def twins(samples: Iterable[Sample]) -> list[tuple[float, float]]:
 
 
 def rates_by_repetition(samples: Iterable[Sample]) -> dict[int, float]:
-    """The rate of each repetition, in the order of time: all its bytes over all its time.
+    """Return the rate of each repetition, in the order of time: all its bytes over all its time.
 
-    `samples` as for `twins`, which count as one.
+    `samples` are those of one contender at one setting and one operation. Two samples of one
+    repetition count as one.
     """
     return {
         number: rate(sum(s.bytes for s in same), sum(s.elapsed_s for s in same))

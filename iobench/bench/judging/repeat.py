@@ -1,4 +1,4 @@
-"""Repeat: how often a run measures everything: a number of times, or until intervals are narrow."""
+"""Repeat: the number of repetitions of a run, fixed or until the intervals are narrow."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from iobench.units import format_seconds, parse_percent, parse_seconds
 __all__ = ["Repeat"]
 
 _AUTO = "auto"
-_LEAST_AUTO = 8  # 6 decide, and of fewer samples no interval holds the median with 95 %
-_DECIDING = 0.8  # the part of the repetitions that decides: docs/statistics.md has the coverage
+_LEAST_AUTO = 8  # 6 of them decide: with fewer samples no interval holds the median with 95 %
+_DECIDING = 0.8  # the fraction of repetitions that decides: docs/statistics.md has the coverage
 
 
 @dataclass(frozen=True, kw_only=True)
 class Repeat:
-    """`times`, or with a `precision` at least so often, until it is reached or `max_s` are over.
+    """`times` repetitions. With a `precision`, `times` is the least number of repetitions.
 
-    The precision is reached when each contender and operation has a 95 % interval of the rate that
-    is at most this part of the median wide. Only the first four fifths of the repetitions decide.
-    A stop on a narrow interval favours samples that happen to agree. The last fifth, measured
-    whatever it shows, corrects that. The repetition in progress is finished.
+    The run then repeats until it reaches the precision or `max_s` seconds are over. The precision
+    is the width of the 95 % interval of a rate, as a fraction of the median. Each contender and
+    operation must reach it. Only the first four fifths of the repetitions decide, because a stop on
+    a narrow interval favours samples that agree by chance. The last fifth is measured whatever it
+    shows, and corrects that. The repetition in progress is finished.
     """
 
     times: int
@@ -35,7 +36,7 @@ class Repeat:
 
     @classmethod
     def parse(cls, repeat: str, precision: str, max_time: str) -> Repeat:
-        """From `5`, or `auto` with `5%` and `10min`. Raises UsageError for anything else."""
+        """Parse `5`, or `auto` with `5%` and `10min`. Raises UsageError for anything else."""
         if repeat == _AUTO:
             wanted, max_s = parse_percent(precision), parse_seconds(max_time)
             return cls(times=_LEAST_AUTO, precision=wanted, max_s=max_s)
@@ -44,7 +45,7 @@ class Repeat:
         return cls(times=int(repeat))
 
     def goes_on(self, done: int, samples: Sequence[Sample], elapsed_s: float) -> bool:
-        """Whether there is another repetition after `done` of them.
+        """Return whether there is another repetition after `done` of them.
 
         `samples` are those of the contenders that are still measured.
         """
@@ -68,7 +69,7 @@ class Repeat:
 
 
 def _widest(samples: Sequence[Sample], repetitions: int) -> float:
-    """Return the widest interval of a contender and operation, as a part of its median.
+    """Return the widest interval of a contender and operation, as a fraction of its median.
 
     Only the first `repetitions` of each count.
     """

@@ -1,4 +1,4 @@
-"""The statistics of a benchmark, few and exact.
+"""Statistics of a benchmark.
 
 A rate is total bytes over total time, never a mean of rates. Several samples are reported as their
 median with its order-statistic interval. Every sample counts: outliers are flagged only.
@@ -36,16 +36,16 @@ __all__ = [
 NO_INTERVAL = "1 sample: no interval"
 
 CONFIDENCE = 0.95
-"""What intervals hold where there are enough samples: 6 or more."""
+"""The confidence of an interval with enough samples: 6 or more."""
 
 _FEWEST_FOR_OUTLIERS = 5
-_ROUNDS = 5  # of a measurement window; also the two limits: SNIA, see SteadyState
+_ROUNDS = 5  # rounds of a measurement window; like both limits, from SNIA: see SteadyState
 _RANGE_LIMIT, _SLOPE_LIMIT = 0.20, 0.10
 
 
 @dataclass(frozen=True)
 class Interval:
-    """`low <= high`, in the unit of the values it was made from."""
+    """`low <= high`, in the unit of the values that it is computed from."""
 
     low: float
     high: float
@@ -58,7 +58,7 @@ class Interval:
 class Ratio:
     """How many times larger the first of two series is; `interval` is None for 1 sample.
 
-    `samples` are the pairs, or of unpaired series those of the shorter one.
+    `samples` is the number of pairs, or for unpaired series the length of the shorter one.
     """
 
     ratio: float
@@ -68,11 +68,11 @@ class Ratio:
 
 @dataclass(frozen=True, kw_only=True)
 class SteadyState:
-    """How much the last five rounds vary: largest less smallest, and the drift of a fitted line
-    from the first of them to the last, both as parts of their mean.
+    """How much the last five rounds vary, as fractions of their mean.
 
-    `steady` when the range is at most 20 % and the drift at most 10 %: SNIA, Solid State Storage
-    Performance Test Specification 2.0.1, definition of steady state.
+    `range` is largest less smallest. `slope` is the drift of a fitted line from the first of them
+    to the last. `steady` when the range is at most 20 % and the drift at most 10 %: SNIA, Solid
+    State Storage Performance Test Specification 2.0.1, definition of steady state.
     """
 
     range: float
@@ -84,14 +84,14 @@ class SteadyState:
 
 
 def rate(total_bytes: float, total_s: float) -> float:
-    """Bytes per second: total bytes over total seconds. Raises ValueError unless `total_s` > 0."""
+    """Return bytes per second: total bytes over total time. ValueError unless `total_s` > 0."""
     if total_s <= 0:
         raise ValueError(f"a rate needs a time above zero, not {total_s} s")
     return total_bytes / total_s
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle value; the mean of the middle two of an even number. ValueError for none."""
+    """Return the median: for an even number the mean of the middle two. ValueError for none."""
     return float(np.median(_array(values)))
 
 
@@ -131,16 +131,16 @@ def _rank(n: int, confidence: float) -> int:
     heads = np.arange(1, n // 2 + 1)
     log_counts = np.concatenate([[0.0], np.cumsum(np.log((n - heads + 1) / heads))])
     at_most = np.cumsum(np.exp(log_counts - n * math.log(2)))
-    error = (1 - confidence) * (1 + 1e-9)  # 2 / 2^3 is 25 %, rounding or not
+    error = (1 - confidence) * (1 + 1e-9)  # rounding must not exclude 2 / 2^3 from 25 %
     return max(1, int(np.count_nonzero(2 * at_most <= error)))
 
 
 def outliers(values: Sequence[float], threshold: float = 3.5) -> list[int]:
-    """Positions of the values whose modified z-score exceeds `threshold`.
+    """Return the positions of the values whose modified z-score exceeds `threshold`.
 
     0.6745 |x - median| / MAD with threshold 3.5, and |x - median| / (1.2533 mean deviation) where
     the MAD is zero: Iglewicz and Hoaglin, How to Detect and Handle Outliers (1993), section 3.
-    Fewer than 5 values tell no outlier from the rest: none is flagged.
+    With fewer than 5 values an outlier cannot be recognised, so no value is flagged.
     """
     given = _array(values)
     if given.size < _FEWEST_FOR_OUTLIERS:
@@ -189,7 +189,7 @@ def independent_log_ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
 
 
 def steady_state(rounds: Sequence[float]) -> SteadyState | None:
-    """How steady the last five of `rounds` are, in the order of time; None for fewer."""
+    """Return how steady the last five of `rounds` are, in the order of time; None for fewer."""
     if len(rounds) < _ROUNDS:
         return None
     window = _array(rounds)[-_ROUNDS:]

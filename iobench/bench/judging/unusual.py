@@ -1,4 +1,4 @@
-"""What was unusual about the machine during one sample, compared with others of its group."""
+"""Unusual disturbances by other users of the machine during one sample, compared with its group."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from iobench.units import format_seconds, format_size
 
 __all__ = ["unusual"]
 
-_PART = 0.01  # of the sample's time or bytes: less of a disturbance explains nothing
+_PART = 0.01  # of the sample's time or bytes: a smaller disturbance explains nothing
 _TIMES = 2.0  # as much as in the median sample
 
 _Amount = float | None
 
 
 def unusual(samples: Sequence[Sample], position: int) -> list[str]:
-    """What others did during `samples[position]` and did not during most of the others, in words.
+    """Return the disturbances of `samples[position]` that most of the others do not have, in words.
 
     A disturbance counts when it took at least 1 % of the sample's time (stolen CPU, waiting for
     memory) or bytes (others' I/O on the device), and more than twice as much as in the median
-    sample. Empty where none did, or where the samples have no such counters.
+    sample. Empty without such a disturbance, or where the samples have no such counters.
     """
     return list(_found(samples, position))
 

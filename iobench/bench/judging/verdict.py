@@ -1,4 +1,4 @@
-"""Whether a figure may be believed: VALID, VALID (scaled) or INVALID, and why.
+"""Verdict: whether a figure is VALID, VALID (scaled) or INVALID, and why.
 
 The rules are those of an honest number (docs/results.md): cold and proved cold, verified, the bytes
 on the device, the whole workload, something stored at all. Facts that a reader needs (a
@@ -29,11 +29,11 @@ __all__ = [
     "with_verification",
 ]
 
-RESIDENT_LIMIT = 0.01  # more of a file in the page cache than this, and the restore was not cold
-REACHED_LIMIT = 0.99  # fewer of the bytes at the device than this, and they did not reach it
-NEAR_ZERO = 0.1  # fewer than this by one counter, and no other counter makes up for it
+RESIDENT_LIMIT = 0.01  # with a larger part of a file in the page cache, a restore is not cold
+REACHED_LIMIT = 0.99  # with a smaller part at the device, the bytes did not reach it
+NEAR_ZERO = 0.1  # with a smaller part by one counter, no other counter makes up for it
 _CLOCK_SLACK, _CLOCK_SLACK_S = 0.1, 0.05  # by which phases may exceed the clock
-_COUNTED_LEAST, _COUNTED_MOST = 0.99, 1.25  # of the bytes moved, what a writer may count by path
+_COUNTED_LEAST, _COUNTED_MOST = 0.99, 1.25  # limits for a writer's bytes by path over bytes moved
 _PADDING = 64 * KIB  # of one operation: the largest alignment of direct I/O
 _VOLATILE = ("tmpfs", "ramfs")
 _MOST_MEASURED = 3
@@ -50,7 +50,7 @@ class VerdictStatus(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
-    """Why a verdict is what it is. `measured` are its figures, `share` the samples that have it."""
+    """A reason of a verdict. `measured` are its figures, `share` the samples that have it."""
 
     text: str
     measured: tuple[str, ...] = ()
@@ -76,11 +76,11 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a sample is judged against: the workload's bytes, and facts that may be absent.
+    """The facts to judge a sample by: the workload's bytes, and facts that may be absent.
 
-    `restored_bytes` are those of a restore that brings only a part of them. `variants` give the
-    bytes of samples of their axes; other samples move the workload's.
-    `scale` says how the workload was made smaller; `volatile` names a file system held in memory.
+    `restored_bytes` are the bytes of a restore that reads only a part of them. `variants` give the
+    bytes of samples with their axes; other samples move the workload's bytes. `scale` says how the
+    workload was scaled down. `volatile` names a file system that is held in memory.
     """
 
     workload_bytes: int
@@ -91,7 +91,7 @@ class Context:
 
     @classmethod
     def of(cls, run: Run) -> Self:
-        """The context that the header of a result file gives."""
+        """Return the context from the header of a result file."""
         return cls(
             workload_bytes=run.workload.bytes,
             restored_bytes=run.workload.restored_bytes,
@@ -101,7 +101,7 @@ class Context:
         )
 
     def expected_bytes(self, sample: Sample) -> int:
-        """Bytes that the sample must have moved."""
+        """Return the bytes that the sample must have moved."""
         for one in self.variants:
             if (one.operation, one.axes) == (sample.operation, sample.axes):
                 return one.bytes
@@ -111,14 +111,14 @@ class Context:
 
 
 def volatile_of(storage: Mapping[str, Any]) -> str | None:
-    """The file system that is held in memory, if it is one, from the facts of a storage."""
+    """Return the file system of a storage if it is held in memory; None otherwise."""
     upper = storage.get("upper")  # what an overlay writes to
     found = [storage.get("fs_type"), upper.get("fs_type") if isinstance(upper, Mapping) else ""]
     return next((kind for kind in _VOLATILE if kind in found), None)
 
 
 def judge(sample: Sample, context: Context) -> Verdict:
-    """The verdict on one sample; pass a save through `with_verification` first."""
+    """Return the verdict on one sample; pass a save through `with_verification` first."""
     invalid = list(_invalid(sample, context))
     status = VerdictStatus.VALID if context.scale is None else VerdictStatus.SCALED
     return Verdict(
@@ -128,9 +128,9 @@ def judge(sample: Sample, context: Context) -> Verdict:
 
 
 def combine(verdicts: Sequence[Verdict]) -> Verdict:
-    """The worst of `verdicts`, every reason once, with its share unless all of them have it.
+    """Return the worst of `verdicts` with every reason once.
 
-    Raises ValueError for none.
+    A reason has its share unless all of them have it. Raises ValueError without a verdict.
     """
     if not verdicts:
         raise ValueError("no verdicts to combine")
@@ -146,13 +146,13 @@ def combine(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def with_verification(samples: Iterable[Sample], context: Context) -> list[Sample]:
-    """`samples`, each save carrying the proof of the restore that read its bytes back.
+    """Return `samples`, each save with the proof of the restore that read its bytes back.
 
-    That is the restore of the same contender in the same repetition, otherwise one of another
-    repetition: every configuration is verified, if not every save. Of several restores it is the
-    one with most wrong tensors, then the one of most tensors; where it brought only some of them, a
-    note says how much. Right tensors prove nothing where the restore itself is not valid: it may
-    have read memory. A save without a proof stays as it is.
+    This is the restore of the same contender in the same repetition, otherwise in another one. So
+    every configuration is verified, but perhaps not every save. Of several restores it is the one
+    with the most wrong tensors, then the one with the most tensors. Where it read only some of
+    them, a note says how much. Right tensors prove nothing where the restore itself is not valid:
+    it may have read memory. A save without a proof is returned unchanged.
     """
     given = list(samples)
     proofs: dict[tuple[str, int | None], Sample] = {}
@@ -185,7 +185,7 @@ def _is_proof(restore: Sample, context: Context) -> bool:
 
 
 def _proves(restore: Sample) -> tuple[int, int]:
-    """How much it says of what was saved: a wrong tensor more than any number of right ones."""
+    """Return a sort key for proofs: one wrong tensor counts more than any number of right ones."""
     one = restore.verified
     return (one.mismatches, one.tensors) if one else (0, 0)
 
@@ -225,10 +225,10 @@ def _invalid(sample: Sample, context: Context) -> Iterator[Reason]:
 
 
 def violations(sample: Sample) -> Iterator[Reason]:
-    """What the writer did not do, or reported wrongly, whatever the workload and the cache.
+    """Yield what the writer failed to do or reported wrongly, whatever the workload and the cache.
 
-    Every one makes the sample INVALID, and a tuning eliminates the setting. Samples of writers that
-    store nothing have none.
+    Each violation makes the sample INVALID, and a tuning eliminates the setting. Samples of writers
+    that store nothing have no violations.
     """
     if not sample.stores:
         return
@@ -255,7 +255,7 @@ def _not_durable(save: Sample) -> Iterator[Reason]:
 
 
 def _phases_wrong(sample: Sample) -> Iterator[Reason]:
-    """Phases of workers side by side are averaged; only `write` may run next to the others."""
+    """Yield wrong phases. Phases of parallel workers are averaged; only `write` may overlap."""
     phases = sample.phases_s
     written_s = phases.get("write", 0.0)
     rest_s = sum(phases.values()) - written_s
@@ -269,7 +269,7 @@ def _phases_wrong(sample: Sample) -> Iterator[Reason]:
 
 
 def _paths_wrong(sample: Sample) -> Iterator[Reason]:
-    """Padding of direct I/O counts, and so do operations that were done again."""
+    """Yield wrong paths. Bytes include the padding of direct I/O and repeated operations."""
     if not sample.paths:
         return
     counted = sum(path.bytes for path in sample.paths.values())
@@ -294,12 +294,12 @@ def _not_cold(sample: Sample) -> Iterator[Reason]:
 
 
 def _unreached(sample: Sample) -> tuple[Reason | None, list[Reason]]:
-    """Whether the counters deny that the bytes came from or went to the device; what to note.
+    """Return why the bytes did not reach the device by its counters, or None; and the notes.
 
-    Both must deny it where they saw a part: the device's may be that of another layer (RAID), the
-    process's counts a buffered write before it leaves the cache. One that saw about nothing is
-    enough: the device's of a save, and next to it the process's of a cold restore, since what
-    others read in the meantime is counted by the device too.
+    Where both counters saw a part of the bytes, both must deny them. The device's counter may be
+    that of another layer (RAID). The process's counter counts a buffered write before it leaves the
+    cache. One counter that saw almost nothing is enough: for a save the device's, for a cold
+    restore also the process's, because the device counts the reads of other processes too.
     """
     save = sample.operation == "save"
     counts = _counts(sample)
@@ -364,7 +364,7 @@ def _noted(sample: Sample, context: Context) -> Iterator[Reason]:
 
 
 def _unproved(sample: Sample, context: Context) -> Iterator[Reason]:
-    """Of a save, that neither dirty pages nor the device's counter can show a sync left out."""
+    """Yield a note where no dirty pages and no device counter can show a missing sync of a save."""
     unseen = sample.stored.unseen if sample.stored is not None else ""
     if sample.operation != "save" or not unseen or context.volatile is not None:
         return
