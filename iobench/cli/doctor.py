@@ -107,7 +107,7 @@ def _print_row(
     head = f"{label:<{_LABEL_WIDTH}} "
     _print_wrapped(console, head, _INDENT, text, "", used=8)
     for item in advice:
-        if not item.message.endswith(text):  # the row shows it already
+        if not item.message.endswith(text):  # otherwise the row shows it already
             _print_wrapped(console, _INDENT, _INDENT, item.message, _STYLES[item.level])
         if item.remedy:
             _print_wrapped(console, f"{_INDENT}-> ", f"{_INDENT}   ", item.remedy, "cyan")

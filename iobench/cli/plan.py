@@ -276,7 +276,7 @@ def _sizes(text: str) -> list[int]:
     counts: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part)
-        if not match or part.lstrip().startswith("0"):  # 2,048 is not a list of 2 and 48
+        if not match or part.lstrip().startswith("0"):  # 2,048 is a mistake, not a list of 2 and 48
             raise OptionError(
                 f"--nodes {text}: write 2048, 64,512,2048 or 1024-131072, from 1 up and without "
                 "thousands separators"

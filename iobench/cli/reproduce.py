@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 _TRAINED = "1GiB"
-_INTERVALS, _STEPS = 3, 12  # of a block; the steps are for a first measurement of the interval
+_INTERVALS, _STEPS = 3, 12  # of a block; _STEPS if it measures the interval first
 _SMALLEST = 100_000  # parameters: its own forward and backward must fit into the simulated step
 
 

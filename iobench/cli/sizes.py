@@ -28,7 +28,7 @@ def nearest_sizes_line(full: Workload, rank: int, asked_bytes: int) -> str | Non
 
 
 def _above(full: Workload, rank: int, asked_bytes: int) -> int:
-    """Return the smallest size above `asked_bytes`, by bisection: scaling only rounds down."""
+    """Return the smallest size above `asked_bytes`, by bisection: `scaled` never exceeds a size."""
     low, high, largest = asked_bytes, 2 * asked_bytes, full.size_bytes(rank)
     while (found := full.scaled(high, rank).size_bytes(rank)) <= asked_bytes and found < largest:
         low, high = high, 2 * high

@@ -91,7 +91,7 @@ class Comparison:
 
     @property
     def one_run_a_side(self) -> bool:
-        """Whether each side has one run, which shows no spread between runs."""
+        """Whether each side has one run, so that no spread between runs is known."""
         return len(self.old) == len(self.new) == 1
 
     @property

@@ -12,7 +12,7 @@ DurationForm = Callable[[float], str]
 _UNITS = (("ms", 1e-3, 1.0), ("s", 1.0, 120.0), ("min", 60.0, 7200.0), ("h", 3600.0, float("inf")))
 """Name, seconds in the unit, and the shortest duration that takes the next unit."""
 _MOST_UNITS = 10_000
-_DIGITS = 3  # significant ones, of the shortest duration
+_DIGITS = 3  # significant digits of the shortest duration
 
 
 def duration_form(seconds: Iterable[float]) -> DurationForm:

@@ -26,7 +26,7 @@ _FEW_SAMPLES = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """The forecasts for each job size, their method and notes. `formulas` adds a table of them."""
+    """Forecasts by job size, their method and notes. `formulas` adds the table of formulas."""
 
     title: str
     method: Method

@@ -31,7 +31,7 @@ _Row = tuple[Summary, Sequence[Sample]]
 
 @dataclass(frozen=True, kw_only=True)
 class Winner:
-    """The fastest of one operation. Contenders are named by the `label` of their summary.
+    """The fastest contender of one operation. The `label` of its summary names a contender.
 
     Full restores and each kind of partial restore (`restore_as`) have a winner each.
 
