@@ -1,1 +1,1 @@
-"""The command line: one file per verb. Parses, calls, prints."""
+"""The command line, with one file per verb. It parses options, calls the library and prints."""

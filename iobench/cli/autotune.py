@@ -1,4 +1,4 @@
-"""`iobench autotune`: find the best writer and its settings, and write them down for trainers."""
+"""`iobench autotune`: find the best writer and its settings, and write them to a file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class GoalChoice(enum.StrEnum):
-    """What is minimised or maximised."""
+    """The choices of --objective."""
 
     SAVE = "save"
     RESTORE = "restore"
@@ -265,7 +265,7 @@ def _announce(tuning: Tuning, *, quiet: bool) -> None:
 
 @contextmanager
 def _resumable(path: Path) -> Iterator[None]:
-    """Say how to go on when interrupted."""
+    """Print how to resume if the block is interrupted."""
     try:
         yield
     except KeyboardInterrupt:
@@ -290,6 +290,6 @@ def _job(nodes: int | None, failures: float, restart: str) -> dict[str, Any] | N
 
 
 def _started_s_ago() -> float:
-    """The age of this process: starting Python and its modules is part of the time."""
+    """Return the age of this process: the start of Python and its modules counts too."""
     began_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - began_ticks / os.sysconf("SC_CLK_TCK")

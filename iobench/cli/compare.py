@@ -1,4 +1,4 @@
-"""`iobench compare`: is it slower than before?"""
+"""`iobench compare`: compare new runs with old ones, and find regressions."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["CompareCommand", "compare"]
 
 _SEPARATOR = "--"
-_MARK = "\0"  # no path has it
+_MARK = "\0"  # no path can contain it
 
 
 class CompareCommand(TyperCommand):
-    """A command whose arguments may hold `--`, which the parser would drop."""
+    """Command whose arguments may contain `--`, which the parser would drop."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, [_MARK if one == _SEPARATOR else one for one in args])
@@ -98,7 +98,7 @@ def _sides(runs: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def _read(paths: Sequence[str]) -> list[ResultFile]:
-    """Read files, and every .jsonl file of directories by name. Raises UsageError for none."""
+    """Read files, and .jsonl files of directories in name order. Raises UsageError for none."""
     from iobench.results import read
 
     found = []

@@ -1,4 +1,4 @@
-"""`iobench doctor`: this machine and one directory, what works there, and how to fix the rest."""
+"""`iobench doctor`: check this machine and one directory, and advise how to fix problems."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCHEMA = "iobench.doctor/1"
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "red", "note": "dim", "": ""}
 _LABEL_WIDTH = 16
 _INDENT = " " * (2 + 4 + 2 + _LABEL_WIDTH + 1)
-_Row = tuple[str, str, str | None]  # subject of advice, label, text; a row without text is left out
+_Row = tuple[str, str, str | None]  # subject of advice, label, text; None is not shown
 
 
 def doctor(
@@ -107,7 +107,7 @@ def _print_row(
     head = f"{label:<{_LABEL_WIDTH}} "
     _print_wrapped(console, head, _INDENT, text, "", used=8)
     for item in advice:
-        if not item.message.endswith(text):  # else the row has it already
+        if not item.message.endswith(text):  # otherwise the row shows it already
             _print_wrapped(console, _INDENT, _INDENT, item.message, _STYLES[item.level])
         if item.remedy:
             _print_wrapped(console, f"{_INDENT}-> ", f"{_INDENT}   ", item.remedy, "cyan")
@@ -116,7 +116,7 @@ def _print_row(
 def _print_wrapped(
     console: Console, first: str, rest: str, text: str, style: str, *, used: int = 0
 ) -> None:
-    """Print `text` wrapped at the width of a terminal; in a pipe as one line, easy to search."""
+    """Print `text` wrapped at the width of a terminal; into a pipe as one line, easy to search."""
     text = _printable(text)
     if console.is_terminal:
         lines = textwrap.wrap(
@@ -133,7 +133,7 @@ def _print_wrapped(
 
 
 def _printable(text: str) -> str:
-    """`text` with escapes for what stdout cannot encode or print: file names need not be text."""
+    """Return `text` with escapes for what stdout cannot encode or print, as in file names."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     return printable(text).encode(encoding, "backslashreplace").decode(encoding)
 
@@ -175,7 +175,7 @@ def _machine_rows(machine: dict[str, Any]) -> Iterator[_Row]:
 
 
 def _dirty(cache: dict[str, Any], which: str) -> str:
-    """The limit in force: bytes where they are set, else the part of available memory."""
+    """Return the limit in force: bytes if they are set, else percent of available memory."""
     from iobench.units import format_size
 
     size = cache[f"dirty_{which}bytes"]

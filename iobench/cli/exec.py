@@ -1,4 +1,4 @@
-"""`iobench exec`: an unmodified script, its checkpoints over the tuned path."""
+"""`iobench exec`: run an unmodified script, with its checkpoints over the tuned path."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def exec_(
 
 
 def _writer(config: str) -> Writer:
-    """The writer of `--config`. Raises UsageError and its kin, UnavailableError."""
+    """Return the writer of `--config`. Raises UsageError or UnavailableError."""
     from iobench.writers.config import is_path, load_writer
     from iobench.writers.registry import make, split_specs
 
@@ -90,12 +90,12 @@ def _writer(config: str) -> Writer:
 
 
 def _die_of(number: int) -> NoReturn:
-    """End as the script did, by the same signal, for whoever waits for this process."""
+    """End by the signal `number` that ended the script, so that the parent process sees it."""
     sys.stdout.flush()
     sys.stderr.flush()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the script's core is the one of interest
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # keep the script's core file only
     if number not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
     os.kill(os.getpid(), number)
-    sys.exit(128 + number)  # where the signal is not deadly here
+    sys.exit(128 + number)  # if the signal does not end this process

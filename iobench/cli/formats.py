@@ -1,4 +1,4 @@
-"""What `--format` takes, besides the reports of runs (`iobench.report.render`)."""
+"""The choices of `--format`, except for reports of runs (see `iobench.report.render`)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["DocumentFormat", "DocumentFormatOption", "FormatOption", "ListingFor
 
 
 class ListingFormat(enum.StrEnum):
-    """Of the verbs that list something."""
+    """Formats of the verbs that list something."""
 
     TABLE = "table"
     JSON = "json"
 
 
 class DocumentFormat(enum.StrEnum):
-    """Of the verbs whose result may become part of a document."""
+    """Formats of the verbs whose result may become part of a document."""
 
     TABLE = "table"
     JSON = "json"

@@ -1,4 +1,4 @@
-"""What a command line gives: its options, its workload, and the place of its result file."""
+"""The given options of a command line, its workload, and checks of its result file."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ QuietOption = Annotated[
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose help has its options in sections, by their `rich_help_panel`, as text.
+    """Command whose help shows its options as text, in sections by their `rich_help_panel`.
 
-    typer groups options only in the boxes that it draws with rich, which take longer to load than
-    everything else that `--help` needs.
+    typer itself groups options only in boxes that it draws with rich. rich takes longer to load
+    than everything else that `--help` needs.
     """
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -64,7 +64,7 @@ class GroupedCommand(TyperCommand):
 
 
 def given(ctx: typer.Context) -> Iterator[tuple[str, str]]:
-    """(parameter, option) of what the command line gives, without defaults."""
+    """Yield (parameter, option) for each option on the command line, without defaults."""
     for option in ctx.command.params:
         name = option.name or ""
         if getattr(ctx.get_parameter_source(name), "name", None) == "COMMANDLINE":
@@ -72,14 +72,14 @@ def given(ctx: typer.Context) -> Iterator[tuple[str, str]]:
 
 
 def check_effect(ctx: typer.Context, names: tuple[str, ...], why: str) -> None:
-    """Raise UsageError for each of `names` that is given: `why` says when it has an effect."""
+    """Raise UsageError if any of `names` is given; `why` is the reason that it has no effect."""
     found = [option for name, option in given(ctx) if name in names]
     if found:
         raise UsageError(f"{', '.join(found)}: {why}; leave out {', '.join(found)}")
 
 
 def the_workload(argument: str | None, option: str | None, default: str = DEFAULT_WORKLOAD) -> str:
-    """The workload that is given, by position or by option. Raises UsageError for two."""
+    """Return the workload given by position or by option. Raises UsageError for two names."""
     if argument is not None and option is not None and argument != option:
         raise UsageError(f"two workloads are given, {argument} and --workload {option}; give one")
     if argument is not None:
@@ -88,9 +88,9 @@ def the_workload(argument: str | None, option: str | None, default: str = DEFAUL
 
 
 def check_output(output: Path | None) -> None:
-    """Raise ResultFileError where the result file could not be made.
+    """Raise ResultFileError if the result file cannot be created.
 
-    The directory of a given file must exist: a typo in it makes no directories.
+    The directory of a given file must exist, because a typo must not create directories.
     """
     from iobench.results import check_new, default_path
 

@@ -1,4 +1,4 @@
-"""The `iobench` command: its verbs, and how errors are reported."""
+"""The `iobench` command: its verbs and its error messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["app", "run"]
 
 _INTERRUPTED = 130
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[1]
-"""What typer raises for a command line that it cannot parse. The class has no public name."""
+"""The error that typer raises for a command line that it cannot parse. It has no public name."""
 
 app = typer.Typer(
     name="iobench",
@@ -75,13 +75,13 @@ def _main(
 
 
 def run() -> None:
-    """Run the command line; errors become one line on stderr and their exit code."""
+    """Run the command line. An error becomes one line on stderr and its exit code."""
     ends_the_run = _interrupt_once()
-    # Where SIGCHLD is ignored, the kernel keeps no exit code of fio, a job or the script of exec.
+    # If SIGCHLD is ignored, the kernel keeps no exit code of fio, a job or the script of exec.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         code = app(standalone_mode=False)
-        sys.stdout.flush()  # here, where a pipe without a reader gives no traceback
+        sys.stdout.flush()  # here: a pipe without a reader gives no traceback
         if code == _INTERRUPTED:  # typer's exit code for a KeyboardInterrupt
             raise KeyboardInterrupt
     except (KeyboardInterrupt, typer.Abort):
@@ -104,8 +104,8 @@ def run() -> None:
 def _interrupt_once() -> list[int]:
     """Let SIGTERM and SIGHUP interrupt like Ctrl-C. Only the first of these signals counts.
 
-    The removal of temporary files that it starts cannot be interrupted. A signal that is ignored,
-    as by nohup, stays ignored. Returns the other signals.
+    The signal starts the removal of temporary files, which later signals cannot interrupt. A signal
+    that is ignored, for example by nohup, stays ignored. Returns the signals that interrupt.
     """
     asked: list[int] = [
         number
@@ -114,7 +114,7 @@ def _interrupt_once() -> list[int]:
     ]
 
     def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        for other in asked:  # not SIG_IGN: Python still handles a pending signal
+        for other in asked:  # not SIG_IGN: Python may already have a pending signal to handle
             signal.signal(other, lambda number, frame: None)  # noqa: ARG005
         raise KeyboardInterrupt
 
@@ -124,7 +124,7 @@ def _interrupt_once() -> list[int]:
 
 
 def _ignore(numbers: list[int]) -> None:
-    """Ignore these signals while Python ends: it resets its own handlers then."""
+    """Ignore these signals while Python exits: it resets its own handlers at exit."""
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # pending ones are handled here
     for number in numbers:
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""`iobench plan`: how often a training job should save, by the times that were measured."""
+"""`iobench plan`: compute from measured times how often a training job should save."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def _measured(
     include_invalid: bool,
     workload: str | None,
 ) -> tuple[str, list[SavingMethod], list[str], str]:
-    """Title, candidates and notes of a result file, and the name of the workload in it."""
+    """Return title, candidates and notes of a result file, and the name of its workload."""
     from iobench import workloads
     from iobench.goodput.measured import from_results
     from iobench.results import read
@@ -253,7 +253,7 @@ def _measured(
 
 
 def _published_step_s(workload: str | None, *, asked: bool) -> float | None:
-    """The workload's step time; None where it has none, or is not one of ours nor asked for."""
+    """Return the workload's step time; None without one, or for an unknown name unless `asked`."""
     from iobench import workloads
 
     if workload is None or (not asked and workload not in workloads.names()):
@@ -263,7 +263,7 @@ def _published_step_s(workload: str | None, *, asked: bool) -> float | None:
 
 
 def _baseline(candidates: list[SavingMethod], name: str | None) -> SavingMethod:
-    """The candidate called `name`; without a name `buffered`, else the slowest to save."""
+    """Return the candidate `name`. Without a name, return `buffered` or else the slowest save."""
     wanted = "buffered" if name is None else name
     found = [one for one in candidates if one.name == wanted or one.name.split()[0] == wanted]
     if name is not None and not found:
@@ -272,11 +272,11 @@ def _baseline(candidates: list[SavingMethod], name: str | None) -> SavingMethod:
 
 
 def _sizes(text: str) -> list[int]:
-    """Numbers of nodes in `text`, ascending: `2048`, `64,512`, `1024-131072` (doubling)."""
+    """Return the node counts in `text`, ascending: `2048`, `64,512`, `1024-131072` (doubling)."""
     counts: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part)
-        if not match or part.lstrip().startswith("0"):  # 2,048 is not a list of 2 and 48
+        if not match or part.lstrip().startswith("0"):  # 2,048 is a mistake, not a list of 2 and 48
             raise OptionError(
                 f"--nodes {text}: write 2048, 64,512,2048 or 1024-131072, from 1 up and without "
                 "thousands separators"

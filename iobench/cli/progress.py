@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, a plain line per result elsewhere."""
+"""Progress on stderr: a bar on a terminal, else one plain line per result."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ __all__ = ["StderrProgress", "TrainProgress", "TuneProgress"]
 
 _REFRESH_PER_S = 2  # redrawing takes CPU from what is being timed
 _BAR_WIDTH = 12
-_ESTIMATE_S = 600  # steps last seconds to minutes: the 30 s that rich looks back may hold none
+_ESTIMATE_S = 600  # steps take seconds to minutes: rich looks back 30 s, which may hold none
 
 
 class _Steps:
-    """Shows steps. Nothing is animated where stderr is not a terminal, nothing at all if quiet."""
+    """Shows steps: animated only on a terminal, as lines elsewhere, and not at all if quiet."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._console = Console(stderr=True)
@@ -75,13 +75,13 @@ class _Steps:
             done = 1 if self._begun else 0
             task = self._bar.tasks[self._task]
             if task.total is not None and task.completed + done >= task.total:
-                # Repetitions until intervals are narrow: their number is not known before.
+                # With --repeat auto the number of repetitions is not known before the end.
                 self._bar.update(self._task, total=task.completed + done + 1)
             self._bar.update(self._task, description=printable(what), advance=done)
         self._begun = True
 
     def _line(self, text: str, last: str = "") -> None:
-        """`text` as a line, or on a terminal `last` at the end of the bar."""
+        """Print `text` as a line; on a terminal, show `last` at the end of the bar instead."""
         if self._bar:
             self._bar.update(self._task, last=last)
         elif not self._quiet:
@@ -119,7 +119,7 @@ class StderrProgress(_Steps):
 
 
 class TuneProgress(_Steps):
-    """Shows the trials of `iobench autotune`: one moving line on a terminal, else a line each."""
+    """Shows the trials of `iobench autotune`: one changing line on a terminal, else a line each."""
 
     def phase(self, what: str) -> None:
         self._phase = what

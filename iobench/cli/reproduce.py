@@ -1,4 +1,4 @@
-"""`iobench reproduce`: a published claim, measured here, and an honest answer."""
+"""`iobench reproduce`: measure a published claim here, and report whether it holds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 _TRAINED = "1GiB"
-_INTERVALS, _STEPS = 3, 12  # of a block, the latter where the interval is measured first
+_INTERVALS, _STEPS = 3, 12  # of a block; _STEPS if it measures the interval first
 _SMALLEST = 100_000  # parameters: its own forward and backward must fit into the simulated step
 
 
@@ -46,9 +46,9 @@ def reproduce(
     ] = None,
     format_: DocumentFormatOption = DocumentFormat.TABLE,
 ) -> None:
-    """Measure what a published claim says, and tell whether it holds here.
+    """Measure what a published claim says, and report whether it holds here.
 
-    Answers are yes, no, undecided (the claim lies within our interval) and not comparable, each
+    Answers are yes, no, undecided (the claim is within our interval) and not comparable, each
     with its reason and setting. hybrid-io compares writer hybrid with buffered, by files and by the
     wall clock of training; checkfreq and pccheck compare training with and without checkpoints;
     async compares stalls. A step is the published one, scaled as its checkpoint is.
@@ -80,7 +80,7 @@ def reproduce(
 
 
 def _measured(about: Study, target: str, size: str | None, repeat: int) -> list[ResultFile]:
-    """The records of each workload: of its files where a claim wants them, then of training."""
+    """Measure each workload and return the records: files if a claim needs them, then training."""
     records = []
     for workload in about.workloads:
         if claims := about.of(workload, files=True):

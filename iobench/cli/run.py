@@ -287,7 +287,7 @@ def _check_plan(plan: Plan, ctx: typer.Context) -> None:
 
 
 def _size_line(name: str, rank: int, size: str | None) -> Iterator[str]:
-    """Which sizes are near, where the one that is asked for cannot be met closely."""
+    """Yield a line with the nearest sizes if the workload cannot be scaled close to `size`."""
     from iobench import workloads
     from iobench.cli.sizes import nearest_sizes_line
     from iobench.units import parse_size
@@ -308,7 +308,7 @@ def _run(
     try:
         result = measure(plan, path, quiet=quiet)
     except BaseException:
-        # Interrupted, or the disk is full: what was measured until then is of use all the same.
+        # Interrupted, or the disk is full: the samples recorded so far are still useful.
         recorded = _recorded(path)
         if recorded is not None and recorded.samples:
             render(summarise(recorded), format_, sys.stdout, details=details)
@@ -320,17 +320,17 @@ def _run(
 
 
 def _recorded(path: Path) -> ResultFile | None:
-    """What a run that stopped has recorded; None without a file that can be read."""
+    """Return the record of a run that stopped; None if no file can be read."""
     from iobench.results import read
 
     try:
         return read(path)
-    except ResultFileError:  # the error that stopped the run is the one to report
+    except ResultFileError:  # the error that stopped the run is reported instead
         return None
 
 
 def measure(plan: Plan, output: Path | None, *, quiet: bool = False) -> ResultFile:
-    """Run `plan` with progress on stderr; its record, by default under results/."""
+    """Run `plan` with progress on stderr and return its record, by default under results/."""
     from iobench.bench.runner import Runner
     from iobench.cli.progress import StderrProgress
     from iobench.results import ResultWriter, default_path, read
@@ -342,7 +342,7 @@ def measure(plan: Plan, output: Path | None, *, quiet: bool = False) -> ResultFi
 
 
 def raise_failures(result: ResultFile) -> None:
-    """Raise ContenderError where contenders failed, DataMismatchError where data differ."""
+    """Raise ContenderError if contenders failed, else DataMismatchError if restored data differ."""
     if result.failures:
         who = ", ".join(f"{one.setting.name} ({one.error})" for one in result.failures)
         raise ContenderError(f"failed and left out: {who}")

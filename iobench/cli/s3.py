@@ -1,4 +1,4 @@
-"""`iobench s3`: what killed processes left half uploaded in a bucket."""
+"""`iobench s3`: list and abort unfinished uploads that killed processes left in a bucket."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from iobench.units import parse_seconds
 if TYPE_CHECKING:
     from iobench.writers.s3_store.objects import S3Objects, UnfinishedUpload
 
-_ATTEMPTS = 3  # somebody waits for the answer
+_ATTEMPTS = 3  # few: a user waits for the answer
 
 app = typer.Typer(
     no_args_is_help=True, help="Multipart uploads that killed processes left in a bucket."
@@ -94,6 +94,6 @@ def _older(objects: S3Objects, than: str) -> list[UnfinishedUpload]:
     latest = datetime.now(UTC) - timedelta(seconds=seconds)
     try:
         found = objects.uploads()
-    except TransferError as error:  # the first that was asked of the store
+    except TransferError as error:  # the first request to the store
         raise UnavailableError("s3", f"{error}.") from error
     return [upload for upload in found if not seconds or upload.initiated <= latest]

@@ -1,8 +1,8 @@
-"""`--seed` of the verbs that draw at random."""
+"""Limit of `--seed`, for the verbs that draw random numbers."""
 
 from __future__ import annotations
 
 __all__ = ["LARGEST_SEED"]
 
 LARGEST_SEED = 2**32 - 1
-"""What every generator in use takes (optuna's no more), and every reader of a record."""
+"""Largest seed that all generators accept (optuna sets the limit), and all record readers."""

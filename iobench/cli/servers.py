@@ -1,4 +1,4 @@
-"""What verbs that measure share: a server of their own, and a stdout for the report alone."""
+"""Helpers of the verbs that measure: a local server, and a stdout that has only the report."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["HERE", "preparing", "print_plan", "quiet_stdout", "server"]
 
 HERE = "."
 """The default of --target."""
-_PLAN_INDENT = " " * 10  # the names of a plan's lines are this wide
+_PLAN_INDENT = " " * 10  # width of the names of a plan's lines
 
 
 @contextmanager
 def server(wanted: bool, target: str) -> Iterator[str]:
-    """The target: as given, or that of a server of our own that runs as long as the block."""
+    """Yield the target: the given one, or that of a local server that runs during the block."""
     if not target:  # most likely an unset variable
         raise UsageError("--target '': names nothing; leave it out for the current directory")
     if not wanted:
@@ -36,7 +36,7 @@ def server(wanted: bool, target: str) -> Iterator[str]:
 
 @contextmanager
 def quiet_stdout() -> Iterator[None]:
-    """Redirect to stderr what libraries print to stdout, which is for the report alone."""
+    """Redirect output of libraries from stdout to stderr: stdout has only the report."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -49,7 +49,7 @@ def quiet_stdout() -> Iterator[None]:
 
 
 def print_plan(lines: Iterable[str]) -> None:
-    """Print the lines of a plan to stderr, wrapped between words where it is a terminal."""
+    """Print the lines of a plan to stderr, wrapped between words if it is a terminal."""
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else 0
     for line in lines:
         wrapped = (
@@ -68,9 +68,9 @@ def print_plan(lines: Iterable[str]) -> None:
 
 @contextmanager
 def preparing(what: str, *, quiet: bool = False) -> Iterator[None]:
-    """Show `what` on a terminal during the block, before there is anything else to show.
+    """Show `what` on a terminal during the block, before there is other progress.
 
-    Plans load many modules and probe the writers: seconds in which a user would see nothing.
+    Plans load many modules and probe the writers, which takes seconds without other output.
     """
     if quiet or not sys.stderr.isatty():
         yield

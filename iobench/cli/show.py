@@ -1,4 +1,4 @@
-"""`iobench show`: the report of a run again, from its record."""
+"""`iobench show`: print the report of a run from its record."""
 
 from __future__ import annotations
 

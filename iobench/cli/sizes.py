@@ -1,4 +1,4 @@
-"""The sizes that a workload can be scaled to, near the one that was asked for."""
+"""The sizes nearest to the requested one that a workload can be scaled to."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 __all__ = ["nearest_sizes_line"]
 
-_CLOSE = 0.9  # of the size that was asked for
+_CLOSE = 0.9  # of the requested size
 _EXACT = 0.03
 
 
 def nearest_sizes_line(full: Workload, rank: int, asked_bytes: int) -> str | None:
-    """The nearest sizes below and above `asked_bytes`; None where the one below is close."""
+    """Return a line with the nearest sizes around `asked_bytes`; None if the smaller is close."""
     below = full.scaled(asked_bytes, rank).size_bytes(rank)
     if below >= _CLOSE * asked_bytes or below == full.size_bytes(rank):
         return None
@@ -28,7 +28,7 @@ def nearest_sizes_line(full: Workload, rank: int, asked_bytes: int) -> str | Non
 
 
 def _above(full: Workload, rank: int, asked_bytes: int) -> int:
-    """The smallest size above `asked_bytes`, found by bisection: scaling only goes downwards."""
+    """Return the smallest size above `asked_bytes`, by bisection: `scaled` never exceeds a size."""
     low, high, largest = asked_bytes, 2 * asked_bytes, full.size_bytes(rank)
     while (found := full.scaled(high, rank).size_bytes(rank)) <= asked_bytes and found < largest:
         low, high = high, 2 * high

@@ -1,4 +1,4 @@
-"""`iobench train`: what checkpoints cost a training loop."""
+"""`iobench train`: measure the cost of checkpoints to a training loop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class DeviceKind(enum.StrEnum):
-    """Where the model is trained."""
+    """The device that trains the model."""
 
     CPU = "cpu"
     CUDA = "cuda"

@@ -1,4 +1,4 @@
-"""`iobench workloads`: what can be replayed, and what it consists of."""
+"""`iobench workloads`: list the workloads, and show their files and tensors."""
 
 from __future__ import annotations
 

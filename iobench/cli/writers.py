@@ -1,4 +1,4 @@
-"""`iobench writers`: every writer and peer, whether it works here, and if not what to do."""
+"""`iobench writers`: list every writer and peer, whether it works here, and else its remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether two runs may be compared: what must be alike, and what differs."""
+"""The facts that must be equal in two runs that are compared, and those that differ."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["unlike"]
 
 
 def unlike(old: Run, new: Run) -> list[str]:
-    """What differs between two runs and makes their figures incomparable, in words.
+    """Return in words the differences that make the figures of two runs incomparable.
 
-    Machine (CPU, CPUs, memory, GPUs), kernel, file system, devices, workload, rank and size, and
-    the rules of the run: CRC32, the memory for data, whether restores allocate theirs inside the
-    clock. Not the host's name, free space, or the versions of packages: those may be what is being
-    compared.
+    Compared are the machine (CPU, CPUs, memory, GPUs), kernel, file system, devices, workload, rank
+    and size. The rules of the run are compared too: CRC32, the memory for data, and whether the
+    measured time of a restore includes the allocation of its memory. The host's name, free space
+    and the versions of packages may differ: the comparison may be about them.
     """
     before, after = dict(_facts(old)), dict(_facts(new))
     return [
@@ -30,7 +30,7 @@ def unlike(old: Run, new: Run) -> list[str]:
 
 
 def _facts(run: Run) -> Iterator[tuple[str, str]]:
-    """What must be alike, by name and in words. Facts that a record lacks are `unknown`."""
+    """Yield the facts that must be equal, as name and words; `unknown` where a record lacks one."""
     machine, storage = run.environment.machine, run.environment.storage
     cpu, memory = _part(machine, "cpu"), _part(machine, "memory")
     yield "CPU", _word(cpu.get("model"))

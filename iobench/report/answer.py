@@ -1,6 +1,6 @@
-"""The answer: which I/O path is the fastest, by how much, how sure that is, and what to do next.
+"""The answer of a report: the fastest I/O path, its lead, how sure that is, and the next commands.
 
-`answer` gives it in a few lines, which the terminal table prints first.
+`answer` returns it in a few lines, which the terminal table prints first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NODES = 8  # in the example of `iobench plan`
 class Line:
     """One subject, such as `Save`, and one or several lines about it.
 
-    `commands` says that the lines are for a shell: they must not be wrapped.
+    `commands` marks lines that are for a shell: they must not be wrapped.
     """
 
     subject: str
@@ -36,7 +36,7 @@ class Line:
 
 
 def answer(report: Report) -> list[Line]:
-    """Stopped, Save, Restore, Next and Noise, as far as the report has something to say."""
+    """Return the lines Stopped, Save, Restore, Next and Noise, without those that are empty."""
     lines = [Line("Stopped", (report.stopped.removeprefix("stopped "),))] if report.stopped else []
     for kind in dict.fromkeys((one.operation, one.axes.restore_as) for one in report.summaries):
         rows = [one for one in report.summaries if (one.operation, one.axes.restore_as) == kind]
@@ -97,7 +97,7 @@ def _of_fio(best: Summary) -> Iterator[str]:
 
 
 def _seconds(report: Report, best: Summary, slower: Summary | None) -> Iterator[str]:
-    """How long the whole checkpoint takes, in place of how long."""
+    """Yield how long the whole checkpoint takes, and how long it takes with `slower`."""
     workload = report.workload
     factor = workload.full_bytes / workload.bytes if workload.bytes else 1.0
     own_s, size = factor * best.bytes / best.median_bytes_per_s, format_size(factor * best.bytes)
@@ -124,7 +124,7 @@ def _noise(report: Report) -> Iterator[str]:
 
 
 def _next(report: Report) -> Iterator[str]:
-    """Commands that go on from here; those that this report gives enough for."""
+    """Yield the next commands, without those for which the report lacks data."""
     name, target = report.workload.name, report.target or ""
     ranked = [one for one in report.summaries if one.verdict in RANKED]
     if name in workloads.names() and target.startswith("/") and ranked:

@@ -41,10 +41,10 @@ _COLUMNS: dict[str, Callable[[Report, Summary], Any]] = {
 
 
 def write(report: Report, stream: TextIO) -> None:
-    """Write one line per summary, numbers unrounded, what is missing left empty.
+    """Write one line per summary. Numbers are unrounded; a missing value is empty.
 
     Phases, paths and decisions become columns `phase.<name>_s`, `path.<name>` and
-    `decision.<name>`; a writer that lacks one has it empty.
+    `decision.<name>`. They are empty for a writer that lacks them.
     """
     rows = [_row(report, summary) for summary in report.summaries]
     columns = dict.fromkeys([*_COLUMNS, *(column for row in rows for column in row)])

@@ -1,4 +1,4 @@
-"""The baseline: the contender of a run with which the rates of the others are compared."""
+"""The baseline of a run: the contender that the rates of the others are compared with."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def baseline_samples(
     baseline: Mapping[str, Any] | None,
     of: Sample,
 ) -> Sequence[Sample]:
-    """The baseline's samples of the operation of `of`; empty where `of` is one of them.
+    """Return the baseline's samples of the same operation as `of`; empty where `of` is one of them.
 
-    `baseline` has the contender's `name` and `options`, and the axes of saves that the run had;
-    None where there is no baseline.
+    `baseline` has the contender's `name` and `options`, and the axes of saves that the run had. It
+    is None where there is no baseline.
     """
     if baseline is None or is_contender(of, baseline):
         return []
@@ -35,13 +35,13 @@ def baseline_samples(
 
 
 def paired_ratio(samples: Sequence[Sample], against: Sequence[Sample]) -> Ratio | None:
-    """How many times the rate of `against`; `compare_paired` counts the twins of an A/A as one."""
+    """Return the ratio of `samples` to `against` (see `compare_paired`); None without a pair."""
     difference = compare_paired(samples, against)
     return None if difference is None else difference.ratio
 
 
 def is_contender(sample: Sample, contender: Mapping[str, Any]) -> bool:
-    """Whether `sample` is of `contender`, which is given like the baseline of a plan's record."""
+    """Return whether `sample` is of `contender`, in the form of the baseline of a plan's record."""
     return (sample.writer, dict(sample.options)) == (
         contender["name"],
         contender["options"],

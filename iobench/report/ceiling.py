@@ -1,4 +1,4 @@
-"""The ceiling: what the best of several fio jobs reached on the same directory in the same run."""
+"""The ceiling: the rate of the best of several fio jobs on the same directory in the same run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from iobench.results import CeilingSample, Operation, to_plain
 __all__ = ["NO_JOB", "Ceiling", "find_ceiling"]
 
 NO_JOB = "no fio job ran"
-"""The reason of a ceiling that was not asked for."""
+"""The reason that a ceiling has where no job ran and no other reason is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,14 +30,14 @@ class Ceiling:
     reason: str | None = None
 
     def of(self, operation: Operation) -> float | None:
-        """The rate of `operation`, bytes per second."""
+        """Return the rate of `operation` in bytes per second; None if not measured."""
         return self.save_bytes_per_s if operation == "save" else self.restore_bytes_per_s
 
 
 def find_ceiling(samples: Iterable[CeilingSample], why_none: str | None = None) -> Ceiling:
-    """The job with the highest median rate per operation. Failed samples of a job are left out.
+    """Return for each operation the job with the highest median rate. Failed samples do not count.
 
-    `why_none` says why no job was meant to run.
+    `why_none` is the reason why the run planned no job.
     """
     given = list(samples)
     save, save_job = _best(given, "save")

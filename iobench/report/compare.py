@@ -1,4 +1,4 @@
-"""Runs compared with other runs: for each contender and operation a ratio and a finding."""
+"""Comparison of old and new runs: a ratio and a finding for each contender and operation."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ _OPERATIONS: tuple[Operation, ...] = ("save", "restore")
 class ComparisonRow(HasSetting):
     """One contender's saves or restores on both sides.
 
-    `ratio` is of the new rate to the old one, `ci95` its interval, `floor` the part that counts as
-    noise; see docs/statistics.md. `finding` is None where a run's samples are INVALID or FAILED:
-    such figures are not judged. `spoilt` is set where only new ones are. `regression` is set where
-    it is worse, and by more than the threshold. A `control` is unchanged code: it shows what the
-    storage did, and is never a regression.
+    `ratio` is the new rate over the old one, `ci95` its interval, and `floor` the part that counts
+    as noise; see docs/statistics.md. `finding` is None where a run's samples are INVALID or FAILED:
+    such figures are not judged. `spoilt` is True where only the new samples are. `regression` is
+    True where the finding is worse and the loss exceeds the threshold. A `control` is unchanged
+    code: it shows how the storage changed, and is never a regression.
     """
 
     workload: str
@@ -69,10 +69,12 @@ class ComparisonRow(HasSetting):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """`unlike` says what differs between the runs; `missing` and `added` who is on one side only.
+    """The rows of all contenders that both sides have, and what else differs between the sides.
 
-    `failed` are those that were measured before and failed now before they had a sample, with why.
-    `controls` are the ratios of contenders whose code is the same on both sides, fio among them.
+    `unlike` lists the differences between the runs. `missing` and `added` are the contenders that
+    only the old or only the new runs have. `failed` are the contenders that have old samples but
+    failed before their first new one, with the reason. `controls` are the ratios of contenders
+    whose code is the same on both sides, including fio.
     """
 
     schema: str = SCHEMA
@@ -89,7 +91,7 @@ class Comparison:
 
     @property
     def one_run_a_side(self) -> bool:
-        """Whether there is no spread between runs to compare a difference with."""
+        """Whether each side has one run, so that no spread between runs is known."""
         return len(self.old) == len(self.new) == 1
 
     @property
@@ -98,7 +100,7 @@ class Comparison:
 
     @property
     def spoilt(self) -> list[str]:
-        """Who was VALID before and is INVALID or FAILED now."""
+        """The contenders that were VALID before and are INVALID or FAILED now."""
         rows = [f"{row.setting.name} {row.operation}" for row in self.rows if row.spoilt]
         return [*rows, *self.failed]
 
@@ -110,7 +112,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class _Side:
-    """The runs of one side: samples by contender and operation, one list a run that has any."""
+    """The runs of one side: for each contender and operation, one list of samples per run."""
 
     results: Sequence[ResultFile]
     runs: dict[_Key, list[list[Sample]]] = field(default_factory=dict)
@@ -143,7 +145,7 @@ def compare(old: Sequence[ResultFile], new: Sequence[ResultFile], threshold: flo
     """Compare every contender that both sides have. `threshold` is a part: 0.05 for 5 %.
 
     With several runs on a side the spread between runs is the floor. With one run a side only the
-    spread of samples is known, which is less than that between runs.
+    spread of samples is known, which is smaller than the spread between runs.
     """
     before, after = _Side.of(old), _Side.of(new)
     failures = {contender_of(failure): failure for one in new for failure in one.failures}
@@ -177,9 +179,10 @@ def compare(old: Sequence[ResultFile], new: Sequence[ResultFile], threshold: flo
 
 
 def _controls(before: _Side, after: _Side) -> Iterator[tuple[tuple[str, Operation], float]]:
-    """Yield how unchanged code moved: fio, and peers where no package has another version.
+    """Yield how the rates of unchanged code changed: fio, and peers if all versions are the same.
 
-    With one run a side each of them counts. With several, only what moved beyond its own floor.
+    With one run a side each of them counts. With several runs, only a change beyond its own floor
+    counts.
     """
     levels: dict[tuple[str, Operation], tuple[list[float], list[float]]] = {}
     for operation in _OPERATIONS:
@@ -219,7 +222,7 @@ def _levels(runs: Iterable[Iterable[Sample]]) -> list[float]:
 
 
 def _pairs(before: Collection[_Key], after: Collection[_Key]) -> list[tuple[_Key, _Key]]:
-    """Equal settings; then, where one is left of a writer in both runs, those two."""
+    """Pair equal settings. Then pair the last two of a writer if each side has one left."""
     pairs = [(key, key) for key in before if key in after]
     for key in before:
         if key in after:
@@ -233,7 +236,7 @@ def _pairs(before: Collection[_Key], after: Collection[_Key]) -> list[tuple[_Key
 def _others(
     key: _Key, groups: Collection[_Key], before: Collection[_Key], after: Collection[_Key]
 ) -> list[_Key]:
-    """The keys in `groups` of the same writer and operation, without those in both runs."""
+    """Return the keys in `groups` of the same writer and operation, without those of both sides."""
     return [
         other
         for other in groups
@@ -303,7 +306,7 @@ def _row(
 def _difference(
     new: Sequence[Sequence[Sample]], old: Sequence[Sequence[Sample]], controls: Iterable[float]
 ) -> tuple[Difference | RunsDifference, list[str]]:
-    """Return the difference between the sides, and what to say where it cannot be shown."""
+    """Return the difference between the sides, and notes where the samples cannot show one."""
     if len(new) == len(old) == 1:
         floors = [floor for side in (old[0], new[0]) if (floor := noise_floor(side)) is not None]
         found = compare_runs(new[0], old[0], max(floors, default=LEAST_FLOOR))

@@ -1,4 +1,4 @@
-"""A comparison as people and programs read it: terminal table, Markdown, JSON."""
+"""The formats of a comparison: terminal table, Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_TERMINAL_WIDTH = 1000
 
 
 class CompareFormat(StrEnum):
-    """What `iobench compare --format` takes."""
+    """The choices of `iobench compare --format`."""
 
     TABLE = "table"
     MD = "md"

@@ -1,4 +1,4 @@
-"""Durations of one column in one form, so that a reader can compare them by their digits."""
+"""One form for all durations of a column: the same unit and the same number of decimals."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import Callable, Iterable
 __all__ = ["DurationForm", "duration_form"]
 
 DurationForm = Callable[[float], str]
-"""Seconds to text."""
+"""Function from seconds to text."""
 
 _UNITS = (("ms", 1e-3, 1.0), ("s", 1.0, 120.0), ("min", 60.0, 7200.0), ("h", 3600.0, float("inf")))
-"""Name, seconds, and the shortest duration for which the next unit is used."""
+"""Name, seconds in the unit, and the shortest duration that takes the next unit."""
 _MOST_UNITS = 10_000
-_DIGITS = 3  # significant ones, of the shortest duration
+_DIGITS = 3  # significant digits of the shortest duration
 
 
 def duration_form(seconds: Iterable[float]) -> DurationForm:
-    """How to write all of `seconds`: in one unit, with equally many decimals.
+    """Return the form for all of `seconds`: one unit, and the same number of decimals.
 
-    The shortest decides, unless the longest would then have more than four digits before the point.
+    The shortest duration decides, unless the longest would need more than four digits before the
+    point.
     """
     values = sorted(abs(value) for value in seconds if value)
     low, high = (values[0], values[-1]) if values else (1.0, 1.0)

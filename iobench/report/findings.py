@@ -43,7 +43,7 @@ def write_markdown(
 def write_json(
     study: Study, records: Sequence[ResultFile], findings: Sequence[ClaimFinding], stream: TextIO
 ) -> None:
-    """Write one document and a newline; `ours` is a ratio, or a share of wall clock."""
+    """Write one document and a newline; `ours` is a ratio or a share of the wall clock."""
     document = {
         "schema": SCHEMA,
         "study": study.name,

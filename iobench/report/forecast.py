@@ -26,7 +26,7 @@ _FEW_SAMPLES = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """Forecasts by size of the job, how they were made, and notes. `formulas` prints them too."""
+    """Forecasts by job size, their method and notes. `formulas` adds the table of formulas."""
 
     title: str
     method: Method
@@ -36,12 +36,12 @@ class Outlook:
 
     @property
     def jobs(self) -> list[TrainingJob]:
-        """The jobs that are planned for, in the order given."""
+        """The jobs of the forecasts, in the given order."""
         return list(dict.fromkeys(one.job for one in self.forecasts))
 
 
 def write_table(outlook: Outlook, stream: TextIO) -> None:
-    """Write heading, tables and notes to `stream`; nothing is cut when it is not a terminal."""
+    """Write heading, tables and notes to `stream`; cut nothing if it is not a terminal."""
     write_grids_as_table(_heading(outlook), _grids(outlook), _footnotes(outlook), stream)
 
 
@@ -51,7 +51,7 @@ def write_markdown(outlook: Outlook, stream: TextIO) -> None:
 
 
 def write_json(outlook: Outlook, stream: TextIO) -> None:
-    """Write one document and a newline; numbers unrounded, seconds and hours as the keys say."""
+    """Write one document and a newline. Numbers are unrounded; each key names its unit."""
     document = {
         "schema": SCHEMA,
         "title": outlook.title,
@@ -114,7 +114,7 @@ def _heading(outlook: Outlook) -> Iterator[str]:
 
 
 def _sentence(outlook: Outlook, job: TrainingJob) -> str:
-    """`Save every 1 h 53 min (1,750 steps of 3.87 s): 3.4 % of the time is lost.`"""
+    """Return `Save every 1 h 53 min (1,750 steps of 3.87 s): 3.4 % of the time is lost.`"""
     found = [one for one in outlook.forecasts if one.job == job]
     best, step_s = max(found, key=lambda one: one.best.ettr), outlook.method.step_s
     start = f"{job.nodes:,} nodes: save" if len(outlook.jobs) > 1 else "Save"
@@ -229,14 +229,14 @@ class _Column:
     figure: bool
     cell: Callable[[Forecast, DurationForm], str]
     seconds: Callable[[Forecast], Sequence[float]] = lambda _: ()
-    """The durations in a cell; all cells of a column write theirs in one form."""
+    """The durations in a cell. All cells of a column share one form."""
     by_sizes: tuple[bool, ...] = (True, False)  # for several sizes of the job, and for one
 
 
 def _times(
     name: str, value: Callable[[Forecast], float], by_sizes: tuple[bool, ...] = (True, False)
 ) -> _Column:
-    """A column of one duration each."""
+    """Return a column whose cells hold one duration each."""
     return _Column(
         name, True, lambda one, form: form(value(one)), lambda one: [value(one)], by_sizes
     )
@@ -285,7 +285,7 @@ def _method(outlook: Outlook) -> Iterator[str]:
 
 
 def _resampling(candidates: Iterable[SavingMethod]) -> Iterator[str]:
-    """How the 95 % intervals were made, and the most that few samples can bound."""
+    """Yield how the intervals were computed, and the confidence that few samples reach."""
     counts = [min(one.save_samples, one.restore_samples) for one in candidates if one.resampled]
     if not counts:
         return
@@ -296,7 +296,7 @@ def _resampling(candidates: Iterable[SavingMethod]) -> Iterator[str]:
 
 
 def _warnings(forecasts: Sequence[Forecast]) -> Iterator[str]:
-    """Each warning once, with the writers that have it unless all have it."""
+    """Yield each warning once, with the writers that it is for unless it is for all."""
     found: dict[str, list[tuple[Forecast, Reason]]] = {}
     for one in forecasts:
         for reason in one.warnings:

@@ -1,4 +1,4 @@
-"""Tables of text with a heading and notes, on a terminal or in Markdown."""
+"""Tables of text with a heading and notes, printed on a terminal or as Markdown."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _GAP = 2  # between columns
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Headers, each with whether its cells are figures, and rows of as many cells.
+    """Columns and rows of a table. A column is a header and whether its cells are figures.
 
-    A line break in a header is where a narrow one may be broken. `drop` has the positions of the
-    columns that a narrow terminal does without, the first to go first. `styles` has a style for
+    A header may be broken only at its line break. `drop` has the positions of the columns that a
+    narrow terminal leaves out, in the order in which they are dropped. `styles` has a style for
     the last cell of each row.
     """
 
@@ -48,7 +48,7 @@ class Grid:
 def write_grids_as_table(
     heading: Iterable[str], grids: Iterable[Grid], notes: Iterable[str], stream: TextIO
 ) -> None:
-    """Write everything to `stream`; nothing is cut when it is not a terminal."""
+    """Write heading, tables and notes to `stream`; cut nothing if it is not a terminal."""
     console = console_for(stream)
     with console.capture() as captured:
         for line in heading:
@@ -63,13 +63,13 @@ def write_grids_as_table(
 
 
 def console_for(stream: TextIO) -> Console:
-    """A console that prints plain text to `stream`, as wide as its terminal."""
+    """Return a console that prints plain text to `stream`, as wide as its terminal."""
     width = None if stream.isatty() else _NO_TERMINAL_WIDTH
     return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
 
 
 def write_captured(text: str, stream: TextIO) -> None:
-    """Write what a console captured, without spaces at the ends of lines."""
+    """Write the captured `text` of a console without spaces at the ends of lines."""
     stream.writelines(f"{line.rstrip()}\n" for line in text.splitlines())
 
 
@@ -82,9 +82,9 @@ def print_wrapped(
     label: str = "",
     whole: bool = False,
 ) -> None:
-    """Print `text` wrapped between words, never within one; lines after the first are indented.
+    """Print `text` wrapped between words, never within one; indent the lines after the first.
 
-    `label` is the start of the text, shown in a colour. A `whole` text is not wrapped here.
+    `label` is the start of the text and is shown in a colour. A `whole` text is not wrapped.
     """
     lines = (
         [text]
@@ -103,7 +103,7 @@ def print_wrapped(
 
 
 def print_grid(console: Console, grid: Grid) -> None:
-    """Print the table with the columns that fit, then the names of the others."""
+    """Print the table with the columns that fit, then the names of the columns left out."""
     kept = kept_columns(grid, console.width)
     narrow = len(kept) < len(grid.columns) or _width(grid, kept, broken=False) > console.width
     table = Table(
@@ -130,7 +130,7 @@ def print_grid(console: Console, grid: Grid) -> None:
 
 
 def kept_columns(grid: Grid, width: int) -> list[int]:
-    """Positions of the columns that fit in `width`; `grid.drop` says which go, in its order."""
+    """Return the positions of the columns that fit in `width`, dropped in order of `grid.drop`."""
     kept = list(range(len(grid.columns)))
     for position in grid.drop:
         if _width(grid, kept, broken=True) <= width:
@@ -140,7 +140,7 @@ def kept_columns(grid: Grid, width: int) -> list[int]:
 
 
 def _width(grid: Grid, kept: Sequence[int], *, broken: bool) -> int:
-    """How wide the table is with these columns, its headers broken where they may be or not."""
+    """Return the width of the table with the columns `kept`, and with or without broken headers."""
     total = _GAP * (len(kept) - 1)
     for position in kept:
         name = grid.columns[position][0]
@@ -163,12 +163,12 @@ def write_grids_as_markdown(
 
 
 def row(values: Iterable[str]) -> str:
-    """`values` as a row of a table."""
+    """Return `values` as a row of a Markdown table."""
     return f"| {' | '.join(escape(value) for value in values)} |"
 
 
 def escape(text: str) -> str:
-    """`text` on one line, its `|`, `*`, `_`, `<` and backquotes taken literally."""
+    """Return `text` on one line, with `\\`, `|`, `*`, `_`, `<` and backquotes escaped."""
     for mark in ("\\", "|", "*", "_", "<", "`"):
         text = text.replace(mark, f"\\{mark}")
     return " ".join(text.split())

@@ -1,4 +1,4 @@
-"""The report as Markdown, to be pasted into an issue or a pull request."""
+"""The report as Markdown, for an issue or a pull request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The formats of a report, by name. Each is one module, imported on first use."""
+"""The formats of a report by name. Each format is one module, imported on first use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ReportFormat", "render"]
 
 
 class ReportFormat(StrEnum):
-    """What `--format` takes."""
+    """The choices of `--format`."""
 
     TABLE = "table"
     JSON = "json"
@@ -36,7 +36,7 @@ def render(
     *,
     details: bool = False,
 ) -> None:
-    """Write `report` to `stream`; `details` are of the table, other formats have them always.
+    """Write `report` to `stream`. `details` applies to the table; other formats always have them.
 
     Raises ValueError for a name that is not a ReportFormat.
     """

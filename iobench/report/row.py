@@ -1,4 +1,4 @@
-"""Summary: one row of a report, the figures of one contender at one operation."""
+"""Summary: one row of a report, with the figures of one contender and one operation."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ __all__ = ["Summary"]
 
 @dataclass(frozen=True, kw_only=True)
 class Summary(HasSetting):
-    """All samples of one writer at one setting, saving or restoring.
+    """Figures of all saves, or all restores, of one writer at one setting.
 
     `median_bytes_per_s` is the median of the samples' rates, `ci95_bytes_per_s` its interval
     (None for 1 sample), `of_ceiling` its ratio to the ceiling (None without one).
-    `cpu_s_per_gib` is total over total; `first_done_s`, `last_done_s` and `phases_s` are medians;
-    `paths` and `decisions` count operations over all samples. `ratio` is how many times the
-    baseline's rate this is, paired by repetition, and `ratio_ci95` its interval (see
-    `stats.paired_log_ratio`); None without a baseline, for itself, and unless both are valid.
-    `label` is the writer with the options and axes that differ between rows; `Winner` names rows
-    by it.
+    `cpu_s_per_gib` is all CPU seconds over all GiB. `first_done_s`, `last_done_s` and `phases_s`
+    are medians. `paths` and `decisions` count operations over all samples.
+
+    `ratio` is the rate over the baseline's rate, paired by repetition, and `ratio_ci95` its
+    interval (see `stats.paired_log_ratio`). Both are None without a baseline, for the baseline,
+    and unless both contenders are VALID or SCALED.
+
+    `label` is the writer with the options and axes that differ between rows. `Winner` names rows
+    by their label.
     """
 
     label: str = ""

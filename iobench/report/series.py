@@ -1,4 +1,4 @@
-"""Series in a terminal: bytes over time of every sample, one line per way of counting."""
+"""Series of samples as text: bytes over time, with one line of bars for each counter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_COLUMNS = 100
 def write(result: ResultFile, stream: TextIO) -> None:
     """Write the series of each sample that has one, by contender, operation and repetition.
 
-    `·` stands for nothing in that time, the bars for parts of the highest rate of the line.
+    `·` means that no byte was counted in that time. The bars are parts of the line's highest rate.
     """
     have = [sample for sample in result.samples if sample.series is not None]
     if not have:
@@ -48,7 +48,7 @@ def _lines(sample: Sample) -> Iterator[str]:
 
 
 def _rates(values: Sequence[int], step: int, interval_s: float, elapsed_s: float) -> list[float]:
-    """Bytes per second of every `step` intervals; the last one is cut off by the end."""
+    """Return bytes per second for every `step` intervals; the last ends at `elapsed_s`."""
     rates = []
     for begin in range(0, len(values), step):
         end_s = min((begin + step) * interval_s, elapsed_s)
@@ -57,7 +57,7 @@ def _rates(values: Sequence[int], step: int, interval_s: float, elapsed_s: float
 
 
 def bars(rates: Sequence[float]) -> str:
-    """One character for each rate, in eighths of the highest."""
+    """Return one character for each rate, in eighths of the highest rate."""
     top = max(rates)
     return "".join(
         _BARS[min(int(len(_BARS) * rate / top), len(_BARS) - 1)] if rate > 0 else _NOTHING

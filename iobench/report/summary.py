@@ -1,4 +1,4 @@
-"""Report: one summary per writer, setting and operation, computed from samples when asked for."""
+"""Report of a result file: one summary per writer, setting and operation, from its samples."""
 
 from __future__ import annotations
 
@@ -57,20 +57,20 @@ __all__ = [
 SCHEMA = "iobench.report/1"
 
 Figure = tuple[str, Operation, str | None]
-"""What `figure_of` gives."""
+"""Key of samples that repeat one measurement; `figure_of` returns it."""
 
 
 NOT_STEADY = "not at a steady state in the last 5"
-"""How the reason begins of a series whose last samples still change."""
+"""Start of the reason for a series whose last samples still change."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a run measured: saves, fastest first, then restores; what failed comes last.
+    """Figures of a run: saves, fastest first, then restores; FAILED ones come last in each.
 
-    `baseline` is the contender that ratios are to, `failures` are the operations that raised.
-    Figures that are INVALID or FAILED win nothing. `record` is the path of the result file,
-    `target` what was measured. `stopped` says how far a run came that did not finish.
+    `baseline` is the contender that ratios refer to. `failures` are the operations that raised.
+    INVALID or FAILED figures cannot win. `record` is the path of the result file, `target` the
+    measured place. `stopped` says how far a run got that did not finish.
     """
 
     schema: str = SCHEMA
@@ -92,7 +92,7 @@ class Report:
 
 
 def summarise(result: ResultFile) -> Report:
-    """The report of one result file, complete or not."""
+    """Return the report of one result file, complete or not."""
     context = Context.of(result.run)
     ceiling = find_ceiling(result.ceiling, result.run.plan.get("no_ceiling"))
     groups = group(result)
@@ -132,7 +132,7 @@ def summarise(result: ResultFile) -> Report:
 
 
 def _stopped(result: ResultFile) -> str | None:
-    """`stopped after 2 of 20 repetitions (interrupted)`; None for a run that is complete."""
+    """Return `stopped after 2 of 20 repetitions (interrupted)`; None for a complete run."""
     if result.incomplete is None:
         return None
     counts = Counter(sample.repetition for sample in result.samples)
@@ -146,13 +146,13 @@ def _stopped(result: ResultFile) -> str | None:
 
 
 def _rank(one: Summary) -> tuple[bool, str, bool, float]:
-    """Saves first, then restores of all; what failed comes last, whatever its rate was."""
+    """Return the sort key: saves, full restores, partial restores; FAILED ones last in each."""
     kind = one.operation == "restore", one.axes.restore_as or ""
     return *kind, one.verdict == VerdictStatus.FAILED, -one.median_bytes_per_s
 
 
 def group(result: ResultFile) -> dict[Figure, list[Sample]]:
-    """The samples that repeat the same measurement (see `figure_of`), saves with their proof."""
+    """Group samples that repeat a measurement (see `figure_of`); saves get their verification."""
     groups: dict[Figure, list[Sample]] = {}
     for sample in with_verification(result.samples, Context.of(result.run)):
         groups.setdefault(figure_of(sample), []).append(sample)
@@ -199,7 +199,7 @@ def _summary(
 def verdict_of(
     samples: Sequence[Sample], context: Context, failure: Failure | None = None
 ) -> Verdict:
-    """The worst of the samples; FAILED after an error or with wrong bytes, which rank nowhere."""
+    """Return the worst verdict of the samples; FAILED after an error or with wrong bytes."""
     verdict = combine([judge(sample, context) for sample in samples])
     if failure is not None:
         reason = Reason(text=failure.why)
@@ -210,7 +210,7 @@ def verdict_of(
 
 
 def _phases(samples: Sequence[Sample]) -> dict[str, float]:
-    """The median seconds of each phase; a sample without the phase spent none in it."""
+    """Return the median seconds of each phase; a sample without the phase counts as 0 s."""
     names = dict.fromkeys(name for sample in samples for name in sample.phases_s)
     return {
         name: stats.median([sample.phases_s.get(name, 0.0) for sample in samples]) for name in names
@@ -226,7 +226,7 @@ def _paths(samples: Sequence[Sample]) -> dict[str, int]:
 
 
 def _decisions(samples: Sequence[Sample]) -> dict[str, int]:
-    """How often each was made, the most frequent first."""
+    """Return the count of each decision, most frequent first."""
     totals: Counter[str] = Counter()
     for sample in samples:
         totals.update(sample.decisions)

@@ -1,4 +1,4 @@
-"""The report on a terminal: the answer first, then the table, then what must not be missed.
+"""The report on a terminal: first the answer, then the table, then the urgent notes.
 
 Text for a pipe is plain and uncut.
 """
@@ -27,8 +27,8 @@ __all__ = ["write"]
 def write(report: Report, stream: TextIO, *, details: bool = False) -> None:
     """Write answer, heading, table and notes to `stream`.
 
-    `details` adds the machine, the phases and all notes. Phases are lines below the table where the
-    terminal is narrow.
+    `details` adds the machine, the phases and all notes. On a narrow terminal the phases are lines
+    below the table.
     """
     console = console_for(stream)
     figures = grid(report, details=details)

@@ -1,4 +1,4 @@
-"""The cost of checkpoints to training, arm by arm, from the record of `iobench train`."""
+"""Cost of checkpoints to training for each arm, from the record of `iobench train`."""
 
 from __future__ import annotations
 
@@ -59,12 +59,14 @@ _DURATIONS = ("step_s", "persisting_step_s", "stall_s", "persist_s")
 class TrainingCost:
     """One arm compared with the blocks without checkpoints: medians over all blocks, in seconds.
 
-    `step_s` is that of steps with nothing in the background, `persisting_step_s` of those during
-    which a checkpoint is persisted; None where no step was of that kind. `slowdown` is the latter
-    over the median step without checkpoints, less 1. `overhead` is the wall clock of a block over
-    that of the one without checkpoints in the same repetition, less 1, over so many `pairs`;
-    `overhead_interval` holds the confidence that they reach, 95 % at most.
-    `snapshot_bytes_per_s` is a checkpoint's size over its stall, for modes whose stall is a copy.
+    `step_s` is the time of a step while nothing is persisted, `persisting_step_s` that of a step
+    while a checkpoint is persisted; None without such steps. `slowdown` is `persisting_step_s` over
+    the median step without checkpoints, less 1.
+
+    `overhead` is the wall clock of a block over that of the block without checkpoints in the same
+    repetition, less 1. It is computed from `pairs` such pairs. `overhead_interval` has the
+    confidence that so many pairs reach, 95 % at most. `snapshot_bytes_per_s` is a checkpoint's
+    size over its stall, for modes whose stall is a copy.
     """
 
     label: str
@@ -91,7 +93,7 @@ class TrainingCost:
 
 
 def training_costs(result: ResultFile) -> list[TrainingCost]:
-    """A row per arm, in the order of the first repetition. Arms that were cut off have theirs."""
+    """Return a row per arm in the order of the first repetition, including unfinished arms."""
     arms: dict[str, list[TrainBlock]] = {}
     for block in result.training:
         arms.setdefault(json.dumps(_arm(block), sort_keys=True), []).append(block)
@@ -164,7 +166,7 @@ def write_markdown(result: ResultFile, stream: TextIO) -> None:
 
 
 def write_json(result: ResultFile, stream: TextIO) -> None:
-    """Write one document and a newline: the arms, numbers unrounded, and what was asked."""
+    """Write one document and a newline: the arms with unrounded numbers, and the run's plan."""
     document = {
         "schema": SCHEMA,
         "record": str(result.path),
@@ -227,7 +229,7 @@ def _notes(result: ResultFile) -> Iterator[str]:
     plan = result.run.plan
     if plan["simulated_s"]:
         scaled = ", scaled as its checkpoint is" if plan.get("step_scaled") else ""
-        # Records of before gave forward and backward all of it, and the update came on top.
+        # In older records forward and backward take all of it, and the update is added to it.
         what = "a step takes" if plan.get("simulates_whole_step") else "forward and backward take"
         yield (
             f"{what} {format_seconds(plan['simulated_s'])}, the workload's "

@@ -24,7 +24,7 @@ _DROPPED_FIRST = (6, 7, 8, 5, 3)  # CPU, memory, samples, both intervals
 
 
 def write_table(outcome: Outcome, tuning: Tuning, header: TuningRecord, stream: TextIO) -> None:
-    """Write heading, the confirmed settings, how sure the choice is, and the fate of the others."""
+    """Write heading, the confirmed settings, and the notes of `notes`."""
     goal = outcome.objective.goal
     columns = (
         ("setting", False),
@@ -51,7 +51,7 @@ def write_table(outcome: Outcome, tuning: Tuning, header: TuningRecord, stream: 
 
 
 def write_json(outcome: Outcome, tuning: Tuning, header: TuningRecord, stream: TextIO) -> None:
-    """Write one document and a newline; numbers unrounded, seconds and bytes as the keys say."""
+    """Write one document and a newline. Numbers are unrounded; each key names its unit."""
     verdict = outcome.verdict
     document = {
         "schema": SCHEMA,
@@ -89,7 +89,7 @@ def write_json(outcome: Outcome, tuning: Tuning, header: TuningRecord, stream: T
 
 
 def notes(outcome: Outcome) -> Iterator[str]:
-    """How sure the choice is, and the fate of settings that are not in the table."""
+    """Yield how sure the choice is, and the outcome of settings that are not in the table."""
     yield from outcome.reasons()
     chosen, *_ = outcome.standings()
     if chosen.paths:
@@ -143,7 +143,7 @@ def _role(one: Standing, outcome: Outcome) -> str:
 
 
 def _short(figure: str, bare: bool = False) -> str:
-    """`2.31 (2.48)` of `2.31 GiB/s (2.48 GB/s)`; `bare` without what is in brackets."""
+    """Return `2.31 (2.48)` for `2.31 GiB/s (2.48 GB/s)`; `bare` drops the part in brackets."""
     text = figure.removeprefix("ETTR ").partition(" per ")[0]
     text = text.replace(" GiB/s", "").replace(" GB/s", "")
     return text.partition(" (")[0] if bare else text

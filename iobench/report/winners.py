@@ -1,4 +1,4 @@
-"""Winners: which contender of a run is the fastest at each operation, and by how much."""
+"""Winners: the fastest contender of a run for each operation, and its lead."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from iobench.results import Operation, Sample
 __all__ = ["RANKED", "Winner", "find_winners"]
 
 RANKED = (VerdictStatus.VALID, VerdictStatus.SCALED)
-"""Verdicts of the figures that take part."""
+"""Verdicts of the figures that can win."""
 
 _REFERENCE = "buffered"  # what most frameworks do by default
 
@@ -31,15 +31,17 @@ _Row = tuple[Summary, Sequence[Sample]]
 
 @dataclass(frozen=True, kw_only=True)
 class Winner:
-    """The fastest of one operation. Contenders are named by the `label` of their summary.
+    """The fastest contender of one operation. The `label` of its summary names a contender.
 
-    Restores of all and of some tensors (`restore_as`) have a winner each.
+    Full restores and each kind of partial restore (`restore_as`) have a winner each.
 
-    `equals` are those that it is not shown to be faster than; there are none where it won.
-    `floor` is the part up to which a difference is noise; `measured` says whether this run's A/A
-    found it. `repetitions` are those of the fastest. `reference` is a contender that the fastest
-    is shown to be faster than: the baseline, `buffered`, or the slowest. `ratio` is how many times
-    its rate the fastest has, paired by repetition, and `ratio_ci95` the 95 % interval.
+    `equals` are the contenders for which no difference from the fastest is shown; it is empty if
+    the fastest won. `floor` is the part up to which a difference is noise; `measured` says whether
+    this run's A/A measured it. `repetitions` counts the repetitions of the fastest.
+
+    `reference` is a contender that the fastest is shown to be faster than: the baseline,
+    `buffered`, or the slowest. `ratio` is the rate of the fastest over that of `reference`, paired
+    by repetition, and `ratio_ci95` its 95 % interval.
     """
 
     operation: Operation
@@ -55,7 +57,7 @@ class Winner:
 
 
 def find_winners(rows: Sequence[_Row], baseline: Mapping[str, Any] | None) -> Iterator[Winner]:
-    """The winner of each operation that has several ranked contenders, or an A/A.
+    """Yield the winner of each operation that has several ranked contenders or an A/A.
 
     `rows` are summaries with their samples; `baseline` is the contender of the run's plan.
     """
@@ -91,7 +93,7 @@ def find_winners(rows: Sequence[_Row], baseline: Mapping[str, Any] | None) -> It
 def _reference(
     first: _Row, slower: Sequence[_Row], baseline: Mapping[str, Any] | None, floor: float
 ) -> dict[str, Any]:
-    """Which of `slower` the fastest is compared with, and the result; nothing without one."""
+    """Compare the fastest with one of `slower`; return fields of `Winner`, or {} without any."""
     if not slower:
         return {}
     chosen = min(slower, key=lambda row: row[0].median_bytes_per_s)

@@ -1,10 +1,11 @@
-"""The words and figures that people read; the terminal table and Markdown share them."""
+"""Words and figures of a report, which the terminal table and Markdown share."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from iobench.bench.judging.stats import confidence_of, interval_heading
 from iobench.bench.judging.verdict import VerdictStatus
 from iobench.report.ceiling import NO_JOB
 from iobench.report.grid import Grid
@@ -25,7 +26,7 @@ __all__ = [
     "urgent_notes",
 ]
 
-# Header and whether its cells are figures; a line break is where a narrow header may be broken.
+# Header, and whether its cells are figures. A narrow header may be broken at its line break.
 _COLUMNS = {
     "writer": ("writer", False),
     "operation": ("operation", False),
@@ -54,9 +55,9 @@ _MOST_NAMES = 12  # in a line below the table
 
 
 def heading(report: Report) -> str:
-    """The workload: `llama7b, rank 0: 4.00 GiB of 25.10 GiB in 6 files`.
+    """Return the workload as text: `llama7b, rank 0: 4.00 GiB of 25.10 GiB in 6 files`.
 
-    Axes that all rows share follow, because labels leave them out: `numjobs=4`.
+    The axes that all rows share follow, because labels leave them out: `numjobs=4`.
     """
     workload = report.workload
     of = f" of {format_size(workload.full_bytes)}" if workload.scaled else ""
@@ -66,12 +67,13 @@ def heading(report: Report) -> str:
 
 
 def grid(report: Report, *, details: bool = False) -> Grid:
-    """The table of figures, with the columns that say something; `details` adds the phases.
+    """Return the table of figures with the columns of `columns`; `details` adds the phases.
 
-    The last column is styled by the verdict.
+    The verdict, where it is shown, is the last column and sets its style.
     """
     shown = columns(report, details=details)
-    headers = {**_COLUMNS, "interval": (f"{_confidence(report):.0f} %\ninterval", True)}
+    interval = interval_heading(_fewest_samples(report)).replace(" interval", "\ninterval")
+    headers = {**_COLUMNS, "interval": (interval, True)}
     rows = [cells(one) for one in report.summaries]
     return Grid(
         columns=tuple(headers[name] for name in shown),
@@ -84,7 +86,7 @@ def grid(report: Report, *, details: bool = False) -> Grid:
 
 
 def cells(summary: Summary) -> dict[str, str]:
-    """One row, by the name of the column."""
+    """Return the cells of one row by the name of their column."""
     middle, interval = summary.median_bytes_per_s, summary.ci95_bytes_per_s
     return {
         "writer": summary.label,
@@ -103,15 +105,15 @@ def cells(summary: Summary) -> dict[str, str]:
 
 
 def labels_of(report: Report) -> list[str]:
-    """What to call each row."""
+    """Return the label of each row."""
     return [one.label for one in report.summaries]
 
 
 def columns(report: Report, *, details: bool = False) -> list[str]:
-    """Names of the columns that the report fills, in order.
+    """Return the names of the columns that the report fills, in order.
 
-    Bytes only where rows differ, ratios only with a baseline, first and last done only where
-    processes differ, the verdict only where rows differ or one is not valid.
+    Bytes appear only if rows differ in them, ratios only with a baseline. First and last done
+    appear only with several processes. The verdict appears if rows differ in it or one cannot win.
     """
     rows = report.summaries
     verdicts = {one.verdict for one in rows}
@@ -129,12 +131,12 @@ def columns(report: Report, *, details: bool = False) -> list[str]:
 
 
 def phases(summary: Summary) -> str:
-    """`gather 0.310, write 3.204, sync 0.012`, in seconds."""
+    """Return the phases in seconds: `gather 0.310, write 3.204, sync 0.012`."""
     return ", ".join(f"{name} {seconds:.3f}" for name, seconds in summary.phases_s.items())
 
 
 def footnotes(report: Report) -> list[str]:
-    """Below the table with details: failures, winners, baseline, ceiling, intervals, reasons."""
+    """Return all notes: failures, winners, decisions, baseline, ceiling, intervals, reasons."""
     lines = (
         *(_failure_lines, _winner_lines, _decision_lines, _baseline_line, _ceiling_lines),
         *(_interval_line, _reason_lines),
@@ -143,7 +145,7 @@ def footnotes(report: Report) -> list[str]:
 
 
 def urgent_notes(report: Report) -> list[str]:
-    """Of the footnotes those that no reader may miss: failures, also of fio, and invalid rows."""
+    """Return the footnotes that every reader must see: failures, also of fio, and bad rows."""
     bad = {
         reason for one in report.summaries if one.verdict not in RANKED for reason in one.reasons
     }
@@ -152,7 +154,7 @@ def urgent_notes(report: Report) -> list[str]:
 
 
 def environment_line(report: Report) -> str:
-    """Host, kernel, CPU, memory, GPUs and storage in one line; unknown facts are left out."""
+    """Return host, kernel, CPU, memory, GPUs and storage in one line, without unknown facts."""
     machine, storage = report.environment.machine, report.environment.storage
     cpu, memory = _part(machine, "cpu"), _part(machine, "memory")
     device = _part(storage, "device")
@@ -173,7 +175,7 @@ def environment_line(report: Report) -> str:
 
 
 def _decision_lines(report: Report) -> list[str]:
-    """For a writer that chooses: `hybrid save chose direct: large (192), buffered: tail (6)`."""
+    """Return the decisions: `hybrid save chose direct: large (192), buffered: tail (6)`."""
     return [
         f"{label} {one.operation} chose "
         + ", ".join(f"{decision} ({count})" for decision, count in one.decisions.items())
@@ -183,7 +185,7 @@ def _decision_lines(report: Report) -> list[str]:
 
 
 def _winner_lines(report: Report) -> list[str]:
-    """Which contender won, if a difference is shown; the noise floor where an A/A measured it."""
+    """Return the winners, or that no difference is shown, and noise floors measured by an A/A."""
     lines = []
     for one in report.winners:
         kind = one.operation, one.restore_as
@@ -199,7 +201,7 @@ def _winner_lines(report: Report) -> list[str]:
 
 
 def _times(summary: Summary) -> str:
-    """`6.21 (5.90-6.55)`: the ratio and its 95 % interval."""
+    """Return the ratio and its 95 % interval: `6.21 (5.90-6.55)`."""
     if summary.ratio is None:
         return _MISSING
     if summary.ratio_ci95 is None:
@@ -223,7 +225,7 @@ def _baseline_line(report: Report) -> list[str]:
 
 
 def _baseline(given: Mapping[str, Any]) -> str:
-    """Its name as the plan's record has it, with the axes where it was one of several."""
+    """Return the label in the plan's record, which may hold axes; the name without a label."""
     return str(given.get("label") or given["name"])
 
 
@@ -243,22 +245,20 @@ def _ceiling_lines(report: Report) -> list[str]:
 
 
 def _interval_line(report: Report) -> list[str]:
-    counts = [one.samples for one in report.summaries if one.samples > 1]
-    fewest = min(counts, default=_FEW_SAMPLES)
+    fewest = _fewest_samples(report)
     if fewest >= _FEW_SAMPLES:
         return []
-    sure = f"{_confidence(report):.0f} %"
+    sure = f"{100 * confidence_of(fewest):.0f} %"
     return [f"interval: {fewest} samples can bound a median with {sure} confidence at most"]
 
 
-def _confidence(report: Report) -> float:
-    """What the intervals reach, in percent: n samples bound a median with 1 - 2^(1-n) at most."""
-    fewest = min((one.samples for one in report.summaries if one.samples > 1), default=_FEW_SAMPLES)
-    return min(95.0, 100 * (1 - 2.0 ** (1 - fewest)))
+def _fewest_samples(report: Report) -> int:
+    """Return the fewest samples of a row that has an interval; _FEW_SAMPLES without such rows."""
+    return min((one.samples for one in report.summaries if one.samples > 1), default=_FEW_SAMPLES)
 
 
 def _reason_lines(report: Report, only: Collection[str] | None = None) -> list[str]:
-    """Each reason once, or each of `only`, with the rows that have it unless all rows do."""
+    """Return each reason once, or each of `only`, with its rows unless all rows have it."""
     rows: dict[str, list[str]] = {}
     for one in report.summaries:
         for reason in one.reasons:
@@ -271,7 +271,7 @@ def _reason_lines(report: Report, only: Collection[str] | None = None) -> list[s
 
 
 def _some(names: list[str]) -> str:
-    """All of them, or the first ones and how many more there are."""
+    """Return all names, or the first ones and the number of the others."""
     shown = ", ".join(names[:_MOST_NAMES])
     return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
 
@@ -282,6 +282,6 @@ def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _list(values: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """The mappings in the list `name`; none where there is no such list."""
+    """Return the mappings in the list `name`; empty without such a list."""
     given = values.get(name)
     return [one for one in given if isinstance(one, Mapping)] if isinstance(given, list) else []
