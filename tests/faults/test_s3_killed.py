@@ -47,7 +47,7 @@ def kills(server: LocalS3, request: pytest.FixtureRequest) -> dict[str, int]:
 
 
 class _Seen:
-    """What lies below one prefix, as somebody else's client sees it."""
+    """The objects and uploads below one prefix, as another client sees them."""
 
     def __init__(self, target: str) -> None:
         self._writer = S3Writer(checksum="none")
