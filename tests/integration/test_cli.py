@@ -89,7 +89,7 @@ def refused(
     return call
 
 
-# What every verb answers.
+# The answer of every verb.
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -352,7 +352,7 @@ def test_an_unknown_verb(iobench: Command, verb: str) -> None:
 
 
 def test_arguments_that_are_missing(iobench: Command) -> None:
-    """What must be given is named."""
+    """The message names the missing argument."""
     check(iobench("show"), 2, "Missing argument")
     check(iobench("workloads", "show"), 2, "Missing argument")
 

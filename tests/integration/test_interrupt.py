@@ -224,7 +224,7 @@ def test_a_lost_terminal(start: Callable[..., Run], target: Path, tmp_path: Path
 
 def test_nohup_is_honoured(iobench: Command, tiny_path: Path, target: Path, tmp_path: Path) -> None:
     """A run that ignores SIGHUP goes on when it comes."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # children inherit what is ignored
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # children inherit ignored signals
     try:
         process = subprocess.Popen(
             [

@@ -127,7 +127,7 @@ def pieces(value: Any, seen: dict[int, int] | None = None) -> Any:
 
 @pytest.fixture
 def told(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """What was left to the stock functions, by the log."""
+    """The calls that were left to the stock functions, from the log."""
     caplog.set_level(logging.WARNING, logger="iobench")
     return lambda: [record.getMessage() for record in caplog.records]
 
