@@ -1,6 +1,6 @@
-"""Axes: what a run varies besides the contenders. Variant: a contender at one point of them.
+"""Axes: the values that a run varies besides the contenders. Variant: a contender at one point.
 
-How restores are made (`subsets`) is not part of a variant: each save is restored in every way.
+`subsets` (how to restore) is not part of a variant: each save is restored with every subset.
 
 To add an axis, change four files of the package:
 
@@ -45,9 +45,9 @@ class Variant:
     numjobs: int = 1
 
     def setting(self, restored: float | None = None) -> Setting:
-        """What a record says of it; `restored` is the part of the bytes that a restore brings.
+        """Return the setting for a record; `restored` is the part of the bytes that is restored.
 
-        Peers have a format of their own, which is no serializer of ours.
+        Peers have a format of their own, so their `format` is None.
         """
         granularity = self.shape.granularity
         axes = AxisValues(
@@ -60,11 +60,11 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """The contender with its options, and the axes that were asked for."""
+        """The contender with its options, and the axes that differ from the default."""
         return " ".join([self.contender.label, *self.setting().axes.changed()])
 
     def is_meant_by(self, text: str) -> bool:
-        """Whether `odirect`, `odirect,threads=4` or `odirect numjobs=4` can mean this one."""
+        """Return whether a text such as `odirect,threads=4` or `odirect numjobs=4` matches."""
         who, *axes = text.split() or [""]
         mine = set(self.setting().axes.texts())
         return who in (self.contender.name, self.contender.label) and set(axes) <= mine
@@ -72,10 +72,10 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class Axes:
-    """The values of each axis, in the order asked for; one of each where nothing was.
+    """The values of each axis, in the order given; by default one value for each.
 
-    `shapes` are the serializers times the granularities, `subsets` the parts of the bytes that
-    restores bring (None for all), `numjobs` how many processes save at once.
+    `shapes` are the combinations of serializers and granularities. `subsets` are the parts of the
+    bytes that are restored (None for all). `numjobs` are the numbers of concurrent processes.
     """
 
     shapes: tuple[Shape, ...] = (Shape(),)
@@ -91,9 +91,9 @@ class Axes:
         restore_as: str = _SAME,
         numjobs: str = "1",
     ) -> Self:
-        """From the options of `iobench run`, each one value or several separated by commas.
+        """Parse the options of `iobench run`: each has one value, or several between commas.
 
-        Raises OptionError and UnknownNameError for values that cannot be meant.
+        Raises OptionError and UnknownNameError for invalid values.
         """
         shapes = product(
             _values(
@@ -111,16 +111,16 @@ class Axes:
 
     @property
     def most_jobs(self) -> int:
-        """Of all variants, the most processes at once."""
+        """The largest number of concurrent processes of any variant."""
         return max(self.numjobs)
 
     @property
     def alike(self) -> bool:
-        """Whether all samples of one operation move the bytes of one process, unchanged."""
+        """Whether all samples of one operation move the same bytes, those of one process."""
         return len(self.shapes) == len(self.subsets) == self.most_jobs == 1
 
     def to_dict(self) -> dict[str, Any]:
-        """The values of each axis, as the plan's record shows them."""
+        """Return the values of each axis for the plan's record."""
         return {
             "serializers": list(dict.fromkeys(shape.serializer for shape in self.shapes)),
             "granularities": list(
@@ -131,9 +131,9 @@ class Axes:
         }
 
     def variants(self, contenders: Sequence[Contender]) -> Iterator[Variant]:
-        """Every contender at every point that means something for it.
+        """Yield every contender at every point that applies to it.
 
-        Peers have a format of their own, so they take part with the first serializer's files only.
+        Peers have a format of their own, so they take part with the first serializer only.
         """
         for one in contenders:
             for shape in self.shapes:
@@ -143,7 +143,7 @@ class Axes:
                     yield Variant(contender=one, shape=shape, numjobs=numjobs)
 
     def skipped(self, contenders: Sequence[Contender]) -> list[str]:
-        """Which combinations are left out, and why."""
+        """Return the combinations that are left out, each with its reason."""
         serializers = dict.fromkeys(shape.serializer for shape in self.shapes)
         if len(serializers) == 1:
             return []
@@ -156,7 +156,7 @@ class Axes:
 
 
 def _values(option: str, text: str, parse: Callable[[str], T]) -> list[T]:
-    """What each of the values between commas means; none twice."""
+    """Parse the values between commas; raise OptionError for an empty or repeated one."""
     parts = [part.strip() for part in text.split(",")]
     for index, part in enumerate(parts):
         if not part:

@@ -20,7 +20,7 @@ __all__ = ["CeilingJobs"]
 class CeilingJobs:
     """The fio jobs of one run, with files of the size of its checkpoint.
 
-    `able` are those that have not failed; a job that fails is recorded and leaves them.
+    `able` are the jobs that have not failed. A failure is recorded, and the job is removed.
     """
 
     run_id: str
@@ -31,7 +31,7 @@ class CeilingJobs:
 
     @classmethod
     def of(cls, run: Run, plan: Plan, scratch: Scratch) -> CeilingJobs:
-        """Of `run`, in the directory of `scratch`: for plans that measure one."""
+        """Return the jobs of `run` in the directory of `scratch`; only for plans with a ceiling."""
         assert scratch.directory is not None
         return cls(
             run_id=run.run_id,
@@ -43,9 +43,10 @@ class CeilingJobs:
     def records(
         self, repetition: int, order: int, job: fio.FioJob, settled: Callable[[str, int], None]
     ) -> Iterator[CeilingSample]:
-        """A save and a restore by `job`, its files removed at the end; no restore if it failed.
+        """Yield a save and a restore by `job`; after a failed save there is no restore.
 
-        `settled` is called with what follows, and returns when that may begin.
+        The files are removed at the end. `settled` is called with a description of the next
+        operation and returns when that operation may begin.
         """
         operations: tuple[Operation, ...] = ("save", "restore")
         try:
@@ -84,7 +85,7 @@ class CeilingJobs:
 
 
 def _reserves(plan: Plan) -> bool:
-    """Whether fio reserves space: unless no writer of this run does."""
+    """Return whether fio reserves space: it does not where all writers with that option do not."""
     chosen = [
         getattr(one.writer.options, "fallocate", None)
         for one in plan.contenders

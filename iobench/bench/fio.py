@@ -1,15 +1,15 @@
-"""The ceiling: what fio reaches in the same directory, by the jobs that most often win.
+"""The ceiling: fio's rate in the same directory, with the jobs that are most often the fastest.
 
 What fio's clock covers, read in its source (backend.c and filesetup.c of 3.33; the same in 2026):
 - The runtime of a job is taken around `do_io`, and `do_io` itself makes the fsync of `end_fsync`
-  after the last completion. So the final sync is inside, as it is for our writers. (It is not for
-  `fsync_on_close`, see axboe/fio issue 831; that is why we do not use it.)
+  after the last completion. So the clock includes the final sync, like that of our writers. (With
+  `fsync_on_close` it does not, see axboe/fio issue 831, so that option is not used.)
 - Creating and preallocating the file happens in `setup_files`, before the clock starts, and fio
   neither syncs the directory nor renames. Our writers do all that inside their clock, so the
   ceiling flatters fio a little; on a file of gigabytes by well under a percent.
 - Runtimes are whole milliseconds, rounded up.
-- fio writes whole blocks only: what is left of `size` behind the last one is never written. So the
-  size is rounded down to whole blocks here, and the bytes that fio says it moved are what counts.
+- fio writes whole blocks only and never writes the rest of `size` after the last one. So the size
+  is rounded down to whole blocks here, and a sample has the bytes that fio reports.
 - fio writes over an existing file in place, which is cheaper than writing a new one. So a save job
   removes the file first.
 """
@@ -40,7 +40,7 @@ _RW = {"save": "write", "restore": "read"}
 
 @dataclass(frozen=True, kw_only=True)
 class FioJob:
-    """One way of fio to move a file: engine, bytes per operation, operations in flight."""
+    """One fio job: engine, bytes per operation, operations in flight."""
 
     ioengine: str
     block_size: int
@@ -77,12 +77,12 @@ class FioJob:
         return options | {"allow_file_create": 0}
 
     def size_for(self, size_bytes: int) -> int:
-        """`size_bytes` rounded down to whole blocks, or of less than one block to 4 KiB."""
+        """Return `size_bytes` rounded down to whole blocks; below one block, to 4 KiB."""
         unit = self.block_size if size_bytes >= self.block_size else _ALIGNMENT
         return size_bytes - size_bytes % unit
 
     def describe(self) -> dict[str, Any]:
-        """The job as a result record keeps it."""
+        """Return the job for a result record."""
         return {
             "name": self.name,
             "ioengine": self.ioengine,
@@ -161,9 +161,9 @@ def cleanup(directory: Path | str) -> None:
 
 
 def _make_room(directory: Path, size_bytes: int) -> None:
-    """Remove the file of an earlier save and see that the new one fits.
+    """Remove the file of an earlier save and check that the new one fits.
 
-    fio goes on writing when its preallocation fails: to the last byte, on tmpfs of the memory.
+    fio goes on writing when its preallocation fails, until the space is full; on tmpfs, the memory.
     """
     try:
         cleanup(directory)
@@ -178,7 +178,7 @@ def _make_room(directory: Path, size_bytes: int) -> None:
 
 
 def _evict(path: Path) -> int:
-    """Sync the file and drop it from the page cache; its size in bytes."""
+    """Sync the file, drop it from the page cache, and return its size in bytes."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -194,10 +194,10 @@ def _evict(path: Path) -> int:
 
 
 def _run(options: dict[str, str | int], directory: Path) -> tuple[int, str, str]:
-    """(exit status, stdout, stderr) of fio, run inside `directory`.
+    """Run fio in `directory` and return (exit status, stdout, stderr).
 
-    The file's name is relative to it, because fio splits names at colons. A session of its own
-    keeps the terminal's Ctrl-C from fio, so that it is stopped here, once, and waited for.
+    The file's name is relative to it, because fio splits names at colons. fio has a new session, so
+    the terminal's Ctrl-C does not reach it: it is stopped here, once, and waited for.
     """
     command = ["fio", "--output-format=json", "--eta=never", "--disk_util=0"]
     command += [f"--{name}={value}" for name, value in options.items()]
@@ -244,7 +244,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
 def parse_output(
     job: FioJob, operation: Operation, size_bytes: int, status: int, output: str, errors: str
 ) -> FioSample:
-    """The sample in fio's JSON, which notes of fio may precede. Raises CeilingError."""
+    """Return the sample in fio's JSON, after any notes of fio. Raises CeilingError."""
     start = output.find("{\n")
     notes = (output[:start] if start >= 0 else output) + "\n" + errors
     try:
@@ -274,7 +274,7 @@ def parse_output(
 
 
 def _reason(notes: str, status: int) -> str:
-    """The lines in which fio says what went wrong, as one."""
+    """Return fio's lines that describe the error, joined to one."""
     lines = [line.strip().removeprefix("fio: ") for line in notes.splitlines()]
     said = "; ".join(dict.fromkeys(line for line in lines if line))
     if status < 0:

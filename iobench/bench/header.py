@@ -1,4 +1,4 @@
-"""Header: the first record of a run: what was asked, where, and how much its samples move."""
+"""Header: the first record of a run, with its plan, environment, and the bytes of its samples."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["header"]
 
 
 def header(plan: Plan, executor: Executor) -> Run:
-    """The header of a run that `executor` is about to make; of new id, begun now."""
+    """Return the header of a run that `executor` makes next, with a new id and the time now."""
     machine, storage = plan.target.describe()
     asked = plan.to_dict()
     sizes = [
@@ -55,7 +55,7 @@ def header(plan: Plan, executor: Executor) -> Run:
 
 
 def _facts(plan: Plan, sizes: Sequence[Sequence[CheckpointSizes]]) -> Iterator[VariantFacts]:
-    """Yield what the samples of each variant move; nothing where all move the same bytes."""
+    """Yield the bytes and files of each variant's samples; nothing if they are all the same."""
     axes = plan.axes
     if axes.alike:
         return

@@ -1,4 +1,4 @@
-"""Plan: what a run will do, checked before anything is written."""
+"""Plan: the complete description of a run, checked before anything is written."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ DEFAULT_SECONDS = 90.0
 LEAST_POOL = 16 * MIB
 """Of each process."""
 
-_PROCESS_BYTES = 256 * MIB  # of a job in a process of its own: torch and the writers' blocks
-_ALIKE = 0.9  # ranks that write at least this part of what the largest one writes
+_PROCESS_BYTES = 256 * MIB  # of a job in a child process: torch and the writers' blocks
+_ALIKE = 0.9  # of the bytes of the largest rank; each rank must write at least this part
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A run that is ready to go. `workload` is scaled already; `full_bytes` are the unscaled."""
+    """A run before its start. `workload` is already scaled; `full_bytes` is its unscaled size."""
 
     workload: Workload
     full_bytes: int
@@ -57,20 +57,20 @@ class Plan:
 
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
-        """What is compared."""
+        """The variants that the run compares."""
         return tuple(self.axes.variants(self.contenders))
 
     @property
     def taking_part(self) -> tuple[Variant, ...]:
-        """The variants of each repetition, the first of them twice where A/A is asked for."""
+        """The variants of each repetition; with A/A the first one is there twice."""
         return (*self.variants, *(self.variants[:1] if self.aa else ()))
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
-        """Whose files each process saves: those of ranks next to each other, as on one node.
+        """The rank whose files each process saves: consecutive ranks, like on one node.
 
-        Where there are not so many ranks, or some of them write much less than others, every one
-        is `rank`: a copy of its files for each process.
+        If the workload has fewer ranks, or if some ranks write much less than others, every process
+        saves a copy of the files of `rank`.
         """
         most = self.axes.most_jobs
         own = range(self.rank, self.rank + most)
@@ -82,7 +82,7 @@ class Plan:
 
     @cached_property
     def files(self) -> tuple[FileSpec, ...]:
-        """What one checkpoint of the first process consists of, in the first shape."""
+        """The files of one checkpoint of the first process, in the first shape."""
         return self.axes.shapes[0].apply(self.workload.files(self.rank))
 
     @cached_property
@@ -95,12 +95,12 @@ class Plan:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of one checkpoint of one process, as far as its layout is known beforehand."""
+        """Bytes of one checkpoint of one process, as far as its layout is known before the run."""
         return sum(spec.size_bytes for spec in self.files)
 
     @property
     def beside_peers(self) -> bool:
-        """Whether peers take part: every restore then goes to memory allocated inside the clock."""
+        """Whether peers take part. If so, every restore allocates its memory inside the clock."""
         return any(one.is_peer for one in self.contenders)
 
     @property
@@ -116,10 +116,10 @@ class Plan:
         return self.ceiling and not self.target.no_ceiling and fio_version() is not None
 
     def setups(self) -> list[JobSetup]:
-        """What each process is made from; one is made in the run's own process.
+        """The setup of each job; a single one runs in the run's own process.
 
-        They share the memory for data among them. Where any variant has several processes, those
-        with one have it in a process of its own too: all are alike in what else there is.
+        The jobs divide the memory for data among them. If any variant has several processes, then
+        variants with one also use a child process, so that all have the same conditions.
         """
         most = self.axes.most_jobs
         return [
@@ -135,7 +135,7 @@ class Plan:
         ]
 
     def check(self) -> None:
-        """Raise TargetError or UnavailableError for what cannot work; nothing is written yet."""
+        """Raise TargetError or UnavailableError for a plan that cannot work. Writes nothing."""
         self.target.check()
         self._check_memory()
         for one in self.contenders:
@@ -172,7 +172,7 @@ class Plan:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as the record and `--dry-run` show it."""
+        """Return the plan for the record and for `--dry-run`."""
         return {
             "workload": self.workload.name,
             "rank": self.rank,

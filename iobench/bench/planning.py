@@ -1,4 +1,4 @@
-"""Planning: from what a user asked to a plan, its size chosen to fit the disk and the time."""
+"""Planning: makes a plan from a user's options, with a size that fits the disk and the time."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ def make_plan(
     baseline: str | None = None,
     axes: Axes | None = None,
 ) -> Plan:
-    """A plan that was checked: names known, writers available, target writable and large enough.
+    """Return a checked plan: names known, writers available, target writable and large enough.
 
-    Without `size` the workload is scaled to what fits in the target and in about 90 seconds, by
-    short probes of each writer. Raises UsageError and its kin, UnavailableError.
+    Without `size` the workload is scaled to fit in the target and in about 90 seconds. Short
+    probes of each writer give the rates for that. Raises UsageError, its subclasses, and
+    UnavailableError.
     """
     full = workloads.load(workload)
     if not full.files(rank):
@@ -107,7 +108,7 @@ def _scaled(
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
-    """The plan in words, before anything is measured."""
+    """Yield the lines that describe the plan, before anything is measured."""
     workload, size = plan.workload, plan.size_bytes
     files = plan.files
     yield (
@@ -143,7 +144,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
 
 
 def _axis_lines(plan: Plan) -> Iterator[str]:
-    """Yield what varies besides the writers, and which ranks' files the processes save."""
+    """Yield lines on the axes besides the writers, and on the ranks whose files are saved."""
     axes = plan.axes
     if len(plan.variants) > len(plan.contenders):
         yield f"variants  {', '.join(one.label for one in plan.variants)}"
@@ -163,7 +164,7 @@ def _axis_lines(plan: Plan) -> Iterator[str]:
 
 
 def expected_line(plan: Plan) -> str:
-    """Return how long the plan will take, measured by short probes of its writers."""
+    """Return a line with the expected duration, from short probes of the plan's writers."""
     rates = measure_rates(plan.taking_part, plan.axes.subsets, plan.target)
     run_s = rates.run_s(plan.size_bytes, repeat=plan.repeat.times, ceiling=plan.measures_ceiling)
     return f"expected  about {format_seconds(run_s)}, probed at {format_rate(max(rates.save))}"

@@ -18,15 +18,15 @@ __all__ = ["Rates", "measure_rates"]
 
 _PROBE_BYTES, _REMOTE_PROBE_BYTES = 256 * MIB, 32 * MIB
 _REST_S = 0.4  # before each sample: settle, removing files, starting fio
-_OWN_S_PER_BYTE = 0.8 / GIB  # refilling the pool, digests, verification: what is not timed
+_OWN_S_PER_BYTE = 0.8 / GIB  # untimed work: refilling the pool, digests, verification
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What short probes reached, in bytes per second: each save and restore of a repetition.
+    """Rates of short probes, in bytes per second: one for each save and restore of a repetition.
 
-    `saved` and `restored` are how many times the bytes of one process each of them moves, which is
-    once where nothing is said.
+    `saved` and `restored` are the bytes that each of them moves, in units of the bytes of one
+    process. Empty means 1 for each.
     """
 
     save: tuple[float, ...]
@@ -35,18 +35,21 @@ class Rates:
     restored: tuple[float, ...] = ()
 
     def run_s(self, size_bytes: int, *, repeat: int, ceiling: bool) -> float:
-        """Seconds that a run of checkpoints of `size_bytes` takes, its rests included."""
+        """Return the seconds of a run with checkpoints of `size_bytes`, with its rests."""
         steps = len(self.save) + len(self.restore) + (2 * len(JOBS) if ceiling else 0)
         moving = size_bytes * self.run_s_per_byte(repeat=repeat, ceiling=ceiling)
         return moving + repeat * steps * _REST_S
 
     def affordable_bytes(self, seconds: float, *, repeat: int, ceiling: bool) -> int:
-        """The size for which `run_s` is about `seconds`; rests take at most half of them."""
+        """Return the size for which `run_s` is about `seconds`.
+
+        Rests count for at most half of `seconds`: there is always time left to move bytes.
+        """
         moving = max(seconds - self.run_s(0, repeat=repeat, ceiling=ceiling), seconds / 2)
         return int(moving / self.run_s_per_byte(repeat=repeat, ceiling=ceiling))
 
     def run_s_per_byte(self, *, repeat: int, ceiling: bool) -> float:
-        """Seconds that a run takes for each byte of one process's checkpoint."""
+        """Return the seconds of a run per byte of one process's checkpoint."""
         saved = self.saved or (1.0,) * len(self.save)
         restored = self.restored or (1.0,) * len(self.restore)
         per_repetition = _seconds(saved, self.save) + _seconds(restored, self.restore)
@@ -65,13 +68,13 @@ def measure_rates(
 ) -> Rates:
     """Save and restore a short random file with each contender, once. For planning only.
 
-    Assumes that several processes together reach the rate of one, and that files of any shape reach
-    the rate of this one.
+    Assumes that several processes together reach the rate of one process, and that files of every
+    shape reach the rate of this file.
     """
     probed = {}
     free = target.free_bytes()
     size = _REMOTE_PROBE_BYTES if free is None else min(_PROBE_BYTES, free)
-    size = size or _PROBE_BYTES  # none free: nothing stores
+    size = size or _PROBE_BYTES  # no free space: no contender stores anything
     with target.scratch() as scratch:
         for one in dict.fromkeys(variant.contender for variant in variants):
             replay, where = _short_replay(size), scratch.locate("probe")
@@ -98,7 +101,7 @@ def _short_replay(size_bytes: int) -> Replay:
 def _rate(
     operation: Callable[[Replay, Location], list[Transfer]], replay: Replay, where: Location
 ) -> float:
-    """Bytes per second of one save or restore."""
+    """Return the bytes per second of one save or restore."""
     began = time.perf_counter()
     operation(replay, where)
     return replay.size_bytes() / (time.perf_counter() - began)

@@ -39,18 +39,18 @@ class RunProgress(Protocol):
     """Receives the progress of a run; `iobench.cli` shows it on stderr."""
 
     def begin(self, steps: int) -> None:
-        """`steps` steps of about equal size will follow."""
+        """Receive the number of steps that follow; they are of about equal size."""
 
     def step(self, what: str) -> None:
-        """The next step begins; the one before, if any, is done."""
+        """Receive the start of a step; the previous step, if any, is done."""
 
     def result(self, record: Sample | CeilingSample | Failure) -> None:
-        """A record was written."""
+        """Receive a record that was written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Runner:
-    """Carries out a plan and writes its records. See `iobench.bench` for the rules it keeps."""
+    """Carries out a plan and writes its records. `iobench.bench` has the rules that it follows."""
 
     plan: Plan
     results: ResultWriter
@@ -98,7 +98,7 @@ class Runner:
                 self.progress.result(record)
 
     def _executor(self, scratch: Scratch) -> Executor:
-        """This process, or as many child processes as ever save at once."""
+        """Return an executor: this process, or the largest number of concurrent child processes."""
         setups = self.plan.setups()
         if len(setups) == 1:
             return InProcess(setups[0])
@@ -107,7 +107,7 @@ class Runner:
 
 @dataclass(frozen=True, kw_only=True)
 class _Trials:
-    """All trials of one run, in their order."""
+    """The trials of one run, in order."""
 
     plan: Plan
     run_id: str
@@ -119,8 +119,8 @@ class _Trials:
     def warm_up(self) -> None:
         """Do each contender's first-use work, outside any clock.
 
-        One that fails here will fail in its trial, where that is recorded. The processes of a
-        ProcessGroup have done it when they started.
+        A contender that fails here also fails in its trial, which records the failure. The
+        processes of a ProcessGroup did this work when they started.
         """
         if not self.executor.apart:
             self.executor.ask(
@@ -150,7 +150,7 @@ class _Trials:
                     yield record
                     if isinstance(record, Sample):
                         measured.append(record)
-                    elif isinstance(record, Failure):  # no more of it will narrow its interval
+                    elif isinstance(record, Failure):  # more repetitions cannot narrow its interval
                         left = contender_of(record)
                         measured = [one for one in measured if contender_of(one) != left]
             repetition += 1
@@ -163,7 +163,7 @@ class _Trials:
         able: list[Variant],
         random_: random.Random,
     ) -> Iterator[_Record]:
-        if variant not in able:  # its twin of an A/A failed just before
+        if variant not in able:  # its A/A duplicate failed just before
             return
         plan = self.plan
         shape = plan.axes.shapes.index(variant.shape)
@@ -190,7 +190,7 @@ class _Trials:
                 self._settled(what, repetition)
                 try:
                     sample = run()
-                except Exception as error:  # other projects raise whatever they like
+                except Exception as error:  # peers may raise errors of any type
                     yield trial.failure(operation, error, subset)
                     able.remove(variant)
                     if not able:
@@ -210,5 +210,5 @@ class _Trials:
 def _bound(
     function: Callable[..., Iterator[_Record]], *last: object
 ) -> Callable[[int, int], Iterator[_Record]]:
-    """`function` with its last arguments given."""
+    """Return `function` with its last arguments bound."""
     return lambda repetition, order: function(repetition, order, *last)

@@ -1,4 +1,4 @@
-"""Trial: one timed save of a variant, and timed, cold, verified restores of what was saved."""
+"""Trial: one timed save of a variant, and timed, cold, verified restores of its checkpoint."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One variant in one place of one repetition.
+    """One variant at one position of one repetition.
 
     The clock of `save` covers everything up to the published, durable checkpoint: files, their
-    syncs, the manifest, directory syncs and the rename. That of `restore` covers opening, parsing
-    and reading. Making the bytes, evicting, verifying and removing are outside. Several jobs start
-    together when all of them are ready, and the clock runs until the last one is done.
+    syncs, the manifest, directory syncs and the rename. The clock of `restore` covers opening,
+    parsing and reading. Making the bytes, evicting, verifying and removing are not timed. Several
+    jobs start together when all of them are ready. The clock stops when the last one is done.
     """
 
     run_id: str
@@ -46,11 +46,11 @@ class Trial:
     order: int
     variant: Variant
     contender: int
-    """Which of the executor's contenders it is."""
+    """Index among the executor's contenders."""
     shape: int
-    """Which of the executor's shapes."""
+    """Index among the executor's shapes."""
     files: Sequence[Sequence[FileSpec]]
-    """Of each job."""
+    """The files of each job."""
     executor: Executor
     target: OpenTarget
     _files: dict[str, int] = field(default_factory=dict, init=False)
@@ -59,7 +59,7 @@ class Trial:
     def save(self) -> Sample | None:
         """Save a checkpoint of fresh bytes; it stays for `restore`.
 
-        None for a contender that only restores: the save was another's.
+        Returns None for a contender that only restores: another writer made its checkpoint.
         """
         contender = self.variant.contender
         self._ask(partial(Job.prepare, shape=self.shape))
@@ -81,7 +81,7 @@ class Trial:
     def restore(self, subset: float | None = None) -> Sample | None:
         """Restore the saved checkpoint, or `subset` of its bytes, from a cold cache and verify it.
 
-        None for a contender that stores nothing: there is nothing to restore.
+        Returns None for a contender that stores nothing.
         """
         if not self.variant.contender.stores:
             return None
@@ -106,7 +106,7 @@ class Trial:
     def failure(
         self, operation: Operation, error: Exception, subset: float | None = None
     ) -> Failure:
-        """The record that says that `operation` raised `error`."""
+        """Return the record of an `operation` that raised `error`."""
         return Failure(
             run_id=self.run_id,
             repetition=self.repetition,
@@ -125,7 +125,10 @@ class Trial:
         return self.executor.ask(self.variant.numjobs, what)
 
     def _counters(self) -> Counters:
-        """Without a device the sampler looks at this process, which may not be the one at work."""
+        """Start the counters, without the sampler where it would read the wrong process.
+
+        Without a device the sampler reads this process's counters, but child processes do the I/O.
+        """
         blind = self.executor.apart and not self.target.monitor.files
         return Counters(self.target.monitor, None if blind else self.target.sampler)
 
@@ -165,7 +168,7 @@ class Trial:
         ]
 
     def _inspect(self, saved: Sequence[Done]) -> Stored | None:
-        """Look at the files right after their save. Peers name and size files as they like."""
+        """Inspect the files right after their save. Names and sizes of peers' files are unknown."""
         if not self.variant.contender.is_peer:
             self._files.update(
                 (str(entry["path"]), int(entry["bytes"])) for entry in self._entries(saved)
@@ -173,7 +176,7 @@ class Trial:
         return self.target.inspect(self._name, self._files)
 
     def _device(self, counted: Counted) -> DeviceCounts | None:
-        """The counters of an operation, those of a device that does not count left out."""
+        """Return the counters of an operation, without those of a device that does not count."""
         if self.target.scratch.directory is None:
             return None
         instruments = self.target.instruments

@@ -56,7 +56,7 @@ def settings(name: str) -> str:
 
 @pytest.fixture
 def device() -> FakeDevice:
-    """Where the memory of gds lies."""
+    """Where the memory of gds is."""
     return FakeDevice()
 
 
@@ -91,7 +91,7 @@ _SECRET, _TOKEN = "SECRETsecretSECRETsecret+/do-not-tell", "TOKENtokenTOKENtoken
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedS3]:
-    """A store that does as it is told, and credentials that nobody may see."""
+    """A store that follows a script, and credentials that no output may show."""
     if importlib.util.find_spec("boto3") is None:
         pytest.skip("boto3 is not installed")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")

@@ -20,7 +20,7 @@ from iobench.writers.local.direct_io import pwrite_direct
 from iobench.writers.registry import make
 from iobench.writers.stream import Stream
 
-pytestmark = pytest.mark.timeout(20)  # a watchdog: what hangs here hangs for ever
+pytestmark = pytest.mark.timeout(20)  # a watchdog: a wait that hangs here never ends
 
 _BLOCK = 65536
 _BLOCKS = 5

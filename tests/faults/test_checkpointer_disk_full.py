@@ -19,7 +19,7 @@ pytestmark = pytest.mark.root
 
 
 def test_disk_full(make: Callable[..., Writer], new_filesystem) -> None:
-    """The trainer goes on and is told at the next call; the last checkpoint stays; room helps."""
+    """The trainer goes on and gets the error at the next call. The last checkpoint stays."""
     root: Path = new_filesystem("ext4", 48 * MIB)
     state = {"w": torch.zeros(2 * MIB), "step": 0}
     with Checkpointer(root / "run", writer=make(root), keep=KeepLast(1)) as ckpt:

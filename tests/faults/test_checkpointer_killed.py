@@ -53,7 +53,7 @@ for line in sys.stdin:
 
 @pytest.mark.parametrize("mode", ["async", "lazy", "sync"])
 def test_killed(mode: str, tmp_path: Path) -> None:
-    """`load` gives the newest complete checkpoint, whole, and none that was told is lost."""
+    """`load` returns the newest complete checkpoint, and no reported checkpoint is lost."""
     moments = random.Random(mode)
     command = [sys.executable, "-c", _TRAINERS]
     with Checkpointer(tmp_path) as ckpt:
@@ -79,7 +79,7 @@ def test_killed(mode: str, tmp_path: Path) -> None:
 def _kill_one(
     trainers: subprocess.Popen[str], directory: Path, mode: str, after: str, delay_s: float
 ) -> int:
-    """Kill a trainer some time after it began, or told its first step; the last step it told.
+    """Kill a trainer some time after its start or first reported step; return its last step.
 
     It must live until then: one that fails, or hangs for a minute, fails the test.
     """

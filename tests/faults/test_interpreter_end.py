@@ -114,7 +114,7 @@ def test_a_failure_is_reported(save: str, end: str, run: End, tmp_path: Path) ->
 
 @pytest.mark.parametrize("save", ["lightning", "checkpointer"])
 def test_a_failure_of_what_was_dropped(save: str, run: End) -> None:
-    """Nobody holds it any more when it fails, long before the end."""
+    """No variable refers to it any more when it fails, long before the end."""
     code, told = run(save, "dropped")
     assert code == _LOST, told
     assert "RuntimeWarning" in told

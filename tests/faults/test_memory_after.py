@@ -159,7 +159,7 @@ def test_memory_of_objects(server, writer) -> None:
             expect_raises(error, writer.read, room, "s3://bucket/run")
             server.forget_faults()
 
-    _expect_steady(fail, 3, allowed_bytes=3 * _SIZE)  # what the server holds of a request
+    _expect_steady(fail, 3, allowed_bytes=3 * _SIZE)  # the memory of the server for a request
     assert set(server.objects) == {"run/old"}
     assert not server.uploads
 

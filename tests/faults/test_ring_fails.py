@@ -24,7 +24,7 @@ _DATA = content(_BLOCKS * 65536 - 100)
 
 
 class _Meddler(PyuringRing):
-    """A real ring, the results of which are changed by `meddle` before they are told."""
+    """A real ring; `meddle` changes its results before they are returned."""
 
     meddle: Callable[[int], int]
 
@@ -45,7 +45,7 @@ _SETTINGS = {
 
 @pytest.fixture(params=_SETTINGS)
 def writer(request: pytest.FixtureRequest, tmp_path: Path) -> Writer:
-    """Small blocks, two rings or one; skips where io_uring cannot be had."""
+    """Small blocks, two rings or one; skips where io_uring is not available."""
     writer = make(request.param, block_size="64KiB", **_SETTINGS[request.param])
     answer = writer.available(tmp_path)
     if not answer.ok or "io_uring" in answer.reason:
@@ -105,7 +105,7 @@ def test_a_failed_write(
 
 @pytest.mark.parametrize("how", ["write", "stream"])
 def test_short_and_put_off(writer: Writer, meddle, tmp_path: Path, how: str) -> None:
-    """Short counts are continued; EAGAIN, EINTR and ECANCELED are tried again and told."""
+    """Short counts are continued; EAGAIN, EINTR and ECANCELED are retried and recorded."""
     turns = iter([4096, -errno.EAGAIN, 61440, -errno.EINTR, -errno.ECANCELED, 512 * 13])
     lock = threading.Lock()
 
@@ -179,7 +179,7 @@ def test_a_ring_that_fails_itself(
 
 
 def test_retries_are_told(writer: Writer, meddle, tmp_path: Path) -> None:
-    """A Transfer counts what was tried again."""
+    """A Transfer counts the retries."""
     meddle(_Nth(3, -errno.EAGAIN))
     moved = writer.write(FileImage.of("model", [_DATA]), tmp_path)
     assert moved.retries == 1
@@ -190,7 +190,7 @@ def test_retries_are_told(writer: Writer, meddle, tmp_path: Path) -> None:
 def test_an_interrupt(
     writer: Writer, names, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, operation: str
 ) -> None:
-    """Ctrl-C in mid-transfer arrives as it is, after the kernel has let go of all memory."""
+    """Ctrl-C in mid-transfer is raised unchanged, when the kernel no longer uses any memory."""
     writer.write(FileImage.of("old", [_DATA]), tmp_path)
     back = FileImage.of("old", [bytearray(len(_DATA))])
     begun = threading.Event()

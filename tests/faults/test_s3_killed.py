@@ -47,7 +47,7 @@ def kills(server: LocalS3, request: pytest.FixtureRequest) -> dict[str, int]:
 
 
 class _Seen:
-    """What lies below one prefix, as somebody else's client sees it."""
+    """The objects and uploads below one prefix, as another client sees them."""
 
     def __init__(self, target: str) -> None:
         self._writer = S3Writer(checksum="none")
@@ -91,7 +91,7 @@ def test_objects(server: LocalS3, kills: dict[str, int], how: str) -> None:
         held = 1
         for number in range(2, 2 + kills[how]):
             phase = saves.kill(number)
-            if phase != "commit":  # what the store may be completing still is not to be aborted
+            if phase != "commit":  # the store may still be completing this upload
                 left += seen.abort_uploads()
             before, held = held, seen.number("model", _SIZE)
             assert before <= held <= number  # a store may finish what it was asked after the kill

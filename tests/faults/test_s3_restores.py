@@ -124,7 +124,7 @@ def _replaced(handler, body) -> None:
 
 @pytest.mark.parametrize("gets", [1, 2, 3])  # the first one is for the header
 def test_a_tensor_file_that_is_replaced(server, writer, gets) -> None:
-    """Loading a safetensors file whose object is replaced meanwhile says so in one line."""
+    """Loading a safetensors file whose object is replaced during the load fails in one line."""
     tensors = {"weight": torch.arange(3 * MIB, dtype=torch.float32)}
     safetensors.save(tensors, "model", _TARGET, writer)
     server.fail("get", _replaced, after=gets)

@@ -104,7 +104,7 @@ def test_a_failing_block(
 def test_a_failing_step(
     make: Callable[..., Writer], names, tmp_path: Path, how: str, call: str
 ) -> None:
-    """Sync, setting the size and the rename: each failure is told, and nothing is published."""
+    """Sync, setting the size and the rename: each failure is raised, and nothing is published."""
     writer = make(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
         broken = _Nth(getattr(os, call), 0, OSError(errno.EIO, "I/O error"), itertools.count())

@@ -26,7 +26,7 @@ def tiny_path() -> Path:
 
 @pytest.fixture
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """An empty directory on an ext4 of our own, which nobody else keeps busy; else any directory.
+    """An empty directory on an ext4 that no other test uses; else any directory.
 
     Its results go elsewhere, so that it must be empty again after every command.
     """
@@ -50,7 +50,7 @@ def _ext4(make: Callable[..., Path]) -> Path:
 
 @pytest.fixture
 def iobench(tmp_path: Path) -> Command:
-    """Runs `iobench` with the given arguments, in an empty directory unless told otherwise."""
+    """Runs `iobench` with the given arguments, by default in an empty directory."""
     here = tmp_path / "here"
     here.mkdir()
 

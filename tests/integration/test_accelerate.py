@@ -1,4 +1,4 @@
-"""Accelerate's save_state and load_state through our writers, beside the stock methods."""
+"""Accelerate's save_state and load_state with our writers, compared with the stock methods."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # the warnings of others
 
 
 class Recording(ODirectWriter):
-    """Tells which files it wrote and read; may fail, or kill its process, at one of them."""
+    """Records which files it wrote and read; may fail, or kill its process, at one of them."""
 
     def __init__(self, *, fails: str = "", dies: str = "") -> None:
         super().__init__()

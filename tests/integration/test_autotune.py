@@ -195,7 +195,7 @@ def test_a_server_of_its_own_is_interrupted(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody is told to go on with what is gone."""
+    """No message advises to resume what is gone."""
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -271,7 +271,7 @@ def test_what_a_person_sees(
 def test_a_dry_run(
     tune: Tune, target: Path, output: Path, journal: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Tells space, time and bytes, and leaves no file."""
+    """Prints space, time and bytes, and leaves no file."""
     arguments = ["autotune", "-w", "llama7b", "--target", target, "--dry-run", "-o", output]
     arguments += ["--writer", "odirect", "--size", "64MiB", "--max-bytes", "3GiB"]
     arguments += ["--max-time", "2h"]
@@ -463,7 +463,7 @@ def test_it_replaces_only_writers_files(refused: Callable[..., None], tmp_path: 
 def test_a_journal_that_exists(
     refused: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Is told of before the target is looked at and anything is tried; it stays as it is."""
+    """It is reported before the target is inspected and anything is tried, and stays unchanged."""
 
     def planned(**_: object) -> None:
         raise AssertionError("the tuning was planned first")

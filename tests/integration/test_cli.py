@@ -89,7 +89,7 @@ def refused(
     return call
 
 
-# What every verb answers.
+# The answer of every verb.
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -352,7 +352,7 @@ def test_an_unknown_verb(iobench: Command, verb: str) -> None:
 
 
 def test_arguments_that_are_missing(iobench: Command) -> None:
-    """What must be given is named."""
+    """The message names the missing argument."""
     check(iobench("show"), 2, "Missing argument")
     check(iobench("workloads", "show"), 2, "Missing argument")
 
@@ -386,7 +386,7 @@ def test_a_broken_workload_file(
 
 
 def test_a_workload_file_of_noise(refused: Command, tmp_path: Path) -> None:
-    """A file that is no text is told as such."""
+    """A file that is not text is reported as such."""
     path = tmp_path / "noise.yaml"
     path.write_bytes(os.urandom(1000) + b"\xff")
     refused(2, "-w", str(path), words=("noise.yaml",))
@@ -514,10 +514,10 @@ def mounted(place: Path, *words: str) -> Iterator[Path]:
 @pytest.mark.root
 @pytest.mark.parametrize(("mode", "words"), [(0o755, "be written"), (0o700, "be reached")])
 def test_a_directory_of_somebody_else(tiny_path: Path, mode: int, words: str) -> None:
-    """A user who may not write there, or not look there, is told so, and nothing is tried."""
+    """A user who may not write there, or not look there, gets that message; nothing is tried."""
     if os.geteuid() != 0:
         pytest.skip("becoming another user needs root")
-    # In a child that gives its rights up inside: the interpreter may lie where only root can read.
+    # In a child that gives its rights up inside: the interpreter may be where only root can read.
     # Its first run, as root and for nothing, loads all the modules that the second one needs.
     code = (
         "import contextlib, io, os, sys\n"

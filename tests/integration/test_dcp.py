@@ -35,7 +35,7 @@ def quiet() -> Iterator[None]:
 
 
 def make_state(seed: int = 0) -> dict[str, Any]:
-    """Tensors of several kinds and sizes, nested, and what is no tensor."""
+    """Tensors of several kinds and sizes, nested, and values that are not tensors."""
     torch.manual_seed(seed)
     wide = torch.randn(64, 300)
     return {

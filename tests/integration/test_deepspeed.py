@@ -41,7 +41,7 @@ with warnings.catch_warnings():
 
 
 class Held(BufferedWriter):
-    """Waits before each file, and fails where it is told to."""
+    """Waits before each file, and fails at the file that the test names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ torch.distributed.destroy_process_group()
 
 
 def test_two_ranks_of_which_one_fails(tmp_path: Path) -> None:
-    """Both are told, and `latest` names the checkpoint before."""
+    """Both get the error, and `latest` names the checkpoint before."""
     script, place = tmp_path / "script.py", tmp_path / "place"
     place.mkdir()
     tests, store = str(Path(__file__).parent), str(tmp_path / "store")

@@ -53,7 +53,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _nothing(*given: Any, **more: Any) -> None:
-    """Stands for what costs time."""
+    """Replaces work that costs time."""
 
 
 def _training() -> Names:

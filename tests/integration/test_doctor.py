@@ -102,7 +102,7 @@ def mounted(tmp_path: Path) -> Iterator[Mounter]:
 
 @pytest.mark.root
 def test_tmpfs_is_no_storage(mounted: Mounter) -> None:
-    """On tmpfs the kind, the lack of a device, durability and eviction are all told."""
+    """On tmpfs the kind, the lack of a device, durability and eviction are all reported."""
     place = mounted("a place", "-t", "tmpfs", "-o", "size=16m", "tmpfs")
     document = as_json(place)
     storage = document["storage"]
@@ -115,7 +115,7 @@ def test_tmpfs_is_no_storage(mounted: Mounter) -> None:
 
 @pytest.mark.root
 def test_overlay_names_its_upper_file_system(mounted: Mounter) -> None:
-    """An overlay is told as one, with the file system that really takes the writes."""
+    """An overlay is reported as one, with the file system that receives the writes."""
     base = mounted("base", "-t", "tmpfs", "-o", "size=16m", "tmpfs")
     for name in ("lower", "upper", "work"):
         (base / name).mkdir()

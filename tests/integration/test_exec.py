@@ -1,4 +1,4 @@
-"""`iobench exec`: scripts that know nothing of it, beside the same scripts without it."""
+"""`iobench exec`: unmodified scripts, compared with the same scripts without it."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_what_fails(
     new_filesystem: Callable[..., Path],
     tmp_path: Path,
 ) -> None:
-    """Before a byte is written stock torch takes over, and it is told; while writing it raises.
+    """Before a byte is written stock torch takes over, and a line says so; later it raises.
 
     So does an object that cannot be pickled: stock torch would truncate the old file first.
     """
@@ -194,7 +194,7 @@ def test_what_fails(
 
 
 def test_a_process_that_outlives_it(run: Run, tmp_path: Path) -> None:
-    """The file of its writer is gone by the first save: stock torch saves, and it is told."""
+    """The file of its writer is gone by the first save: stock torch saves, and a line says so."""
     program = (
         "import os, sys, time, torch\n"
         "session = os.environ['IOBENCH_EXEC']\n"
@@ -227,7 +227,7 @@ def test_the_exit_code_and_output_are_the_scripts(run: Run, code: int) -> None:
 
 
 def test_the_default_writer_is_the_one_of_exec(run: Run) -> None:
-    """A script that uses the drop-ins by itself gets it too."""
+    """A script that calls the drop-ins uses it too."""
     program = "from iobench.integrations.default_writer import chosen_writer as c; print(c())"
     done = run(sys.executable, "-c", program, writer="odirect,threads=3")
     assert done.stdout.startswith("ODirectWriter(")
@@ -337,7 +337,7 @@ def test_a_process_without_torch_loads_next_to_nothing(run: Run) -> None:
 def test_a_torch_that_cannot_be_redirected(
     run: Run, reported: Callable[[], dict[str, Any]], tmp_path: Path
 ) -> None:
-    """It is told at once and in the report, and the script goes on."""
+    """It is reported at once and in the report, and the script goes on."""
     package = tmp_path / "here/torch"
     package.mkdir()
     (package / "__init__.py").write_text("from torch import serialization\n")
@@ -353,7 +353,7 @@ def test_a_torch_that_cannot_be_redirected(
 
 
 def test_a_python_without_iobench(run: Run, reported: Callable[[], dict[str, Any]]) -> None:
-    """The script runs, and it is told that nothing is redirected in it."""
+    """The script runs, and a line says that nothing is redirected in it."""
     other = Path(sys.executable).resolve()
     known = subprocess.run([other, "-c", "import iobench"], cwd="/", stderr=-1, check=False)
     if known.returncode == 0:

@@ -68,14 +68,14 @@ def processes_in(directory: Path) -> list[str]:
     """The names of the processes whose current directory is, or was, below `directory`."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # ended meanwhile
+        with contextlib.suppress(OSError):  # it has ended since
             if os.readlink(process / "cwd").startswith(str(directory)):
                 found.append((process / "comm").read_text().strip())
     return found
 
 
 def state_and_parent(pid: int) -> tuple[str, int]:
-    """As /proc/PID/stat tells them; `Z` for one that is gone."""
+    """As /proc/PID/stat shows them; `Z` for one that is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -223,8 +223,8 @@ def test_a_lost_terminal(start: Callable[..., Run], target: Path, tmp_path: Path
 
 
 def test_nohup_is_honoured(iobench: Command, tiny_path: Path, target: Path, tmp_path: Path) -> None:
-    """A run that is told to ignore SIGHUP goes on when it comes."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # children inherit what is ignored
+    """A run that ignores SIGHUP goes on when it comes."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # children inherit ignored signals
     try:
         process = subprocess.Popen(
             [

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's hints and the w
 
 
 class Model(lightning.LightningModule):
-    """A tiny regression that tells each loss."""
+    """A tiny regression that reports each loss."""
 
     def __init__(self, kill_at: int = -1) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ def test_killed_and_resumed(stock: tuple[Path, dict[int, float]], tmp_path: Path
 
 
 class Refusing(BufferedWriter):
-    """Fails for the file that it is told, and holds all others until it may go on."""
+    """Fails for the file that the test names, and holds all others until it may go on."""
 
     refused = ""
 
@@ -188,7 +188,7 @@ class Refusing(BufferedWriter):
 
 
 def test_a_failure_in_the_background_ends_the_fit(tmp_path: Path) -> None:
-    """Raised by the next save or by teardown, never told as a success; the older one stays."""
+    """Raised by the next save or by teardown, never reported as a success; the older one stays."""
     for refused in ("step=6.ckpt", "step=12.ckpt"):
         directory = tmp_path / refused
         writer = Refusing()

@@ -1,7 +1,7 @@
 """Never mixed, never stale: what is saved is the state at the call, under any schedule.
 
-A trainer changes its tensors in place right after each call returns, while the writer, held back
-and let go at random, is anywhere in earlier saves. Whatever was committed is then read back.
+A trainer changes its tensors in place right after each call returns, while the writer,
+with random delays, is anywhere in earlier saves. Whatever was committed is then read back.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Delayed(BufferedWriter):
 
 
 class _Training:
-    """A state whose every element tells the step it belongs to, changed in place by `step`."""
+    """A state in which every element is the step it belongs to, changed in place by `step`."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)

@@ -41,7 +41,7 @@ MARK = 4 * MIB
 
 
 class Watch:
-    """Stands for the sampler: readings of this process at the moments that `look` is called."""
+    """Replaces the sampler: readings of this process at the moments that `look` is called."""
 
     source = "process"
 
@@ -189,7 +189,7 @@ def test_series_begin_at_zero_and_end_when_all_is_durable(
 
 
 def check(sample: Sample, moved: int) -> None:
-    """All of the series lies in the clock, and holds the data, no less and hardly more."""
+    """All of the series is within the clock. It has all bytes of the data, and hardly more."""
     series = sample.series
     assert series is not None
     assert series.counter == "process"

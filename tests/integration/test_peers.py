@@ -1,4 +1,4 @@
-"""Peers beside our writers: real libraries, small states, every byte back, all in one table."""
+"""Peers and our writers: real libraries, small states, every byte back, all in one table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The drop-ins beside the stock functions: the same bytes, the same objects, the same files."""
+"""The drop-ins and the stock functions: the same bytes, the same objects, the same files."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def pieces(value: Any, seen: dict[int, int] | None = None) -> Any:
 
 @pytest.fixture
 def told(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """What was left to the stock functions, by the log."""
+    """The calls that were left to the stock functions, from the log."""
     caplog.set_level(logging.WARNING, logger="iobench")
     return lambda: [record.getMessage() for record in caplog.records]
 
@@ -149,7 +149,7 @@ def test_the_file_is_stock_torchs(kind: str, tmp_path: Path) -> None:
 
 
 def test_most_states_are_ours(tmp_path: Path, told: Callable[[], list[str]]) -> None:
-    """Only what torch itself cannot describe without data is left to it, and that is told."""
+    """Only what torch itself cannot describe without data is left to it, and a line says so."""
     for kind, state in STATES.items():
         if kind not in ("quantized", "nested tensor"):
             iobench.torch.save(state(), tmp_path / "a.pt", writer=WRITER)
@@ -323,7 +323,7 @@ def test_what_cannot_be_pickled_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 def test_file_objects_are_torchs(tmp_path: Path, told: Callable[[], list[str]]) -> None:
-    """They are written to and read from where they stand, and nothing is told of it."""
+    """They are written and read at their current position, and nothing is logged."""
     with (tmp_path / "m.pt").open("w+b") as file:
         iobench.torch.save({"a": 1}, file, writer=WRITER)
         file.seek(0)

@@ -1,4 +1,4 @@
-"""The drop-ins for objects of a bucket: what fails is told as it is, and not as a missing file."""
+"""The drop-ins for objects of a bucket: errors name their cause, not a missing file."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_an_object_that_is_damaged(load: Load, name: str, server: ScriptedS3) ->
 
 @LOADS
 def test_an_object_that_is_missing(load: Load, name: str, server: ScriptedS3) -> None:
-    """As the stock functions tell of a file."""
+    """The stock functions raise the same error for a file."""
     path = f"s3://bucket/{name}"
     with pytest.raises(FileNotFoundError) as missing:
         load(path, writer=writer(server.endpoint_url))
@@ -103,7 +103,7 @@ def test_what_needs_the_stock_function() -> None:
 
 
 def test_saves_that_need_the_stock_function(caplog: pytest.LogCaptureFixture) -> None:
-    """That would tell of a directory that is missing; both reasons are told in its place."""
+    """It would report a missing directory; the error has both reasons instead."""
     chosen, tensors = writer("http://127.0.0.1:9"), {"a": torch.arange(30.0)}
     with pytest.raises(UsageError) as refused:
         iobench.torch.save(tensors, "s3://bucket/m.pt", writer="hybrid")

@@ -65,7 +65,7 @@ def test_the_directory_that_a_save_makes_is_durable_too(
 
 
 def _watch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """What is synced and renamed from now on, in order."""
+    """Records each sync and rename from now on, in order."""
     done: list[tuple[str, str]] = []
     fsync, rename = os.fsync, os.rename
 

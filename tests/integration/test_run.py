@@ -172,7 +172,7 @@ def test_show_gives_the_same_table(run: Command, iobench: Command, tmp_path: Pat
 
 
 def test_two_settings_of_one_writer(run: Command, direct: None) -> None:
-    """The same writer at two settings makes two rows, told apart by what differs."""
+    """The same writer at two settings makes two rows, labelled by the setting that differs."""
     settings = "odirect,block_size=1MiB,threads=3,odirect,block_size=2MiB,threads=5"
     done = run("--writer", settings, "--size", "full", "--no-ceiling")
     assert done.returncode == 0, done.stderr

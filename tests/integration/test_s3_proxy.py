@@ -86,7 +86,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[LocalS3]:
 
 @pytest.mark.parametrize("lies", ["kept back", "answer lost"])
 def test_no_step_is_lost(server: LocalS3, lies: str, request: pytest.FixtureRequest) -> None:
-    """What was committed stays until what replaces it is proved; no upload is left.
+    """A committed step stays until its replacement is proved; no upload is left.
 
     A completion whose answer is lost is proved by moto's HeadObject. rclone's has another ETag for
     an object of parts, and no checksum: that save fails.

@@ -23,7 +23,7 @@ SMALL = ("--steps", "4", "--every", "2", "--model-params", "100000")
 def test_train(
     iobench: Command, iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path
 ) -> None:
-    """Every mode, stock torch.save beside them: equal losses, a record that `show` prints too."""
+    """Every mode, and stock torch.save: equal losses, and a record that `show` prints too."""
     record = tmp_path / "run.jsonl"
     writers = ("--writer", "buffered,peer:torch-save", "--mode", "none,sync,async=1,lazy")
     done = iobench(

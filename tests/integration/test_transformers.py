@@ -1,4 +1,4 @@
-"""The Transformers Trainer's checkpoints through our writers, beside the stock Trainer's."""
+"""The Transformers Trainer's checkpoints with our writers, compared with the stock Trainer's."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def one_thread() -> Iterator[None]:
 
 
 class Recording(ODirectWriter):
-    """Tells which files it wrote and read; may fail, or kill its process, at one of them."""
+    """Records which files it wrote and read; may fail, or kill its process, at one of them."""
 
     def __init__(self, *, fails: str = "", dies: str = "") -> None:
         super().__init__()

@@ -72,7 +72,7 @@ def test_every_copy_of_a_stall_is_booked(rig: TrialRunner, given: list[int], ver
 def test_a_trial_leaves_no_checkpoint(
     rig: TrialRunner, monkeypatch: pytest.MonkeyPatch, broken: bool
 ) -> None:
-    """Nor one of a stall that failed half-way: the next trial has the room that this one had."""
+    """Not after a stall that failed half-way either: the next trial has the same free space."""
     if broken:
         saves = iter([True, True, False])
         stock = Checkpointer.save_async
@@ -93,7 +93,7 @@ def test_a_trial_leaves_no_checkpoint(
 def test_writers_used_last_keep_their_memory(
     rig: TrialRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new one is warmed up, which is booked; of more than are kept the oldest is let go."""
+    """A new writer is warmed up, which is booked; above the limit the oldest one is dropped."""
     monkeypatch.setattr(rig_module, "_KEPT_WRITERS", 2)
     a, b, c = (
         Candidate.of("buffered", values, "drawn")

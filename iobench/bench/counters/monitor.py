@@ -1,4 +1,4 @@
-"""Counters: CPU and I/O of process, machine and device, read around a timed operation."""
+"""Counters: CPU time and I/O of process, machine and device, around a timed operation."""
 
 from __future__ import annotations
 
@@ -25,35 +25,39 @@ class Monitor(Protocol):
 
     @property
     def files(self) -> Sequence[Path]:
-        """The kernel's files that show them; empty where there is no device."""
+        """The kernel's files that show the counters; empty where there is no device."""
 
     def read(self) -> DeviceCounters | None:
-        """The counters now; None where there are none."""
+        """Return the counters now; None where there is no device."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """CPU seconds of a process and its counters of /proc/self/io, which may be missing."""
+    """CPU seconds of a process, and its counters of /proc/self/io, which may be missing.
+
+    The kernel adds a child's counters to its parent's only when the parent has waited for it. So
+    each child that is still running reads its own.
+    """
 
     cpu_s: float = 0.0
     io: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def now(cls) -> Self:
-        """Of this process, since it began."""
+        """Return the usage of this process since its start."""
         return cls(io=_process_io(), cpu_s=time.process_time())
 
     def __sub__(self, before: Usage) -> Usage:
-        """What was used since `before`."""
+        """Return the usage since `before`."""
         grown = {name: value - before.io[name] for name, value in self.io.items()}
         return Usage(cpu_s=self.cpu_s - before.cpu_s, io=grown)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """How the counter that `source` names (see `Sampler`) grew.
+    """Growth of the counter that `source` names (see `Sampler`).
 
-    `readings` are since the start: seconds and bytes, the first after it, the last at the end.
+    `readings` have seconds and bytes since the start. The last one is at the end.
     """
 
     source: CounterSource
@@ -62,7 +66,7 @@ class Growth:
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """How far time and counters moved since `began_s` of time.perf_counter.
+    """Growth of time and counters since `began_s` of time.perf_counter.
 
     `system_cpu_s` counts every process and the kernel; `growth` is None without a sampler.
     """
@@ -78,7 +82,7 @@ class Counted:
 
 @dataclass(frozen=True, kw_only=True)
 class _Machine:
-    """All but the clocks of this process, at one moment."""
+    """All counters at one moment, except the clocks of this process."""
 
     busy_s: float
     steal_s: float
@@ -87,7 +91,7 @@ class _Machine:
     device: DeviceCounters | None
 
     def reading(self, source: CounterSource, at_s: float) -> Reading | None:
-        """What the sampler would have read."""
+        """Return a reading like the sampler's; None where the kernel has no such counter."""
         if source == "device" and self.device is not None:
             read, write = self.device.read_bytes, self.device.write_bytes
         elif source == "process" and self.process:
@@ -98,7 +102,7 @@ class _Machine:
 
 
 class Counters:
-    """Starts counting when made; `stop` returns how far every counter moved since."""
+    """Counts from its construction on; `stop` returns the growth of every counter."""
 
     def __init__(self, device: Monitor, sampler: Sampler | None = None) -> None:
         self._device, self._sampler = device, sampler
@@ -111,7 +115,10 @@ class Counters:
         return time.perf_counter() - self._began
 
     def stop(self, others: Sequence[Usage] = ()) -> Counted:
-        """Return how far all moved, with what `others` used. The clock is read first."""
+        """Return the growth of all counters, with the usage of `others`.
+
+        The clock is read first: reading the files of /proc takes time too.
+        """
         elapsed = self.elapsed_s()
         cpu = time.process_time() - self._cpu_before
         before, now = self._before, self._read()
@@ -176,12 +183,20 @@ class Counters:
 
 
 def _foreign(device: int | None, process: int | None) -> int | None:
-    """What others moved; the process may be charged for what reaches the device a little later."""
+    """Return the bytes that other processes moved, at least 0.
+
+    The kernel counts buffered writes of a process when it dirties pages. The device counts them
+    when they are written back, so its counter may be behind.
+    """
     return None if device is None or process is None else max(0, device - process)
 
 
 def _process_io() -> dict[str, int]:
-    """The counters of /proc/self/io; empty where the kernel does not account for it."""
+    """Return the counters of /proc/self/io; empty for a kernel without I/O accounting.
+
+    rchar and wchar are the bytes of read and write calls, from the page cache too. read_bytes and
+    write_bytes are the bytes that the process caused storage to read, and will cause it to write.
+    """
     try:
         with open("/proc/self/io") as file:
             pairs = dict(line.split(": ") for line in file)
@@ -191,7 +206,11 @@ def _process_io() -> dict[str, int]:
 
 
 def _cpu_times_s() -> tuple[float, float]:
-    """(seconds not spent idling or waiting for I/O, seconds stolen by others), over all CPUs."""
+    """Return (busy seconds, seconds stolen by the hypervisor), over all CPUs.
+
+    Waiting for I/O is not busy. The last columns of the line (guest times) are not read: the
+    kernel has counted them in user and nice already.
+    """
     with open("/proc/stat") as file:
         ticks = [int(word) for word in file.readline().split()[1:9]]
     busy = sum(ticks) - ticks[_IDLE] - ticks[_IOWAIT]

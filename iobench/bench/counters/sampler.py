@@ -1,4 +1,4 @@
-"""Sampler: a counter of the device, or of this process, read ten times a second by a child."""
+"""Sampler: a child process that reads counters of a device or process ten times a second."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Reading:
 
 
 class FileSampler:
-    """The texts of small files, ten times a second.
+    """The texts of small files, read ten times a second during the `with` block.
 
-    A child process reads them while the `with` block runs: a thread would take CPU time and the GIL
-    from the operation that is timed.
+    A child process reads them. A thread would take CPU time and the GIL from the timed operation.
+    The child writes to a memory file: no pipe can fill up, and no reader runs during the operation.
     """
 
     def __init__(self, files: Sequence[str]) -> None:
@@ -62,7 +62,7 @@ class FileSampler:
         os.close(self._output)
 
     def texts(self, since_s: float, until_s: float) -> list[tuple[float, list[str]]]:
-        """(when, text of each file on one line), strictly between two moments of perf_counter."""
+        """Return (time, text of each file), strictly between two moments of perf_counter."""
         size = os.fstat(self._output).st_size
         lines = os.pread(self._output, size, 0).decode().splitlines(keepends=True)
         found = [line.rstrip("\n").split("\t") for line in lines if line.endswith("\n")]
@@ -72,12 +72,12 @@ class FileSampler:
 class Sampler(FileSampler):
     """Readings of the device's counters, or of this process's where there is no device.
 
-    `source` is `device` for bytes that the block device moved, for any process, and `process` for
+    `source` is `device` for bytes that the block device moved, for any process. It is `process` for
     bytes that this process's read and write calls moved (rchar and wchar of /proc/PID/io).
     """
 
     def __init__(self, device_files: Sequence[Path]) -> None:
-        """`device_files` are the devices' stat files; none where there is no device to ask."""
+        """`device_files` are the devices' stat files; empty where there is no device."""
         self.source: CounterSource = "device" if device_files else "process"
         super().__init__([str(path) for path in device_files] or [f"/proc/{os.getpid()}/io"])
 

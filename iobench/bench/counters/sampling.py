@@ -1,7 +1,7 @@
-"""Read counters every so often until our standard input closes; each reading is a line.
+"""Read counters at an interval until standard input closes; write each reading as one line.
 
-Run by path as a program of its own, without imports of iobench: a thread of the timed process would
-use its CPU time and its GIL.
+Started by its path as a separate program, without imports of iobench: a thread of the timed process
+would use its CPU time and its GIL.
 
     python sampling.py INTERVAL_MS FILE ...     writes SECONDS<tab>TEXT<tab>TEXT ...
 
@@ -22,7 +22,7 @@ _LONGEST_BYTES = 4096
 def main() -> None:
     interval_ms, *names = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the pipe alone decides
+        signal.signal(number, signal.SIG_IGN)  # only the pipe ends this program
     files = [os.open(name, os.O_RDONLY) for name in names]
     watched = select.poll()
     watched.register(0, select.POLLIN | select.POLLHUP)

@@ -17,10 +17,10 @@ INTERVAL_S = 0.1
 
 
 def make_series(operation: Operation, counted: Counted, ticks: Mapping[int, int] | None) -> Series:
-    """The series of an operation that `counted` was read around.
+    """Return the series of the operation that `counted` measured.
 
-    `ticks` are the bytes that its writer completed (see `Transfer.completed`), None for one that
-    does not count them.
+    `ticks` are the bytes that its writer completed (see `Transfer.completed`); None for a writer
+    that does not count them.
     """
     growth, grown = counted.growth, None
     if growth is not None:
@@ -39,9 +39,9 @@ def make_series(operation: Operation, counted: Counted, ticks: Mapping[int, int]
 
 
 def by_growth(points: Sequence[tuple[float, int]]) -> tuple[int, ...]:
-    """How much a counter grew in each interval, from (seconds, growth) since the start.
+    """Return the growth of a counter in each interval, from (seconds, growth) since the start.
 
-    The last point is the end. Between two points growth is taken to be even.
+    The last point is the end. Between two points the growth is interpolated linearly.
     """
     elapsed_s = points[-1][0]
     times, grown = zip((0.0, 0), *points, strict=True)
@@ -51,7 +51,7 @@ def by_growth(points: Sequence[tuple[float, int]]) -> tuple[int, ...]:
 
 
 def by_ticks(ticks: Mapping[int, int], began_s: float, elapsed_s: float) -> tuple[int, ...]:
-    """The bytes of `ticks` in each interval of `elapsed_s` seconds since `began_s`.
+    """Return the bytes of `ticks` in each interval of `elapsed_s` seconds since `began_s`.
 
     Raises ValueError for bytes before the clock began or after its end.
     """

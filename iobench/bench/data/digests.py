@@ -20,20 +20,20 @@ from iobench.writers.image import Bytes
 
 __all__ = ["Digests"]
 
-_STEP = 16 * MIB  # a long tensor need not be resident whole
+_STEP = 16 * MIB  # so that a long tensor is never resident as a whole
 
 _States = Sequence[Mapping[str, torch.Tensor]]
 
 
 class Digests:
-    """One digest per tensor and file: XXH3, not cryptographic, at the speed of memory."""
+    """One XXH3 digest per tensor and file; not cryptographic, about as fast as memory."""
 
     def __init__(self, states: _States, pool: RandomPool) -> None:
         self._states, self._pool = states, pool
         self._expected: list[list[int]] = []
 
     def remember(self) -> None:
-        """Keep the digests of what the tensors hold now: restores must bring it back."""
+        """Keep the digests of the tensors' present bytes; restores must return the same bytes."""
         self._expected = [
             [self._digest([tensor_bytes(tensor)]) for tensor in state.values()]
             for state in self._states
@@ -48,8 +48,8 @@ class Digests:
     ) -> Verified:
         """Compare the tensors of `wanted` that were read into the pool.
 
-        What is in memory is compared as it is. Where the pool is smaller than the checkpoint, later
-        tensors have taken the place of earlier ones: those are read once more.
+        Tensors that are still in memory are compared there. Where the pool is smaller than the
+        checkpoint, later tensors have overwritten earlier ones, which are read once more.
         """
         pairs = [
             (file, payload, digest)
@@ -78,9 +78,10 @@ class Digests:
         )
 
     def compare_states(self, found: Sequence[Mapping[Any, Any]], wanted: _States) -> Verified:
-        """Compare tensors that came back in new memory, one mapping (perhaps nested) per file.
+        """Compare tensors that were restored to new memory, one mapping per file.
 
-        A tensor that is missing or has another dtype or shape counts as one that differs.
+        A mapping may be nested. A tensor that is missing, or that has another dtype or shape,
+        counts as a mismatch.
         """
         tensors = size = wrong = 0
         for nested, state, some, digests in zip(

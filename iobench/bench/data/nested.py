@@ -1,4 +1,4 @@
-"""Nested dicts of tensors, as torch files hold them, and the flat names that stand for them."""
+"""Conversion between the nested dicts of tensors in torch files and flat names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["flat", "leaves", "nested"]
 
 
 def nested(named: Mapping[str, Any]) -> dict[Any, Any]:
-    """`state/0/exp_avg` as nested dicts, digits being int keys."""
+    """Return nested dicts for names such as `state/0/exp_avg`; digits become int keys."""
     root: dict[Any, Any] = {}
     for name, value in named.items():
         *parents, leaf = (int(p) if p.isdigit() else p for p in name.split("/"))
@@ -21,7 +21,7 @@ def nested(named: Mapping[str, Any]) -> dict[Any, Any]:
 
 
 def flat(given: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested dicts under the names that `nested` took apart."""
+    """Yield the values of nested dicts under flat names: the inverse of `nested`."""
     for key, value in given.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}/")
@@ -30,6 +30,6 @@ def flat(given: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def leaves(given: Mapping[Any, Any]) -> Iterator[Any]:
-    """The values of nested dicts, in their order."""
+    """Yield the values of nested dicts, in their order."""
     for _, value in flat(given):
         yield value

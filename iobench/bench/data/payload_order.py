@@ -1,4 +1,4 @@
-"""The order of the tensors' bytes in a file, which each format decides."""
+"""The order of the tensors' bytes in a file, which depends on the file's format."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""RandomPool: memory used in place of a checkpoint of any size. Windows: tensors in it.
+"""RandomPool: memory that replaces a checkpoint of any size. Windows: the tensors in it.
 
-Source data must be incompressible, not dedupable and different in every checkpoint. So the pool is
-refilled with random bytes before each save, and every tensor is a window of it. When the windows
-have come to the pool's end they start again at its beginning, shifted: the same random bytes then
-stand at another distance from a block boundary, where fixed-block deduplication does not find them.
+Storage must not be able to compress or deduplicate the data, nor know it from an older checkpoint.
+So the pool is refilled with random bytes before each save, and every tensor is a window of it.
+When the windows reach the pool's end, they start again at its beginning, with a shift. The same
+random bytes are then at another distance from a block boundary. Fixed-block deduplication does not
+find them there.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from iobench.writers.image import Bytes
 __all__ = ["RandomPool", "Window", "Windows"]
 
 _CHUNK = 4 * MIB
-_ALIGNMENT = 64  # of torch's CPU allocator; windows avoid 512, which direct I/O would take as it is
-_FINEST = 16  # of any torch dtype's elements
+_ALIGNMENT = 64  # of torch's CPU allocator; memory aligned to 512 would spare direct I/O its copy
+_FINEST = 16  # the largest element of a torch dtype, complex128
 _DIRECT = 512
-_TRIM_INTERVAL_S = 0.005  # at 2 GiB/s 10 MiB are mapped meanwhile
-_SHIFTS = 56  # multiples of 64 in a page that are none of 512
+_TRIM_INTERVAL_S = 0.005  # 10 MiB are mapped in that time at 2 GiB/s
+_SHIFTS = 56  # multiples of 64 in a page that are not multiples of 512
 
 
 class RandomPool:
-    """`size_bytes` of random bytes, seen as a ring so that one window may be longer than the pool.
+    """`size_bytes` of random bytes, mapped as a ring: one window may be longer than the pool.
 
-    Memory used is `size_bytes`, whatever `longest_bytes` is.
+    The memory in use is `size_bytes`, for any `longest_bytes`.
     """
 
     def __init__(self, size_bytes: int, longest_bytes: int, seed: int) -> None:
@@ -46,7 +47,11 @@ class RandomPool:
         self._keys = np.random.default_rng(self._seeds.spawn(1)[0])
 
     def refill(self, threads: int = 2) -> None:
-        """Fill the pool with fresh random bytes: no two fillings share any."""
+        """Fill the pool with new random bytes; each call uses new random streams.
+
+        numpy releases the GIL while it generates and while it copies, so the threads run in
+        parallel. A chunk is small: the temporary array of each thread is not a second pool.
+        """
         streams = self._seeds.spawn(threads)
         share = -(-self.size_bytes // threads // _CHUNK) * _CHUNK
 
@@ -71,15 +76,18 @@ class RandomPool:
             uninterrupted(join)
 
     def trim(self) -> None:
-        """Give up what a window longer than the pool has mapped beyond it."""
+        """Drop the page-table entries beyond the pool's size; the ring keeps the bytes.
+
+        Only a window that is longer than the pool has such entries.
+        """
         self._ring.forget(self.size_bytes)
 
     @contextmanager
     def trimmed(self) -> Iterator[None]:
-        """Keep the resident memory at about the pool's size while a window longer than it is used.
+        """Keep the resident memory near the pool's size while a window is longer than the pool.
 
-        Such a window is many mappings of the pool, and each would count. Does nothing, and costs
-        nothing, while all windows are shorter.
+        Such a window consists of many mappings of the pool. The kernel counts a page as resident
+        once for each mapping that has touched it. While all windows are shorter, does nothing.
         """
         if len(self.memory) == self.size_bytes:
             yield
@@ -101,7 +109,10 @@ class RandomPool:
             self.trim()
 
     def scrub(self) -> None:
-        """Change every byte, so that the bytes to restore cannot be in memory already."""
+        """Change every byte: the memory cannot hold the right bytes before a restore.
+
+        The XOR works in place. No byte of the key is zero, so no byte stays the same.
+        """
         key = int.from_bytes(self._keys.integers(1, 256, 8, np.uint8).tobytes(), "little")
         words = self.memory[: self.size_bytes].view(np.uint64)
         np.bitwise_xor(words, np.uint64(key), out=words)
@@ -117,7 +128,7 @@ class Window:
 
 
 class Windows:
-    """Windows one after another, the same ones each time: for a save, and again for its restore."""
+    """Hands out windows in a fixed order: a save and its restore get the same ones."""
 
     def __init__(self, pool: RandomPool) -> None:
         self._pool = pool
@@ -127,14 +138,14 @@ class Windows:
 
     @staticmethod
     def needed_bytes(sizes: Iterable[int]) -> int:
-        """Bytes of a pool that holds windows of these sizes in one lap."""
+        """Return the bytes of a pool that holds windows of these sizes in one lap."""
         return linux.PAGE + sum(size + 2 * _ALIGNMENT for size in sizes)
 
     def take(self, size_bytes: int) -> Window:
-        """The next `size_bytes`, never at a multiple of 512.
+        """Return a window of the next `size_bytes`; it never begins at a multiple of 512.
 
-        64-byte aligned; from the 57th lap on, when all such shifts were had, 16-byte aligned. An
-        empty one stands nowhere and moves nothing.
+        It is 64-byte aligned. From the 57th lap on, when all such shifts are used, it is 16-byte
+        aligned. An empty window has no position and does not move the next one.
         """
         if not size_bytes:
             return Window(self._pool.memory[:0], 0)

@@ -1,4 +1,4 @@
-"""Replay: a workload's files bound to windows of the pool; saved, restored and verified."""
+"""Replay: saves, restores and verifies a workload's files; tensors are windows of the pool."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ __all__ = ["Replay"]
 
 
 class Replay:
-    """The files of one rank, over and over, each time with other bytes.
+    """The files of one rank, replayed repeatedly, each time with new random bytes.
 
-    `prepare` makes the bytes of the next checkpoint; `save` and `restore` move them through a
-    writer and are what gets timed; `verify` compares what came back, tensor by tensor.
+    `prepare` makes the bytes of the next checkpoint. `save` and `restore` move them through a
+    writer; only these two are timed. `verify` compares the restored tensors with the saved ones.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class Replay:
         subset: float | None = None,
         pool: RandomPool | None = None,
     ) -> None:
-        """At most `pool_bytes` of memory stand in for all tensors; `pool` is shared with others.
+        """Use at most `pool_bytes` of memory for all tensors, or `pool`, which others share.
 
-        `crc` says whether torch's zip files get their CRC32. `subset` is as in `want`.
+        With `crc`, torch's zip files have a CRC32. `subset` has the meaning that it has in `want`.
         """
         self.files = [in_payload_order(spec) for spec in files]
         self._crc, self._seed = crc, seed
@@ -60,37 +60,38 @@ class Replay:
             {t.name: _tensor(t, windows.take(t.size_bytes)) for t in spec.tensors}
             for spec in self.files
         ]
-        """Each file's tensors by name, in payload order: the same windows of the pool each time."""
+        """Each file's tensors by name, in payload order; their windows never change."""
         self._digests = Digests(self.states, self._pool)
         self.want(subset)
 
     @staticmethod
     def pool_for(some: Iterable[Sequence[FileSpec]], *, pool_bytes: int, seed: int) -> RandomPool:
-        """A pool of at most `pool_bytes` for replays of any of these lists of files, in turn."""
+        """Return a pool of at most `pool_bytes`, for replays of all lists in `some`, in turn."""
         needs = [Replay._needs([in_payload_order(spec) for spec in files]) for files in some]
         enough = max(enough for _, enough in needs)
         return RandomPool(min(pool_bytes, enough), max(longest for longest, _ in needs), seed)
 
     @staticmethod
     def _needs(files: Sequence[FileSpec]) -> tuple[int, int]:
-        """(bytes of the longest tensor, bytes of a pool that holds all of them)."""
+        """Return (bytes of the longest tensor, bytes of a pool that holds all tensors)."""
         sizes = [tensor.size_bytes for spec in files for tensor in spec.tensors]
         return max(sizes, default=0), Windows.needed_bytes(sizes)
 
     def want(self, subset: float | None) -> None:
-        """From now on let restores bring only tensors that make up that part of the bytes.
+        """From now on restore only tensors that make up the part `subset` of the bytes.
 
-        They are chosen by the seed, the same ones each time; None brings all. All are saved.
+        The seed chooses the tensors, so they are the same each time. None restores all of them.
+        Saves always write all tensors.
         """
         self.subset = subset
         self.wanted: list[dict[str, torch.Tensor]] = (
             self.states if subset is None else choose(self.states, subset, self._seed)
         )
-        """Of `states`, what restores bring."""
+        """The tensors of `states` that restores read."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the figures should know of how the files are replayed."""
+        """Facts about the replay that change how its figures are read."""
         found = []
         if any(spec.format == "dcp" for spec in self.files):
             found.append("DCP files are replayed as raw bytes of the same sizes")
@@ -103,7 +104,7 @@ class Replay:
 
     @cached_property
     def file_bytes(self) -> tuple[int, ...]:
-        """Bytes of each file as our formats write it, found by writing it to nowhere."""
+        """Bytes of each file as our formats write it, counted by a save with the writer `null`."""
         return tuple(transfer.bytes for transfer in self.save(make("null"), Path()))
 
     def size_bytes(self) -> int:
@@ -112,13 +113,13 @@ class Replay:
 
     @property
     def restored_bytes(self) -> tuple[int, ...]:
-        """Bytes that a restore moves for each file: of a subset the tensors' alone."""
+        """Bytes that a restore moves for each file; for a subset, those of its tensors only."""
         if self.subset is None:
             return self.file_bytes
         return tuple(sum(t.nbytes for t in state.values()) for state in self.wanted)
 
     def prepare(self) -> None:
-        """Make the next checkpoint's bytes, and remember what each tensor holds."""
+        """Make the next checkpoint's bytes, and keep the digest of each tensor."""
         self._pool.refill()
         with self._pool.trimmed():
             self._digests.remember()
@@ -126,9 +127,9 @@ class Replay:
     def save(
         self, writer: Writer, directory: str | Path, file_format: FileFormat | None = None
     ) -> list[Transfer]:
-        """Write every file below `directory`, each durable but for its directory's entry.
+        """Write every file below `directory`; each is durable, except for its directory entry.
 
-        `file_format` writes all files in that format, under the names they have.
+        With `file_format`, all files are written in that format, under their own names.
         """
         with self._pool.trimmed():
             return [
@@ -162,9 +163,9 @@ class Replay:
     def load(
         self, writer: Writer, directory: str | Path
     ) -> tuple[list[Transfer], list[dict[Any, Any]]]:
-        """Restore every file into new memory, as much as the checkpoint is large.
+        """Restore every file into new memory, which takes the size of the checkpoint.
 
-        By the formats' own `load`, as a trainer calls it; `verify_states` compares what it gives.
+        Calls the formats' own `load`, like a trainer. `verify_states` compares the result.
         """
         transfers, loaded = [], []
         for spec, state, wanted in zip(self.files, self.states, self.wanted, strict=True):
@@ -191,7 +192,7 @@ class Replay:
     def _allocate(
         spec: FileSpec, state: Mapping[str, torch.Tensor], writer: Writer, directory: str | Path
     ) -> tuple[dict[Any, Any], FileImage]:
-        """New memory for all tensors of a file, and the image that fills it; untouched as yet."""
+        """Return new, untouched memory for all tensors of a file, and the image that fills it."""
         if spec.format == "safetensors":
             return safetensors.prepare(spec.path, directory, writer)
         if spec.format == "torch":
@@ -205,7 +206,7 @@ class Replay:
         return self._digests.compare_files(restored, self.wanted, writer, directory)
 
     def verify_states(self, restored: Sequence[Mapping[Any, Any]]) -> Verified:
-        """Compare tensors that came back in new memory, one mapping per file; see `Digests`."""
+        """Compare tensors that were restored to new memory, one mapping per file; see `Digests`."""
         return self._digests.compare_states(restored, self.wanted)
 
     def _save_file(

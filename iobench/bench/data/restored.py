@@ -18,12 +18,12 @@ from iobench.writers.image import Bytes, FileImage
 
 __all__ = ["Payload", "RestoredFile"]
 
-_READ_AGAIN_STEP = 64 * MIB  # a long tensor need not be resident whole
+_READ_AGAIN_STEP = 64 * MIB  # so that a long tensor is never resident as a whole
 
 
 @dataclass(frozen=True, kw_only=True)
 class Payload:
-    """One tensor's bytes: where they stand in the file, and where in the pool."""
+    """The offset of one tensor's bytes in the file, and their window of the pool."""
 
     offset: int
     window: Window
@@ -45,9 +45,9 @@ class RestoredFile:
         writer: Writer,
         directory: str | Path,
     ) -> RestoredFile:
-        """Read the file's header and lay its tensors out in the next of `windows`.
+        """Read the file's header and give its tensors the next of `windows`.
 
-        Raises DataMismatchError for a file of other tensors than `spec` has.
+        Raises DataMismatchError for a file whose tensors are not those of `spec`.
         """
         taken: list[Window] = []
         other = DataMismatchError(f"{spec.path}: holds other tensors than were saved")
@@ -56,7 +56,7 @@ class RestoredFile:
             if size_bytes > longest_bytes:
                 raise other
             window = windows.take(size_bytes)
-            if size_bytes:  # for empty tensors not every format asks
+            if size_bytes:  # some formats do not call this for empty tensors
                 taken.append(window)
             return window.memory
 
@@ -80,12 +80,13 @@ class RestoredFile:
     def read_again(
         self, payload: Payload, step_bytes: int, writer: Writer, directory: str | Path
     ) -> Iterator[Bytes]:
-        """One tensor's bytes in parts of at most `step_bytes`, each read just before."""
+        """Yield one tensor's bytes in parts of at most `step_bytes`; read each just before."""
         memory = payload.window.memory
         step = min(step_bytes, _READ_AGAIN_STEP)
         for begin in range(0, len(memory), step):
             end = min(begin + step, len(memory))
-            # The right bytes may stand there, from another window of the same part of the pool.
+            # The memory may hold the right bytes already, from another window of the same part of
+            # the pool. Inverted bytes are wrong unless the read replaces them.
             np.invert(memory[begin:end], out=memory[begin:end])
             writer.read(
                 self.image, directory, start=payload.offset + begin, stop=payload.offset + end

@@ -22,7 +22,7 @@ _KIND = "subset"
 
 
 def parse(text: str) -> float | None:
-    """What part of the bytes `same` (None: all) or `subset=0.1` asks for. Raises OptionError."""
+    """Return 0.1 for `subset=0.1`, and None (all bytes) for `same`. Raises OptionError."""
     kind, _, given = text.partition("=")
     if text == _SAME:
         return None
@@ -38,14 +38,14 @@ def parse(text: str) -> float | None:
 
 
 def text_of(part: float) -> str:
-    """`subset=0.1`, as `parse` takes it."""
+    """Return the text that `parse` accepts, such as `subset=0.1`."""
     return f"{_KIND}={part:g}"
 
 
 def choose(
     states: Sequence[Mapping[str, torch.Tensor]], part: float, seed: int
 ) -> list[dict[str, torch.Tensor]]:
-    """Tensors at random until they have `part` of all bytes; at least one that has any."""
+    """Choose random tensors until they have `part` of all bytes; at least one is not empty."""
     keys = [(i, name) for i, state in enumerate(states) for name in state]
     least = part * sum(tensor.nbytes for state in states for tensor in state.values())
     chosen: set[tuple[int, str]] = set()
@@ -65,7 +65,7 @@ def choose(
 def read_some(
     image: FileImage, tensors: Iterable[torch.Tensor], writer: Writer, directory: str | Path
 ) -> Transfer:
-    """Fill only `tensors`, which are parts of the image's memory; neighbours by one read."""
+    """Fill only `tensors`, which are parts of the image's memory; one read fills adjacent ones."""
     placed = [(_address(segment.memory), segment) for segment in image.segments]
     starts = sorted(placed, key=lambda entry: entry[0])
     ranges: list[tuple[int, int]] = []
@@ -79,7 +79,7 @@ def read_some(
 
 
 def _place(tensor: torch.Tensor, starts: Sequence[tuple[int, Segment]]) -> tuple[int, int]:
-    """[start, stop) of the tensor's bytes in the file."""
+    """Return [start, stop) of the tensor's bytes in the file."""
     index = bisect.bisect_right(starts, tensor.data_ptr(), key=lambda entry: entry[0]) - 1
     address, segment = starts[index]
     start = segment.offset + tensor.data_ptr() - address

@@ -1,7 +1,11 @@
-"""ProcessGroup: jobs in processes of their own, which save and restore at once like a node's ranks.
+"""ProcessGroup: jobs in child processes, which save and restore at the same time, like ranks.
 
-`ask` broadcasts a command and collects the replies. Each process has replied to the command before,
-so `ask` is also a barrier: all processes start together when the clock does.
+`ask` sends a command to all processes and collects the replies. It returns when every process has
+replied, so it is also a barrier: all processes are idle when the next command starts the clock.
+
+The children are new programs, not forks. A fork copies only the calling thread: a lock that
+another thread holds would stay locked in the child. The start method `spawn` of multiprocessing
+would import the caller's main module in each child.
 """
 
 from __future__ import annotations
@@ -32,23 +36,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """The reply of a process whose command raised: type and message of the error."""
+    """The reply of a process whose command raised, with the type and message of the error."""
 
     error: str
 
 
 class Executor(AbstractContextManager["Executor"], Protocol):
-    """The jobs of a run, in this process or in others."""
+    """The jobs of a run, in this process or in child processes."""
 
     apart: bool
-    """Whether they run in other processes."""
+    """Whether the jobs run in child processes."""
 
     def ask(self, count: int, what: Callable[[Job], T]) -> list[T]:
         """Run `what` in the first `count` jobs at once; return their replies in order."""
 
 
 class InProcess(Executor):
-    """One job, in this very process."""
+    """One job, in this process."""
 
     apart = False
 
@@ -60,14 +64,14 @@ class InProcess(Executor):
         return [what(self.job)]
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is left."""
+        """Do nothing: no process has to end."""
 
 
 class ProcessGroup(Executor):
-    """Jobs in child processes; all are killed when the `with` block ends, or this process does.
+    """Jobs in child processes, which are killed when the `with` block or this process ends.
 
-    When one of them fails, `ask` kills them all and raises JobError; the next `ask` starts new
-    ones. `first` is done by each when it was started.
+    When one of them fails, `ask` kills them all and raises JobError. The next `ask` starts new
+    ones. Each process runs `first` when it has started.
     """
 
     apart = True
@@ -83,7 +87,7 @@ class ProcessGroup(Executor):
 
     def _start(self) -> None:
         try:
-            with deferred_interrupts():  # a child that is started must be in the list
+            with deferred_interrupts():  # every started child is in the list: _stop kills it
                 for _ in self._setups:
                     self._members.append(_Member())
             for member, setup in zip(self._members, self._setups, strict=True):
@@ -106,7 +110,7 @@ class ProcessGroup(Executor):
                 for number in [n for n, member in waiting.items() if member.connection in ready]:
                     del waiting[number]
                     answers[number] = asked[number].receive(f"process {number + 1} of {count}")
-        except BaseException:  # a reply may still come, and would be taken for the next one's
+        except BaseException:  # a late reply would be read as that of the next command
             self._stop()
             raise
         return [answers[number] for number in range(count)]
@@ -135,11 +139,12 @@ class _Member:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            # A session of its own: Ctrl-C in a terminal is for us, and we end the children.
+            # A new session: the terminal sends Ctrl-C only to this process, which ends them.
+            # -P: Python would put the program's own directory first in sys.path.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", str(_PROGRAM), str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # ours is the report's
+                stdout=2,  # the parent's stdout is for the report
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
@@ -161,14 +166,14 @@ class _Member:
         return answer
 
     def _end(self) -> str:
-        """How the process ended, which it just did."""
+        """Return how the process ended; it closed its socket just before."""
         code = self._process.wait()
         if code >= 0:
             return f"ended with exit code {code}"
         return f"was ended by {signal.Signals(-code).name}"
 
     def kill(self) -> None:
-        """Kill it and wait until it is gone: from then on it writes nothing."""
+        """Kill the process and wait for its end: after that it writes nothing."""
         self._process.kill()
         self._process.wait()
         self.connection.close()

@@ -1,4 +1,4 @@
-"""Interrupts held back while something is done that must not stop half-way."""
+"""Defers interrupts during a block that must not stop half-way."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def deferred_interrupts() -> Iterator[None]:
-    """Hold Ctrl-C, SIGTERM and SIGHUP back until the block is done; they act at its end.
+    """Defer Ctrl-C, SIGTERM and SIGHUP to the end of the block; the first one is raised there.
 
     Handlers are used, not a signal mask: a mask belongs to one thread, so the kernel delivers the
     signal to another thread and Python still interrupts the main one. Does nothing in other

@@ -1,6 +1,6 @@
-"""Job: one process's part in a run: its own files, its own memory, and every contender.
+"""Job: the part of one process in a run, with its own files and memory, and all contenders.
 
-A run of one process has its only job in that process; otherwise each job has a child process (see
+The only job of a run is in the process of that run. Several jobs have a child process each (see
 `ProcessGroup`).
 """
 
@@ -25,9 +25,9 @@ __all__ = ["CheckpointRef", "CheckpointSizes", "Done", "Job", "JobSetup", "own_n
 
 @dataclass(frozen=True, kw_only=True)
 class JobSetup:
-    """What a job is made from. `files` are those of each shape of the run.
+    """The arguments of a job. `files` are those of each shape of the run.
 
-    With a `number`, its files are in a directory of that number below each checkpoint's.
+    With a `number`, the job's files are in the directory `own_name(number)` of each checkpoint.
     """
 
     contenders: tuple[Contender, ...]
@@ -40,7 +40,7 @@ class JobSetup:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointRef:
-    """A checkpoint that a job moves: whose and in which shape, by position, and where it is."""
+    """A checkpoint that a job moves: the indices of its contender and shape, and its location."""
 
     contender: int
     shape: int
@@ -49,7 +49,7 @@ class CheckpointRef:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSizes:
-    """Bytes of a job's checkpoint as our formats write it, and what each kind of restore brings."""
+    """Bytes of a job's checkpoint as our formats write it, and of a restore of each subset."""
 
     saved: int
     restored: tuple[int, ...]
@@ -57,10 +57,10 @@ class CheckpointSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """What a job's save or restore came to: its files' transfers, and when the last one ended.
+    """The result of a job's save or restore: its files' transfers, and the time of its end.
 
-    `at_s` is of time.perf_counter, which all processes share. `usage` is that of another process
-    than the one that asked; that one counts its own.
+    `at_s` is read from time.perf_counter. On Linux that is CLOCK_MONOTONIC, the same clock in all
+    processes. A child process fills in `usage`; for a job in its own process the caller counts it.
     """
 
     transfers: tuple[Transfer, ...]
@@ -85,7 +85,7 @@ class Job:
         ]
 
     def sizes(self, shape: int, subsets: Sequence[float | None]) -> CheckpointSizes:
-        """Return the sizes: the files are written to nowhere, and each of `subsets` is chosen."""
+        """Return the sizes, from a save with the writer `null` and a choice of each subset."""
         replay, restored = self.replays[shape], []
         for subset in subsets:
             replay.want(subset)
@@ -93,7 +93,7 @@ class Job:
         return CheckpointSizes(saved=replay.size_bytes(), restored=tuple(restored))
 
     def warm_up(self, directory: Location) -> None:
-        """Do each contender's first-use work; an error there is raised again by its save."""
+        """Do each contender's first-use work. Errors are ignored: its save raises them again."""
         for one in self.contenders:
             with contextlib.suppress(Exception):
                 one.warm_up(self._own(directory))
@@ -104,17 +104,17 @@ class Job:
         self.replays[shape].prepare()
 
     def save(self, ref: CheckpointRef) -> Done:
-        """Save every file, each durable but for its directory's entry."""
+        """Save every file; each is durable, except for its directory entry."""
         one, replay = self.contenders[ref.contender], self.replays[ref.shape]
         return self._done(one, replay, one.save(replay, self._own(ref.directory)))
 
     def scrub(self, shape: int, subset: float | None) -> None:
-        """Change all memory that the next restore will fill, which brings `subset`."""
+        """Change all memory that the next restore fills; that restore reads `subset`."""
         self.replays[shape].want(subset)
         self.replays[shape].scrub()
 
     def restore(self, ref: CheckpointRef) -> Done:
-        """Restore what `scrub` said."""
+        """Restore the subset that was given to `scrub`."""
         one, replay = self.contenders[ref.contender], self.replays[ref.shape]
         return self._done(one, replay, one.restore(replay, self._own(ref.directory)))
 
@@ -122,7 +122,7 @@ class Job:
         """Compare the restored tensors with the saved ones, and free them."""
         one, replay = self.contenders[ref.contender], self.replays[ref.shape]
         verified = one.verify(replay, self._own(ref.directory))
-        linux.trim_heap()  # memory that this one freed is no help to the next one
+        linux.trim_heap()  # the next contender gets no memory that this one freed
         return verified
 
     def _own(self, directory: Location) -> Location:
@@ -135,5 +135,5 @@ class Job:
 
 
 def own_name(number: int) -> str:
-    """The directory, below a checkpoint's, of the job of that number."""
+    """Return the name of a job's directory in the directory of a checkpoint."""
     return f"job-{number}"

@@ -1,6 +1,6 @@
-"""A job of a ProcessGroup: runs the commands that come through a socket, in order, and answers.
+"""A job of a ProcessGroup: runs the commands from a socket, in order, and sends the replies.
 
-Run by path as a program of its own; it ends with the process that started it, however that ends.
+Started by its path as a separate program. The kernel kills it when its parent ends in any way.
 
     python job_process.py SOCKET PARENT     SOCKET is a file descriptor, PARENT a process id
 """
@@ -19,10 +19,10 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def main() -> None:
     socket, parent = map(int, sys.argv[1:])
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before we asked to be told
+    if os.getppid() != parent:  # it ended before prctl: the signal will never come
         return
     connection = Connection(socket)
-    sys.path[:] = connection.recv()  # the parent's: the same modules are found
+    sys.path[:] = connection.recv()  # the parent's: unpickling imports the same modules
 
     from dataclasses import replace
 
@@ -44,7 +44,7 @@ def main() -> None:
                 answer = replace(answer, usage=Usage.now() - before)
         except EOFError:
             return
-        except Exception as error:  # noqa: BLE001 -- whatever it is, it is the answer
+        except Exception as error:  # noqa: BLE001 -- every error is sent as the reply
             answer = Failed(error=f"{type(error).__name__}: {error}")
         connection.send(answer)
 

@@ -1,7 +1,7 @@
-"""Run a command until it ends or our standard input does; then remove a directory.
+"""Run a command until it ends or standard input closes; then remove a directory.
 
-Run by path as a program of its own, without imports of iobench. The process that holds the other
-end of the pipe may die in any way: the kernel closes its end.
+Started by its path as a separate program, without imports of iobench. Standard input is a pipe from
+the parent. The kernel closes the parent's end of it when the parent ends, also by SIGKILL.
 
     python supervise.py DIRECTORY COMMAND ...
 """
@@ -26,7 +26,7 @@ def _die_with_parent() -> None:
 def main() -> None:
     directory, *command = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the pipe alone decides
+        signal.signal(number, signal.SIG_IGN)  # only the pipe ends this program
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent)
     watched = select.poll()
     watched.register(0, select.POLLIN | select.POLLHUP)

@@ -1,6 +1,6 @@
 """Target: where a run stores its checkpoints: a directory, or a prefix in a bucket.
 
-What differs between them is behind these two interfaces; the runner and its trials know neither.
+The interfaces `Target` and `Scratch` hide the difference from the runner and its trials.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from iobench.results.records import Cold, Stored
 __all__ = ["Location", "OpenTarget", "Scratch", "Target"]
 
 Location = str | Path
-"""What a writer is given: a directory, or `s3://bucket/prefix`."""
+"""The location that a writer receives: a directory, or `s3://bucket/prefix`."""
 
 
 class Scratch(Protocol):
@@ -28,16 +28,16 @@ class Scratch(Protocol):
 
     @property
     def directory(self) -> Path | None:
-        """The same as a directory, where it is one."""
+        """The space as a directory; None in a bucket."""
 
     def locate(self, name: str) -> Location:
-        """Where the published checkpoint `name` is."""
+        """Return the location of the published checkpoint `name`."""
 
     def staged(self, name: str) -> AbstractContextManager[Staged]:
-        """The new checkpoint `name`; removed when the block is left without `publish`."""
+        """Return the new checkpoint `name`; it is removed if its block ends without `publish`."""
 
     def instruments(self, monitor: Monitor) -> Instruments | None:
-        """What the kernel shows of files here, found by a probe; None where there are no files."""
+        """Probe what the kernel shows of files here; return None where there are no files."""
 
     def make_cold(self, name: str) -> Cold:
         """Remove the checkpoint `name` from this machine's page cache, and count what remains."""
@@ -54,7 +54,7 @@ class Target(Protocol):
 
     @property
     def location(self) -> str:
-        """As the record shows it."""
+        """The location as text, for the record."""
 
     @property
     def no_ceiling(self) -> str:
@@ -62,41 +62,41 @@ class Target(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of a restore's figure must know of this kind of target."""
+        """Facts about this kind of target that change how a restore's figures are read."""
 
     def check(self) -> None:
-        """Raise TargetError or UnavailableError unless it can be written."""
+        """Raise TargetError or UnavailableError unless the target is writable."""
 
     def free_bytes(self) -> int | None:
-        """Bytes that a run may use; None where that is unknown."""
+        """Return the bytes that a run may use; None where they are unknown."""
 
     def describe(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(facts of the machine, facts of the storage), for the record."""
+        """Return (facts of the machine, facts of the storage), for the record."""
 
     def monitor(self) -> Monitor:
-        """The counters of the device below it."""
+        """Return the counters of the device below the target."""
 
     def scratch(self) -> AbstractContextManager[Scratch]:
-        """The run's own space; removed at the end, also after an error."""
+        """Return the run's own space; it is removed when the block ends, also on an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenTarget:
-    """A target in use: the run's own place in it and the counters of its storage.
+    """A target in use: the run's own space in it, and the counters of its storage.
 
-    Trials know their target by this alone, so that one run can use several targets.
+    A trial uses its target only through this class, so one run can use several targets.
     """
 
     scratch: Scratch
     monitor: Monitor
     sampler: Sampler | None = None
     notes: tuple[str, ...] = ()
-    """What a reader of a restore must know of the target."""
+    """Facts about the target that change how a restore's figures are read."""
     instruments: Instruments | None = None
-    """What the kernel shows of its files; None where there are none."""
+    """What the kernel shows of its files; None where there are no files."""
 
     def inspect(self, name: str, files: Mapping[str, int]) -> Stored | None:
-        """Look at the files of the checkpoint `name`; None where there are none."""
+        """Inspect the files of the checkpoint `name`; None where there are no files."""
         if self.instruments is None or self.scratch.directory is None:
             return None
         return self.instruments.inspect(self.scratch.directory / name, files)

@@ -32,7 +32,7 @@ _NOTE = "the client holds none of a remote object; what the server's caches hold
 
 @dataclass(frozen=True, kw_only=True)
 class BucketTarget:
-    """A prefix that may be written. `writer` does what no writer under test does: cleaning up."""
+    """A writable prefix. `writer` does the work that is not measured: locks and cleaning up."""
 
     place: S3Target
     writer: S3Writer
@@ -41,7 +41,7 @@ class BucketTarget:
 
     @classmethod
     def of(cls, location: str, contenders: Sequence[Contender]) -> BucketTarget:
-        """The target for these contenders, reached as the first of our writers reaches it."""
+        """Return the target, with the S3 client of the first of our writers in `contenders`."""
         place = S3Target.parse(location)
         chosen = [
             one.writer
@@ -78,10 +78,11 @@ class BucketTarget:
 
     @contextmanager
     def scratch(self) -> Iterator[BucketScratch]:
-        """A prefix of the run's own; its objects are deleted and its uploads aborted at the end.
+        """Yield the run's own prefix; at the end its objects are deleted and its uploads aborted.
 
-        Ctrl-C cannot interrupt that. What a killed run left is removed first, as in a directory: an
-        object `lock` tells whose it is. A run of another machine or container is taken for alive.
+        Ctrl-C cannot interrupt that. What killed runs left is removed first, like in a directory:
+        an object `lock` names the process of each run. A bucket shows no process of another machine
+        or container, so their runs count as alive.
         """
         self._remove_stale()
         place = self.place.below(f"{PREFIX}{secrets.token_hex(6)}")
@@ -110,7 +111,7 @@ class BucketTarget:
                 ) from error
 
     def _holder(self, place: S3Target) -> Holder | None:
-        """The process whose run it is; None where the lock is just removed, or is not a Holder."""
+        """Return the process of a run; None where the lock is missing or is not a Holder."""
         try:
             with contextlib.closing(self.writer.open_source(str(place.below(_LOCK)))) as lock:
                 return Holder.parse(bytes(lock.read()))
@@ -122,7 +123,7 @@ class BucketTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class BucketScratch:
-    """A prefix of the run's own."""
+    """The run's own prefix in a bucket."""
 
     place: S3Target
     writer: S3Writer
@@ -135,21 +136,21 @@ class BucketScratch:
         return StagedObjects(self.locate(name), self.writer)
 
     def instruments(self, monitor: Monitor) -> None:
-        """No files of this machine: the server's answers are the proof that parts are stored."""
+        """Return None: no files are here. The server's answers prove that parts are stored."""
 
     def make_cold(self, name: str) -> Cold:  # noqa: ARG002
-        """Does nothing: a ranged GET goes to the server, and no page cache is in between."""
+        """Do nothing: a ranged GET goes to the server, and no page cache is in between."""
         return Cold(resident_bytes=0, resident_fraction=0.0, method="remote", dropped_caches=False)
 
     def remove(self, name: str) -> None:
         S3Objects(self.writer.client, self.place.below(name)).remove()
 
     def settle(self, monitor: Monitor) -> None:
-        """Every request is answered before the next sample; the server's own work is unseen."""
+        """Do nothing: all requests are answered; the work inside the server cannot be seen."""
 
 
 class _NoDevice:
-    """A bucket has no device of this machine below it."""
+    """The monitor of a bucket, which has no device of this machine."""
 
     files = ()
 

@@ -1,4 +1,4 @@
-"""Kinds of targets: which one a location names."""
+"""The kinds of targets, and the choice of one by its location."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["target_of"]
 
 
 def target_of(location: Location, contenders: Sequence[Contender]) -> Target:
-    """The target that `location` names, as `contenders` will use it.
+    """Return the target that `location` names, for use by `contenders`.
 
     Raises UsageError when a contender does not store in targets of that kind.
     """

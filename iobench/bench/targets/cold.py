@@ -16,10 +16,11 @@ _DROP_CACHES = "/proc/sys/vm/drop_caches"
 
 
 def make_cold(files: Iterable[Path]) -> Cold:
-    """Sync and evict `files`, then count what of them is still in the page cache.
+    """Sync and evict `files`, then count their bytes that are still in the page cache.
 
-    POSIX_FADV_DONTNEED comes first. When it leaves more than 1 % and the process may do so, the
-    whole page cache is dropped. The caller decides what the remaining pages mean.
+    POSIX_FADV_DONTNEED comes first. It is only advice: the kernel keeps pages that are dirty,
+    locked or mapped. When more than 1 % stay and the process may do so, the whole page cache is
+    dropped. The caller decides what the remaining pages mean.
     """
     paths = list(files)
     size = sum(path.stat().st_size for path in paths)
@@ -41,7 +42,7 @@ def make_cold(files: Iterable[Path]) -> Cold:
 def _evict(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        os.fsync(fd)  # posix_fadvise does not evict dirty pages
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)
@@ -63,7 +64,7 @@ def _resident(paths: list[Path]) -> tuple[int, str]:
 def _drop_caches() -> bool:
     try:
         with open(_DROP_CACHES, "w") as control:
-            control.write("1")
-    except OSError:  # permitted by its mode and refused all the same, as in containers
+            control.write("1")  # only the page cache: 2 would drop dentries and inodes
+    except OSError:  # the mode permits it, but the kernel refuses, for example in containers
         return False
     return True

@@ -28,7 +28,7 @@ _SPARE_FRACTION, _SPARE_BYTES = 0.05, 256 * MIB  # of the target's space left fr
 
 @dataclass(frozen=True, kw_only=True)
 class DirectoryTarget:
-    """A directory that exists and may be written."""
+    """A writable directory that exists."""
 
     path: Path
     no_ceiling = ""
@@ -44,7 +44,7 @@ class DirectoryTarget:
             raise TargetError(f"--target {self.path}: cannot be written; choose another directory")
 
     def free_bytes(self) -> int | None:
-        """What is free, less a margin."""
+        """Return the free bytes, less a margin."""
         space = os.statvfs(self.path)
         free = space.f_bavail * space.f_frsize
         return max(0, int(free * (1 - _SPARE_FRACTION)) - _SPARE_BYTES)
@@ -64,7 +64,7 @@ class DirectoryTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class DirectoryScratch:
-    """A directory of the run's own."""
+    """The run's own directory."""
 
     directory: Path
 

@@ -1,4 +1,4 @@
-"""Holder: which process, of which machine, something in a bucket belongs to."""
+"""Holder: identifies the process and machine that an object in a bucket belongs to."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Holder:
     boot: str
     """The running kernel (/proc/sys/kernel/random/boot_id)."""
     pids: str
-    """The namespace in which `pid` is a number (/proc/self/ns/pid): containers have their own."""
+    """The PID namespace of `pid` (/proc/self/ns/pid); each container has its own."""
     pid: int
     started: int
     """Clock ticks from boot to the start of the process (field 22 of /proc/PID/stat)."""
 
     @classmethod
     def ourselves(cls) -> Self:
-        """This process."""
+        """Return the holder for this process."""
         pid = os.getpid()
         started = _started(pid)
         assert started is not None
@@ -37,7 +37,7 @@ class Holder:
 
     @classmethod
     def parse(cls, text: bytes) -> Self | None:
-        """The holder that `to_bytes` wrote; None for anything else."""
+        """Return the holder that `to_bytes` wrote; None for any other text."""
         try:
             found = json.loads(text)
             return cls(
@@ -50,7 +50,7 @@ class Holder:
             return None
 
     def to_bytes(self) -> bytes:
-        """As `parse` takes it."""
+        """Return the bytes that `parse` accepts."""
         return json.dumps(asdict(self)).encode()
 
     @property
@@ -65,7 +65,7 @@ def _here() -> tuple[str, str]:
 
 
 def _started(pid: int) -> int | None:
-    """When process `pid` started; None where there is none, or one that only waits to be reaped."""
+    """Return the start of process `pid`; None if it does not exist or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Instruments: what the kernel shows of a directory's storage, and checks of files that use it."""
+"""Instruments: finds which kernel counters work in a directory, and checks files with them."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _NO_CACHESTAT = {errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
 
 @dataclass(frozen=True, kw_only=True)
 class Instruments:
-    """Which of the kernel's figures mean anything in a directory, found by writing one file there.
+    """The kernel's counters that work in a directory, found by writing one file there.
 
-    A save that was not synced is found by its dirty pages. Not every file system shows them: tmpfs
-    calls every page dirty; overlayfs, FUSE and DAX show none. A device's counter may stay at zero
-    too: with native NVMe multipath, I/O is counted at the devices below the one that is mounted.
+    Dirty pages show that a save was not synced. Not every file system shows them: on tmpfs every
+    page is dirty; overlayfs, FUSE and DAX show none. A device's counter may stay at zero too. With
+    native NVMe multipath, the devices below the mounted one count the I/O.
     """
 
     unseen: str = ""
     """Why dirty pages cannot be counted; empty where they can."""
     device_counts: bool = True
-    """Whether the device's counter grows with what is written."""
+    """Whether the device's counter grows with the bytes that are written."""
 
     @classmethod
     def probe(cls, directory: Path, monitor: Monitor) -> Instruments:
-        """Write and sync a short file in `directory`, which does not stay. Raises OSError."""
+        """Write and sync a temporary file in `directory`, and read the counters. Raises OSError."""
         before = monitor.read()
         with tempfile.TemporaryFile(dir=directory) as file:
             file.write(os.urandom(_PROBE_BYTES))
@@ -58,7 +58,7 @@ class Instruments:
         return cls(unseen=unseen, device_counts=grown >= _PROBE_BYTES)
 
     def inspect(self, directory: Path, files: Mapping[str, int]) -> Stored:
-        """Look at every file below `directory`, where `files` (path: bytes) must be among them."""
+        """Inspect every file below `directory`; `files` (path: bytes) must be among them."""
         problems, unsynced, sizes = [], 0, dict[str, int]()
         for path in _entries(directory):
             name = str(path.relative_to(directory))
@@ -90,7 +90,7 @@ def _unseen(dirty: int, left: int) -> str:
 
 
 def _entries(directory: Path) -> Iterator[Path]:
-    """Everything below `directory` that is not a directory itself; no link is followed."""
+    """Yield everything below `directory` except directories; links are not followed."""
     for parent, directories, names in os.walk(directory):
         yield from (Path(parent, name) for name in names)
         # os.walk lists a link to a directory as a directory, and does not enter it.

@@ -1,4 +1,4 @@
-"""A real S3 server as a child process on 127.0.0.1, over a directory that is removed with it."""
+"""A real S3 server as a child process on 127.0.0.1, with a directory that is removed at its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from iobench.writers.s3_store.client import INSTALL, boto3_missing
 __all__ = ["BUCKET", "LocalS3", "local_s3", "run_server"]
 
 BUCKET = "iobench"
-"""The bucket that a local server has from the start."""
+"""The bucket that every local server has."""
 
 _PATIENCE_S, _INTERVAL_S = 30.0, 0.05
 _TRIES = 3  # another process may take the port between choosing and using it
@@ -42,7 +42,7 @@ class LocalS3:
     access_key: str = field(repr=False)
     secret_key: str = field(repr=False)
     directory: Path
-    """Where it keeps what it stores; removed with the server."""
+    """Where the server stores its objects; removed when it ends."""
 
     @property
     def target(self) -> str:
@@ -51,7 +51,7 @@ class LocalS3:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """The environment in which boto3's standard chain finds the server and its login."""
+        """The environment in which boto3's standard chain finds the server and its credentials."""
         return {
             "AWS_ACCESS_KEY_ID": self.access_key,
             "AWS_SECRET_ACCESS_KEY": self.secret_key,
@@ -85,11 +85,11 @@ class LocalS3:
 
 @contextmanager
 def local_s3() -> Iterator[LocalS3]:
-    """`rclone serve s3` on a random port with random keys, and one bucket, `iobench`.
+    """Run `rclone serve s3` on a random port with random keys, and one bucket, `iobench`.
 
-    It ends with the block, and when this process dies in any way; its files are removed then. Use
-    `server.active()` to have boto3 and the writer `s3` talk to it. Raises UnavailableError without
-    rclone (extra `s3-local`) or boto3.
+    It ends with the block, and when this process ends in any way; its files are removed then. In
+    `server.active()`, boto3 and the writer `s3` use it. Raises UnavailableError without rclone
+    (extra `s3-local`) or boto3.
     """
     rclone = _find("rclone")
     if rclone is None:
@@ -107,10 +107,10 @@ def local_s3() -> Iterator[LocalS3]:
 
 @contextmanager
 def run_server(command: Command, *, key_variable: str = "") -> Iterator[LocalS3]:
-    """The server that `command` starts, once it answers and has its bucket.
+    """Start the server of `command`, and yield it when it answers and has its bucket.
 
-    `key_variable` names the environment variable that tells it `"ACCESS,SECRET"` (one field of
-    CSV), so that no command line shows them. Raises UnavailableError when it does not come up.
+    `key_variable` names the environment variable with `"ACCESS,SECRET"` (one field of CSV), so
+    that no command line shows the keys. Raises UnavailableError when the server does not answer.
     """
     if reason := boto3_missing():
         raise UnavailableError("--s3-local", reason, INSTALL)
@@ -130,7 +130,7 @@ def run_server(command: Command, *, key_variable: str = "") -> Iterator[LocalS3]
 
 
 def _find(program: str) -> str | None:
-    """The program of this Python's environment (a wheel's), or else of the PATH."""
+    """Return the program of this Python's environment (from a wheel), or else of the PATH."""
     beside = Path(sysconfig.get_path("scripts")) / program
     return str(beside) if beside.exists() else shutil.which(program)
 
@@ -157,13 +157,13 @@ def _start(command: Command, key_variable: str) -> tuple[LocalS3, subprocess.Pop
             stdout=log,
             stderr=log,
             env=environment,
-            start_new_session=True,  # Ctrl-C is for us: the server is stopped when we are done
+            start_new_session=True,  # Ctrl-C must reach only this process, which stops the server
         )
     return server, process
 
 
 def _answers(server: LocalS3, process: subprocess.Popen[bytes]) -> bool:
-    """Whether the server comes up, knows its keys, and has made its bucket."""
+    """Return whether the server answers, accepts its keys, and has made its bucket."""
     from iobench.writers.s3 import S3Writer
 
     deadline = time.monotonic() + _PATIENCE_S
@@ -172,7 +172,7 @@ def _answers(server: LocalS3, process: subprocess.Popen[bytes]) -> bool:
         while time.monotonic() < deadline and process.poll() is None:
             try:
                 client.create_bucket(Bucket=server.bucket)
-            except Exception:  # noqa: BLE001 -- not up yet, or somebody else's port
+            except Exception:  # noqa: BLE001 -- not up yet, or another program's port
                 time.sleep(_INTERVAL_S)
             else:
                 client.close()

@@ -1,4 +1,4 @@
-"""ScratchDirectory: where a run keeps its checkpoints, removed whatever happens."""
+"""The run's own directory in a target, which is removed at its end, also on errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def require_directory(target: Path) -> None:
         if target.is_dir():
             return
         other = target.exists()
-    except OSError as error:  # a directory above it is closed to us
+    except OSError as error:  # no permission for a directory above it
         raise TargetError(f"--target {target}: cannot be reached ({error.strerror})") from error
     if other:
         raise TargetError(f"--target {target}: is no directory; name the one to measure")
@@ -38,12 +38,12 @@ def require_directory(target: Path) -> None:
 
 @contextmanager
 def scratch_directory(target: Path) -> Iterator[Path]:
-    """A new directory in `target` for the length of the block.
+    """Make a new directory in `target` that exists until the block ends.
 
-    It is removed at the end, on an error and on Ctrl-C, which cannot interrupt the removal. What a
-    killed run of this user left is removed first: a run holds a lock in its directory, and the
-    kernel releases that lock when the run dies. Raises TargetError when `target` is not a directory
-    that can be written.
+    It is removed at the end, on an error and on Ctrl-C, which cannot interrupt the removal.
+    Directories that killed runs of this user left are removed first. A run holds a lock in its
+    directory, and the kernel releases that lock when the run ends. Raises TargetError when `target`
+    is not a writable directory.
     """
     require_directory(target)
     directory = target / f"{PREFIX}{secrets.token_hex(6)}"
@@ -53,22 +53,21 @@ def scratch_directory(target: Path) -> Iterator[Path]:
             with deferred_interrupts():
                 lock = _make(directory)
                 held.callback(os.close, lock)
-            # By the file system's own word: NFS gives what root makes to another user.
+            # The owner as the file system reports it: NFS may map root to another user.
             _remove_stale(target, os.fstat(lock).st_uid)
             yield directory
         finally:
             _remove(directory, held)
     finally:
-        _remove(
-            directory, held
-        )  # again, should an interrupt have fallen just before the first time
+        _remove(directory, held)  # again, for an interrupt just before the first call
         held.close()
 
 
 def _make(directory: Path) -> int:
-    """Make `directory` with its lock, held by the descriptor returned.
+    """Make `directory` with a lock, and return the descriptor that holds the lock.
 
-    It gets its name last: under that name it is never without a lock while its run lives.
+    The directory gets its name last. So another run never sees that name without a held lock while
+    its run lives.
     """
     unnamed = directory.with_name(directory.name.replace(PREFIX, ".iobench-new-"))
     try:
@@ -89,9 +88,9 @@ def _make(directory: Path) -> int:
 
 
 def _remove(directory: Path, held: contextlib.ExitStack) -> None:
-    """Remove `directory` if it is there, the lock last: cut off half-way, it is still stale.
+    """Remove `directory` if it exists, its lock last. `held` closes the lock.
 
-    `held` closes the lock.
+    If the removal is cut off, the lock is still there, and the next run removes the rest.
     """
     with deferred_interrupts(), _opened(directory) as fd:
         if fd is not None:
@@ -102,10 +101,10 @@ def _remove(directory: Path, held: contextlib.ExitStack) -> None:
 
 @contextmanager
 def _opened(directory: Path) -> Iterator[int | None]:
-    """A descriptor of `directory`; None where no directory is there, or a link.
+    """Yield a descriptor of `directory`; None if it is missing, a link, or not a directory.
 
-    Others may write to a target. What they put at a run's name must not lead a removal elsewhere:
-    the kernel is told not to follow it, and all below is reached from the descriptor.
+    Other users may write to a target. A link under a run's name must not redirect a removal. So
+    O_NOFOLLOW refuses a link, and everything below is reached from the descriptor.
     """
     try:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -125,19 +124,19 @@ def _empty(fd: int) -> None:
         entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
     for name, is_directory in sorted(entries, key=lambda entry: entry[0] == _LOCK):
         if is_directory:
-            shutil.rmtree(name, dir_fd=fd)  # which follows no links below
+            shutil.rmtree(name, dir_fd=fd)  # follows no links
         else:
             os.unlink(name, dir_fd=fd)
 
 
 def _remove_empty(directory: Path) -> None:
-    """Remove `directory`, in which every name was unlinked and every file is closed.
+    """Remove `directory`, after every name was unlinked and every file was closed.
 
-    libfuse keeps a file that is unlinked while it is open as `.fuse_hidden...`. The kernel does not
-    wait for the file system to answer the RELEASE that follows the close and removes it.
+    libfuse renames a file that is unlinked while it is open to `.fuse_hidden...`. A RELEASE request
+    after the close removes that name, and the kernel does not wait for its answer.
     """
     until = time.monotonic() + _FUSE_RELEASES_WITHIN_S
-    with contextlib.suppress(FileNotFoundError):  # another run saw it without a lock, and was first
+    with contextlib.suppress(FileNotFoundError):  # another run saw it without a lock and removed it
         while _only_hidden(os.listdir(directory)) and time.monotonic() < until:
             time.sleep(0.01)
         directory.rmdir()
@@ -148,7 +147,7 @@ def _only_hidden(names: list[str]) -> bool:
 
 
 def _remove_stale(target: Path, uid: int) -> None:
-    """Remove what killed runs of the user `uid` left; what others put there is left alone."""
+    """Remove the directories that killed runs of the user `uid` left, and no others."""
     for directory in target.glob(f"{PREFIX}*"):
         try:
             with _opened(directory) as fd:
@@ -165,10 +164,10 @@ def _remove_stale(target: Path, uid: int) -> None:
 
 
 def _remove_unlocked(directory: Path, fd: int) -> None:
-    """Raises BlockingIOError where the lock is held."""
+    """Remove `directory` unless its run is alive; raise BlockingIOError if its lock is held."""
     try:
         lock = os.open(_LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
-    except OSError:  # all but removed, by a run that is ending or was killed while it did
+    except OSError:  # almost removed, by a run that is ending or was killed then
         with contextlib.suppress(OSError):
             directory.rmdir()
         return

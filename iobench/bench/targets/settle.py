@@ -1,4 +1,4 @@
-"""Settle: wait until earlier work has left the file system and the device alone."""
+"""Settle: wait until no earlier work is pending in the file system and the device."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _PATIENCE_S = 3.0
 
 
 def settle(directory: Path, monitor: Monitor) -> None:
-    """Sync the file system, then wait until the device has rested for a moment, 3 s at most.
+    """Sync the file system, then wait until the device is idle for 0.1 s, at most 3 s.
 
-    First waits until the space of replaced files is freed. So the work that one sample leaves
-    behind (write-back, discards of removed files, journal commits) is not in the time of the next.
+    First waits until the space of replaced files is freed. A sample leaves work behind: write-back,
+    discards of removed files, journal commits. The wait keeps it out of the next sample's time.
     """
     deferred_free.wait()
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
