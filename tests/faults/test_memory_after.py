@@ -46,30 +46,38 @@ def _no_space(writer: Writer, disk: Path) -> Iterator[Path]:
     with (disk / "filler").open("wb") as filler:
         found = os.statvfs(disk)
         linux.fallocate(filler.fileno(), 0, found.f_bavail * found.f_frsize - _SIZE // 2)
-    yield disk
-    (disk / "filler").unlink()
+    try:
+        yield disk
+    finally:
+        (disk / "filler").unlink()
 
 
 @contextmanager
 def _size_limit(writer: Writer, disk: Path) -> Iterator[Path]:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (_SIZE // 2, hard))
-    yield disk
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield disk
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @contextmanager
 def _read_only(writer: Writer, disk: Path) -> Iterator[Path]:
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-    yield disk
-    subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+    try:
+        yield disk
+    finally:
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
 
 
 @contextmanager
 def _no_directory(writer: Writer, disk: Path) -> Iterator[Path]:
     (disk / "file").write_bytes(b"")
-    yield disk / "file"
-    (disk / "file").unlink()
+    try:
+        yield disk / "file"
+    finally:
+        (disk / "file").unlink()
 
 
 @contextmanager
@@ -165,9 +173,15 @@ def test_memory_of_objects(server, writer) -> None:
 
 
 def _expect_steady(fail: Callable[[], None], times: int, *, allowed_bytes: int = _SIZE) -> None:
+    """A leak grows with every failure. A pool fills up once, in some runs later than in others."""
     for _ in range(2):
         fail()
-    before = _resident_bytes()
-    for _ in range(times):
-        fail()
-    assert _resident_bytes() - before < allowed_bytes
+    grown = []
+    for _ in range(3):
+        before = _resident_bytes()
+        for _ in range(times):
+            fail()
+        grown.append(_resident_bytes() - before)
+        if grown[-1] < allowed_bytes:
+            return
+    pytest.fail(f"grew by {grown} bytes, each time by more than {allowed_bytes}")
