@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from types import FrameType
 from typing import Any, NoReturn
 
 import typer
 
 from iobench._version import __version__
+from iobench.cli import interrupts
 from iobench.cli.autotune import autotune
 from iobench.cli.compare import CompareCommand, compare
 from iobench.cli.doctor import doctor
@@ -76,7 +76,7 @@ def _main(
 
 def run() -> None:
     """Run the command line. An error becomes one line on stderr and its exit code."""
-    ends_the_run = _interrupt_once()
+    ends_the_run = interrupts.once()
     # If SIGCHLD is ignored, the kernel keeps no exit code of fio, a job or the script of exec.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
@@ -85,7 +85,7 @@ def run() -> None:
         if code == _INTERRUPTED:  # typer's exit code for a KeyboardInterrupt
             raise KeyboardInterrupt
     except (KeyboardInterrupt, typer.Abort):
-        _ignore(ends_the_run)
+        interrupts.ignore(ends_the_run)
         _fail("interrupted; temporary files are removed", _INTERRUPTED)
     except _CommandLineError as error:
         _usage(error)
@@ -99,35 +99,6 @@ def run() -> None:
     except MemoryError:
         _fail("out of memory; choose a smaller --pool or --size", IobenchError.exit_code)
     sys.exit(code)
-
-
-def _interrupt_once() -> list[int]:
-    """Let SIGTERM and SIGHUP interrupt like Ctrl-C. Only the first of these signals counts.
-
-    The signal starts the removal of temporary files, which later signals cannot interrupt. A signal
-    that is ignored, for example by nohup, stays ignored. Returns the signals that interrupt.
-    """
-    asked: list[int] = [
-        number
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) != signal.SIG_IGN
-    ]
-
-    def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        for other in asked:  # not SIG_IGN: Python may already have a pending signal to handle
-            signal.signal(other, lambda number, frame: None)  # noqa: ARG005
-        raise KeyboardInterrupt
-
-    for number in asked:
-        signal.signal(number, interrupt)
-    return asked
-
-
-def _ignore(numbers: list[int]) -> None:
-    """Ignore these signals while Python exits: it resets its own handlers at exit."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # pending ones are handled here
-    for number in numbers:
-        signal.signal(number, signal.SIG_IGN)
 
 
 def _usage(error: Any) -> NoReturn:

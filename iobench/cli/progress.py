@@ -17,6 +17,7 @@ from rich.progress import (
 )
 from rich.table import Column
 
+from iobench.cli import interrupts
 from iobench.results import CeilingSample, Failure, Sample, TrainBlock
 from iobench.text import printable
 from iobench.units import GIB, format_rate, format_seconds
@@ -33,7 +34,10 @@ _ESTIMATE_S = 600  # steps take seconds to minutes: rich looks back 30 s, which 
 
 
 class _Steps:
-    """Shows steps: animated only on a terminal, as lines elsewhere, and not at all if quiet."""
+    """Shows steps: animated only on a terminal, as lines elsewhere, and not at all if quiet.
+
+    Every step and every line raises KeyboardInterrupt if a signal came before.
+    """
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._console = Console(stderr=True)
@@ -71,6 +75,7 @@ class _Steps:
         self._task = self._bar.add_task("", total=total, last="")
 
     def step(self, what: str) -> None:
+        interrupts.check()
         if self._bar:
             done = 1 if self._begun else 0
             task = self._bar.tasks[self._task]
@@ -82,6 +87,7 @@ class _Steps:
 
     def _line(self, text: str, last: str = "") -> None:
         """Print `text` as a line; on a terminal, show `last` at the end of the bar instead."""
+        interrupts.check()
         if self._bar:
             self._bar.update(self._task, last=last)
         elif not self._quiet:

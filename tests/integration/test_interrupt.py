@@ -222,6 +222,43 @@ def test_a_lost_terminal(start: Callable[..., Run], target: Path, tmp_path: Path
     check_interrupted(process, target, tmp_path / "run.jsonl")
 
 
+_LOSING = """
+import os, signal, sys
+from iobench.cli import main
+from iobench.writers.buffered import BufferedWriter as Buffered
+
+class Lost:
+    def __del__(self):  # Python drops what is raised here
+        os.kill(os.getpid(), signal.SIGHUP)
+        [None for _ in range(100)]
+
+def read(self, *arguments):
+    Lost()
+    return real(self, *arguments)
+
+real, Buffered.read = Buffered.read, read
+main.run()
+"""
+
+
+def test_an_interrupt_that_gets_lost(tiny_path: Path, target: Path, tmp_path: Path) -> None:
+    """If Python drops the exception of the signal handler, the run ends before its next step."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", _LOSING, "run", "-w", tiny_path, "--target", target),
+            *("--writer", "buffered", "--no-ceiling", "--repeat", "1000", "-o", "run.jsonl"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=_PATIENCE_S,
+        cwd=tmp_path,
+    )
+    assert "Exception ignored in: <function Lost.__del__" in done.stderr
+    assert done.stderr.endswith("iobench: interrupted; temporary files are removed\n")
+    assert done.returncode == 130
+    assert os.listdir(target) == []
+
+
 def test_nohup_is_honoured(iobench: Command, tiny_path: Path, target: Path, tmp_path: Path) -> None:
     """A run that ignores SIGHUP goes on when it comes."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # children inherit ignored signals
