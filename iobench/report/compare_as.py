@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, TextIO
 
-from rich.console import Console
-
 if TYPE_CHECKING:
     from iobench.report.compare import Comparison, ComparisonRow
 
@@ -111,6 +109,7 @@ def _markdown(comparison: Comparison) -> Iterator[str]:
 
 def _table(comparison: Comparison, stream: TextIO) -> None:
     from rich.box import SIMPLE_HEAD
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
