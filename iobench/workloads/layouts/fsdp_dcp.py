@@ -3,8 +3,9 @@
 Every parameter and both moments are split along dimension 0 like torch.chunk. Each rank writes its
 parts to one file. Every rank has the step scalars, and DCP's dedup_save_plans gives each to the
 rank with the least planned data. It visits rank 0's plan first, while the others count as empty. So
-the steps are distributed over the other ranks in turn, and rank 0 writes none. Parameter groups and
-other plain values, which DCP stores as small pickles, are left out.
+the steps are distributed over the other ranks in turn, and rank 0 writes none. FSDP2 does not split
+buffers either; they are given to the ranks in the same way, which is an estimate. Parameter groups
+and other plain values, which DCP stores as small pickles, are left out.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from iobench.workloads.layouts.layout import (
     CONFIG,
     DTYPES,
     HF_FAMILIES,
+    MOE_FAMILIES,
     Layout,
     Ranks,
     dcp_file,
@@ -37,7 +39,7 @@ class FsdpDcp(Layout):
     """
 
     id: ClassVar[str] = "fsdp-dcp"
-    families: ClassVar[tuple[str, ...]] = HF_FAMILIES
+    families: ClassVar[tuple[str, ...]] = HF_FAMILIES + MOE_FAMILIES
 
     world_size: Ranks = 8
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -50,25 +52,30 @@ class FsdpDcp(Layout):
 
     def rank_class(self, model: Model, rank: int) -> Hashable:
         """Ranks whose parts of every tensor have the same length, and that write as many steps."""
-        lengths = {parameter.shape[0] for parameter in model.embedding()}
-        lengths |= {p.shape[0] for p in (*model.layer(0), *model.head())}
-        parts = tuple(self._part(length, rank) for length in sorted(lengths))
-        return rank == 0, parts, len(self._steps(model.num_tensors, rank))
+        parts = tuple(self._part(length, rank) for length in sorted(model.row_counts))
+        buffers = len(self._turns(model.num_tensors - model.num_trained, rank))
+        return rank == 0, parts, len(self._steps(model.num_trained, rank)), buffers
 
     def files(self, model: Model, rank: int) -> tuple[FileSpec, ...]:
         """__{rank}_0.distcp; rank 0 then writes .metadata."""
         # DCP copies from the GPU in the order of size (filesystem.py, _OverlappingCpuLoader).
         tensors = sorted(self._tensors(model, rank), key=lambda tensor: tensor.size_bytes)
-        files = [dcp_file(f"__{rank}_0.distcp", tensors, exact=True)]
+        exact = not model.family.buffers
+        files = [dcp_file(f"__{rank}_0.distcp", tensors, exact=exact)]
         if rank == 0:
             per_tensor = self.world_size if self.model_only else 3 * self.world_size + 1
-            chunks = model.num_tensors * per_tensor
+            chunks = model.num_trained * (per_tensor - 1) + model.num_tensors
             files.append(dcp_metadata_file(".metadata", chunks))
         return tuple(files)
 
     def _tensors(self, model: Model, rank: int) -> Iterator[TensorSpec]:
-        parameters = list(model.parameters())
-        steps, dtype = self._steps(len(parameters), rank), DTYPES[self.precision]
+        dtype = DTYPES[self.precision]
+        everything = list(model.parameters())
+        parameters = [parameter for parameter in everything if parameter.trained]
+        buffers = [parameter for parameter in everything if not parameter.trained]
+        for index in self._turns(len(buffers), rank):
+            yield TensorSpec(name=buffers[index].name, dtype=dtype, shape=buffers[index].shape)
+        steps = self._steps(len(parameters), rank)
         states = [("", "")]
         if not self.model_only:
             states += [("optimizer.state.", s) for s in (".step", ".exp_avg", ".exp_avg_sq")]
@@ -89,8 +96,10 @@ class FsdpDcp(Layout):
 
     def _steps(self, tensors: int, rank: int) -> range:
         """Indices of the parameters whose step scalar `rank` writes."""
-        if self.model_only:
-            return range(0)
+        return range(0) if self.model_only else self._turns(tensors, rank)
+
+    def _turns(self, tensors: int, rank: int) -> range:
+        """Indices of the tensors that `rank` writes, of those that every rank has."""
         if self.world_size == 1:
             return range(tensors)
         return range(rank - 1, tensors, self.world_size - 1) if rank else range(0)
