@@ -113,8 +113,10 @@ def _narrower(model: Model) -> Iterator[tuple[Model, int]]:
     Ends with the ValueError of a width that cannot be divided.
     """
     yield model, 1
-    while (model.arch.num_experts or 0) >= 2 * _FEWEST_EXPERTS:
-        model = model.with_experts(model.arch.num_experts // 2)
+    experts = model.arch.num_experts or 0
+    while experts >= 2 * _FEWEST_EXPERTS:
+        experts //= 2
+        model = model.with_experts(experts)
         yield model, 1
     divisor = 1
     while True:
@@ -130,15 +132,15 @@ def _fitting(
     fitting = []
     for embedding, head in product((True, False), repeat=2):
         best: tuple[int, Model] | None = None
-        low, high = 0, len(steps)
-        while low < high:
-            middle = (low + high) // 2
-            candidate = model.kept(layers=steps[middle], embedding=embedding, head=head)
+        low, high, next_ = 0, len(steps), 0
+        while low < high:  # steps of twice the length first: few layers are quicker to compute
+            candidate = model.kept(layers=steps[next_], embedding=embedding, head=head)
             size = rank_bytes(candidate)
             if size <= max_bytes:
-                best, low = (size, candidate), middle + 1
+                best, low = (size, candidate), next_ + 1
             else:
-                high = middle
+                high = next_
+            next_ = min(2 * low, (low + high) // 2)
         if best:
             fitting.append(best)
     return fitting

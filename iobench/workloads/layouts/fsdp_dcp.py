@@ -27,6 +27,7 @@ from iobench.workloads.layouts.layout import (
 )
 from iobench.workloads.models.model import Model
 from iobench.workloads.specs import FileSpec, TensorSpec
+from iobench.workloads.torch_zip import single_tensor_archive_bytes
 
 __all__ = ["FsdpDcp"]
 
@@ -52,7 +53,9 @@ class FsdpDcp(Layout):
 
     def rank_class(self, model: Model, rank: int) -> Hashable:
         """Ranks whose parts of every tensor have the same length, and that write as many steps."""
-        parts = tuple(self._part(length, rank) for length in sorted(model.row_counts))
+        parts = tuple(
+            self._part(length, rank) for length in sorted({shape[0] for shape, _ in model.shapes})
+        )
         buffers = len(self._turns(model.num_tensors - model.num_trained, rank))
         return rank == 0, parts, len(self._steps(model.num_trained, rank)), buffers
 
@@ -63,10 +66,30 @@ class FsdpDcp(Layout):
         exact = not model.family.buffers
         files = [dcp_file(f"__{rank}_0.distcp", tensors, exact=exact)]
         if rank == 0:
-            per_tensor = self.world_size if self.model_only else 3 * self.world_size + 1
-            chunks = model.num_trained * (per_tensor - 1) + model.num_tensors
-            files.append(dcp_metadata_file(".metadata", chunks))
+            files.append(dcp_metadata_file(".metadata", self._chunks(model)))
         return tuple(files)
+
+    def size_bytes(self, model: Model, rank: int) -> int:
+        """Return the bytes of the files of `rank`, from the number of tensors of each shape."""
+        dtype = DTYPES[self.precision]
+
+        def archive(shape: tuple[int, ...], dtype: str) -> int:
+            return single_tensor_archive_bytes(TensorSpec(name="", dtype=dtype, shape=shape))
+
+        total = len(self._steps(model.num_trained, rank)) * archive((), "float32")
+        for (shape, trained), count in model.shapes.items():
+            if trained:
+                part = (self._part(shape[0], rank), *shape[1:])
+                total += (1 if self.model_only else 3) * count * archive(part, dtype)
+            else:  # all buffers have the same shape
+                total += len(self._turns(count, rank)) * archive(shape, dtype)
+        if rank == 0:
+            total += dcp_metadata_file("", self._chunks(model)).size_bytes
+        return total
+
+    def _chunks(self, model: Model) -> int:
+        each = self.world_size if self.model_only else 3 * self.world_size + 1
+        return model.num_trained * (each - 1) + model.num_tensors
 
     def _tensors(self, model: Model, rank: int) -> Iterator[TensorSpec]:
         dtype = DTYPES[self.precision]

@@ -77,6 +77,10 @@ class Layout(ABC):
     def files(self, model: Model, rank: int) -> tuple[FileSpec, ...]:
         """Return every file that `rank` writes, in write order. `model` is a prepared model."""
 
+    def size_bytes(self, model: Model, rank: int) -> int:
+        """Return the bytes of all files of `rank`. A layout may know them without its files."""
+        return sum(file.size_bytes for file in self.files(model, rank))
+
     @property
     def layer_step(self) -> int:
         """Layers are dropped in multiples of this, so that all pipeline stages stay equal."""

@@ -8,10 +8,11 @@ rows with `{e}` are repeated together, once per expert.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from itertools import chain, groupby
+from itertools import groupby
 from math import prod
 
 __all__ = ["Arch", "Family", "Model", "Parameter", "Row"]
@@ -231,26 +232,30 @@ class Model:
         yield from self.head()
 
     @cached_property
+    def shapes(self) -> Counter[tuple[tuple[int, ...], bool]]:
+        """The number of tensors of each shape, by (shape, whether it is trained)."""
+        found: Counter[tuple[tuple[int, ...], bool]] = Counter()
+        blocks = [(self.embedding(), 1), (self.head(), 1)]
+        blocks += [(self.layer(first), count) for first, count in self.layer_kinds()]
+        for parameters, count in blocks:
+            for parameter in parameters:
+                found[parameter.shape, parameter.trained] += count
+        return found
+
+    @property
     def num_parameters(self) -> int:
         """Exact number of parameters, including the padded vocabulary and buffers."""
-        return self._sum(lambda parameter: parameter.elements)
+        return sum(count * prod(shape) for (shape, _), count in self.shapes.items())
 
-    @cached_property
+    @property
     def num_tensors(self) -> int:
         """Number of tensors, including buffers."""
-        return self._sum(lambda _: 1)
+        return self.shapes.total()
 
-    @cached_property
+    @property
     def num_trained(self) -> int:
         """Number of tensors that the optimizer updates."""
-        return self._sum(lambda parameter: parameter.trained)
-
-    @cached_property
-    def row_counts(self) -> frozenset[int]:
-        """The lengths of the first dimension of all tensors."""
-        kinds = [self.layer(first) for first, _ in self.layer_kinds()]
-        parameters = (*self.embedding(), *chain(*kinds), *self.head())
-        return frozenset(parameter.shape[0] for parameter in parameters)
+        return sum(count for (_, trained), count in self.shapes.items() if trained)
 
     def kept(self, *, layers: int, embedding: bool, head: bool) -> Model:
         """Return the model with only `layers` layers, with or without the other blocks.
@@ -285,30 +290,30 @@ class Model:
             "source": self.source,
         }
 
-    def _sum(self, of: Callable[[Parameter], int]) -> int:
-        blocks = sum(map(of, (*self.embedding(), *self.head())))
-        kinds = self.layer_kinds()
-        return blocks + sum(count * sum(map(of, self.layer(first))) for first, count in kinds)
-
     def _expand(self, rows: tuple[Row, ...], index: int = 0) -> tuple[Parameter, ...]:
         symbols = self.symbols
-        return tuple(
-            Parameter(
-                name=name.replace("{i}", str(index)).replace("{e}", str(expert)),
-                shape=tuple(_product(length, symbols) for length in shape),
-                split=split,
-                expert=expert,
-                trained=not name.endswith(self.family.buffers),
-            )
-            for routed, group in groupby(rows, key=lambda row: "{e}" in row[0])
-            for expert, (name, shape, split) in _each(list(group), symbols["E"] if routed else None)
-        )
-
-
-def _each(rows: list[Row], experts: int | None) -> Iterator[tuple[int | None, Row]]:
-    """Yield the rows with None, or all of them for each expert in turn."""
-    for expert in (None,) if experts is None else range(experts):
-        yield from ((expert, row) for row in rows)
+        found = []
+        for routed, group in groupby(rows, key=lambda row: "{e}" in row[0]):
+            shaped = [
+                (
+                    name.replace("{i}", str(index)),
+                    tuple(_product(length, symbols) for length in shape),
+                    split,
+                )
+                for name, shape, split in group
+            ]
+            for expert in range(symbols["E"]) if routed else (None,):
+                found += [
+                    Parameter(
+                        name=name.replace("{e}", str(expert)) if routed else name,
+                        shape=shape,
+                        split=split,
+                        expert=expert,
+                        trained=not name.endswith(self.family.buffers),
+                    )
+                    for name, shape, split in shaped
+                ]
+        return tuple(found)
 
 
 def _product(expression: str, symbols: Mapping[str, int]) -> int:

@@ -113,6 +113,17 @@ def test_a_buffer_has_no_moments() -> None:
     assert found["optimizer.state.model.layers.1.mlp.gate.weight.exp_avg"] == 4
 
 
+@pytest.mark.parametrize("name", ["deepseek-v3", "llama-2-7b"])
+@pytest.mark.parametrize("model_only", [False, True])
+def test_sizes_need_no_list_of_tensors(name: str, model_only: bool) -> None:
+    """The size that fsdp-dcp counts by shapes is that of its files, for every kind of rank."""
+    model = workloads.load_model(name).kept(layers=4, embedding=True, head=True)
+    plan = LAYOUTS["fsdp-dcp"](world_size=300, model_only=model_only)
+    for rank, _ in plan.rank_classes(model):
+        files = plan.files(model, rank)
+        assert plan.size_bytes(model, rank) == sum(file.size_bytes for file in files)
+
+
 @pytest.mark.parametrize("layout", ["megatron-legacy", "megatron-torch-dist"])
 @pytest.mark.parametrize("tensor_parallel", [1, 2])
 def test_expert_parallel_ranks_divide_the_experts(layout: str, tensor_parallel: int) -> None:
