@@ -13,7 +13,6 @@ import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from iobench import linux
@@ -136,12 +135,7 @@ class StagedCheckpoint:
             file.flush()
             os.fsync(file.fileno())
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         self._close_spare()
         failures = remove_all({"": self._remove})
         if error is None:

@@ -6,7 +6,6 @@ import errno
 import os
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self, TypeVar
 
 from iobench.writers.direct.uring_queue import Ring
@@ -164,12 +163,7 @@ class InFlight:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         self.close(error)
 
     def close(self, error: BaseException | None = None) -> None:

@@ -9,7 +9,6 @@ import secrets
 import tempfile
 import warnings
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from iobench import linux
@@ -240,12 +239,7 @@ class NewFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.abandon()
 
 
