@@ -59,10 +59,6 @@ class CachedWriter(PosixWriter):
         """Return the function that fills views from an offset of the open file."""
 
     @property
-    def _reserves(self) -> bool:
-        return self.options.fallocate
-
-    @property
     def _write_threads(self) -> int:
         return self.options.threads
 

@@ -52,9 +52,9 @@ class PosixWriter(Writer):
         """Return a stream that writes the new file."""
 
     @property
-    @abstractmethod
     def _reserves(self) -> bool:
         """Whether to reserve space before writing."""
+        return bool(getattr(self.options, "fallocate", False))
 
     def write(
         self,
