@@ -7,7 +7,6 @@ files, names the checkpoint and syncs the directories. None of our threads runs 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,28 +39,13 @@ class PeerContender(Contender):
     is_peer = True
 
     def __init__(self, peer: Peer) -> None:
-        self.peer = peer
-        self.name = f"{PREFIX}{peer.name}"
-        self.saves = peer.saves
+        super().__init__(peer, f"{PREFIX}{peer.name}")
+        self.peer, self.saves = peer, peer.saves
         self._restored: list[State] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In another process: the same peer with the same options, made there."""
         return _made, (type(self.peer), self.peer.options)
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        return self.peer.options.to_dict()
-
-    @property
-    def label(self) -> str:
-        return ",".join([self.name, *self.peer.options.changed()])
-
-    def check_scheme(self, target: Location) -> None:
-        self.peer.check_scheme(target)
-
-    def require(self, target: Location) -> None:
-        self.peer.require(target)
 
     def save(self, replay: Replay, directory: Location) -> list[Transfer]:
         if not self.saves:
