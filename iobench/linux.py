@@ -277,6 +277,15 @@ def file_system_type(path: str | Path) -> int:
     return buffer[0]
 
 
+def sync_file(path: str | Path, flags: int = 0) -> None:
+    """Put a file or directory on storage; `flags` are additional ones for open(2)."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def sync_file_system(fd: int) -> None:
     """Make everything on the file system of the open file or directory `fd` durable (syncfs)."""
     _check(_libc.syncfs(fd))

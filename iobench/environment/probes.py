@@ -24,6 +24,7 @@ from iobench.linux import (
     kernel_version,
     mincore_resident_bytes,
     resident_bytes,
+    sync_file,
 )
 from iobench.units import KIB, MIB, format_seconds, format_size
 
@@ -224,14 +225,11 @@ def _fsync(name: str, room: Path) -> Probe:
 
 
 def _directory_fsync(name: str, room: Path) -> Probe:
-    descriptor = os.open(room, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        sync_file(room, os.O_DIRECTORY)
     except OSError as error:
         remedy = "An fsync cannot make the rename of a commit durable here."
         return Probe(name=name, ok=False, detail=say(error), remedy=remedy)
-    finally:
-        os.close(descriptor)
     return Probe(name=name, ok=True, detail="accepted")
 
 

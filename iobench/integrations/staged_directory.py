@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 
+from iobench import linux
 from iobench.checkpoint.staged import STAGING_SUFFIX, exchange, reraise
 from iobench.errors import TransferError, UsageError
 from iobench.writers.local.deferred_free import remove_tree
@@ -151,16 +152,7 @@ def _link(source: Path, target: Path) -> None:
 
 def _sync_tree(directory: Path) -> None:
     for path, _, files in os.walk(directory, topdown=False, onerror=reraise):
-        _sync_files(Path(path, name) for name in files)
+        for file in (Path(path, name) for name in files):
+            if not file.is_symlink():
+                linux.sync_file(file)
         sync_directory(path)
-
-
-def _sync_files(files: Iterable[Path]) -> None:
-    for file in files:
-        if file.is_symlink():
-            continue
-        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 
+from iobench import linux
 from iobench.checkpoint.checkpointer import Checkpointer
 from iobench.checkpoint.retention import KeepLast
 from iobench.checkpoint.save import Save
@@ -193,8 +193,7 @@ class _StockSaver(Saver):
         aside = self._file.with_suffix(".part")
         try:
             self._peer.save(state, str(aside))
-            with aside.open("rb") as file:
-                os.fsync(file.fileno())
+            linux.sync_file(aside)
             aside.rename(self._file)
         except OSError as error:
             raise TransferError.wrap(error, "writing", self._file) from error

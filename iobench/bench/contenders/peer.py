@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from iobench import linux
 from iobench.bench.contenders.base import Contender
 from iobench.bench.data.replay import Replay
 from iobench.bench.targets.base import Location
@@ -69,7 +70,7 @@ class PeerContender(Contender):
             if not self.peer.syncs:
                 with meter.phase("sync"):
                     for file in files:
-                        _sync(file)
+                        linux.sync_file(file)
             stored = sum(file.stat().st_size for file in files)
             paths = {"peer": PathCount(operations=len(files), bytes=stored)}
         return replace(meter.transfer(self.name, "write", size, durable=True), paths=paths)
@@ -121,11 +122,3 @@ def _made(kind: type[Peer], options: WriterOptions) -> PeerContender:
 def _files(path: str) -> list[Path]:
     """The file `path`, or every file below the directory of that name."""
     return list(Path(path).rglob("*")) if os.path.isdir(path) else [Path(path)]
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

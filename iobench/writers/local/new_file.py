@@ -44,11 +44,7 @@ def sync_directory(directory: str | Path) -> None:
     """Make the names in `directory` durable."""
     path = os.path.abspath(directory)
     made = [name for name in tuple(_unsynced) if os.path.dirname(name) == path]
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    linux.sync_file(directory, os.O_DIRECTORY)
     _unsynced.difference_update(made)
 
 
