@@ -70,12 +70,7 @@ class _Part:
     def __init__(self, whole: Bytes, start: int, stop: int) -> None:
         self._whole = whole  # kept until every part is gone
         self._address, self._length = whole.ctypes.data + start, stop - start
-        self.__array_interface__ = {
-            "shape": (self._length,),
-            "typestr": "|u1",
-            "data": (self._address, False),
-            "version": 3,
-        }
+        self.__array_interface__ = linux.array_interface(self._address, self._length)
 
     def __del__(self) -> None:
         linux.give_up_pages(self._address, self._length)
