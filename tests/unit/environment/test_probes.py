@@ -66,15 +66,7 @@ def test_no_device_is_no_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def device(write_bytes: int) -> DeviceCounters:
-    return DeviceCounters(
-        reads=0,
-        read_bytes=0,
-        writes=0,
-        write_bytes=write_bytes,
-        discard_bytes=0,
-        flushes=0,
-        busy_s=0.0,
-    )
+    return DeviceCounters(read_bytes=0, write_bytes=write_bytes)
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
