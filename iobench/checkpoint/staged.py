@@ -73,7 +73,7 @@ class StagedCheckpoint:
         self.directory = self.final.with_name(
             f".{self.final.name}.{secrets.token_hex(4)}{STAGING_SUFFIX}"
         )
-        self._replace, self._lock, self._published = replace, lock, False
+        self._replace, self._lock = replace, lock
         self._spare: list[int] = []
 
     def __enter__(self) -> Self:
@@ -121,7 +121,6 @@ class StagedCheckpoint:
             except OSError:  # the rename may not be durable: undo it
                 self._exchange() if replaces else self.final.rename(self.directory)
                 raise
-            self._published = True
         except OSError as error:
             raise TransferError.wrap(error, "committing", self.final) from error
 

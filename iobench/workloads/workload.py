@@ -96,18 +96,3 @@ class Workload:
             self.model, rank_bytes, max_bytes, layer_step=self.layout.layer_step, name=self.name
         )
         return replace(self, model=model, scale=scale)
-
-    def describe(self) -> dict[str, object]:
-        """Return model, layout and sources as plain JSON values, without sizes and files."""
-        step_time = self.step_time and {
-            field: getattr(self.step_time, field) for field in StepTime.__dataclass_fields__
-        }
-        return {
-            "name": self.name,
-            "description": self.description,
-            "model": self.model.describe(),
-            "layout": self.layout.describe(),
-            "step_time": step_time,
-            "source": self.source,
-            "scale": self.scale and self.scale.text,
-        }

@@ -52,7 +52,6 @@ def sysfs(tmp_path: Path) -> Sysfs:
 def mount(device: str, fs_type: str = "ext4", source: str = "none") -> Mount:
     return Mount(
         mount_id=1,
-        parent_id=0,
         device=device,
         root="/",
         mount_point="/",
