@@ -41,7 +41,7 @@ def write_table(outcome: Outcome, tuning: Tuning, header: TuningRecord, stream: 
     rows = [_row(one, outcome, tuning) for one in outcome.standings()]
     size = tuning.actual_bytes(outcome.size_bytes)
     heading = (
-        f"{tuning.workload.name}, rank {tuning.rank}: the best setting for {goal}, "
+        f"{tuning.workload.name}, rank {tuning.asked.rank}: the best setting for {goal}, "
         f"confirmed with {format_size(size)} of {format_size(tuning.full_bytes)}",
         f"{machine_words(header)}, {storage_words(header)}",
     )
