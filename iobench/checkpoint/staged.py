@@ -18,7 +18,7 @@ from typing import Any, Protocol, Self
 from iobench import linux
 from iobench.checkpoint.lock import DirectoryLock
 from iobench.checkpoint.removal import remove_all, remove_entry, warn_of
-from iobench.errors import TargetError, TransferError
+from iobench.errors import TargetError, transfer_errors
 from iobench.writers.local.new_file import sync_directory
 
 __all__ = [
@@ -80,7 +80,7 @@ class StagedCheckpoint:
         if os.path.lexists(self.final) and not self._replace:
             raise TargetError(f"{self.final} exists; a checkpoint never replaces another in place")
         self._check_lock()
-        try:
+        with transfer_errors("staging", self.directory):
             self.directory.mkdir()
             try:
                 # A removal needs descriptors to list the directory. They are reserved here: a save
@@ -91,8 +91,6 @@ class StagedCheckpoint:
                 self._close_spare()
                 self.directory.rmdir()
                 raise
-        except OSError as error:
-            raise TransferError.wrap(error, "staging", self.directory) from error
         return self
 
     def _check_lock(self) -> None:
@@ -110,7 +108,7 @@ class StagedCheckpoint:
         the previous checkpoint, if any, is still visible, and no part of this one.
         """
         self._check_lock()  # again: a writer recreates directories that were removed since
-        try:
+        with transfer_errors("committing", self.final):
             self._write_manifest(manifest)
             for directory, _, _ in os.walk(self.directory, topdown=False, onerror=reraise):
                 sync_directory(directory)
@@ -121,8 +119,6 @@ class StagedCheckpoint:
             except OSError:  # the rename may not be durable: undo it
                 self._exchange() if replaces else self.final.rename(self.directory)
                 raise
-        except OSError as error:
-            raise TransferError.wrap(error, "committing", self.final) from error
 
     def _exchange(self) -> None:
         aside = self.final.with_name(f".{self.final.name}{REPLACED_SUFFIX}")

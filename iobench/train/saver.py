@@ -13,7 +13,7 @@ from iobench import linux
 from iobench.checkpoint.checkpointer import Checkpointer
 from iobench.checkpoint.retention import KeepLast
 from iobench.checkpoint.save import Save
-from iobench.errors import TransferError
+from iobench.errors import transfer_errors
 from iobench.peers.torch_save import TorchSave
 from iobench.results import TrainSave
 from iobench.train.arm import Arm
@@ -191,12 +191,10 @@ class _StockSaver(Saver):
 
     def _write(self, state: Any) -> None:
         aside = self._file.with_suffix(".part")
-        try:
+        with transfer_errors("writing", self._file):
             self._peer.save(state, str(aside))
             linux.sync_file(aside)
             aside.rename(self._file)
-        except OSError as error:
-            raise TransferError.wrap(error, "writing", self._file) from error
         sync_directory(self._directory)
 
     def _note(self, step: int, status: str, stall_s: float, persist_s: float | None) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import aiofiles
 import numpy as np
 
-from iobench.errors import DataMismatchError
+from iobench.errors import DataMismatchError, transfer_errors
 from iobench.units import GIB, KIB, MIB
 from iobench.writers.aio.stream import AiofilesStream, write_all
 from iobench.writers.aio.tasks import finish_first, in_thread, refuse_running_loop, run_tasks
@@ -26,7 +26,6 @@ from iobench.writers.blocks.workers import Blocks
 from iobench.writers.device.staging import staged
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.local.new_file import NewFile, open_source, sync_directory, try_directory
-from iobench.writers.local.posix import transfer_errors
 from iobench.writers.options import WriterOptions, option
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter, Transfer

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from iobench import linux
-from iobench.errors import DataMismatchError, TransferError
+from iobench.errors import DataMismatchError, TransferError, transfer_errors
 from iobench.writers.availability import Availability
 from iobench.writers.local.deferred_free import freed_later
 from iobench.writers.local.file_metadata import (
@@ -154,7 +154,7 @@ class NewFile:
         The size is checked afterwards: on s3fs ftruncate succeeds but does nothing while it holds
         data that is not stored yet. In that case sync, repeat ftruncate and record a fallback.
         """
-        try:
+        with transfer_errors("setting the size of", self.path):
             if self._reserved or os.fstat(self.fd).st_size != size_bytes:
                 os.ftruncate(self.fd, size_bytes)
                 if os.fstat(self.fd).st_size != size_bytes:
@@ -162,8 +162,6 @@ class NewFile:
                     os.ftruncate(self.fd, size_bytes)
                     self._meter.fell_back("ftruncate", "fsync before it", "it did nothing")
                     self._prove_size(size_bytes)
-        except OSError as error:
-            raise TransferError.wrap(error, "setting the size of", self.path) from error
 
     def _prove_size(self, size_bytes: int) -> None:
         found = os.fstat(self.fd).st_size
@@ -174,11 +172,8 @@ class NewFile:
 
     def sync(self, meter: Meter | None = None) -> None:
         """Make the bytes durable (fsync), still under the temporary name; `meter` is timed."""
-        with (meter or self._meter).phase("sync"):
-            try:
-                os.fsync(self.fd)
-            except OSError as error:
-                raise TransferError.wrap(error, "syncing", self.path) from error
+        with (meter or self._meter).phase("sync"), transfer_errors("syncing", self.path):
+            os.fsync(self.fd)
 
     def publish(self, *, sync_names: bool) -> None:
         """Close the file and give it its final name; with `sync_names` make the name durable.
