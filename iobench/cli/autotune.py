@@ -222,14 +222,14 @@ def _tune(
     quiet: bool,
 ) -> None:
     from iobench.cli.progress import TuneProgress
-    from iobench.report.tuning import write_json, write_table
+    from iobench.report.tuning import write_document, write_table
     from iobench.tune.emit import emit, write
     from iobench.tune.tuning import run_tuning
 
     with quiet_stdout(), TuneProgress(quiet=quiet) as progress:
         outcome = run_tuning(tuning, journal, progress, began_s=began_s)
     write(output, emit(outcome, tuning, journal.header))
-    show = write_json if format_ is ListingFormat.JSON else write_table
+    show = write_document if format_ is ListingFormat.JSON else write_table
     show(outcome, tuning, journal.header, sys.stdout)
     print(f'wrote     {output}: iobench.load_writer("{output}")', file=sys.stderr)
 
