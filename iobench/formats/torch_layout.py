@@ -197,7 +197,7 @@ def _checksums(memories: Mapping[int, Memory]) -> dict[int, int]:
         for number, _end in numbers:
             found[starts[number]] = _crc32(memories[starts[number]])
 
-    run_workers(min(_THREADS, len(starts)), Blocks(0, len(starts), 1), work, Meter())
+    run_workers(_THREADS, Blocks(0, len(starts), 1), work, Meter())
     return found
 
 

@@ -145,8 +145,8 @@ class StorageWriter(DcpStorage, StockStorageWriter, BlockingAsyncStager):
                 files[number] = self._write_file(name, groups[number], planner)
 
         with _newest.step(last=not self._finishes):
-            threads = max(1, min(self._thread_count, len(groups)))
-            run_workers(threads, Blocks(0, len(groups), 1), work, Meter(), caller_waits=True)
+            blocks = Blocks(0, len(groups), 1)
+            run_workers(self._thread_count, blocks, work, Meter(), caller_waits=True)
         in_order = [files[number] for number in range(len(groups))]
         self.transfers += [transfer for transfer, _ in in_order]
         done: Future[list[WriteResult]] = Future()
@@ -289,12 +289,8 @@ def _distributed(items: Sequence[WriteItem], files: int) -> list[list[WriteItem]
     """Return up to `files` groups of about equal size, the largest items first in each."""
     groups: list[list[WriteItem]] = [[] for _ in range(min(files, len(items)) or 1)]
     heap = [(0, number) for number in range(len(groups))]
-    for item in _by_size(items):
+    for item in sorted(items, key=_size_bytes, reverse=True):
         size, number = heapq.heappop(heap)
         groups[number].append(item)
         heapq.heappush(heap, (size + max(1, _size_bytes(item)), number))
     return groups
-
-
-def _by_size(items: Sequence[WriteItem]) -> Iterator[WriteItem]:
-    yield from sorted(items, key=_size_bytes, reverse=True)

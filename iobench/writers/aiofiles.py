@@ -104,8 +104,7 @@ class AiofilesWriter(Writer):
                 changed = await self._awrite(listed[number], target, durable, False, own)
                 names.update(dict.fromkeys(changed))
 
-        tasks = min(self.options.files, len(listed))
-        await run_tasks(tasks, Blocks(0, len(listed), 1), work, meter)
+        await run_tasks(self.options.files, Blocks(0, len(listed), 1), work, meter)
         if durable and sync_directory:
             with meter.phase("commit"), transfer_errors("publishing in", target):
                 for directory in names:
@@ -220,10 +219,8 @@ class AiofilesWriter(Writer):
         await self._run(start, stop, work, meter)
 
     async def _run(self, start: int, stop: int, work: Any, meter: Meter) -> None:
-        size = self.options.block_size
-        tasks = min(self.options.iodepth, -(-(stop - start) // size))
-        if tasks:
-            await run_tasks(tasks, Blocks(start, stop, size), work, meter)
+        blocks = Blocks(start, stop, self.options.block_size)
+        await run_tasks(self.options.iodepth, blocks, work, meter)
 
 
 def _run(moving: Coroutine[Any, Any, Transfer]) -> Transfer:

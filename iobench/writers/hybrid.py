@@ -225,7 +225,7 @@ class HybridWriter(PosixWriter):
             return
         # The kernel reads ahead in the page cache only for a reader that goes in order.
         threads = self.options.iodepth if writes or hybrid.may_go_direct() else 1
-        run_workers(min(threads, -(-(stop - start) // size)), blocks, work, meter)
+        run_workers(threads, blocks, work, meter)
 
     def _run_in_ring(
         self,

@@ -14,10 +14,11 @@ __all__ = ["BlockPool", "Blocks", "run_workers"]
 
 
 class Blocks:
-    """Iterates over the blocks (start, stop) of a range; several threads share one iteration."""
+    """Iterates over the `count` blocks (start, stop) of a range. Threads share one iteration."""
 
     def __init__(self, start: int, stop: int, block_size: int) -> None:
-        self._starts = iter(range(start, stop, block_size))
+        starts = range(start, stop, block_size)
+        self.count, self._starts = len(starts), iter(starts)
         self._stop, self._block_size = stop, block_size
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
@@ -38,16 +39,18 @@ def run_workers(
     *,
     caller_waits: bool = False,
 ) -> None:
-    """Run `work(blocks, own_meter)` in `threads` workers. The calling thread is one of them.
+    """Run `work(blocks, own_meter)` in `threads` workers, or fewer if there are fewer blocks.
 
-    With `caller_waits` the calling thread only waits, so that no signal handler runs inside `work`.
-    If the interpreter ends and refuses new threads, the calling thread does all the work.
+    The calling thread is one of them. With `caller_waits` it only waits, so that no signal handler
+    runs inside `work`. If the interpreter ends and refuses new threads, it does all the work.
 
     Returns when all workers have ended. The first failure, or KeyboardInterrupt in this thread,
     cancels the remaining blocks. It is raised when all workers have ended; further failures are
     added to it as notes.
     """
-    meters = [Meter() for _ in range(threads)]
+    meters = [Meter() for _ in range(min(threads, blocks.count))]
+    if not meters:
+        return
     failures: list[BaseException] = []
 
     def run(own: Meter) -> None:

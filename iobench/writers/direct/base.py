@@ -110,10 +110,8 @@ class DirectWriter(PosixWriter):
     def _run(
         self, start: int, stop: int, work: Callable[[Blocks, Meter], None], meter: Meter
     ) -> None:
-        workers = min(self._workers, -(-(stop - start) // self._block_size))
-        if workers:
-            blocks = Blocks(start, stop, self._block_size)
-            run_workers(workers, blocks, work, meter, caller_waits=self._caller_waits)
+        blocks = Blocks(start, stop, self._block_size)
+        run_workers(self._workers, blocks, work, meter, caller_waits=self._caller_waits)
 
     def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:
         direct = DirectFile(fd=file.fd, alignment=self._alignment(file.fd))

@@ -66,4 +66,4 @@ def _sync_by_threads(files: Sequence[NewFile]) -> None:
             files[number].sync(own)
 
     # An own meter, as the caller's meter counts the time that it waits.
-    run_workers(min(_SYNCS, len(files)), Blocks(0, len(files), 1), sync, Meter())
+    run_workers(_SYNCS, Blocks(0, len(files), 1), sync, Meter())

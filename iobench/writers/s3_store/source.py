@@ -43,7 +43,7 @@ class S3Source(RangeSource):
             for number, _end in numbers:
                 found[number] = self._fetch(wanted[number], size)
 
-        run_workers(min(len(wanted), _AT_ONCE), Blocks(0, len(wanted), 1), work, Meter())
+        run_workers(_AT_ONCE, Blocks(0, len(wanted), 1), work, Meter())
         return found
 
     def _fill(self, offset: int, room: Bytes) -> int:
