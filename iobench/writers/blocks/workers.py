@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from iobench.writers.blocks.interrupt_safe import Worker, start_workers
 from iobench.writers.blocks.pages import HUGE_PAGE, fresh_pages
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Meter
 
-__all__ = ["BlockPool", "Blocks", "run_workers"]
+__all__ = ["BlockPool", "Blocks", "map_in_workers", "run_workers"]
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 class Blocks:
@@ -88,6 +92,21 @@ def run_workers(
             failures[0].add_note(f"another worker failed too: {other!r}")
         raise failures[0]
     meter.absorb(meters)
+
+
+def map_in_workers(
+    threads: int, call: Callable[[_T], _R], items: Sequence[_T], *, caller_waits: bool = False
+) -> list[_R]:
+    """Return `call(item)` for each of `items`, in their order; see `run_workers`."""
+    results: dict[int, _R] = {}
+
+    def work(numbers: Blocks, _: Meter) -> None:
+        for number, _end in numbers:
+            results[number] = call(items[number])
+
+    numbers = Blocks(0, len(items), 1)
+    run_workers(threads, numbers, work, Meter(), caller_waits=caller_waits)
+    return [results[number] for number in range(len(items))]
 
 
 class BlockPool:
