@@ -169,4 +169,4 @@ def test_a_device_that_does_not_count_is_not_believed(
     assert counting.read() == parse_stat(STAT)
     sysfs.put(disk, queue__iostats="0")
     silent = DeviceMonitor(tmp_path, sysfs.root)
-    assert (silent.devices, silent.read()) == ((), None)
+    assert (silent.files, silent.read()) == ((), None)
