@@ -82,13 +82,7 @@ class FakeFio:
         self.arguments.append({"size_bytes": size_bytes, **options})
         (directory / fio.FILE_NAME).touch()
         self.fails(job, operation)
-        return FioSample(
-            job=job,
-            operation=operation,  # type: ignore[arg-type]
-            bytes=size_bytes,
-            elapsed_s=1.0,
-            cpu_s=0.1,
-        )
+        return FioSample(bytes=size_bytes, elapsed_s=1.0, cpu_s=0.1)
 
 
 @pytest.fixture
