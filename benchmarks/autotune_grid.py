@@ -29,8 +29,7 @@ from iobench.bench.judging.stats import median, paired_log_ratio
 from iobench.tune.candidate import Candidate
 from iobench.tune.journal import Journal, TrialRecord, read_journal
 from iobench.tune.measurement import Measurement, Step
-from iobench.tune.trial_runner import TrialRunner
-from iobench.tune.tuning import POOL_BYTES, Tuning
+from iobench.tune.tuning import Tuning, TuningRequest
 from iobench.units import GIB, KIB, MIB, format_size, parse_size
 
 BEST = 8
@@ -64,7 +63,7 @@ def settings() -> Iterator[Candidate]:
 
 
 def tuning(arguments: argparse.Namespace) -> Tuning:
-    return Tuning.of(
+    asked = TuningRequest(
         workload=arguments.workload,
         target=str(arguments.target),
         size_bytes=parse_size(arguments.size),
@@ -72,18 +71,7 @@ def tuning(arguments: argparse.Namespace) -> Tuning:
         max_bytes=1000 * GIB,
         seed=arguments.seed,
     )
-
-
-def rig(made: Tuning) -> Any:
-    return TrialRunner.on(
-        made.target,
-        workload=made.workload,
-        rank=made.rank,
-        objective=made.objective,
-        seed=made.seed,
-        pool_bytes=POOL_BYTES,
-        began_s=time.perf_counter(),
-    )
+    return Tuning.of(asked)
 
 
 def there_and_back(
@@ -110,7 +98,10 @@ def grid(arguments: argparse.Namespace) -> None:
     rng = random.Random(arguments.seed)
     rates: dict[str, list[float]] = {name: [] for name in chosen}
     size = made.largest_bytes
-    with Journal.create(Path(arguments.output), made.header()) as journal, rig(made) as measure:
+    with (
+        Journal.create(Path(arguments.output), made.header()) as journal,
+        made.runner(time.perf_counter()) as measure,
+    ):
 
         def run(names: Sequence[str], rounds: int, first: int) -> None:
             for number, order in there_and_back(names, rounds, rng):
@@ -173,7 +164,7 @@ def judge(arguments: argparse.Namespace) -> None:
     contenders = list(dict.fromkeys([*best, *tuned.values()]))
     fresh: dict[str, list[float]] = {name: [] for name in contenders}
     rng = random.Random(arguments.seed)
-    with rig(made) as measure:
+    with made.runner(time.perf_counter()) as measure:
         for number, order in there_and_back(contenders, arguments.rounds, rng):
             for name in order:
                 step = Step(phase="confirm", round=number, size_bytes=made.largest_bytes)

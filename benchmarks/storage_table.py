@@ -1,6 +1,6 @@
 """What each kind of storage does: every kind that can be mounted here, tried, as a Markdown table.
 
-    sudo python benchmarks/storage_table.py [--only REGEX] > table.md
+    sudo PYTHONPATH=tests python benchmarks/storage_table.py [--only REGEX] > table.md
 
 File systems of 512 MiB on loop devices over a tmpfs, so nothing here is a speed. Needs root.
 A kind that cannot be had is listed with the reason.
@@ -20,12 +20,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+from support.s3fs import mounted_s3fs
 
 from iobench import linux
 from iobench.bench.targets.cold import make_cold
 from iobench.environment.probes import Probe, probe_directory
 from iobench.errors import IobenchError
-from iobench.testing import moto_s3, mounted_s3fs
+from iobench.testing import moto_s3
 from iobench.units import MIB
 from iobench.writers import registry
 from iobench.writers.base import Writer

@@ -43,6 +43,7 @@ __all__ = [
     "UnknownNameError",
     "UsageError",
     "WorkloadFileError",
+    "transfer_errors",
 ]
 
 
@@ -173,6 +174,25 @@ class TransferError(IobenchError, OSError):
         wrapped = cls(error.errno, f"{doing}: {error.strerror or error}", str(path))
         wrapped.__cause__ = error
         return wrapped
+
+
+class transfer_errors:  # noqa: N801 -- used as a function; a generator costs twice as much
+    """Turns an OSError into a TransferError that names the file.
+
+    Errors of iobench pass unchanged.
+    """
+
+    __slots__ = ("_doing", "_path")
+
+    def __init__(self, doing: str, path: object) -> None:
+        self._doing, self._path = doing, path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError) and not isinstance(error, IobenchError):
+            raise TransferError.wrap(error, self._doing, self._path) from error
 
 
 class SaveError(TransferError, RuntimeError):

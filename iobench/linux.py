@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 RWF_DONTCACHE = 0x80  # linux/fs.h, since 6.14
 SYNC_FILE_RANGE_WAIT_BEFORE, SYNC_FILE_RANGE_WRITE, SYNC_FILE_RANGE_WAIT_AFTER = 1, 2, 4
@@ -219,6 +220,11 @@ def give_up_pages(address: int, length: int) -> None:
         _libc.madvise(start, length, mmap.MADV_DONTNEED)
 
 
+def array_interface(address: int, length: int) -> dict[str, Any]:
+    """Return numpy's description of `length` writable bytes, for `__array_interface__`."""
+    return {"shape": (length,), "typestr": "|u1", "data": (address, False), "version": 3}
+
+
 class RepeatedMapping:
     """A memory file of `size_bytes`, mapped repeatedly in a row up to `total_bytes`.
 
@@ -240,12 +246,7 @@ class RepeatedMapping:
                 self._map(address + start, length, 3, mmap.MAP_SHARED | _MAP_FIXED, fd)
         finally:
             os.close(fd)
-        self.__array_interface__ = {
-            "shape": (total_bytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-        }
+        self.__array_interface__ = array_interface(address, total_bytes)
 
     def forget(self, start: int) -> None:
         """Unmap the pages from `start` on and keep their content; the next access maps them again.
@@ -275,6 +276,15 @@ def file_system_type(path: str | Path) -> int:
     name = os.fsencode(path)
     _repeated(lambda: _libc.statfs(name, buffer))
     return buffer[0]
+
+
+def sync_file(path: str | Path, flags: int = 0) -> None:
+    """Put a file or directory on storage; `flags` are additional ones for open(2)."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def sync_file_system(fd: int) -> None:

@@ -107,16 +107,9 @@ class FioSample:
     kernel (io-wq) are not in it.
     """
 
-    job: FioJob
-    operation: Operation
     bytes: int
     elapsed_s: float
     cpu_s: float
-
-    @property
-    def rate_bytes_per_s(self) -> float:
-        """Bytes per second; `elapsed_s` is at least one millisecond."""
-        return self.bytes / self.elapsed_s
 
 
 def run_job(
@@ -265,11 +258,7 @@ def parse_output(
     if moved != size_bytes:
         raise CeilingError(f"fio {job.name} {operation}: moved {moved} of {size_bytes} bytes")
     return FioSample(
-        job=job,
-        operation=operation,
-        bytes=moved,
-        elapsed_s=max(runtime_ms, 1) / 1e3,
-        cpu_s=cpu / 100 * elapsed_ms / 1e3,
+        bytes=moved, elapsed_s=max(runtime_ms, 1) / 1e3, cpu_s=cpu / 100 * elapsed_ms / 1e3
     )
 
 

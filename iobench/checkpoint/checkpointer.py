@@ -9,7 +9,7 @@ import warnings
 import weakref
 from collections import deque
 from pathlib import Path
-from types import NoneType, TracebackType
+from types import NoneType
 from typing import Any, Literal, Self
 
 from iobench.checkpoint.commit import Committer
@@ -266,12 +266,7 @@ class Checkpointer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         try:
             self.close()
         except Exception as failure:

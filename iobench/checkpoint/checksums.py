@@ -11,9 +11,8 @@ import xxhash
 from iobench.checkpoint.manifest import FileRecord, Piece
 from iobench.errors import DataMismatchError
 from iobench.units import MIB
-from iobench.writers.blocks.workers import Blocks, run_workers
+from iobench.writers.blocks.workers import map_in_workers
 from iobench.writers.image import FileImage
-from iobench.writers.transfer import Meter
 
 __all__ = ["record_of", "verify"]
 
@@ -61,15 +60,12 @@ def verify(image: FileImage, record: FileRecord, where: object) -> None:
 
 
 def _digests(image: FileImage, sizes: Iterable[int], threads: int) -> list[str]:
-    ends = list(itertools.accumulate(sizes))
-    digests = [""] * len(ends)
+    ends = [0, *itertools.accumulate(sizes)]
 
-    def work(numbers: Blocks, _: Meter) -> None:
-        for number, _end in numbers:
-            digest = xxhash.xxh3_64()
-            for view in image.views(ends[number - 1] if number else 0, ends[number]):
-                digest.update(view.data)
-            digests[number] = digest.hexdigest()
+    def digest(piece: tuple[int, int]) -> str:
+        state = xxhash.xxh3_64()
+        for view in image.views(*piece):
+            state.update(view.data)
+        return state.hexdigest()
 
-    run_workers(threads, Blocks(0, len(ends), 1), work, Meter())
-    return digests
+    return map_in_workers(threads, digest, list(itertools.pairwise(ends)))

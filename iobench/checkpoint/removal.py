@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from iobench.errors import IobenchError, TransferError
+from iobench.errors import IobenchError, transfer_errors
 from iobench.writers.local.deferred_free import remove_tree
 
 __all__ = ["remove_all", "remove_entry", "warn_of"]
@@ -21,10 +21,8 @@ def remove_entry(path: Path) -> None:
     A checkpoint that was moved to another disk and replaced by a link keeps its files there.
     Raises TransferError.
     """
-    try:
+    with transfer_errors("removing", path):
         remove_tree(path) if path.is_dir() else path.unlink()
-    except OSError as error:
-        raise TransferError.wrap(error, "removing", path) from error
 
 
 def remove_all(removals: Mapping[_Key, Callable[[], None]]) -> dict[_Key, IobenchError]:

@@ -13,13 +13,12 @@ import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from iobench import linux
 from iobench.checkpoint.lock import DirectoryLock
 from iobench.checkpoint.removal import remove_all, remove_entry, warn_of
-from iobench.errors import TargetError, TransferError
+from iobench.errors import TargetError, transfer_errors
 from iobench.writers.local.new_file import sync_directory
 
 __all__ = [
@@ -74,14 +73,14 @@ class StagedCheckpoint:
         self.directory = self.final.with_name(
             f".{self.final.name}.{secrets.token_hex(4)}{STAGING_SUFFIX}"
         )
-        self._replace, self._lock, self._published = replace, lock, False
+        self._replace, self._lock = replace, lock
         self._spare: list[int] = []
 
     def __enter__(self) -> Self:
         if os.path.lexists(self.final) and not self._replace:
             raise TargetError(f"{self.final} exists; a checkpoint never replaces another in place")
         self._check_lock()
-        try:
+        with transfer_errors("staging", self.directory):
             self.directory.mkdir()
             try:
                 # A removal needs descriptors to list the directory. They are reserved here: a save
@@ -92,8 +91,6 @@ class StagedCheckpoint:
                 self._close_spare()
                 self.directory.rmdir()
                 raise
-        except OSError as error:
-            raise TransferError.wrap(error, "staging", self.directory) from error
         return self
 
     def _check_lock(self) -> None:
@@ -111,7 +108,7 @@ class StagedCheckpoint:
         the previous checkpoint, if any, is still visible, and no part of this one.
         """
         self._check_lock()  # again: a writer recreates directories that were removed since
-        try:
+        with transfer_errors("committing", self.final):
             self._write_manifest(manifest)
             for directory, _, _ in os.walk(self.directory, topdown=False, onerror=reraise):
                 sync_directory(directory)
@@ -122,9 +119,6 @@ class StagedCheckpoint:
             except OSError:  # the rename may not be durable: undo it
                 self._exchange() if replaces else self.final.rename(self.directory)
                 raise
-            self._published = True
-        except OSError as error:
-            raise TransferError.wrap(error, "committing", self.final) from error
 
     def _exchange(self) -> None:
         aside = self.final.with_name(f".{self.final.name}{REPLACED_SUFFIX}")
@@ -136,12 +130,7 @@ class StagedCheckpoint:
             file.flush()
             os.fsync(file.fileno())
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         self._close_spare()
         failures = remove_all({"": self._remove})
         if error is None:

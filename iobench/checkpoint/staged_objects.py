@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from iobench.checkpoint.staged import MANIFEST
@@ -52,12 +51,7 @@ class StagedObjects:
         self._writer.write(FileImage.of(MANIFEST, [text]), self.directory)
         self.published = True
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         if self.published:
             return
         try:

@@ -20,7 +20,7 @@ from iobench.checkpoint.staged import (
     StagedCheckpoint,
     put_back,
 )
-from iobench.errors import TargetError, TransferError
+from iobench.errors import TargetError, transfer_errors
 from iobench.writers.base import Writer
 from iobench.writers.local.new_file import PART_SUFFIX, sync_directory
 from iobench.writers.s3_store.target import is_s3
@@ -99,20 +99,16 @@ class DirectoryStore:
     def steps(self) -> list[int]:
         if not self.directory.is_dir():
             raise TargetError(f"{self.directory}: no such directory")
-        try:
+        with transfer_errors("listing", self.directory):
             found = ((step_of(path.name), path) for path in self.directory.iterdir())
             return sorted(
                 step for step, path in found if step is not None and (path / MANIFEST).is_file()
             )
-        except OSError as error:
-            raise TransferError.wrap(error, "listing", self.directory) from error
 
     def manifest(self, step: int) -> Manifest:
         file = self.locate(step) / MANIFEST
-        try:
+        with transfer_errors("reading", file):
             return Manifest.parse(file.read_bytes(), str(file))
-        except OSError as error:
-            raise TransferError.wrap(error, "reading", file) from error
 
     def locate(self, step: int) -> Path:
         return self.directory / name_of(step)
@@ -125,22 +121,18 @@ class DirectoryStore:
             self._lock.check()
         path = self.locate(step)
         aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}{STAGING_SUFFIX}")
-        try:
+        with transfer_errors("removing", path):
             try:
                 path.rename(aside)
             except FileNotFoundError:
                 return
             sync_directory(self.directory)
-        except OSError as error:
-            raise TransferError.wrap(error, "removing", path) from error
         remove_entry(aside)
 
     def clean(self) -> None:
         for aside in self.directory.glob(f".step-*{REPLACED_SUFFIX}"):
-            try:
+            with transfer_errors("restoring", aside):
                 put_back(aside)
-            except OSError as error:
-                raise TransferError.wrap(error, "restoring", aside) from error
         staged = self.directory.glob(f".step-*{STAGING_SUFFIX}")
         left = (*staged, *self.directory.glob(f".probe.*{PART_SUFFIX}"))
         warn_of(remove_all({path: partial(remove_entry, path) for path in left}).values())

@@ -155,7 +155,7 @@ def autotune(
     began_s = time.perf_counter() - _started_s_ago()
     from iobench.tune.emit import check_output
     from iobench.tune.journal import Journal, check_new
-    from iobench.tune.tuning import Tuning
+    from iobench.tune.tuning import Tuning, TuningRequest
 
     check_output(output)
     if resume is not None:
@@ -175,7 +175,7 @@ def autotune(
     job = _job(nodes, failures, restart)
     with server(s3_local, target) as place:
         with quiet_stdout(), preparing("trying the writers", quiet=quiet):
-            tuning = Tuning.of(
+            asked = TuningRequest(
                 workload=the_workload(workload, workload_option),
                 target=place,
                 objective=objective.value,
@@ -190,6 +190,7 @@ def autotune(
                 seed=seed,
                 own_server=s3_local,
             )
+            tuning = Tuning.of(asked)
         _announce(tuning, quiet=quiet)
         if dry_run:
             _expect(tuning)
@@ -221,14 +222,14 @@ def _tune(
     quiet: bool,
 ) -> None:
     from iobench.cli.progress import TuneProgress
-    from iobench.report.tuning import write_json, write_table
+    from iobench.report.tuning import write_document, write_table
     from iobench.tune.emit import emit, write
     from iobench.tune.tuning import run_tuning
 
     with quiet_stdout(), TuneProgress(quiet=quiet) as progress:
         outcome = run_tuning(tuning, journal, progress, began_s=began_s)
     write(output, emit(outcome, tuning, journal.header))
-    show = write_json if format_ is ListingFormat.JSON else write_table
+    show = write_document if format_ is ListingFormat.JSON else write_table
     show(outcome, tuning, journal.header, sys.stdout)
     print(f'wrote     {output}: iobench.load_writer("{output}")', file=sys.stderr)
 
@@ -250,15 +251,15 @@ def _announce(tuning: Tuning, *, quiet: bool) -> None:
         return
     space = tuning.space
     lines = [
-        f"workload  {tuning.workload.name}, rank {tuning.rank}: "
+        f"workload  {tuning.workload.name}, rank {tuning.asked.rank}: "
         f"{format_size(tuning.full_bytes)}, tuned with at most "
         f"{format_size(tuning.actual_bytes(tuning.largest_bytes))}",
         f"target    {tuning.target.location}",
         f"space     {space.size} settings of {', '.join(sorted(space.dimensions))}, "
         f"{len(space.known)} known ones first",
         *(f"left out  {line}" for line in space.left_out),
-        f"budget    {format_seconds(tuning.max_s)} and {format_size(tuning.max_bytes)} written "
-        f"at most, objective {tuning.objective.goal}",
+        f"budget    {format_seconds(tuning.asked.max_s)} and "
+        f"{format_size(tuning.asked.max_bytes)} written at most, objective {tuning.objective.goal}",
     ]
     print_plan(lines)
 

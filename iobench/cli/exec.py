@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from iobench.errors import TargetError, UsageError
+from iobench.errors import TargetError
 from iobench.text import printable
 
 if TYPE_CHECKING:
@@ -65,19 +65,9 @@ def exec_(
 
 def _writer(config: str) -> Writer:
     """Return the writer of `--config`. Raises UsageError or UnavailableError."""
-    from iobench.writers.config import is_path, load_writer
-    from iobench.writers.registry import make, split_specs
+    from iobench.integrations.default_writer import chosen_writer
 
-    if is_path(config):
-        writer = load_writer(config)
-    else:
-        specs = split_specs(config)
-        if len(specs) != 1:
-            raise UsageError(f"--config {config!r}: names {len(specs)} writers; give one")
-        name, values = specs[0]
-        writer = make(name, **values)
-    if not writer.stores:
-        raise UsageError(f"--config {config}: writer {writer.name!r} keeps nothing")
+    writer = chosen_writer(config)
     if "file" in writer.schemes:
         answer = writer.available(".")
         if not answer.ok:

@@ -1,4 +1,4 @@
-"""The choices of `--format`, except for reports of runs (see `iobench.report.render`)."""
+"""The choices of `--format`; those of reports are in `iobench.report.render`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["DocumentFormat", "DocumentFormatOption", "FormatOption", "ListingFormat"]
+from iobench.report.render import DocumentFormat
+
+__all__ = ["DocumentFormatOption", "FormatOption", "ListingFormat"]
 
 
 class ListingFormat(enum.StrEnum):
@@ -15,14 +17,6 @@ class ListingFormat(enum.StrEnum):
 
     TABLE = "table"
     JSON = "json"
-
-
-class DocumentFormat(enum.StrEnum):
-    """Formats of the verbs whose result may become part of a document."""
-
-    TABLE = "table"
-    JSON = "json"
-    MD = "md"
 
 
 FormatOption = Annotated[ListingFormat, typer.Option("--format", help="How to print it.")]

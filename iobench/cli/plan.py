@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iobench.cli.formats import DocumentFormat, DocumentFormatOption
+from iobench.cli.formats import DocumentFormatOption
 from iobench.cli.given import check_effect, the_workload
 from iobench.cli.seeds import LARGEST_SEED
 from iobench.errors import OptionError, UnknownNameError, UsageError
+from iobench.report.render import DocumentFormat
 from iobench.units import parse_percent, parse_seconds, parse_size
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def plan(
     """
     from iobench.goodput.forecast import Method, forecast
     from iobench.goodput.job import TrainingJob
-    from iobench.report.forecast import Outlook, write_json, write_markdown, write_table
+    from iobench.report.forecast import Outlook, write
 
     jobs = [
         TrainingJob(
@@ -190,12 +191,7 @@ def plan(
         notes=tuple(notes),
         formulas=formulas,
     )
-    write = {
-        DocumentFormat.TABLE: write_table,
-        DocumentFormat.JSON: write_json,
-        DocumentFormat.MD: write_markdown,
-    }
-    write[format_](outlook, sys.stdout)
+    write(outlook, format_, sys.stdout)
 
 
 def _by_hand(

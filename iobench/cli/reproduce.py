@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iobench.cli.formats import DocumentFormat, DocumentFormatOption
+from iobench.cli.formats import DocumentFormatOption
 from iobench.cli.servers import print_plan
+from iobench.report.render import DocumentFormat
 
 if TYPE_CHECKING:
     from iobench.claims.claims import Claim, Study
@@ -57,7 +58,7 @@ def reproduce(
     from iobench.claims.reproduction import judge_records
     from iobench.cli.run import raise_failures
     from iobench.cli.train import raise_differences
-    from iobench.report.findings import write_json, write_markdown, write_table
+    from iobench.report.findings import write
     from iobench.results import read
 
     about = study(claim)
@@ -68,12 +69,7 @@ def reproduce(
         if record.incomplete:
             typer.echo(f"warning: {record.incomplete}", err=True)
     found = judge_records(about, records)
-    write = {
-        DocumentFormat.TABLE: write_table,
-        DocumentFormat.JSON: write_json,
-        DocumentFormat.MD: write_markdown,
-    }
-    write[format_](about, records, found, sys.stdout)
+    write(about, records, found, format_, sys.stdout)
     for record in records:
         raise_failures(record)
         raise_differences(record)

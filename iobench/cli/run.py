@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
     from iobench.results import ResultFile
 
 _FILES, _S3 = "buffered,uncached,odirect", "s3"
-_HOW_OFTEN, _AXES = "How often, and in which order", "What is varied, and of which rank"
-_RULES, _OUTPUT = "Rules of the measurement", "Output"
+_often_option = partial(typer.Option, rich_help_panel="How often, and in which order")
+_axis_option = partial(typer.Option, rich_help_panel="What is varied, and of which rank")
+_rule_option = partial(typer.Option, rich_help_panel="Rules of the measurement")
+_output_option = partial(typer.Option, rich_help_panel="Output")
 
 
 def run(
@@ -70,148 +73,99 @@ def run(
     ] = None,
     repeat: Annotated[
         str,
-        typer.Option(
-            "--repeat",
-            help="Samples of each writer, or auto: until --precision or --max-time.",
-            rich_help_panel=_HOW_OFTEN,
+        _often_option(
+            "--repeat", help="Samples of each writer, or auto: until --precision or --max-time."
         ),
     ] = "6",
     precision: Annotated[
-        str,
-        typer.Option(
-            "--precision",
-            help="With --repeat auto: how wide an interval may be.",
-            rich_help_panel=_HOW_OFTEN,
-        ),
+        str, _often_option("--precision", help="With --repeat auto: how wide an interval may be.")
     ] = "5%",
     max_time: Annotated[
-        str,
-        typer.Option(
-            "--max-time",
-            help="With --repeat auto: no repetition begins after it.",
-            rich_help_panel=_HOW_OFTEN,
-        ),
+        str, _often_option("--max-time", help="With --repeat auto: no repetition begins after it.")
     ] = "10min",
     aa: Annotated[
         bool,
-        typer.Option(
-            "--aa",
-            help="Measure the first writer twice: the noise floor of the machine.",
-            rich_help_panel=_HOW_OFTEN,
+        _often_option(
+            "--aa", help="Measure the first writer twice: the noise floor of the machine."
         ),
     ] = False,
     seed: Annotated[
         int | None,
-        typer.Option(
-            "--seed",
-            min=0,
-            max=LARGEST_SEED,
-            help="Of data and order.",
-            show_default="random",
-            rich_help_panel=_HOW_OFTEN,
+        _often_option(
+            "--seed", min=0, max=LARGEST_SEED, help="Of data and order.", show_default="random"
         ),
     ] = None,
     serializer: Annotated[
         str | None,
-        typer.Option(
+        _axis_option(
             "--serializer",
             help="Write every file as safetensors, torch, dcp or raw (peers have their own), or "
             "same: as the workload has it. Several, separated by commas, are compared.",
             show_default="as the workload has them",
-            rich_help_panel=_AXES,
         ),
     ] = None,
     granularity: Annotated[
         str | None,
-        typer.Option(
+        _axis_option(
             "--granularity",
             help="Distribute the tensors over files anew: blob (one file), shard=5GB, layer, "
             "tensor, or same. Several are compared: blob,layer",
             show_default="as the workload has them",
-            rich_help_panel=_AXES,
         ),
     ] = None,
     restore_as: Annotated[
         str,
-        typer.Option(
+        _axis_option(
             "--restore-as",
             help="Restore all (same), or only some tensors: subset=0.1 for a tenth of the bytes. "
             "Several are made of each save: same,subset=0.1",
-            rich_help_panel=_AXES,
         ),
     ] = "same",
     numjobs: Annotated[
         str,
-        typer.Option(
+        _axis_option(
             "--numjobs",
             help="Processes that save, and restore, at once, like the ranks of a node: each has "
             "files of its own, and the last one to end counts. Several are compared: 1,2,4",
-            rich_help_panel=_AXES,
         ),
     ] = "1",
-    rank: Annotated[
-        int, typer.Option("--rank", min=0, help="The rank to replay.", rich_help_panel=_AXES)
-    ] = 0,
+    rank: Annotated[int, _axis_option("--rank", min=0, help="The rank to replay.")] = 0,
     ceiling: Annotated[
-        bool,
-        typer.Option(
-            "--ceiling/--no-ceiling",
-            help="Measure fio in the same run.",
-            rich_help_panel=_RULES,
-        ),
+        bool, _rule_option("--ceiling/--no-ceiling", help="Measure fio in the same run.")
     ] = True,
     crc: Annotated[
         bool,
-        typer.Option(
-            "--crc/--no-crc",
-            help="CRC32 in torch zip files, like stock torch.save.",
-            rich_help_panel=_RULES,
-        ),
+        _rule_option("--crc/--no-crc", help="CRC32 in torch zip files, like stock torch.save."),
     ] = True,
     pool: Annotated[
-        str,
-        typer.Option(
-            "--pool", help="Memory that holds the data of all tensors.", rich_help_panel=_RULES
-        ),
+        str, _rule_option("--pool", help="Memory that holds the data of all tensors.")
     ] = "1GiB",
     baseline: Annotated[
         str | None,
-        typer.Option(
+        _rule_option(
             "--baseline",
             help="The writer with which the others are compared, pair by pair: a name, with "
             "options and axes where they matter: 'odirect numjobs=1'.",
             show_default="peer:torch-save where it takes part",
-            rich_help_panel=_RULES,
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            help="The result file.",
-            show_default="results/<run>.jsonl",
-            rich_help_panel=_OUTPUT,
+        _output_option(
+            "-o", "--output", help="The result file.", show_default="results/<run>.jsonl"
         ),
     ] = None,
     format_: Annotated[
-        ReportFormat,
-        typer.Option("--format", help="How to print the report.", rich_help_panel=_OUTPUT),
+        ReportFormat, _output_option("--format", help="How to print the report.")
     ] = ReportFormat.TABLE,
     details: Annotated[
         bool,
-        typer.Option(
-            "--details",
-            help="Add the machine, the phases and all notes to the table.",
-            rich_help_panel=_OUTPUT,
-        ),
+        _output_option("--details", help="Add the machine, the phases and all notes to the table."),
     ] = False,
     dry_run: Annotated[
         bool,
-        typer.Option(
-            "--dry-run",
-            help="Print the plan, bytes and expected time (by short probes).",
-            rich_help_panel=_OUTPUT,
+        _output_option(
+            "--dry-run", help="Print the plan, bytes and expected time (by short probes)."
         ),
     ] = False,
     quiet: QuietOption = False,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iobench.errors import UsageError
-from iobench.report.render import ReportFormat, render
+from iobench.report.render import DocumentFormat, ReportFormat, render
 from iobench.text import printable
 
 if TYPE_CHECKING:
@@ -52,15 +52,10 @@ def show(
 
 
 def _show_training(result: ResultFile, format_: ReportFormat, *, other: bool) -> None:
-    from iobench.report import training
+    from iobench.report.training import write
 
-    write = {
-        ReportFormat.TABLE: training.write_table,
-        ReportFormat.JSON: training.write_json,
-        ReportFormat.MD: training.write_markdown,
-    }.get(format_)
-    if write is None or other:
+    if other or format_ is ReportFormat.CSV:
         raise UsageError(
             "a record of iobench train is shown as table, json or md, without --series or --details"
         )
-    write(result, sys.stdout)
+    write(result, DocumentFormat(format_), sys.stdout)

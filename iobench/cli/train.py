@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iobench.cli.formats import DocumentFormat
 from iobench.cli.given import (
     QuietOption,
     WorkloadArgument,
@@ -20,6 +19,7 @@ from iobench.cli.given import (
 from iobench.cli.seeds import LARGEST_SEED
 from iobench.cli.servers import print_plan
 from iobench.errors import DataMismatchError
+from iobench.report.render import DocumentFormat
 
 if TYPE_CHECKING:
     from iobench.results import ResultFile
@@ -125,12 +125,7 @@ def train(
         seed=seed,
     )
     result = measure_training(session, output, quiet=quiet)
-    write = {
-        DocumentFormat.TABLE: training.write_table,
-        DocumentFormat.JSON: training.write_json,
-        DocumentFormat.MD: training.write_markdown,
-    }
-    write[format_](result, sys.stdout)
+    training.write(result, format_, sys.stdout)
     print(f"record: {result.path}", file=sys.stderr)
     raise_differences(result)
 

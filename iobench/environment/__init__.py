@@ -14,7 +14,7 @@ It never imports torch: versions come from package metadata, GPUs from the drive
 from __future__ import annotations
 
 from iobench.environment.advice import Advice, advise
-from iobench.environment.device import DeviceCounters, DeviceMonitor, device_statistics
+from iobench.environment.device import DeviceCounters, DeviceMonitor
 from iobench.environment.machine import (
     describe_environment,
     describe_machine,
@@ -34,7 +34,6 @@ __all__ = [
     "describe_environment",
     "describe_machine",
     "describe_storage",
-    "device_statistics",
     "fingerprint",
     "fio_version",
     "machine_fingerprint",

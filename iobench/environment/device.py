@@ -14,65 +14,47 @@ _SECTOR_BYTES = 512  # the unit of the kernel's counters, whatever the block siz
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceCounters:
-    """Operations and bytes of a device since boot; subtract two readings to get an interval.
+    """Bytes that a device has moved since boot; subtract two readings to get an interval.
 
     They count the I/O of all processes. For several devices (btrfs) they are the sum, so a mirror
     counts every written byte twice.
     """
 
-    reads: int
     read_bytes: int
-    writes: int
     write_bytes: int
-    discard_bytes: int
-    flushes: int
-    busy_s: float
 
     def __sub__(self, earlier: DeviceCounters) -> DeviceCounters:
-        return self._combined(earlier, -1)
+        return DeviceCounters(
+            read_bytes=self.read_bytes - earlier.read_bytes,
+            write_bytes=self.write_bytes - earlier.write_bytes,
+        )
 
     def __add__(self, other: DeviceCounters) -> DeviceCounters:
-        return self._combined(other, 1)
-
-    def _combined(self, other: DeviceCounters, sign: int) -> DeviceCounters:
         return DeviceCounters(
-            reads=self.reads + sign * other.reads,
-            read_bytes=self.read_bytes + sign * other.read_bytes,
-            writes=self.writes + sign * other.writes,
-            write_bytes=self.write_bytes + sign * other.write_bytes,
-            discard_bytes=self.discard_bytes + sign * other.discard_bytes,
-            flushes=self.flushes + sign * other.flushes,
-            busy_s=self.busy_s + sign * other.busy_s,
+            read_bytes=self.read_bytes + other.read_bytes,
+            write_bytes=self.write_bytes + other.write_bytes,
         )
 
 
 def parse_stat(text: str) -> DeviceCounters | None:
     """Parse the text of /sys/dev/block/MAJ:MIN/stat; None if it has another form.
 
-    Fields: Documentation/block/stat.rst. Discards came with Linux 4.18, flushes with 5.5; for older
-    kernels they are 0.
+    Fields: Documentation/block/stat.rst.
     """
     words = text.split()
     if len(words) < 11 or not all(word.isdigit() for word in words):
         return None
-    values = [int(word) for word in words] + [0] * 6
     return DeviceCounters(
-        reads=values[0],
-        read_bytes=values[2] * _SECTOR_BYTES,
-        writes=values[4],
-        write_bytes=values[6] * _SECTOR_BYTES,
-        busy_s=values[9] / 1e3,
-        discard_bytes=values[13] * _SECTOR_BYTES,
-        flushes=values[15],
+        read_bytes=int(words[2]) * _SECTOR_BYTES, write_bytes=int(words[6]) * _SECTOR_BYTES
     )
 
 
 class DeviceMonitor:
     """Reads the counters of the device under a directory; the device is looked up only once.
 
-    `devices` are the names in sysfs (`nvme0n1p1`), `files` their counter files. Both are empty, and
-    `read` returns None, for tmpfs, network and FUSE file systems, zfs, and overlays in containers:
-    no block device can be identified there.
+    `files` are the counter files of sysfs. There are none, and `read` returns None, for tmpfs,
+    network and FUSE file systems, zfs, and overlays in containers: no block device can be
+    identified there.
     """
 
     def __init__(self, directory: Path | str, sysfs: Path = Path("/sys")) -> None:
@@ -82,7 +64,6 @@ class DeviceMonitor:
         # The counters of only some of a file system's devices would look like missing bytes.
         whole = len(counting) == len(found)
         self.files = tuple(path / "stat" for path in counting) if whole else ()
-        self.devices = tuple(path.parent.name for path in self.files)
 
     def read(self) -> DeviceCounters | None:
         """Return the counters now, in about 20 microseconds; None without a device."""
@@ -112,8 +93,3 @@ def _counts(directory: Path) -> bool:
     """Whether the kernel counts the device's I/O: the disk's queue/iostats can disable that."""
     disk = directory.parent if (directory / "partition").exists() else directory
     return read_int(disk / "queue/iostats") != 0 and (directory / "stat").exists()
-
-
-def device_statistics(directory: Path | str) -> DeviceCounters | None:
-    """Return the counters of the device under `directory`. To read often, keep a DeviceMonitor."""
-    return DeviceMonitor(directory).read()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import resource
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from iobench.environment.kernelfs import read_int, read_text, selected
@@ -195,12 +194,7 @@ class PeakMemory:
             pass
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         peak = _own("VmHWM")
         if self._before is not None and peak is not None:
             self.grown_bytes = max(0, peak - self._before)

@@ -54,7 +54,6 @@ class Mount:
     """One line of mountinfo. `root` is the part of the file system that is mounted here."""
 
     mount_id: int
-    parent_id: int
     device: str
     root: str
     mount_point: str
@@ -106,7 +105,6 @@ def parse_mountinfo(text: str) -> list[Mount]:
         mounts.append(
             Mount(
                 mount_id=int(fields[0]),
-                parent_id=int(fields[1]),
                 device=fields[2],
                 root=_unescape(fields[3]),
                 mount_point=_unescape(fields[4]),

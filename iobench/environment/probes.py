@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from iobench.environment.device import DeviceMonitor
 from iobench.environment.direct import try_direct
@@ -24,12 +25,19 @@ from iobench.linux import (
     kernel_version,
     mincore_resident_bytes,
     resident_bytes,
+    sync_file,
 )
 from iobench.units import KIB, MIB, format_seconds, format_size
 
 _FSYNCS = 7
 _WATCH_S = 0.5
 _QUIET_BYTES_PER_S = MIB  # a journal or a log; more I/O lowers the figures
+_NEEDED = {"O_DIRECT", "eviction", "fsync", "directory fsync", "rename"}
+
+_Found: TypeAlias = tuple[bool, str, str]
+"""What an attempt found: whether it works, the details, and the remedy."""
+
+_Attempt: TypeAlias = Callable[[Path], _Found]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +94,14 @@ def say(error: OSError) -> str:
     return f"{name} ({os.strerror(number)})"
 
 
-def _run(name: str, attempt: Callable[[str, Path], Probe], room: Path) -> Probe:
+def _run(name: str, attempt: _Attempt, room: Path) -> Probe:
     """Return the result of the attempt; an unexpected OSError is a failed probe."""
+    needed = name in _NEEDED
     try:
-        return attempt(name, room)
+        ok, detail, remedy = attempt(room)
     except OSError as error:
-        return Probe(name=name, ok=False, detail=say(error))
+        ok, detail, remedy, needed = False, say(error), "", True
+    return Probe(name=name, ok=ok, detail=detail, remedy=remedy, needed=needed)
 
 
 @contextmanager
@@ -113,14 +123,12 @@ def _write(descriptor: int, data: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _direct(name: str, room: Path) -> Probe:
-    ok, detail, remedy = try_direct(room / name)
-    return Probe(name=name, ok=ok, detail=detail, remedy=remedy)
+def _direct(room: Path) -> _Found:
+    return try_direct(room / "direct")
 
 
-def _dontcache(name: str, room: Path) -> Probe:
-    remedy = "The writer `uncached` falls back to sync_file_range and POSIX_FADV_DONTNEED."
-    with _file(room, name) as descriptor:
+def _dontcache(room: Path) -> _Found:
+    with _file(room, "dontcache") as descriptor:
         try:
             os.pwritev(descriptor, [os.urandom(256 * KIB)], 0, RWF_DONTCACHE)
         except OSError as error:
@@ -129,154 +137,125 @@ def _dontcache(name: str, room: Path) -> Probe:
                 why += ": needs Linux 6.14"
             elif error.errno == errno.EOPNOTSUPP:
                 why += ": this file system does not implement it"
-            return Probe(name=name, ok=False, detail=why, remedy=remedy, needed=False)
+            remedy = "The writer `uncached` falls back to sync_file_range and POSIX_FADV_DONTNEED."
+            return False, why, remedy
         os.fsync(descriptor)
         left, _ = resident_bytes(descriptor)
-        detail = "pwritev2 takes it; "
-        detail += f"{format_size(left)} stay cached after fsync" if left else "nothing stays cached"
-        return Probe(name=name, ok=True, detail=detail, needed=False)
+    stays = f"{format_size(left)} stay cached after fsync" if left else "nothing stays cached"
+    return True, f"pwritev2 takes it; {stays}", ""
 
 
-def _fallocate(name: str, room: Path) -> Probe:
-    with _file(room, name) as descriptor:
+def _fallocate(room: Path) -> _Found:
+    with _file(room, "fallocate") as descriptor:
         try:
             fallocate(descriptor, 0, MIB)
         except OSError as error:
             remedy = "Files grow as they are written; on ext4 that is slower and less steady."
-            return Probe(name=name, ok=False, detail=say(error), remedy=remedy, needed=False)
+            return False, say(error), remedy
         status = os.fstat(descriptor)
-        held = status.st_blocks * 512
-        detail = f"1 MiB asked, size {format_size(status.st_size)}, {format_size(held)} on disk"
-        ok = status.st_size == MIB and held >= MIB
-        remedy = (
-            "" if ok else "Space is not reserved in advance here: the disk may fill in mid-run."
-        )
-        return Probe(name=name, ok=ok, detail=detail, remedy=remedy, needed=False)
+    held = status.st_blocks * 512
+    detail = f"1 MiB asked, size {format_size(status.st_size)}, {format_size(held)} on disk"
+    if status.st_size == MIB and held >= MIB:
+        return True, detail, ""
+    return False, detail, "Space is not reserved in advance here: the disk may fill in mid-run."
 
 
-def _cachestat(name: str, room: Path) -> Probe:
-    with _file(room, name, 256 * KIB) as descriptor:
+def _cachestat(room: Path) -> _Found:
+    with _file(room, "cachestat", 256 * KIB) as descriptor:
         try:
             seen = cachestat_resident_bytes(descriptor)
         except OSError as error:
             why = say(error) + (": needs Linux 6.5" if kernel_version() < (6, 5) else "")
-            remedy = "Cold reads are proved with mincore(2) instead."
-            return Probe(name=name, ok=False, detail=why, remedy=remedy, needed=False)
-    return _seen(name, seen)
+            return False, why, "Cold reads are proved with mincore(2) instead."
+    return _seen(seen)
 
 
-def _mincore(name: str, room: Path) -> Probe:
-    with _file(room, name, 256 * KIB) as descriptor:
-        return _seen(name, mincore_resident_bytes(descriptor))
+def _mincore(room: Path) -> _Found:
+    with _file(room, "mincore", 256 * KIB) as descriptor:
+        return _seen(mincore_resident_bytes(descriptor))
 
 
-def _seen(name: str, seen_bytes: int) -> Probe:
+def _seen(seen_bytes: int) -> _Found:
     """Check a counter: it must see the 256 KiB that were just written through the page cache."""
-    return Probe(
-        name=name,
-        ok=seen_bytes >= 256 * KIB,
-        detail=f"sees {format_size(seen_bytes)} cached of 256 KiB just written",
-        remedy=""
-        if seen_bytes
-        else "This file system caches elsewhere: cold reads cannot be proved here.",
-        needed=False,
-    )
+    elsewhere = "This file system caches elsewhere: cold reads cannot be proved here."
+    detail = f"sees {format_size(seen_bytes)} cached of 256 KiB just written"
+    return seen_bytes >= 256 * KIB, detail, "" if seen_bytes else elsewhere
 
 
-def _eviction(name: str, room: Path) -> Probe:
-    with _file(room, name, MIB) as descriptor:
+def _eviction(room: Path) -> _Found:
+    with _file(room, "eviction", MIB) as descriptor:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         left, how = resident_bytes(descriptor)
-    return Probe(
-        name=name,
-        ok=left == 0,
-        detail=f"{format_size(left)} of 1.00 MiB stay cached after POSIX_FADV_DONTNEED ({how})",
-        remedy=""
-        if left == 0
-        else "Restores are warm here and INVALID; drop_caches (root) may help, except on tmpfs.",
-    )
+    detail = f"{format_size(left)} of 1.00 MiB stay cached after POSIX_FADV_DONTNEED ({how})"
+    warm = "Restores are warm here and INVALID; drop_caches (root) may help, except on tmpfs."
+    return left == 0, detail, warm if left else ""
 
 
-def _drop_caches(name: str, _room: Path) -> Probe:
+def _drop_caches(_room: Path) -> _Found:
     try:
         os.close(os.open("/proc/sys/vm/drop_caches", os.O_WRONLY | os.O_CLOEXEC))
     except OSError as error:
-        remedy = "Not needed if eviction works; it needs root."
-        return Probe(name=name, ok=False, detail=say(error), remedy=remedy, needed=False)
-    return Probe(name=name, ok=True, detail="permitted (opened, not used)", needed=False)
+        return False, say(error), "Not needed if eviction works; it needs root."
+    return True, "permitted (opened, not used)", ""
 
 
-def _fsync(name: str, room: Path) -> Probe:
-    with _file(room, name, 4 * KIB) as descriptor:
+def _fsync(room: Path) -> _Found:
+    with _file(room, "fsync", 4 * KIB) as descriptor:
         times = []
         for _ in range(_FSYNCS):
             _write(descriptor, os.urandom(4 * KIB))
             start = time.perf_counter()
             os.fsync(descriptor)
             times.append(time.perf_counter() - start)
-    median, worst = sorted(times)[_FSYNCS // 2], max(times)
-    return Probe(
-        name=name,
-        ok=True,
-        detail=f"median {format_seconds(median)}, worst {format_seconds(worst)} "
-        f"({_FSYNCS} times, 4 KiB each)",
-    )
+    median, worst = format_seconds(sorted(times)[_FSYNCS // 2]), format_seconds(max(times))
+    return True, f"median {median}, worst {worst} ({_FSYNCS} times, 4 KiB each)", ""
 
 
-def _directory_fsync(name: str, room: Path) -> Probe:
-    descriptor = os.open(room, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _directory_fsync(room: Path) -> _Found:
     try:
-        os.fsync(descriptor)
+        sync_file(room, os.O_DIRECTORY)
     except OSError as error:
-        remedy = "An fsync cannot make the rename of a commit durable here."
-        return Probe(name=name, ok=False, detail=say(error), remedy=remedy)
-    finally:
-        os.close(descriptor)
-    return Probe(name=name, ok=True, detail="accepted")
+        return False, say(error), "An fsync cannot make the rename of a commit durable here."
+    return True, "accepted", ""
 
 
-def _rename(name: str, room: Path) -> Probe:
+def _rename(room: Path) -> _Found:
     """Rename a file over a file, and a directory to a new name, like a commit."""
     with _file(room, "old", 4 * KIB), _file(room, "new", 4 * KIB) as descriptor:
         (room / "new").replace(room / "old")
         replaced = (room / "old").stat().st_ino == os.fstat(descriptor).st_ino
     (room / "aside").mkdir()
     (room / "aside").rename(room / "published")
-    ok = replaced and (room / "published").is_dir() and not (room / "new").exists()
-    detail = "replaces a file, moves a directory" if ok else "the old file is still there"
-    return Probe(name=name, ok=ok, detail=detail)
+    if replaced and (room / "published").is_dir() and not (room / "new").exists():
+        return True, "replaces a file, moves a directory", ""
+    return False, "the old file is still there", ""
 
 
-def _tmpfile(name: str, room: Path) -> Probe:
+def _tmpfile(room: Path) -> _Found:
     try:
         os.close(os.open(room, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600))
     except OSError as error:
-        return Probe(name=name, ok=False, detail=say(error), needed=False)
-    return Probe(name=name, ok=True, detail="files without a name", needed=False)
+        return False, say(error), ""
+    return True, "files without a name", ""
 
 
-def _other_io(name: str, room: Path) -> Probe:
+def _other_io(room: Path) -> _Found:
     """Measure the I/O of other processes on the device for half a second."""
     monitor = DeviceMonitor(room)
     before, began = monitor.read(), time.perf_counter()
     time.sleep(_WATCH_S)
     after, elapsed_s = monitor.read(), time.perf_counter() - began
     if before is None or after is None:
-        detail = "no block device of this machine: not checked"
-        return Probe(name=name, ok=True, detail=detail, needed=False)
+        return True, "no block device of this machine: not checked", ""
     read = (after.read_bytes - before.read_bytes) / elapsed_s
     written = (after.write_bytes - before.write_bytes) / elapsed_s
-    quiet = read + written <= _QUIET_BYTES_PER_S
-    return Probe(
-        name=name,
-        ok=quiet,
-        detail=f"others read {format_size(read)}/s, write {format_size(written)}/s on the device",
-        remedy="" if quiet else "Find the process (iotop -o); it lowers figures taken now.",
-        needed=False,
-    )
+    detail = f"others read {format_size(read)}/s, write {format_size(written)}/s on the device"
+    if read + written <= _QUIET_BYTES_PER_S:
+        return True, detail, ""
+    return False, detail, "Find the process (iotop -o); it lowers figures taken now."
 
 
-_ATTEMPTS: dict[str, Callable[[str, Path], Probe]] = {
+_ATTEMPTS: dict[str, _Attempt] = {
     "other I/O": _other_io,
     "O_DIRECT": _direct,
     "RWF_DONTCACHE": _dontcache,

@@ -8,7 +8,7 @@ import numpy as np
 
 from iobench import linux
 from iobench.environment.memory import host_takes_free_memory
-from iobench.errors import TransferError
+from iobench.errors import transfer_errors
 from iobench.formats.tensors import Allocate, allocate
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.image import Bytes, FileImage, Memory
@@ -33,10 +33,8 @@ class FileMemory:
         self._size, self._allocate = size_bytes, allocate
         self._whole: Bytes | None = None
         if allocate is None:
-            try:
+            with transfer_errors("making room in memory", file):
                 self._whole = fresh_pages(size_bytes, huge=not host_takes_free_memory())
-            except OSError as error:
-                raise TransferError.wrap(error, "making room in memory", file) from error
         self._apart: list[tuple[int, Memory]] = []
 
     def take(self, start: int, stop: int, unit: int) -> Memory:
@@ -70,12 +68,7 @@ class _Part:
     def __init__(self, whole: Bytes, start: int, stop: int) -> None:
         self._whole = whole  # kept until every part is gone
         self._address, self._length = whole.ctypes.data + start, stop - start
-        self.__array_interface__ = {
-            "shape": (self._length,),
-            "typestr": "|u1",
-            "data": (self._address, False),
-            "version": 3,
-        }
+        self.__array_interface__ = linux.array_interface(self._address, self._length)
 
     def __del__(self) -> None:
         linux.give_up_pages(self._address, self._length)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, Self
 
-from iobench.errors import DataMismatchError, IobenchError, TransferError
+from iobench.errors import DataMismatchError, transfer_errors
 from iobench.writers.base import Writer
 from iobench.writers.device.base import DeviceBytes
 from iobench.writers.image import FileImage
@@ -34,12 +34,8 @@ class InspectedFile(io.RawIOBase):
     @contextmanager
     def opened(cls, file: str, writer: Writer | None) -> Iterator[Self]:
         """Open `file` through `writer`, or in a mounted file system. Raises TransferError."""
-        try:
+        with transfer_errors("opening", file):
             source: Source = LocalSource(file) if writer is None else writer.open_source(file)
-        except IobenchError:
-            raise
-        except OSError as error:
-            raise TransferError.wrap(error, "opening", file) from error
         with closing(source):
             yield cls(source)
 
@@ -70,9 +66,8 @@ class InspectedFile(io.RawIOBase):
         failure, self._failure = self._failure, None  # its traceback would keep this source alive
         if failure is None:
             return
-        if isinstance(failure, OSError) and not isinstance(failure, IobenchError):
-            raise TransferError.wrap(failure, "opening", file) from failure
-        raise failure
+        with transfer_errors("opening", file):
+            raise failure
 
     def readinto(self, buffer: Any) -> int:
         room = memoryview(buffer).cast("B")

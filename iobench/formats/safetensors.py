@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
 from iobench.writers.transfer import Transfer
 
-__all__ = ["image", "index_bytes", "load", "prepare", "read_header", "save"]
+__all__ = ["image", "load", "prepare", "save"]
 
 _TORCH_NAMES = {code: name for name, (code, _) in DTYPES.items()}
 _MAX_HEADER = 100_000_000  # bytes; the safetensors library refuses more
@@ -67,15 +66,6 @@ def save(
     return writer.write(
         image(path, tensors, metadata), target, durable=durable, sync_directory=sync_directory
     )
-
-
-def read_header(file: str | Path, writer: Writer | None = None) -> tuple[dict[str, Any], int, int]:
-    """Return (the header's JSON, bytes before the data section, bytes of the file).
-
-    `writer` opens a file that is not in a mounted file system. Raises DataMismatchError.
-    """
-    with InspectedFile.opened(os.fspath(file), writer) as source:
-        return _header(file, source)
 
 
 def _header(file: str | Path, source: InspectedFile) -> tuple[dict[str, Any], int, int]:
@@ -218,13 +208,3 @@ def _check_gapless(file: str, places: list[_Place], data_bytes: int) -> None:
         raise DataMismatchError(
             f"{file}: has {data_bytes} bytes of data, its header describes {expected}"
         )
-
-
-def index_bytes(shards: Mapping[str, list[str]], total_size_bytes: int) -> bytes:
-    """Return `model.safetensors.index.json` like transformers; `shards` maps files to names."""
-    weight_map = {name: file for file, names in shards.items() for name in names}
-    document = {
-        "metadata": {"total_size": total_size_bytes},
-        "weight_map": dict(sorted(weight_map.items())),
-    }
-    return (json.dumps(document, indent=2, sort_keys=True) + "\n").encode()

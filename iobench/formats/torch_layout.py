@@ -15,10 +15,9 @@ from isal import isal_zlib
 from iobench.formats.checked_image import CheckedImage, RunningChecksums
 from iobench.formats.tensors import tensor_memory
 from iobench.units import MIB
-from iobench.writers.blocks.workers import Blocks, run_workers
+from iobench.writers.blocks.workers import map_in_workers
 from iobench.writers.device.base import DeviceBytes
 from iobench.writers.image import Bytes, FileImage, Memory
-from iobench.writers.transfer import Meter
 
 __all__ = ["TorchLayout"]
 
@@ -191,14 +190,8 @@ def _checksums(memories: Mapping[int, Memory]) -> dict[int, int]:
     """Return the CRC32 of each memory."""
     if sum(map(len, memories.values())) < _WORTH_A_THREAD:
         return {start: _crc32(memory) for start, memory in memories.items()}
-    starts, found = list(memories), dict.fromkeys(memories, 0)
-
-    def work(numbers: Blocks, _: Meter) -> None:
-        for number, _end in numbers:
-            found[starts[number]] = _crc32(memories[starts[number]])
-
-    run_workers(min(_THREADS, len(starts)), Blocks(0, len(starts), 1), work, Meter())
-    return found
+    found = map_in_workers(_THREADS, _crc32, list(memories.values()))
+    return dict(zip(memories, found, strict=True))
 
 
 def _crc32(memory: Memory) -> int:

@@ -33,8 +33,8 @@ from iobench.errors import TargetError, UsageError
 from iobench.integrations.dcp_files import DcpLocation, DcpStorage
 from iobench.integrations.default_writer import WriterLike
 from iobench.writers.blocks import interpreter_end
-from iobench.writers.blocks.workers import Blocks, run_workers
-from iobench.writers.transfer import Meter, Transfer
+from iobench.writers.blocks.workers import map_in_workers
+from iobench.writers.transfer import Transfer
 
 __all__ = ["METADATA", "StorageWriter", "metadata_name"]
 
@@ -137,20 +137,16 @@ class StorageWriter(DcpStorage, StockStorageWriter, BlockingAsyncStager):
         groups = [[item] for item in plan.items]
         if self._single_file_per_rank:
             groups = _distributed(plan.items, self._thread_count)
-        files: dict[int, tuple[Transfer, list[WriteResult]]] = {}
 
-        def work(numbers: Blocks, _: Meter) -> None:
-            for number, _end in numbers:
-                name = f"{prefix}{number}{DEFAULT_SUFFIX}"
-                files[number] = self._write_file(name, groups[number], planner)
+        def write(number: int) -> tuple[Transfer, list[WriteResult]]:
+            return self._write_file(f"{prefix}{number}{DEFAULT_SUFFIX}", groups[number], planner)
 
         with _newest.step(last=not self._finishes):
-            threads = max(1, min(self._thread_count, len(groups)))
-            run_workers(threads, Blocks(0, len(groups), 1), work, Meter(), caller_waits=True)
-        in_order = [files[number] for number in range(len(groups))]
-        self.transfers += [transfer for transfer, _ in in_order]
+            numbers = range(len(groups))
+            files = map_in_workers(self._thread_count, write, numbers, caller_waits=True)
+        self.transfers += [transfer for transfer, _ in files]
         done: Future[list[WriteResult]] = Future()
-        done.set_result([result for _, results in in_order for result in results])
+        done.set_result([result for _, results in files for result in results])
         return done
 
     def _write_file(
@@ -289,12 +285,8 @@ def _distributed(items: Sequence[WriteItem], files: int) -> list[list[WriteItem]
     """Return up to `files` groups of about equal size, the largest items first in each."""
     groups: list[list[WriteItem]] = [[] for _ in range(min(files, len(items)) or 1)]
     heap = [(0, number) for number in range(len(groups))]
-    for item in _by_size(items):
+    for item in sorted(items, key=_size_bytes, reverse=True):
         size, number = heapq.heappop(heap)
         groups[number].append(item)
         heapq.heappush(heap, (size + max(1, _size_bytes(item)), number))
     return groups
-
-
-def _by_size(items: Sequence[WriteItem]) -> Iterator[WriteItem]:
-    yield from sorted(items, key=_size_bytes, reverse=True)

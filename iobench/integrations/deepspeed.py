@@ -25,7 +25,7 @@ import torch
 
 from iobench.checkpoint.background import BackgroundFiles
 from iobench.checkpoint.save import Save
-from iobench.errors import TransferError, UsageError
+from iobench.errors import TransferError, UsageError, transfer_errors
 from iobench.formats import torch_file
 from iobench.integrations import torch_dropins
 from iobench.integrations.default_writer import WriterLike, chosen_writer
@@ -89,10 +89,8 @@ class CheckpointEngine(StockCheckpointEngine):  # type: ignore[misc]
         base = os.path.abspath(info.save_dir) if info is not None else ""
         gained = {above for path in self._directories for above in _up_to(path, base)}
         for directory in sorted(gained):
-            try:
+            with transfer_errors("committing", directory):
                 sync_directory(directory)
-            except OSError as error:
-                raise TransferError.wrap(error, "committing", directory) from error
         self._directories.clear()
         return True
 

@@ -86,20 +86,13 @@ def _install() -> None:
         _inside += 1
         if _inside > 1:
             return
-        stock = safetensors.torch
-        for old, new in (
-            (torch.save, _redirected(torch.save, torch_dropins.save, 1, "f")),
-            (torch.load, _redirected(torch.load, torch_dropins.load, 0, "f")),
-            (
-                stock.save_file,
-                _redirected(stock.save_file, safetensors_dropins.save_file, 1, "filename"),
-            ),
-            (
-                stock.load_file,
-                _redirected(stock.load_file, safetensors_dropins.load_file, 0, "filename"),
-            ),
+        for stock, ours, position, name in (
+            (torch.save, torch_dropins.save, 1, "f"),
+            (torch.load, torch_dropins.load, 0, "f"),
+            (safetensors.torch.save_file, safetensors_dropins.save_file, 1, "filename"),
+            (safetensors.torch.load_file, safetensors_dropins.load_file, 0, "filename"),
         ):
-            _replaced.extend(replace(old, new))
+            _replaced.extend(replace(stock, _redirected(stock, ours, position, name)))
 
 
 def _remove() -> None:

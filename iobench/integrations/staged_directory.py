@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 
+from iobench import linux
 from iobench.checkpoint.staged import STAGING_SUFFIX, exchange, reraise
-from iobench.errors import TransferError, UsageError
+from iobench.errors import UsageError, transfer_errors
 from iobench.writers.local.deferred_free import remove_tree
 from iobench.writers.local.file_metadata import copy_owner, existing_file
 from iobench.writers.local.new_file import sync_directory
@@ -30,12 +31,10 @@ class StagedDirectory:
         the old directory. Raises TransferError for a link that the kernel does not follow.
         """
         if root is None:
-            try:
+            with transfer_errors("staging", final):
                 # The kernel refuses links of other users in sticky directories such as /tmp
                 # (fs.protected_symlinks); realpath below would follow them.
                 existing_file(final)
-            except OSError as error:
-                raise TransferError.wrap(error, "staging", final) from error
         self.final = Path(os.path.realpath(final) if root is None else os.path.abspath(final))
         if _holds_working_directory(self.final):
             raise UsageError(
@@ -51,14 +50,12 @@ class StagedDirectory:
         If `final` exists, create `path` too, with the owner, group, permissions (also set-group-ID,
         by which new files inherit the group) and extended attributes of `final`.
         """
-        try:
+        with transfer_errors("staging", self.root):
             self.discard()
             self.root.mkdir(parents=True)
             if self.final.is_dir():
                 self.path.mkdir(parents=True)
                 _take_after(self.final, self.path)
-        except OSError as error:
-            raise TransferError.wrap(error, "staging", self.root) from error
 
     def publish(self, *, keep_others: bool = False) -> None:
         """Sync every file and directory of `path`, then replace `final` by it atomically.
@@ -67,7 +64,7 @@ class StagedDirectory:
         `keep_others`, entries that only the old one has are kept, also those that other processes
         add during the save. Raises TransferError; `final` is unchanged then.
         """
-        try:
+        with transfer_errors("publishing", self.final):
             made = os.listdir(self.path)
             if keep_others and self.final.is_dir():
                 _adopt(self.final, self.path, made)
@@ -83,8 +80,6 @@ class StagedDirectory:
                 self._exchange() if give == self._exchange else self.final.rename(self.path)
                 raise
             self.discard()
-        except OSError as error:
-            raise TransferError.wrap(error, "publishing", self.final) from error
 
     def discard(self) -> None:
         """Remove `root` and its content, if it exists."""
@@ -151,16 +146,7 @@ def _link(source: Path, target: Path) -> None:
 
 def _sync_tree(directory: Path) -> None:
     for path, _, files in os.walk(directory, topdown=False, onerror=reraise):
-        _sync_files(Path(path, name) for name in files)
+        for file in (Path(path, name) for name in files):
+            if not file.is_symlink():
+                linux.sync_file(file)
         sync_directory(path)
-
-
-def _sync_files(files: Iterable[Path]) -> None:
-    for file in files:
-        if file.is_symlink():
-            continue
-        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)

@@ -14,6 +14,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from iobench.environment.mounts import read_mounts
 from iobench.errors import UsageError
 from iobench.writers.base import Writer
 from iobench.writers.s3_store.errors import status_of
@@ -226,10 +227,7 @@ def _attributes(path: str) -> list[str]:
 
 def _is_mounted(path: str) -> bool:
     """Whether the file is a mount point, which a rename cannot replace (EBUSY)."""
-    escaped = path.replace("\\", r"\134").replace(" ", r"\040")
-    escaped = escaped.replace("\t", r"\011").replace("\n", r"\012")
     try:
-        lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
+        return any(mount.mount_point == path for mount in read_mounts())
     except OSError:
         return False
-    return any(line.split(" ", 5)[4] == escaped for line in lines)

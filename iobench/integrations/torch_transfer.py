@@ -19,6 +19,7 @@ import torch
 from torch.serialization import DEFAULT_PROTOCOL, default_restore_location
 from torch.utils.serialization import config
 
+from iobench import linux
 from iobench.errors import DataMismatchError, SaveError, TransferError
 from iobench.formats import torch_file, torch_image
 from iobench.formats.file_memory import FileMemory
@@ -247,9 +248,4 @@ class _StorageArray:
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self.storage = storage
-        self.__array_interface__ = {
-            "shape": (storage.nbytes(),),
-            "typestr": "|u1",
-            "data": (storage.data_ptr(), False),
-            "version": 3,
-        }
+        self.__array_interface__ = linux.array_interface(storage.data_ptr(), storage.nbytes())

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TextIO
 
 from iobench.claims.claims import ClaimFinding, ClaimMeasure, Study
-from iobench.report.grid import Grid, write_grids_as_markdown, write_grids_as_table
+from iobench.report.grid import Grid
+from iobench.report.render import DocumentFormat, write_grids, write_json
 from iobench.results import ResultFile
 
-__all__ = ["SCHEMA", "write_json", "write_markdown", "write_table"]
+__all__ = ["SCHEMA", "write"]
 
 SCHEMA = "iobench.findings/2"
 
@@ -26,24 +26,18 @@ _COLUMNS = (
 )
 
 
-def write_table(
-    study: Study, records: Sequence[ResultFile], findings: Sequence[ClaimFinding], stream: TextIO
+def write(
+    study: Study,
+    records: Sequence[ResultFile],
+    findings: Sequence[ClaimFinding],
+    form: DocumentFormat,
+    stream: TextIO,
 ) -> None:
-    """Write heading, table and settings to `stream`."""
-    write_grids_as_table([_heading(study)], [_grid(findings)], _notes(records, findings), stream)
-
-
-def write_markdown(
-    study: Study, records: Sequence[ResultFile], findings: Sequence[ClaimFinding], stream: TextIO
-) -> None:
-    """Write a heading, the table and a list of settings."""
-    write_grids_as_markdown([_heading(study)], [_grid(findings)], _notes(records, findings), stream)
-
-
-def write_json(
-    study: Study, records: Sequence[ResultFile], findings: Sequence[ClaimFinding], stream: TextIO
-) -> None:
-    """Write one document and a newline; `ours` is a ratio or a share of the wall clock."""
+    """Write heading, table and settings; in JSON `ours` is a ratio or a share of the wall clock."""
+    if form is not DocumentFormat.JSON:
+        notes = _notes(records, findings)
+        write_grids(form, [_heading(study)], [_grid(findings)], notes, stream)
+        return
     document = {
         "schema": SCHEMA,
         "study": study.name,
@@ -51,8 +45,7 @@ def write_json(
         "records": [str(record.path) for record in records],
         "findings": [asdict(finding) for finding in findings],
     }
-    json.dump(document, stream, indent=2, allow_nan=False)
-    stream.write("\n")
+    write_json(document, stream)
 
 
 def _heading(study: Study) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
@@ -13,10 +12,11 @@ from iobench.goodput.forecast import Forecast, Method, Proposal
 from iobench.goodput.job import TrainingJob
 from iobench.goodput.measured import SavingMethod
 from iobench.report.durations import DurationForm, duration_form
-from iobench.report.grid import Grid, write_grids_as_markdown, write_grids_as_table
+from iobench.report.grid import Grid
+from iobench.report.render import DocumentFormat, write_grids, write_json
 from iobench.units import format_seconds
 
-__all__ = ["SCHEMA", "Outlook", "write_json", "write_markdown", "write_table"]
+__all__ = ["SCHEMA", "Outlook", "write"]
 
 SCHEMA = "iobench.plan/1"
 
@@ -40,18 +40,11 @@ class Outlook:
         return list(dict.fromkeys(one.job for one in self.forecasts))
 
 
-def write_table(outlook: Outlook, stream: TextIO) -> None:
-    """Write heading, tables and notes to `stream`; cut nothing if it is not a terminal."""
-    write_grids_as_table(_heading(outlook), _grids(outlook), _footnotes(outlook), stream)
-
-
-def write_markdown(outlook: Outlook, stream: TextIO) -> None:
-    """Write a heading, the tables and a list of notes."""
-    write_grids_as_markdown(_heading(outlook), _grids(outlook), _footnotes(outlook), stream)
-
-
-def write_json(outlook: Outlook, stream: TextIO) -> None:
-    """Write one document and a newline. Numbers are unrounded; each key names its unit."""
+def write(outlook: Outlook, form: DocumentFormat, stream: TextIO) -> None:
+    """Write heading, tables and notes; in JSON numbers are unrounded, and keys name their unit."""
+    if form is not DocumentFormat.JSON:
+        write_grids(form, _heading(outlook), _grids(outlook), _footnotes(outlook), stream)
+        return
     document = {
         "schema": SCHEMA,
         "title": outlook.title,
@@ -59,8 +52,7 @@ def write_json(outlook: Outlook, stream: TextIO) -> None:
         "forecasts": [_document(one) for one in outlook.forecasts],
         "notes": list(outlook.notes),
     }
-    json.dump(document, stream, indent=2, allow_nan=False)
-    stream.write("\n")
+    write_json(document, stream)
 
 
 def _document(one: Forecast) -> dict[str, Any]:

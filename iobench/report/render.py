@@ -1,15 +1,18 @@
-"""The formats of a report by name. Each format is one module, imported on first use."""
+"""The formats of reports by name. What a format needs is imported on first use."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from importlib import import_module
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
+    from iobench.report.grid import Grid
     from iobench.report.summary import Report
 
-__all__ = ["ReportFormat", "render"]
+__all__ = ["DocumentFormat", "ReportFormat", "render", "write_grids", "write_json"]
 
 
 class ReportFormat(StrEnum):
@@ -18,6 +21,14 @@ class ReportFormat(StrEnum):
     TABLE = "table"
     JSON = "json"
     CSV = "csv"
+    MD = "md"
+
+
+class DocumentFormat(StrEnum):
+    """Formats of the verbs whose result may become part of a document."""
+
+    TABLE = "table"
+    JSON = "json"
     MD = "md"
 
 
@@ -46,3 +57,23 @@ def render(
         module.write(report, stream, details=details)
     else:
         module.write(report, stream)
+
+
+def write_json(document: Mapping[str, Any], stream: TextIO) -> None:
+    """Write one document and a newline."""
+    json.dump(document, stream, indent=2, allow_nan=False)
+    stream.write("\n")
+
+
+def write_grids(
+    form: DocumentFormat,
+    heading: Iterable[str],
+    grids: Iterable[Grid],
+    notes: Iterable[str],
+    stream: TextIO,
+) -> None:
+    """Write heading, tables and notes for a terminal, or as Markdown."""
+    from iobench.report.grid import write_grids_as_markdown, write_grids_as_table
+
+    write = write_grids_as_markdown if form is DocumentFormat.MD else write_grids_as_table
+    write(heading, grids, notes, stream)

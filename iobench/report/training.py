@@ -16,7 +16,8 @@ from iobench.bench.judging.stats import (
 )
 from iobench.claims.answer import few_pairs
 from iobench.report.durations import DurationForm, duration_form
-from iobench.report.grid import Grid, write_grids_as_markdown, write_grids_as_table
+from iobench.report.grid import Grid
+from iobench.report.render import DocumentFormat, write_grids, write_json
 from iobench.results import ResultFile, TrainBlock, to_plain
 from iobench.results.labels import labels
 from iobench.units import GIB, format_rate, format_seconds, format_size
@@ -25,9 +26,7 @@ __all__ = [
     "SCHEMA",
     "TrainingCost",
     "training_costs",
-    "write_json",
-    "write_markdown",
-    "write_table",
+    "write",
 ]
 
 SCHEMA = "iobench.train/1"
@@ -155,18 +154,11 @@ def _steps(blocks: Sequence[TrainBlock], *, persisting: bool) -> list[float]:
     ]
 
 
-def write_table(result: ResultFile, stream: TextIO) -> None:
-    """Write heading, table and notes to `stream`."""
-    write_grids_as_table([_heading(result)], [_grid(result)], _notes(result), stream)
-
-
-def write_markdown(result: ResultFile, stream: TextIO) -> None:
-    """Write a heading, the table and a list of notes."""
-    write_grids_as_markdown([_heading(result)], [_grid(result)], _notes(result), stream)
-
-
-def write_json(result: ResultFile, stream: TextIO) -> None:
-    """Write one document and a newline: the arms with unrounded numbers, and the run's plan."""
+def write(result: ResultFile, form: DocumentFormat, stream: TextIO) -> None:
+    """Write heading, table and notes; or JSON: the arms with unrounded numbers, the run's plan."""
+    if form is not DocumentFormat.JSON:
+        write_grids(form, [_heading(result)], [_grid(result)], _notes(result), stream)
+        return
     document = {
         "schema": SCHEMA,
         "record": str(result.path),
@@ -174,8 +166,7 @@ def write_json(result: ResultFile, stream: TextIO) -> None:
         "incomplete": result.incomplete,
         "arms": [asdict(cost) for cost in training_costs(result)],
     }
-    json.dump(document, stream, indent=2, allow_nan=False)
-    stream.write("\n")
+    write_json(document, stream)
 
 
 def _heading(result: ResultFile) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any, TextIO
 
 from iobench.bench.judging.comparison import Difference
 from iobench.report.grid import Grid, write_grids_as_table
+from iobench.report.render import write_json
 from iobench.results.codec import to_plain
 from iobench.tune.emit import machine_words, storage_words
 from iobench.tune.journal import TuningRecord
@@ -15,7 +15,7 @@ from iobench.tune.outcome import Outcome, Standing
 from iobench.tune.tuning import Tuning
 from iobench.units import format_seconds, format_size
 
-__all__ = ["SCHEMA", "write_json", "write_table"]
+__all__ = ["SCHEMA", "write_document", "write_table"]
 
 SCHEMA = "iobench.tuning/1"
 
@@ -41,7 +41,7 @@ def write_table(outcome: Outcome, tuning: Tuning, header: TuningRecord, stream: 
     rows = [_row(one, outcome, tuning) for one in outcome.standings()]
     size = tuning.actual_bytes(outcome.size_bytes)
     heading = (
-        f"{tuning.workload.name}, rank {tuning.rank}: the best setting for {goal}, "
+        f"{tuning.workload.name}, rank {tuning.asked.rank}: the best setting for {goal}, "
         f"confirmed with {format_size(size)} of {format_size(tuning.full_bytes)}",
         f"{machine_words(header)}, {storage_words(header)}",
     )
@@ -50,7 +50,7 @@ def write_table(outcome: Outcome, tuning: Tuning, header: TuningRecord, stream: 
     )
 
 
-def write_json(outcome: Outcome, tuning: Tuning, header: TuningRecord, stream: TextIO) -> None:
+def write_document(outcome: Outcome, tuning: Tuning, header: TuningRecord, stream: TextIO) -> None:
     """Write one document and a newline. Numbers are unrounded; each key names its unit."""
     verdict = outcome.verdict
     document = {
@@ -84,8 +84,7 @@ def write_json(outcome: Outcome, tuning: Tuning, header: TuningRecord, stream: T
         "written_bytes": outcome.budget.written_bytes,
         "environment": {"machine": to_plain(header.machine), "storage": to_plain(header.storage)},
     }
-    json.dump(document, stream, indent=2, allow_nan=False)
-    stream.write("\n")
+    write_json(document, stream)
 
 
 def notes(outcome: Outcome) -> Iterator[str]:

@@ -21,7 +21,6 @@ __all__ = [
     "footnotes",
     "grid",
     "heading",
-    "labels_of",
     "phases",
     "urgent_notes",
 ]
@@ -102,11 +101,6 @@ def cells(summary: Summary) -> dict[str, str]:
         "phases": phases(summary),
         "verdict": summary.verdict,
     }
-
-
-def labels_of(report: Report) -> list[str]:
-    """Return the label of each row."""
-    return [one.label for one in report.summaries]
 
 
 def columns(report: Report, *, details: bool = False) -> list[str]:

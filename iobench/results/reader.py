@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from iobench.errors import ResultFileError
 from iobench.results.codec import Record, from_record
@@ -67,10 +68,9 @@ def read(path: str | os.PathLike[str]) -> ResultFile:
 
 def _assemble(path: Path, lines: Iterable[bytes]) -> ResultFile:
     run: Run | None = None
-    samples: list[Sample] = []
-    ceiling: list[CeilingSample] = []
-    failures: list[Failure] = []
-    training: list[TrainBlock] = []
+    found: dict[type, list[Any]] = {
+        kind: [] for kind in (Sample, CeilingSample, Failure, TrainBlock)
+    }
     end: End | None = None
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -86,32 +86,26 @@ def _assemble(path: Path, lines: Iterable[bytes]) -> ResultFile:
             raise _error(path, number, f"belongs to run {record.run_id}, not to {run.run_id}")
         elif end is not None:
             raise _error(path, number, "a record after the end; remove this line")
-        elif isinstance(record, Sample):
-            samples.append(record)
-        elif isinstance(record, CeilingSample):
-            ceiling.append(record)
-        elif isinstance(record, Failure):
-            failures.append(record)
-        elif isinstance(record, TrainBlock):
-            training.append(record)
-        else:
-            end = record
-            if end.samples != len(samples):
+        elif isinstance(record, End):
+            end, samples = record, len(found[Sample])
+            if end.samples != samples:
                 raise _error(
                     path,
                     number,
-                    f"the run wrote {end.samples} samples and {len(samples)} are here; "
+                    f"the run wrote {end.samples} samples and {samples} are here; "
                     "take an unedited copy of the file",
                 )
+        else:
+            found[type(record)].append(record)
     if run is None:
         raise ResultFileError(f"{path} is empty; the run ended before it measured anything")
     return ResultFile(
         path=path,
         run=run,
-        samples=tuple(samples),
-        ceiling=tuple(ceiling),
-        failures=tuple(failures),
-        training=tuple(training),
+        samples=tuple(found[Sample]),
+        ceiling=tuple(found[CeilingSample]),
+        failures=tuple(found[Failure]),
+        training=tuple(found[TrainBlock]),
         end=end,
     )
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from iobench.errors import ResultFileError
 from iobench.results.codec import Record, to_record
 from iobench.results.identity import utc_now
 from iobench.results.records import End, Run, Sample
 
-__all__ = ["ResultWriter", "check_new", "default_path"]
+__all__ = ["ResultWriter", "append_line", "check_new", "default_path"]
 
 
 def default_path(workload_name: str, directory: str | os.PathLike[str] = "results") -> Path:
@@ -81,7 +81,7 @@ class ResultWriter:
             raise ValueError(f"a {record.kind} record is out of order: run, samples..., end")
         if self._run and record.run_id != self._run.run_id:
             raise ValueError(f"run_id {record.run_id} is not this file's {self._run.run_id}")
-        self._append(json.dumps(to_record(record), allow_nan=False) + "\n")
+        append_line(self._fd, self.path, to_record(record))
         if isinstance(record, Run):
             self._run = record
         self._ended = isinstance(record, End)
@@ -115,12 +115,7 @@ class ResultWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.close()
         elif isinstance(error, KeyboardInterrupt):
@@ -136,16 +131,18 @@ class ResultWriter:
         lines = os.pread(self._fd, os.fstat(self._fd).st_size, 0).splitlines()
         return sum(json.loads(line)["kind"] == Sample.kind for line in lines)
 
-    def _append(self, line: str) -> None:
-        data = line.encode("ascii")
-        before = os.fstat(self._fd).st_size
-        try:
-            written = os.write(self._fd, data)
-            while written < len(data):
-                written += os.write(self._fd, data[written:])
-        except OSError as error:
-            os.ftruncate(self._fd, before)
-            raise ResultFileError(f"{self.path} cannot be written: {error.strerror}") from error
+
+def append_line(fd: int, path: Path, values: Mapping[str, Any]) -> None:
+    """Append `values` as one line of JSON. Raises ResultFileError; no part of it stays then."""
+    data = (json.dumps(values, allow_nan=False) + "\n").encode("ascii")
+    before = os.fstat(fd).st_size
+    try:
+        written = os.write(fd, data)
+        while written < len(data):
+            written += os.write(fd, data[written:])
+    except OSError as error:
+        os.ftruncate(fd, before)
+        raise ResultFileError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _exists(path: str | os.PathLike[str]) -> ResultFileError:

@@ -26,7 +26,6 @@ from iobench.testing.footprint import Footprint
 from iobench.testing.harness import MakeWriter, WriterHarness
 from iobench.testing.killed_saves import KilledSaves, killed_saves
 from iobench.testing.s3 import Bucket, LocalS3, local_s3, moto_s3
-from iobench.testing.s3fs import mounted_s3fs
 from iobench.testing.suite import check_writer, writer_checks
 from iobench.testing.target import Directory, TestTarget
 
@@ -53,6 +52,5 @@ __all__ = [
     "killed_saves",
     "local_s3",
     "moto_s3",
-    "mounted_s3fs",
     "writer_checks",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from iobench.errors import OptionError, TransferError, UnknownNameError
 from iobench.testing.check import check
@@ -108,23 +109,14 @@ def durable_is_labelled(harness: WriterHarness) -> None:
 
 
 def _at_once(jobs: list[Callable[[], None]]) -> None:
-    failures: list[BaseException] = []
     barrier = threading.Barrier(len(jobs))
 
     def run(job: Callable[[], None]) -> None:
-        try:
-            barrier.wait()
-            job()
-        except BaseException as error:  # noqa: BLE001 -- raised below, in the caller's thread
-            failures.append(error)
+        barrier.wait()
+        job()
 
-    threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        list(pool.map(run, jobs))
 
 
 @check(needs_storage=False)

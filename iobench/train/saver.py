@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -10,10 +9,11 @@ from typing import Any
 
 import torch
 
+from iobench import linux
 from iobench.checkpoint.checkpointer import Checkpointer
 from iobench.checkpoint.retention import KeepLast
 from iobench.checkpoint.save import Save
-from iobench.errors import TransferError
+from iobench.errors import transfer_errors
 from iobench.peers.torch_save import TorchSave
 from iobench.results import TrainSave
 from iobench.train.arm import Arm
@@ -191,13 +191,10 @@ class _StockSaver(Saver):
 
     def _write(self, state: Any) -> None:
         aside = self._file.with_suffix(".part")
-        try:
+        with transfer_errors("writing", self._file):
             self._peer.save(state, str(aside))
-            with aside.open("rb") as file:
-                os.fsync(file.fileno())
+            linux.sync_file(aside)
             aside.rename(self._file)
-        except OSError as error:
-            raise TransferError.wrap(error, "writing", self._file) from error
         sync_directory(self._directory)
 
     def _note(self, step: int, status: str, stall_s: float, persist_s: float | None) -> None:

@@ -76,7 +76,6 @@ class Session:
 
     workload: Workload
     full_bytes: int
-    rank: int
     size_bytes: int
     arms: tuple[Arm, ...]
     left_out: tuple[str, ...]
@@ -95,7 +94,7 @@ class Session:
         scale = f", {self.workload.scale.text}" if self.workload.scale else ""
         step = format_seconds(self.simulated_s) if self.simulated_s else "as long as it takes"
         return [
-            f"workload  {self.workload.name}, rank {self.rank}: checkpoints of "
+            f"workload  {self.workload.name}, rank 0: checkpoints of "
             f"{format_size(self.size_bytes)} of {format_size(self.full_bytes)}{scale}",
             f"arms      {', '.join(arm.label for arm in self.arms)}",
             *(f"left out  {line}" for line in self.left_out),
@@ -216,7 +215,7 @@ class Session:
             environment=Environment(machine=machine, storage=storage),
             workload=WorkloadFacts(
                 name=self.workload.name,
-                rank=self.rank,
+                rank=0,
                 bytes=self.size_bytes,
                 full_bytes=self.full_bytes,
                 files=1,
@@ -242,7 +241,6 @@ def make_session(
     scale_step: bool = False,
     device: str = "cpu",
     seed: int = 0,
-    rank: int = 0,
 ) -> Session:
     """Return a checked session: writers work in the target, memory and space suffice.
 
@@ -251,33 +249,20 @@ def make_session(
     UnavailableError.
     """
     pace = Pace.parse(every)
-    if pace.steps and steps < pace.steps:
-        raise OptionError(f"--steps {steps}: fewer than --every {every}")
-    if steps < _FEWEST:
-        raise OptionError(f"--steps {steps}: a checkpoint follows a step and is followed by one")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise OptionError("--device cuda: torch sees no CUDA device here")
+    _check_options(pace, arms, steps, device)
     full = workloads.load(workload)
-    if simulate_step and full.step_time is None:
-        raise UsageError(
-            f"--simulate-step: workload {full.name!r} has no published step time; "
-            "iobench workloads show tells which have one"
-        )
-    scaled = full if size == "full" else full.scaled(parse_size(size), rank)
-    if pace.steps is None and not any(arm.background for arm in arms):
-        raise OptionError(f"--every {every} is found with a background save: add async to --mode")
+    step_s = _published_step_s(full) if simulate_step else 0.0
+    scaled = full if size == "full" else full.scaled(parse_size(size))
     place = DirectoryTarget(path=target)
     place.check()
     for arm in arms:
         if arm.by is not None:
             arm.by.check_scheme(target)
             arm.by.require(target)
-    size_bytes, full_bytes = scaled.size_bytes(rank), full.size_bytes(rank)
-    step_s = full.step_time.seconds if simulate_step and full.step_time else 0.0
+    size_bytes, full_bytes = scaled.size_bytes(), full.size_bytes()
     session = Session(
         workload=scaled,
         full_bytes=full_bytes,
-        rank=rank,
         size_bytes=size_bytes,
         arms=tuple(arms),
         left_out=tuple(left_out),
@@ -293,6 +278,26 @@ def make_session(
     )
     _check_room(session)
     return session
+
+
+def _check_options(pace: Pace, arms: Sequence[Arm], steps: int, device: str) -> None:
+    if pace.steps and steps < pace.steps:
+        raise OptionError(f"--steps {steps}: fewer than --every {pace}")
+    if steps < _FEWEST:
+        raise OptionError(f"--steps {steps}: a checkpoint follows a step and is followed by one")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise OptionError("--device cuda: torch sees no CUDA device here")
+    if pace.steps is None and not any(arm.background for arm in arms):
+        raise OptionError(f"--every {pace} is found with a background save: add async to --mode")
+
+
+def _published_step_s(workload: Workload) -> float:
+    if workload.step_time is None:
+        raise UsageError(
+            f"--simulate-step: workload {workload.name!r} has no published step time; "
+            "iobench workloads show tells which have one"
+        )
+    return workload.step_time.seconds
 
 
 def _check_room(session: Session) -> None:

@@ -63,10 +63,10 @@ def _tuned(outcome: Outcome, tuning: Tuning, header: TuningRecord) -> Tuned:
     return Tuned(
         date=header.started_at,
         iobench=header.iobench,
-        workload=f"{tuning.workload.name}, rank {tuning.rank}: {format_size(size)} of "
+        workload=f"{tuning.workload.name}, rank {tuning.asked.rank}: {format_size(size)} of "
         f"{format_size(tuning.full_bytes)}",
         objective=outcome.objective.goal,
-        target="--s3-local" if tuning.own_server else tuning.target.location,
+        target="--s3-local" if tuning.asked.own_server else tuning.target.location,
         storage=storage_words(header),
         machine=machine_words(header),
         fingerprint=str(header.machine["fingerprint"]),
@@ -101,7 +101,7 @@ def _comment(outcome: Outcome, tuned: Tuned) -> Iterator[str]:
 def _format(tuning: Tuning) -> str:
     """Return the format that most of the workload's bytes have."""
     sizes: Counter[str] = Counter()
-    for spec in tuning.workload.files(tuning.rank):
+    for spec in tuning.workload.files(tuning.asked.rank):
         sizes[spec.format] += spec.size_bytes
     return max(sizes, key=lambda name: (sizes[name], name))
 

@@ -11,8 +11,7 @@ from iobench.tune.budget import Budget
 from iobench.tune.candidate import Candidate
 from iobench.tune.measurement import Measurement, Step
 from iobench.tune.objective import Objective
-from iobench.tune.trial_runner import TrialRunner
-from iobench.tune.tuning import POOL_BYTES, Tuning
+from iobench.tune.tuning import Tuning
 
 __all__ = ["expected"]
 
@@ -26,15 +25,7 @@ def expected(tuning: Tuning) -> Budget:
     tuning would: UsageError for a budget that is too small, IobenchError when everything fails.
     """
     probed: dict[str, Measurement] = {}
-    with TrialRunner.on(
-        tuning.target,
-        workload=tuning.workload,
-        rank=tuning.rank,
-        objective=tuning.objective,
-        seed=tuning.seed,
-        pool_bytes=POOL_BYTES,
-        began_s=time.perf_counter(),
-    ) as rig:
+    with tuning.runner(time.perf_counter()) as rig:
         step = Step(phase="probe", round=0, size_bytes=tuning.sizes().probe, verify=True)
         for candidate in tuning.space.known:
             measured = rig(candidate, step)

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal
 from iobench.errors import ResultFileError
 from iobench.results import utc_now
 from iobench.results.codec import from_plain, to_plain
+from iobench.results.writer import append_line
 from iobench.tune.candidate import Candidate
 from iobench.tune.measurement import Measurement, Phase, Step
 
@@ -159,15 +160,7 @@ class Journal:
 
     def _append(self, record: TuningRecord | TrialRecord | EndRecord) -> None:
         values = {"schema": SCHEMA, "kind": record.kind, **to_plain(record)}
-        data = (json.dumps(values, allow_nan=False) + "\n").encode("ascii")
-        before = os.fstat(self._fd).st_size
-        try:
-            written = os.write(self._fd, data)
-            while written < len(data):
-                written += os.write(self._fd, data[written:])
-        except OSError as error:
-            os.ftruncate(self._fd, before)
-            raise ResultFileError(f"{self.path} cannot be written: {error.strerror}") from error
+        append_line(self._fd, self.path, values)
 
 
 def check_new(path: Path) -> None:

@@ -6,7 +6,8 @@ import secrets
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from iobench import workloads
@@ -35,105 +36,95 @@ from iobench.tune.tuner import Tuner
 from iobench.units import GIB, format_size
 from iobench.workloads import Workload
 
-__all__ = ["POOL_BYTES", "Tuning", "run_tuning"]
+__all__ = ["Tuning", "TuningRequest", "run_tuning"]
 
 _LARGEST = GIB  # of one trial, unless the user asks for more
 _CONFIRMED = 24  # trials of that size: four settings, six times
 _CONFIRM_SHARE = 0.4  # of the bytes that may be written
-POOL_BYTES = GIB
+_POOL_BYTES = GIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningRequest:
+    """What a tuning is asked for, as plain values, which the journal keeps.
+
+    `size_bytes` fixes the size of a confirmation. `largest_bytes` is the size that the first run
+    chose: a resumed tuning passes it, because free disk and memory may have changed.
+    """
+
+    workload: str
+    target: str
+    objective: str = "save"
+    writers: Sequence[str] | None = None
+    rank: int = 0
+    size_bytes: int | None = None
+    max_s: float
+    max_bytes: int
+    max_memory_bytes: int | None = None
+    max_cpu_s_per_gib: float | None = None
+    job: Mapping[str, Any] | None = None
+    seed: int | None = None
+    largest_bytes: int | None = None
+    own_server: bool = False
+    """Whether the target is on a server that ends with this tuning."""
+
+    def objective_of(self, full: Workload) -> Objective:
+        """Return the objective for the workload, at its full size."""
+        return Objective(
+            goal=self.objective,
+            job=None if self.job is None else TrainingJob(**self.job),
+            full_bytes=full.size_bytes(self.rank),
+            max_memory_bytes=self.max_memory_bytes,
+            max_cpu_s_per_gib=self.max_cpu_s_per_gib,
+        )
+
+    def budget(self) -> Budget:
+        """Return the budget, of which nothing is spent. Raises OptionError if it has nothing."""
+        return Budget(max_s=self.max_s, max_bytes=self.max_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """A tuning that is ready to run. `asked` is the request as plain values, for the journal."""
+    """A tuning that is ready to run. `asked` names its target, seed and largest size too."""
 
-    asked: Mapping[str, Any]
+    asked: TuningRequest
     workload: Workload
-    rank: int
     target: Target
     space: Space
     objective: Objective
     seed: int
     largest_bytes: int
-    """Limit for one trial; the tuner may choose less unless `fixed`."""
-    fixed: bool
-    max_s: float
-    max_bytes: int
-    own_server: bool = False
-    """Whether the target is on a server that ends with this tuning."""
+    """Limit for one trial; the tuner may choose less unless a size was asked for."""
 
     @classmethod
-    def of(
-        cls,
-        *,
-        workload: str,
-        target: str,
-        objective: str = "save",
-        writers: Sequence[str] | None = None,
-        rank: int = 0,
-        size_bytes: int | None = None,
-        max_s: float,
-        max_bytes: int,
-        max_memory_bytes: int | None = None,
-        max_cpu_s_per_gib: float | None = None,
-        job: Mapping[str, Any] | None = None,
-        seed: int | None = None,
-        largest_bytes: int | None = None,
-        own_server: bool = False,
-    ) -> Tuning:
+    def of(cls, asked: TuningRequest) -> Tuning:
         """Return a checked tuning: names known, target writable, a writer available.
 
-        Writes nothing yet. `size_bytes` fixes the size of a confirmation. `largest_bytes` is the
-        size that the first run chose: a resumed tuning passes it, because free disk and memory may
-        have changed. Raises UsageError and its subclasses, TargetError, UnavailableError.
+        Writes nothing yet. Raises UsageError and its subclasses, TargetError, UnavailableError.
         """
-        seed = secrets.randbits(32) if seed is None else seed
-        budget = Budget(max_s=max_s, max_bytes=max_bytes)
-        full = workloads.load(workload)
-        if not full.files(rank):
-            raise UsageError(f"workload {full.name!r}: rank {rank} writes no files; choose another")
-        goal = Objective(
-            goal=objective,
-            job=None if job is None else TrainingJob(**job),
-            full_bytes=full.size_bytes(rank),
-            max_memory_bytes=max_memory_bytes,
-            max_cpu_s_per_gib=max_cpu_s_per_gib,
-        )
-        if "://" not in target:
-            target_of(target, []).check()
-        space = space_of(target, writers)
-        place = target_of(target, [WriterContender(space.baseline.make())])
+        asked.budget()
+        full = workloads.load(asked.workload)
+        if not full.files(asked.rank):
+            raise UsageError(
+                f"workload {full.name!r}: rank {asked.rank} writes no files; choose another"
+            )
+        goal = asked.objective_of(full)
+        if "://" not in asked.target:
+            target_of(asked.target, []).check()
+        space = space_of(asked.target, asked.writers)
+        place = target_of(asked.target, [WriterContender(space.baseline.make())])
         place.check()
-        largest = largest_bytes or _largest(goal, place, size_bytes, budget.max_bytes)
-        full.scaled(largest, rank)  # raises with the smallest possible size
+        largest = asked.largest_bytes or _largest(goal, place, asked.size_bytes, asked.max_bytes)
+        full.scaled(largest, asked.rank)  # raises with the smallest possible size
+        seed = secrets.randbits(32) if asked.seed is None else asked.seed
         return cls(
-            asked={
-                "workload": workload,
-                "target": place.location,
-                "objective": objective,
-                "writers": None if writers is None else list(writers),
-                "rank": rank,
-                "size_bytes": size_bytes,
-                "max_s": budget.max_s,
-                "max_bytes": budget.max_bytes,
-                "max_memory_bytes": max_memory_bytes,
-                "max_cpu_s_per_gib": max_cpu_s_per_gib,
-                "job": None if job is None else dict(job),
-                "seed": seed,
-                "largest_bytes": largest,
-                "own_server": own_server,
-            },
+            asked=replace(asked, target=place.location, seed=seed, largest_bytes=largest),
             workload=full,
-            rank=rank,
             target=place,
             space=space,
             objective=goal,
             seed=seed,
             largest_bytes=largest,
-            fixed=size_bytes is not None,
-            max_s=budget.max_s,
-            max_bytes=budget.max_bytes,
-            own_server=own_server,
         )
 
     @classmethod
@@ -141,7 +132,7 @@ class Tuning:
         """Return the tuning of `header`. Raises UsageError on another machine or storage."""
         if header.asked.get("own_server"):
             raise UsageError("this journal is of --s3-local, whose server is gone; start anew")
-        tuning = cls.of(**header.asked)
+        tuning = cls.of(TuningRequest(**header.asked))
         here = tuning.header().fingerprint
         if here != header.fingerprint:
             raise UsageError(
@@ -157,7 +148,7 @@ class Tuning:
 
     def actual_bytes(self, wanted_bytes: int) -> int:
         """Return the bytes of the checkpoint for `wanted_bytes`, computed from its layout."""
-        return self.workload.scaled(wanted_bytes, self.rank).size_bytes(self.rank)
+        return self.workload.scaled(wanted_bytes, self.asked.rank).size_bytes(self.asked.rank)
 
     def header(self) -> TuningRecord:
         """Return the first line of its journal."""
@@ -166,7 +157,7 @@ class Tuning:
             started_at=utc_now(),
             command=("iobench", *sys.argv[1:]),
             iobench=__version__,
-            asked=self.asked,
+            asked=asdict(self.asked),
             machine=machine,
             storage=storage,
             fingerprint=fingerprint(machine, storage),
@@ -174,14 +165,15 @@ class Tuning:
 
     def sizes(self) -> TuningSizes:
         """Return the sizes to begin with."""
-        return TuningSizes(confirm=self.largest_bytes, fixed=self.fixed, fits=self._fits)
+        fixed = self.asked.size_bytes is not None
+        return TuningSizes(confirm=self.largest_bytes, fixed=fixed, fits=self._fits)
 
     def tuner(self, measure: Measure, progress: TuningProgress) -> Tuner:
         """Return the tuner, which calls `measure` for every trial."""
         return Tuner(
             space=self.space,
             objective=self.objective,
-            budget=Budget(max_s=self.max_s, max_bytes=self.max_bytes),
+            budget=self.asked.budget(),
             sizes=self.sizes(),
             measure=measure,
             written_bytes=self.written_bytes,
@@ -196,6 +188,18 @@ class Tuning:
             ),
         )
 
+    def runner(self, began_s: float) -> AbstractContextManager[TrialRunner]:
+        """Return the runner of its trials; see `TrialRunner.on`."""
+        return TrialRunner.on(
+            self.target,
+            workload=self.workload,
+            rank=self.asked.rank,
+            objective=self.objective,
+            seed=self.seed,
+            pool_bytes=_POOL_BYTES,
+            began_s=began_s,
+        )
+
     def written_bytes(self, wanted_bytes: int, verify: bool) -> int:
         """Return the most bytes that a trial of that size writes."""
         copies = self.objective.writes(verify)
@@ -203,7 +207,7 @@ class Tuning:
 
     def _fits(self, size_bytes: int) -> bool:
         try:
-            self.workload.scaled(size_bytes, self.rank)
+            self.workload.scaled(size_bytes, self.asked.rank)
         except UsageError:
             return False
         return True
@@ -242,15 +246,7 @@ def run_tuning(
     however it ends.
     """
     recorded = deque(journal.trials)
-    with TrialRunner.on(
-        tuning.target,
-        workload=tuning.workload,
-        rank=tuning.rank,
-        objective=tuning.objective,
-        seed=tuning.seed,
-        pool_bytes=POOL_BYTES,
-        began_s=began_s,
-    ) as rig:
+    with tuning.runner(began_s) as rig:
 
         def measure(candidate: Candidate, step: Step) -> Measurement:
             if recorded:

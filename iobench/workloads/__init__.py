@@ -10,7 +10,7 @@ into files. Nothing here needs torch. Loading the first workload imports pydanti
 
 from __future__ import annotations
 
-from iobench.workloads.catalogue import catalogue, load, load_model, names
+from iobench.workloads.catalogue import load, load_model, names
 from iobench.workloads.scaling import Scale
 from iobench.workloads.specs import SAFETENSORS_METADATA, FileSpec, TensorSpec
 from iobench.workloads.workload import StepTime, Workload
@@ -22,7 +22,6 @@ __all__ = [
     "StepTime",
     "TensorSpec",
     "Workload",
-    "catalogue",
     "load",
     "load_model",
     "names",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from iobench.workloads.layouts import Layout
     from iobench.workloads.schema import ArchEntry, LayoutEntry, ModelEntry
 
-__all__ = ["catalogue", "load", "load_model", "names"]
+__all__ = ["load", "load_model", "names"]
 
 _DIRECTORY = Path(__file__).parent
 
@@ -25,11 +25,6 @@ _DIRECTORY = Path(__file__).parent
 def names() -> list[str]:
     """Return the names of the workloads that ship with iobench, sorted."""
     return sorted(path.stem for path in _DIRECTORY.glob("*.yaml"))
-
-
-def catalogue() -> list[Workload]:
-    """Return every workload that ships with iobench, sorted by name."""
-    return [load(name) for name in names()]
 
 
 def load(name_or_path: str | os.PathLike[str]) -> Workload:

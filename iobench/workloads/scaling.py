@@ -37,11 +37,6 @@ class Scale:
     full_bytes: int
 
     @property
-    def fraction(self) -> float:
-        """Bytes of the replayed rank divided by its bytes at full size."""
-        return self.size_bytes / self.full_bytes
-
-    @property
     def text(self) -> str:
         """Readable form, such as `2 of 32 layers, no embedding`."""
         parts = [f"{self.layers} of {self.full_layers} layers"]

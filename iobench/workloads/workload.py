@@ -100,18 +100,3 @@ class Workload:
                 f"workload {self.name!r} has no rank {rank}: it has 0 to {self.world_size - 1}"
             )
         return self.layout.prepare(self.model)
-
-    def describe(self) -> dict[str, object]:
-        """Return model, layout and sources as plain JSON values, without sizes and files."""
-        step_time = self.step_time and {
-            field: getattr(self.step_time, field) for field in StepTime.__dataclass_fields__
-        }
-        return {
-            "name": self.name,
-            "description": self.description,
-            "model": self.model.describe(),
-            "layout": self.layout.describe(),
-            "step_time": step_time,
-            "source": self.source,
-            "scale": self.scale and self.scale.text,
-        }

@@ -15,7 +15,7 @@ from typing import Any
 import aiofiles
 import numpy as np
 
-from iobench.errors import DataMismatchError
+from iobench.errors import DataMismatchError, transfer_errors
 from iobench.units import GIB, KIB, MIB
 from iobench.writers.aio.stream import AiofilesStream, write_all
 from iobench.writers.aio.tasks import finish_first, in_thread, refuse_running_loop, run_tasks
@@ -26,7 +26,6 @@ from iobench.writers.blocks.workers import Blocks
 from iobench.writers.device.staging import staged
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.local.new_file import NewFile, open_source, sync_directory, try_directory
-from iobench.writers.local.posix import transfer_errors
 from iobench.writers.options import WriterOptions, option
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter, Transfer
@@ -105,8 +104,7 @@ class AiofilesWriter(Writer):
                 changed = await self._awrite(listed[number], target, durable, False, own)
                 names.update(dict.fromkeys(changed))
 
-        tasks = min(self.options.files, len(listed))
-        await run_tasks(tasks, Blocks(0, len(listed), 1), work, meter)
+        await run_tasks(self.options.files, Blocks(0, len(listed), 1), work, meter)
         if durable and sync_directory:
             with meter.phase("commit"), transfer_errors("publishing in", target):
                 for directory in names:
@@ -221,10 +219,8 @@ class AiofilesWriter(Writer):
         await self._run(start, stop, work, meter)
 
     async def _run(self, start: int, stop: int, work: Any, meter: Meter) -> None:
-        size = self.options.block_size
-        tasks = min(self.options.iodepth, -(-(stop - start) // size))
-        if tasks:
-            await run_tasks(tasks, Blocks(start, stop, size), work, meter)
+        blocks = Blocks(start, stop, self.options.block_size)
+        await run_tasks(self.options.iodepth, blocks, work, meter)
 
 
 def _run(moving: Coroutine[Any, Any, Transfer]) -> Transfer:

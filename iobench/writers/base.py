@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from iobench.errors import TransferError, UnavailableError, UsageError
+from iobench.errors import UnavailableError, UsageError, transfer_errors
 from iobench.writers.availability import Availability
 from iobench.writers.image import FileImage
 from iobench.writers.options import WriterOptions
@@ -120,10 +120,8 @@ class Writer(ABC):
         Raises TransferError when the file does not exist.
         """
         self.check_scheme(target)
-        try:
+        with transfer_errors("opening", target):
             return LocalSource(target)
-        except OSError as error:
-            raise TransferError.wrap(error, "opening", target) from error
 
     @classmethod
     def check_scheme(cls, target: str | Path) -> None:

@@ -17,7 +17,7 @@ from iobench.writers.device.base import Device, DeviceBytes
 from iobench.writers.device.cufile import CuFile, cufile_missing, open_cufile
 from iobench.writers.device.staging import StagedImage
 from iobench.writers.direct.engine import BlockingEngine
-from iobench.writers.image import FileImage
+from iobench.writers.image import Extent, FileImage
 from iobench.writers.local.direct_file import DirectFile, round_up
 from iobench.writers.local.direct_io import read_on, written_on
 from iobench.writers.local.new_file import NewFile
@@ -163,7 +163,7 @@ class _CuFileEngine:
     def write(self, image: StagedImage, start: int, stop: int) -> None:
         block = self._block_for(image, start, stop)
         if block is None:
-            self._host.write(self._file, image, start, stop, at=start)
+            self._host.write(self._file, Extent(image, start, stop, start))
             return
         with self._meter.phase("gather"):
             image.gather(start, stop, block)
@@ -180,7 +180,7 @@ class _CuFileEngine:
     def read(self, image: StagedImage, begin: int, wanted: int, stop: int) -> None:
         block = self._block_for(image, wanted, stop)
         if block is None:
-            self._host.read(self._file, image, begin, wanted, stop)
+            self._host.read(self._file, Extent(image, wanted, stop, begin))
             return
         length, done, calls = round_up(stop - begin, self._unit), 0, 0
         with self._meter.phase("read"):

@@ -22,14 +22,16 @@ from iobench.units import GIB, KIB, MIB
 from iobench.writers.availability import Availability, remedy_of
 from iobench.writers.blocks.prefault import faulted_ahead
 from iobench.writers.blocks.workers import BlockPool, Blocks, run_workers
+from iobench.writers.direct.background import BackgroundWriter
 from iobench.writers.direct.engine import BlockingEngine, DirectEngine
+from iobench.writers.direct.in_flight import OnComplete
 from iobench.writers.direct.uring_engine import RingEngine
 from iobench.writers.direct.uring_queue import open_ring
 from iobench.writers.hybrid_paths.file import HybridFile
 from iobench.writers.hybrid_paths.memory_pressure import MemoryPressure
 from iobench.writers.hybrid_paths.policy import IoOperation, IoPath, PathPolicy, Position
 from iobench.writers.hybrid_paths.stream import HybridStream
-from iobench.writers.image import FileImage
+from iobench.writers.image import Extent, FileImage
 from iobench.writers.local.fsync_ring import SyncRing
 from iobench.writers.local.new_file import NewFile, ProbeFile, try_directory
 from iobench.writers.local.posix import TOGETHER, PosixWriter, pwrite_all
@@ -45,7 +47,7 @@ _PATHS = {
     "uncached": (IoPath.UNCACHED, IoPath.BUFFERED),
 }
 
-_Move = Callable[[int, int, Meter, DirectEngine], None]
+_Move = Callable[[int, int, DirectEngine], None]
 
 _SYNCS = 32  # concurrent fsyncs in threads of the kernel; measured in docs/decisions/0020
 _PIECE = 2 * MIB  # one operation on a ring; measured in docs/decisions/0036
@@ -132,9 +134,7 @@ class HybridWriter(PosixWriter):
                 for path in _PATHS[self.options.paths]:
                     policy = PathPolicy((path, IoPath.BUFFERED), small_size=1)
                     with self._file(file.fd, file.path, policy, writing=True) as hybrid:
-                        image = FileImage.of("probe", [page])
-                        engine = self._blocking(meter)
-                        hybrid.write(image, 0, linux.PAGE, meter, engine, at=0, last=True)
+                        hybrid.write(Extent.of(page, 0), self._blocking(meter), last=True)
             self._admits_ring(meter)
         except OSError as error:
             reason = f"writing in {target} failed ({error.strerror or error})."
@@ -168,8 +168,8 @@ class HybridWriter(PosixWriter):
             file.reserve(0, size)
         with self._file(file.fd, file.path, self._policy(), writing=True) as hybrid:
 
-            def move(start: int, stop: int, own: Meter, engine: DirectEngine) -> None:
-                hybrid.write(image, start, stop, own, engine, at=start, last=stop == size)
+            def move(start: int, stop: int, engine: DirectEngine) -> None:
+                hybrid.write(Extent(image, start, stop, start), engine, last=stop == size)
 
             self._run(hybrid, 0, size, move, meter, writes=True)
 
@@ -191,8 +191,8 @@ class HybridWriter(PosixWriter):
     def _receive(self, fd: int, image: FileImage, start: int, stop: int, meter: Meter) -> None:
         with self._file(fd, image.path, self._policy(), writing=False) as hybrid:
 
-            def move(begin: int, end: int, own: Meter, engine: DirectEngine) -> None:
-                hybrid.read(image, begin, max(begin, start), end, own, engine)
+            def move(begin: int, end: int, engine: DirectEngine) -> None:
+                hybrid.read(Extent(image, max(begin, start), end, begin), engine)
 
             # Not for a read through the page cache, which needs the same free memory.
             prefault = hybrid.may_go_direct()
@@ -217,7 +217,7 @@ class HybridWriter(PosixWriter):
         def work(blocks: Blocks, own: Meter) -> None:
             engine = self._blocking(own)
             for begin, end in blocks:
-                move(begin, end, own, engine)
+                move(begin, end, engine)
 
         blocks = Blocks(start, stop, size)
         if stop - start <= size:
@@ -225,7 +225,7 @@ class HybridWriter(PosixWriter):
             return
         # The kernel reads ahead in the page cache only for a reader that goes in order.
         threads = self.options.iodepth if writes or hybrid.may_go_direct() else 1
-        run_workers(min(threads, -(-(stop - start) // size)), blocks, work, meter)
+        run_workers(threads, blocks, work, meter)
 
     def _run_in_ring(
         self,
@@ -244,7 +244,7 @@ class HybridWriter(PosixWriter):
             nonlocal position
             with self._engine(own, writes=writes) as engine:
                 for begin, end in blocks:
-                    move(begin, end, own, engine)
+                    move(begin, end, engine)
                     position = end
                     if not hybrid.may_go_direct():
                         break
@@ -257,15 +257,25 @@ class HybridWriter(PosixWriter):
     def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:
         if self.options.fallocate and size and size >= self._small_size:
             file.reserve(0, size)
+        hybrid = self._file(file.fd, file.path, self._policy(), writing=True)
+        ring = self._admits_ring(meter)
+
+        def write(engine: DirectEngine, block: Extent, on_complete: OnComplete) -> None:
+            hybrid.write(block, engine, last=False, on_complete=on_complete)
+
         return HybridStream(
             file,
             self.name,
             meter,
-            hybrid=self._file(file.fd, file.path, self._policy(), writing=True),
-            pool=self._pool,
-            iodepth=self.options.iodepth,
-            blocking=self._blocking,
-            ring=functools.partial(self._engine, writes=True) if self._admits_ring(meter) else None,
+            hybrid=hybrid,
+            engine=self._blocking(meter),
+            background=BackgroundWriter(
+                self._pool,
+                self.options.iodepth,
+                functools.partial(self._engine, writes=True) if ring else self._blocking,
+                write,
+                ring=ring,
+            ),
             reserve_ahead=self.options.fallocate and not size,
         )
 

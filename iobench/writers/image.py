@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from iobench.writers.device.base import DeviceBytes
 if TYPE_CHECKING:
     from iobench.writers.transfer import Meter
 
-__all__ = ["Bytes", "FileImage", "Memory", "Segment"]
+__all__ = ["Bytes", "Extent", "FileImage", "Memory", "Segment"]
 
 Memory = Bytes | DeviceBytes
 """The memory of a segment: on the host or on a device."""
@@ -173,6 +173,29 @@ class FileImage:
     def scatter(self, start: int, stop: int, block: Bytes) -> int:
         """Fill the bytes [start, stop) from the beginning of `block`; return their count."""
         return _copy(self.views(start, stop), block, to_block=False)
+
+
+class Extent(NamedTuple):
+    """Bytes [start, stop) of `image`, and the `offset` in the file at which they are moved.
+
+    A write puts them at `offset`. A read begins at `offset` <= `start`, which is aligned, and drops
+    what comes before `start`; each byte has the same place in the file and in the image.
+    """
+
+    image: FileImage
+    start: int
+    stop: int
+    offset: int
+
+    @classmethod
+    def of(cls, data: Bytes, offset: int) -> Extent:
+        """Return all of `data`, to be written at `offset`."""
+        return cls(FileImage.of("block", [data]), 0, len(data), offset)
+
+    @property
+    def size_bytes(self) -> int:
+        """The number of bytes of the image."""
+        return self.stop - self.start
 
 
 def _copy(pieces: Sequence[Bytes], block: Bytes, *, to_block: bool) -> int:

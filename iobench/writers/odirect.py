@@ -5,13 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from iobench.units import GIB, KIB, MIB
-from iobench.writers.direct.background import BackgroundWriter, OneAtATime
 from iobench.writers.direct.base import DirectWriter
 from iobench.writers.direct.engine import BlockingEngine, DirectEngine
-from iobench.writers.direct.stream import DirectStream
-from iobench.writers.local.new_file import NewFile
 from iobench.writers.options import WriterOptions, option
-from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter
 
 __all__ = ["ODirectOptions", "ODirectWriter"]
@@ -50,31 +46,8 @@ class ODirectWriter(DirectWriter):
     options: ODirectOptions
 
     @property
-    def _reserves(self) -> bool:
-        return self.options.fallocate
-
-    @property
     def _workers(self) -> int:
         return self.options.threads
 
     def _engine(self, meter: Meter, *, writes: bool) -> DirectEngine:  # noqa: ARG002
         return BlockingEngine(self._pool, meter, path="direct")
-
-    def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:
-        alignment = self._alignment(file.fd).offset
-        background = BackgroundWriter(
-            pool=self._pool,
-            threads=self.options.threads,
-            in_flight=self.options.threads + 1,
-            begin=lambda own: OneAtATime(file.fd, alignment, own),
-            ring=False,
-        )
-        return DirectStream(
-            file,
-            self.name,
-            meter,
-            background=background,
-            pool=self._pool,
-            alignment=alignment,
-            reserve_ahead=self.options.fallocate and not size,
-        )

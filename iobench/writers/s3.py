@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -163,7 +163,8 @@ class S3Writer(Writer):
                 with _outgoing(image, start, stop, staging, own) as views:
                     upload.send(start // part_size + 1, views, own)
 
-        self._run(_Parts(0, image.size_bytes, part_size, upload.stop), work, meter)
+        parts = _Parts(0, image.size_bytes, part_size, upload.stop)
+        run_workers(self.options.threads, parts, work, meter)
 
     def _receive(
         self, download: S3Download, image: FileImage, start: int, stop: int, meter: Meter
@@ -183,10 +184,7 @@ class S3Writer(Writer):
                     with own.phase("scatter"):
                         image.scatter(begin, end, block)
 
-        self._run(_Parts(start, stop, size, download.stop), work, meter)
-
-    def _run(self, parts: _Parts, work: Callable[[Blocks, Meter], None], meter: Meter) -> None:
-        run_workers(max(1, min(self.options.threads, parts.count)), parts, work, meter)
+        run_workers(options.threads, _Parts(start, stop, size, download.stop), work, meter)
 
 
 class _Parts(Blocks):
@@ -198,7 +196,6 @@ class _Parts(Blocks):
 
     def __init__(self, start: int, stop: int, size: int, given_up: threading.Event) -> None:
         super().__init__(start, stop, size)
-        self.count = -(-(stop - start) // size)
         self._given_up = given_up
 
     def cancel(self) -> None:

@@ -68,32 +68,17 @@ class Transfer:
         """Add up transfers that one writer made in sequence. Raises ValueError if empty."""
         if not parts:
             raise ValueError("no transfers to add up")
-        phases: dict[str, float] = {}
-        paths: dict[str, PathCount] = {}
-        fallbacks: dict[Fallback, None] = {}
-        decisions: Counter[str] = Counter()
-        completed: Counter[int] = Counter()
+        whole = Meter()
         for part in parts:
-            for phase, seconds in part.phases_s.items():
-                phases[phase] = phases.get(phase, 0.0) + seconds
-            _add_paths(paths, part.paths)
-            fallbacks.update(dict.fromkeys(part.fallbacks))
-            decisions.update(part.decisions)
-            completed.update(part.completed)
-        return cls(
-            writer=parts[0].writer,
-            operation=parts[0].operation,
-            files=sum(part.files for part in parts),
-            bytes=sum(part.bytes for part in parts),
-            elapsed_s=sum(part.elapsed_s for part in parts),
+            whole.add(part, part.phases_s)
+        total = whole.transfer(
+            parts[0].writer,
+            parts[0].operation,
+            sum(part.bytes for part in parts),
             durable=all(part.durable for part in parts),
-            phases_s=phases,
-            paths=paths,
-            retries=sum(part.retries for part in parts),
-            fallbacks=tuple(fallbacks),
-            decisions=dict(decisions),
-            completed=dict(completed),
+            files=sum(part.files for part in parts),
         )
+        return replace(total, elapsed_s=sum(part.elapsed_s for part in parts))
 
     @classmethod
     def concurrent(cls, parts: Sequence[Transfer]) -> Transfer:
@@ -173,13 +158,19 @@ class Meter:
         """Add the counts of concurrent workers: seconds are averaged, all else is summed."""
         meters = list(workers)
         for meter in meters:
-            for name, seconds in meter.seconds.items():
-                self.seconds[name] = self.seconds.get(name, 0.0) + seconds / len(meters)
-            _add_paths(self.paths, meter.paths)
-            self.retries += meter.retries
-            self.fallbacks.update(meter.fallbacks)
-            self.decisions.update(meter.decisions)
-            self.completed.update(meter.completed)
+            self.add(meter, meter.seconds, workers=len(meters))
+
+    def add(
+        self, done: Meter | Transfer, seconds: Mapping[str, float], *, workers: int = 1
+    ) -> None:
+        """Add the counts of `done`, and its `seconds` divided by the number of `workers`."""
+        for name, spent in seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + spent / workers
+        _add_paths(self.paths, done.paths)
+        self.retries += done.retries
+        self.fallbacks.update(dict.fromkeys(done.fallbacks))
+        self.decisions.update(done.decisions)
+        self.completed.update(done.completed)
 
     def elapsed_s(self) -> float:
         """Seconds since the meter was made."""

@@ -6,16 +6,11 @@ import os
 from dataclasses import dataclass
 
 from iobench.units import GIB, KIB, MIB
-from iobench.writers.direct.background import BackgroundWriter
 from iobench.writers.direct.base import DirectWriter
 from iobench.writers.direct.engine import DirectEngine
-from iobench.writers.direct.in_flight import InFlight
-from iobench.writers.direct.stream import DirectStream
 from iobench.writers.direct.uring_engine import RingEngine
 from iobench.writers.direct.uring_queue import open_ring
-from iobench.writers.local.new_file import NewFile
 from iobench.writers.options import WriterOptions, option
-from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter
 
 __all__ = ["UringOptions", "UringWriter"]
@@ -61,12 +56,12 @@ class UringWriter(DirectWriter):
         self._flags = os.O_DIRECT if self.options.direct else 0
 
     @property
-    def _reserves(self) -> bool:
-        return self.options.fallocate
-
-    @property
     def _workers(self) -> int:
         return self.options.rings
+
+    @property
+    def _stream_depth(self) -> int:
+        return self.options.iodepth
 
     @property
     def _path(self) -> str:
@@ -76,25 +71,3 @@ class UringWriter(DirectWriter):
         iodepth = self.options.iodepth
         ring = open_ring(iodepth)
         return RingEngine(ring, iodepth, self._pool, meter, writes=writes, path=self._path)
-
-    def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:
-        alignment = self._alignment(file.fd).offset
-
-        def begin(own: Meter) -> InFlight:
-            ring = open_ring(self.options.iodepth)
-            return InFlight(
-                ring, file.fd, writes=True, alignment=alignment, path=self._path, meter=own
-            )
-
-        background = BackgroundWriter(
-            pool=self._pool, threads=1, in_flight=self.options.iodepth, begin=begin, ring=True
-        )
-        return DirectStream(
-            file,
-            self.name,
-            meter,
-            background=background,
-            pool=self._pool,
-            alignment=alignment,
-            reserve_ahead=self.options.fallocate and not size,
-        )

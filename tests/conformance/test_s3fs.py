@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.s3fs import mounted_s3fs
 
 from iobench.errors import UnavailableError
-from iobench.testing import Check, Directory, moto_s3, mounted_s3fs, writer_checks
+from iobench.testing import Check, Directory, moto_s3, writer_checks
 from iobench.writers import registry
 
 _ONLY = (

@@ -14,9 +14,8 @@ import pytest
 
 from iobench.testing import Footprint, content
 from iobench.writers import hybrid, uring
-from iobench.writers.direct import background, engine
+from iobench.writers.direct import engine
 from iobench.writers.hybrid_paths.cached_file import CachedFile
-from iobench.writers.local.direct_io import pwrite_direct
 from iobench.writers.registry import make
 from iobench.writers.stream import Stream
 
@@ -98,9 +97,7 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Storage]:
     monkeypatch.setattr(CachedFile, "resident_bytes", lambda *_: 0)
     for module in (uring, hybrid):
         monkeypatch.setattr(module, "open_ring", Ring)
-    for module in (background, engine):
-        assert module.pwrite_direct is pwrite_direct
-        monkeypatch.setattr(module, "pwrite_direct", write)
+    monkeypatch.setattr(engine, "pwrite_direct", write)
     yield storage
     storage.go_on.set()
 

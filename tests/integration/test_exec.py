@@ -374,7 +374,7 @@ def test_a_python_without_iobench(run: Run, reported: Callable[[], dict[str, Any
         (("--config", "hybird", "--", "true"), 2, "did you mean 'hybrid'"),
         (("--config", "odirect,threads=0", "--", "true"), 2, "threads=0"),
         (("--config", "odirect,buffered", "--", "true"), 2, "2 writers"),
-        (("--config", "null", "--", "true"), 2, "keeps nothing"),
+        (("--config", "null", "--", "true"), 2, "stores nothing"),
         (("--config", "./missing.toml", "--", "true"), 2, "missing.toml"),
         (("--config", "s3,endpoint_url=http://m:9,x=1", "--", "true"), 2, "unknown option 'x'"),
         (("--config", "hybrid", "--report", "/no/such/r.json", "--", "true"), 2, "--report"),

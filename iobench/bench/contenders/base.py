@@ -11,6 +11,7 @@ from typing import Any
 
 from iobench.bench.data.replay import Replay
 from iobench.bench.targets.base import Location
+from iobench.peers.base import Peer
 from iobench.results.records import Verified
 from iobench.writers.base import Writer
 from iobench.writers.options import WriterOptions
@@ -25,7 +26,6 @@ _FRESH = "beside peers, restores go to new memory that is allocated inside the c
 class Contender(ABC):
     """Saves and restores replays in one way. Everything but `save` and `restore` is untimed."""
 
-    name: str
     saves = True
     """False for one that only restores: another writer makes its save, which is not reported."""
     stores = True
@@ -33,23 +33,26 @@ class Contender(ABC):
     is_peer = False
     """Whether it is another project's."""
 
+    def __init__(self, by: Writer | Peer, name: str) -> None:
+        self._by, self.name = by, name
+
     @property
-    @abstractmethod
     def options(self) -> Mapping[str, Any]:
         """All its options, as plain values."""
+        return self._by.options.to_dict()
 
     @property
-    @abstractmethod
     def label(self) -> str:
         """Its name and the options that differ from their defaults, as `--writer` takes them."""
+        return ",".join([self.name, *self._by.options.changed()])
 
-    @abstractmethod
     def check_scheme(self, target: Location) -> None:
         """Raise UsageError for a target of a kind that it does not take."""
+        self._by.check_scheme(target)
 
-    @abstractmethod
     def require(self, target: Location) -> None:
         """Raise UnavailableError, with reason and remedy, unless it works in `target`."""
+        self._by.require(target)
 
     @abstractmethod
     def save(self, replay: Replay, directory: Location) -> list[Transfer]:
@@ -79,28 +82,14 @@ class WriterContender(Contender):
 
         Otherwise restores go to the replay's memory, which is allocated already.
         """
+        super().__init__(writer, writer.name)
         self.writer, self._fresh = writer, fresh
         self._loaded: list[dict[Any, Any]] = []
-        self.name = writer.name
         self.stores = writer.stores
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In another process: the same writer with the same options, made there."""
         return _made, (type(self.writer), self.writer.options, self._fresh)
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        return self.writer.options.to_dict()
-
-    @property
-    def label(self) -> str:
-        return ",".join([self.name, *self.writer.options.changed()])
-
-    def check_scheme(self, target: Location) -> None:
-        self.writer.check_scheme(target)
-
-    def require(self, target: Location) -> None:
-        self.writer.require(target)
 
     def save(self, replay: Replay, directory: Location) -> list[Transfer]:
         return replay.save(self.writer, directory)

@@ -7,13 +7,13 @@ files, names the checkpoint and syncs the directories. None of our threads runs 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from iobench import linux
 from iobench.bench.contenders.base import Contender
 from iobench.bench.data.replay import Replay
 from iobench.bench.targets.base import Location
@@ -40,28 +40,13 @@ class PeerContender(Contender):
     is_peer = True
 
     def __init__(self, peer: Peer) -> None:
-        self.peer = peer
-        self.name = f"{PREFIX}{peer.name}"
-        self.saves = peer.saves
+        super().__init__(peer, f"{PREFIX}{peer.name}")
+        self.peer, self.saves = peer, peer.saves
         self._restored: list[State] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In another process: the same peer with the same options, made there."""
         return _made, (type(self.peer), self.peer.options)
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        return self.peer.options.to_dict()
-
-    @property
-    def label(self) -> str:
-        return ",".join([self.name, *self.peer.options.changed()])
-
-    def check_scheme(self, target: Location) -> None:
-        self.peer.check_scheme(target)
-
-    def require(self, target: Location) -> None:
-        self.peer.require(target)
 
     def save(self, replay: Replay, directory: Location) -> list[Transfer]:
         if not self.saves:
@@ -85,7 +70,7 @@ class PeerContender(Contender):
             if not self.peer.syncs:
                 with meter.phase("sync"):
                     for file in files:
-                        _sync(file)
+                        linux.sync_file(file)
             stored = sum(file.stat().st_size for file in files)
             paths = {"peer": PathCount(operations=len(files), bytes=stored)}
         return replace(meter.transfer(self.name, "write", size, durable=True), paths=paths)
@@ -137,11 +122,3 @@ def _made(kind: type[Peer], options: WriterOptions) -> PeerContender:
 def _files(path: str) -> list[Path]:
     """The file `path`, or every file below the directory of that name."""
     return list(Path(path).rglob("*")) if os.path.isdir(path) else [Path(path)]
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

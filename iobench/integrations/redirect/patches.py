@@ -9,6 +9,7 @@ import functools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -23,45 +24,34 @@ __all__ = ["dcp", "safetensors", "torch"]
 
 def torch(module: ModuleType, counts: CallCounts) -> None:
     """Replace torch.save and torch.load in torch.serialization, before torch imports them."""
-
-    def prepare(*args: Any, **kwargs: Any) -> Any:
-        from iobench.integrations import torch_transfer
-
-        return torch_transfer.prepare_save(redirected_writer(), *args, **kwargs)
-
-    def load(*args: Any, **kwargs: Any) -> Any:
-        from iobench.integrations import torch_transfer
-
-        return torch_transfer.load(redirected_writer(), *args, **kwargs)
-
-    saving = Redirect(name="torch.save", stock=module.save, file=(1, "f"), counts=counts)
-    loading = Redirect(name="torch.load", stock=module.load, file=(0, "f"), counts=counts)
-    replace(module.save, saving.saving(prepare), module)
-    replace(module.load, loading.loading(load), module)
+    _replace(module, counts, "torch", ("save", "load"), "f")
 
 
 def safetensors(module: ModuleType, counts: CallCounts) -> None:
     """Replace safetensors.torch.save_file and load_file."""
+    _replace(module, counts, "safetensors.torch", ("save_file", "load_file"), "filename")
+
+
+def _replace(
+    module: ModuleType, counts: CallCounts, package: str, names: tuple[str, str], file: str
+) -> None:
+    """Replace the function that saves and the one that loads; both have a parameter `file`."""
+    ours = f"iobench.integrations.{package.partition('.')[0]}_transfer"
 
     def prepare(*args: Any, **kwargs: Any) -> Any:
-        from iobench.integrations import safetensors_transfer
-
-        return safetensors_transfer.prepare_save(redirected_writer(), *args, **kwargs)
+        return import_module(ours).prepare_save(redirected_writer(), *args, **kwargs)
 
     def load(*args: Any, **kwargs: Any) -> Any:
-        from iobench.integrations import safetensors_transfer
+        return import_module(ours).load(redirected_writer(), *args, **kwargs)
 
-        return safetensors_transfer.load(redirected_writer(), *args, **kwargs)
-
-    name = "safetensors.torch"
-    saving = Redirect(
-        name=f"{name}.save_file", stock=module.save_file, file=(1, "filename"), counts=counts
+    saving, loading = (
+        Redirect(
+            name=f"{package}.{name}", stock=getattr(module, name), file=(at, file), counts=counts
+        )
+        for name, at in zip(names, (1, 0), strict=True)
     )
-    loading = Redirect(
-        name=f"{name}.load_file", stock=module.load_file, file=(0, "filename"), counts=counts
-    )
-    replace(module.save_file, saving.saving(prepare), module)
-    replace(module.load_file, loading.loading(load), module)
+    replace(saving.stock, saving.saving(prepare), module)
+    replace(loading.stock, loading.loading(load), module)
 
 
 def dcp(module: ModuleType, counts: CallCounts) -> None:

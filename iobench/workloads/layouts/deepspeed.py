@@ -9,9 +9,9 @@ from pydantic.dataclasses import dataclass
 
 from iobench.workloads.layouts.layout import CONFIG, HF_FAMILIES, STEP, Layout, Ranks, raw_file
 from iobench.workloads.models.model import Model, Parameter
-from iobench.workloads.specs import FileSpec
+from iobench.workloads.specs import FileSpec, TensorSpec
 
-__all__ = ["DeepSpeed", "groups"]
+__all__ = ["DeepSpeed", "adamw_states", "groups"]
 
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
@@ -48,6 +48,17 @@ class DeepSpeed(Layout):
             return ()
         tag = len(f"global_step{STEP}")
         return (raw_file("zero_to_fp32.py", 30000), raw_file("latest", tag, exact=True))
+
+
+def adamw_states(state: str, master: str, sizes: list[int]) -> list[TensorSpec]:
+    """Return the flat fp32 tensors of AdamW: two moments and the master weights of each size."""
+    names = [
+        (f"{state}/{index}/{moment}", size)
+        for index, size in enumerate(sizes)
+        for moment in ("exp_avg", "exp_avg_sq")
+    ]
+    names += [(f"{master}/{index}", size) for index, size in enumerate(sizes)]
+    return [TensorSpec(name=name, dtype="float32", shape=(size,)) for name, size in names]
 
 
 def groups(model: Model) -> list[list[Parameter]]:

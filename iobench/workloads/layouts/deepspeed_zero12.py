@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from pydantic.dataclasses import dataclass
 
-from iobench.workloads.layouts.deepspeed import DeepSpeed, groups
+from iobench.workloads.layouts.deepspeed import DeepSpeed, adamw_states, groups
 from iobench.workloads.layouts.layout import CONFIG, DTYPES, torch_file
 from iobench.workloads.models.model import Model
 from iobench.workloads.specs import FileSpec, TensorSpec
@@ -42,14 +42,7 @@ class DeepSpeedZero1(DeepSpeed):
             elements = sum(parameter.elements for parameter in group)
             sizes.append(-(-elements // align) * align // self.world_size)
         state = "optimizer_state_dict/base_optimizer_state/state"
-        names = [
-            (f"{state}/{index}/{moment}", size)
-            for index, size in enumerate(sizes)
-            for moment in ("exp_avg", "exp_avg_sq")
-        ]
-        master = "optimizer_state_dict/single_partition_of_fp32_groups"
-        names += [(f"{master}/{index}", size) for index, size in enumerate(sizes)]
-        return [TensorSpec(name=name, dtype="float32", shape=(size,)) for name, size in names]
+        return adamw_states(state, "optimizer_state_dict/single_partition_of_fp32_groups", sizes)
 
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from pydantic.dataclasses import dataclass
 
-from iobench.workloads.layouts.deepspeed import DeepSpeed, groups
+from iobench.workloads.layouts.deepspeed import DeepSpeed, adamw_states, groups
 from iobench.workloads.layouts.layout import CONFIG, raw_file, torch_file
 from iobench.workloads.models.model import Model
 from iobench.workloads.specs import FileSpec, TensorSpec
@@ -50,11 +50,4 @@ class DeepSpeedZero3(DeepSpeed):
             if filling:
                 sizes.append(filling)
         state = "optimizer_state_dict/optimizer_state_dict/state"
-        names = [
-            (f"{state}/{index}/{moment}", size)
-            for index, size in enumerate(sizes)
-            for moment in ("exp_avg", "exp_avg_sq")
-        ]
-        master = "optimizer_state_dict/fp32_flat_groups"
-        names += [(f"{master}/{index}", size) for index, size in enumerate(sizes)]
-        return [TensorSpec(name=name, dtype="float32", shape=(size,)) for name, size in names]
+        return adamw_states(state, "optimizer_state_dict/fp32_flat_groups", sizes)

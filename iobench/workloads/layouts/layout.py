@@ -6,7 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
@@ -112,10 +112,6 @@ class Layout(ABC):
             counts[key] += 1
             first.setdefault(key, rank)
         return [(first[key], count) for key, count in counts.items()]
-
-    def describe(self) -> dict[str, object]:
-        """Return id and every parameter as plain JSON values."""
-        return {"id": self.id, **{field.name: getattr(self, field.name) for field in fields(self)}}
 
 
 def raw_file(path: str, size_bytes: int, *, exact: bool = False) -> FileSpec:

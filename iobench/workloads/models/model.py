@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from math import prod
@@ -279,16 +279,6 @@ class Model:
     def padded(self, multiple: int) -> Model:
         """Return the model with its vocabulary padded to a multiple."""
         return replace(self, vocab_multiple=multiple)
-
-    def describe(self) -> dict[str, object]:
-        """Return name, family, architecture and source as plain JSON values."""
-        arch = {f.name: getattr(self.arch, f.name) for f in fields(self.arch)}
-        return {
-            "name": self.name,
-            "family": self.family.id,
-            "arch": {key: value for key, value in arch.items() if value is not None},
-            "source": self.source,
-        }
 
     def _expand(self, rows: tuple[Row, ...], index: int = 0) -> tuple[Parameter, ...]:
         symbols = self.symbols

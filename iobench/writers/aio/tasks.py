@@ -46,12 +46,13 @@ async def run_tasks(
     work: Callable[[Blocks, Meter], Coroutine[Any, Any, None]],
     meter: Meter,
 ) -> None:
-    """Run `work(blocks, own_meter)` in `tasks` tasks and wait until all have ended.
+    """Run `work(blocks, own_meter)` in `tasks` tasks, or fewer if there are fewer blocks.
 
-    After the first failure or a cancellation, no more blocks are handed out. It is raised at the
-    end; further failures are its notes. `run_workers` does the same with threads.
+    Returns when all have ended. After the first failure or a cancellation, no more blocks are
+    handed out. It is raised at the end; further failures are its notes. `run_workers` does the same
+    with threads.
     """
-    meters = [Meter() for _ in range(tasks)]
+    meters = [Meter() for _ in range(min(tasks, blocks.count))]
     running = {asyncio.create_task(work(blocks, own)) for own in meters}
     failures: list[BaseException] = []
     try:

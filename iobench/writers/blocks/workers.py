@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from iobench.writers.blocks.interrupt_safe import Worker, start_workers
 from iobench.writers.blocks.pages import HUGE_PAGE, fresh_pages
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Meter
 
-__all__ = ["BlockPool", "Blocks", "run_workers"]
+__all__ = ["BlockPool", "Blocks", "map_in_workers", "run_workers"]
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 class Blocks:
-    """Iterates over the blocks (start, stop) of a range; several threads share one iteration."""
+    """Iterates over the `count` blocks (start, stop) of a range. Threads share one iteration."""
 
     def __init__(self, start: int, stop: int, block_size: int) -> None:
-        self._starts = iter(range(start, stop, block_size))
+        starts = range(start, stop, block_size)
+        self.count, self._starts = len(starts), iter(starts)
         self._stop, self._block_size = stop, block_size
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
@@ -38,16 +43,18 @@ def run_workers(
     *,
     caller_waits: bool = False,
 ) -> None:
-    """Run `work(blocks, own_meter)` in `threads` workers. The calling thread is one of them.
+    """Run `work(blocks, own_meter)` in `threads` workers, or fewer if there are fewer blocks.
 
-    With `caller_waits` the calling thread only waits, so that no signal handler runs inside `work`.
-    If the interpreter ends and refuses new threads, the calling thread does all the work.
+    The calling thread is one of them. With `caller_waits` it only waits, so that no signal handler
+    runs inside `work`. If the interpreter ends and refuses new threads, it does all the work.
 
     Returns when all workers have ended. The first failure, or KeyboardInterrupt in this thread,
     cancels the remaining blocks. It is raised when all workers have ended; further failures are
     added to it as notes.
     """
-    meters = [Meter() for _ in range(threads)]
+    meters = [Meter() for _ in range(min(threads, blocks.count))]
+    if not meters:
+        return
     failures: list[BaseException] = []
 
     def run(own: Meter) -> None:
@@ -85,6 +92,21 @@ def run_workers(
             failures[0].add_note(f"another worker failed too: {other!r}")
         raise failures[0]
     meter.absorb(meters)
+
+
+def map_in_workers(
+    threads: int, call: Callable[[_T], _R], items: Sequence[_T], *, caller_waits: bool = False
+) -> list[_R]:
+    """Return `call(item)` for each of `items`, in their order; see `run_workers`."""
+    results: dict[int, _R] = {}
+
+    def work(numbers: Blocks, _: Meter) -> None:
+        for number, _end in numbers:
+            results[number] = call(items[number])
+
+    numbers = Blocks(0, len(items), 1)
+    run_workers(threads, numbers, work, Meter(), caller_waits=caller_waits)
+    return [results[number] for number in range(len(items))]
 
 
 class BlockPool:

@@ -4,61 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Protocol, Self
 
 from iobench.writers.blocks.channel import Channel, Lease, LeaseState
 from iobench.writers.blocks.workers import BlockPool
+from iobench.writers.direct.engine import DirectEngine, ignore
 from iobench.writers.direct.in_flight import OnComplete
-from iobench.writers.image import Bytes
-from iobench.writers.local.direct_io import pwrite_direct
+from iobench.writers.image import Bytes, Extent
 from iobench.writers.transfer import Meter
 
-__all__ = ["BackgroundWriter", "BlocksInFlight", "OneAtATime"]
-
-
-class BlocksInFlight(Protocol):
-    """The writes in flight of one thread: an InFlight, or an object with the same methods."""
-
-    def __len__(self) -> int: ...
-
-    def start(self, data: Bytes, offset: int, wanted: int, on_complete: OnComplete) -> None: ...
-
-    def wait_one(self) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
-
-
-class OneAtATime:
-    """Writes each block past the page cache before `start` returns."""
-
-    def __init__(self, fd: int, alignment: int, meter: Meter) -> None:
-        self._fd, self._alignment, self._meter = fd, alignment, meter
-
-    def __len__(self) -> int:
-        return 0
-
-    def start(self, data: Bytes, offset: int, wanted: int, on_complete: OnComplete) -> None:
-        with self._meter.phase("write"):
-            calls = pwrite_direct(self._fd, data, offset, self._alignment)
-        self._meter.count("direct", wanted, calls)
-        on_complete(True)
-
-    def wait_one(self) -> None:
-        raise AssertionError("nothing is ever in flight")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
+__all__ = ["BackgroundWriter"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +23,10 @@ class _Block:
 
 
 class BackgroundWriter:
-    """Writes blocks in `threads` threads. Each thread calls `begin` for its own BlocksInFlight.
+    """Writes blocks of `pool` in threads; each makes its own engine and writes by it.
 
-    At most `in_flight` blocks are submitted and not yet written; beyond that `submit` waits. While
+    With `ring` there is one thread, whose engine has `depth` blocks in flight. Otherwise there are
+    `depth` threads with one block each, and one more block waits. Beyond that `submit` waits. While
     the thread of a ring has blocks in flight, a new block starts when the next of them ends. A
     faster stream therefore has more blocks in flight. Threads start with the first block, so that
     small files need none.
@@ -79,21 +34,22 @@ class BackgroundWriter:
 
     def __init__(
         self,
-        *,
         pool: BlockPool,
-        threads: int,
-        in_flight: int,
-        begin: Callable[[Meter], BlocksInFlight],
+        depth: int,
+        engine: Callable[[Meter], DirectEngine],
+        write: Callable[[DirectEngine, Extent, OnComplete], None],
+        *,
         ring: bool,
     ) -> None:
-        """With `ring`, the result of `begin` is used only in a thread without signal handlers."""
-        self._pool, self._begin, self._ring = pool, begin, ring
+        """With `ring`, the engine is used only in a thread without signal handlers."""
+        self.pool = pool
+        self._engine, self._write, self._ring = engine, write, ring
         self._meters: list[Meter] = []
         self._channel: Channel[_Block] = Channel(
             self._work,
             name="iobench-background",
-            workers=threads,
-            limit=in_flight,
+            workers=1 if ring else depth,
+            limit=depth if ring else depth + 1,
             release=self._release,
         )
 
@@ -110,11 +66,12 @@ class BackgroundWriter:
         The caller keeps the memory.
         """
         if self._ring:
-            self._channel.submit(Lease(_Block(data=data, offset=offset, of_pool=False)))
-            self.drain()
+            with meter.phase("write"):
+                self._channel.submit(Lease(_Block(data=data, offset=offset, of_pool=False)))
+                self.drain()
             return
-        with self._begin(meter) as blocks:
-            blocks.start(data, offset, len(data), lambda _: None)
+        with self._engine(meter) as engine:
+            self._write(engine, Extent.of(data, offset), ignore)
 
     def drain(self) -> None:
         """Wait until no block is in flight. Raises the first failure of a block."""
@@ -138,14 +95,14 @@ class BackgroundWriter:
     def _work(self) -> None:
         meter = Meter()
         self._meters.append(meter)
-        blocks = self._begin(meter)
+        engine = self._engine(meter)
         try:
-            with blocks:
-                while (lease := self._channel.next(wait=not len(blocks))) or len(blocks):
+            with engine:
+                while (lease := self._channel.next(wait=not len(engine))) or len(engine):
                     if lease is None:
-                        blocks.wait_one()
+                        engine.wait_one()
                     else:
-                        self._start(blocks, lease)
+                        self._start(engine, lease)
                     del lease
         except BaseException as error:  # noqa: BLE001 -- raised by submit and drain
             self._channel.fail(error)  # first, so that no dropped block counts as written
@@ -153,16 +110,15 @@ class BackgroundWriter:
             # The stream's own meter counts the time that it waits for these threads.
             meter.seconds = {} if self._ring else {"write": meter.seconds.get("write", 0.0)}
         # If the end failed, the kernel may still use the memory of blocks in flight.
-        self._channel.end_all(LeaseState.LOST if len(blocks) else LeaseState.FAILED)
+        self._channel.end_all(LeaseState.LOST if len(engine) else LeaseState.FAILED)
 
-    def _start(self, blocks: BlocksInFlight, lease: Lease[_Block]) -> None:
+    def _start(self, engine: DirectEngine, lease: Lease[_Block]) -> None:
         def on_complete(whole: bool) -> None:
             if whole:
                 self._channel.end(lease, LeaseState.DONE)
 
-        data = lease.item.data
-        blocks.start(data, lease.item.offset, len(data), on_complete)
+        self._write(engine, Extent.of(lease.item.data, lease.item.offset), on_complete)
 
     def _release(self, block: _Block) -> None:
         if block.of_pool:
-            self._pool.give(block.data)
+            self.pool.give(block.data)

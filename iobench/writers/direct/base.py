@@ -15,8 +15,10 @@ from iobench.errors import TransferError, UnavailableError
 from iobench.writers.availability import Availability, remedy_of
 from iobench.writers.blocks.prefault import faulted_ahead
 from iobench.writers.blocks.workers import BlockPool, Blocks, run_workers
+from iobench.writers.direct.background import BackgroundWriter
 from iobench.writers.direct.engine import DirectEngine
-from iobench.writers.image import FileImage
+from iobench.writers.direct.stream import DirectStream
+from iobench.writers.image import Extent, FileImage
 from iobench.writers.local.direct_file import (
     NO_DIRECT_REMEDY,
     REFUSED,
@@ -26,6 +28,7 @@ from iobench.writers.local.direct_file import (
 from iobench.writers.local.new_file import NewFile, ProbeFile, try_directory
 from iobench.writers.local.posix import PosixWriter
 from iobench.writers.options import WriterOptions
+from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter
 
 __all__ = ["DirectWriter"]
@@ -54,6 +57,11 @@ class DirectWriter(PosixWriter):
     def _workers(self) -> int:
         """The most workers that share a file."""
 
+    @property
+    def _stream_depth(self) -> int:
+        """The most blocks of a stream in flight."""
+        return self._workers
+
     @abstractmethod
     def _engine(self, meter: Meter, *, writes: bool) -> DirectEngine:
         """Make the engine of one worker. Called in the thread of that worker."""
@@ -81,7 +89,7 @@ class DirectWriter(PosixWriter):
         def work(blocks: Blocks, own: Meter) -> None:
             with self._engine(own, writes=True) as engine:
                 for start, stop in blocks:
-                    engine.write(direct, image, start, stop, at=start)
+                    engine.write(direct, Extent(image, start, stop, start))
                 engine.drain()
 
         self._run(0, image.size_bytes, work, meter)
@@ -92,7 +100,7 @@ class DirectWriter(PosixWriter):
         def work(blocks: Blocks, own: Meter) -> None:
             with self._engine(own, writes=False) as engine:
                 for begin, end in blocks:
-                    engine.read(direct, image, begin, max(begin, start), end)
+                    engine.read(direct, Extent(image, max(begin, start), end, begin))
                 engine.drain()
 
         prefault = self._flags & os.O_DIRECT  # the page cache would need the same free memory
@@ -102,10 +110,26 @@ class DirectWriter(PosixWriter):
     def _run(
         self, start: int, stop: int, work: Callable[[Blocks, Meter], None], meter: Meter
     ) -> None:
-        workers = min(self._workers, -(-(stop - start) // self._block_size))
-        if workers:
-            blocks = Blocks(start, stop, self._block_size)
-            run_workers(workers, blocks, work, meter, caller_waits=self._caller_waits)
+        blocks = Blocks(start, stop, self._block_size)
+        run_workers(self._workers, blocks, work, meter, caller_waits=self._caller_waits)
+
+    def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:
+        direct = DirectFile(fd=file.fd, alignment=self._alignment(file.fd))
+        background = BackgroundWriter(
+            self._pool,
+            self._stream_depth,
+            lambda own: self._engine(own, writes=True),
+            lambda engine, block, done: engine.write(direct, block, done),
+            ring=self._caller_waits,
+        )
+        return DirectStream(
+            file,
+            self.name,
+            meter,
+            background=background,
+            alignment=direct.alignment.offset,
+            reserve_ahead=self._reserves and not size,
+        )
 
     def _create(self, path: str | Path, meter: Meter, kind: type[NewFile] = NewFile) -> NewFile:
         try:

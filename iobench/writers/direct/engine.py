@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from types import TracebackType
 from typing import Self
 
 from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.direct.in_flight import OnComplete
-from iobench.writers.image import FileImage
+from iobench.writers.image import Extent
 from iobench.writers.local.direct_file import DirectFile, aligned_view, round_up
 from iobench.writers.local.direct_io import pread_direct, pwrite_direct
 from iobench.writers.transfer import Meter
@@ -46,12 +45,7 @@ class CompletionLatch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.end(kind is None)
 
 
@@ -61,49 +55,28 @@ class DirectEngine(ABC):
     Ranges begin at multiples of the file's alignment. `on_complete` is called once for each range,
     when the kernel is done with its memory, also when `write` or `read` raises. It is never called
     after a ring failed, see OnComplete. The end of a `with` waits for all operations in flight, so
-    that no memory is freed while the kernel uses it.
+    that no memory is freed while the kernel uses it. Operations are counted in `meter` as `path`.
     """
 
-    @abstractmethod
-    def write(
-        self,
-        file: DirectFile,
-        image: FileImage,
-        start: int,
-        stop: int,
-        *,
-        at: int,
-        on_complete: OnComplete = ignore,
-    ) -> None:
-        """Write bytes [start, stop) of `image` at offset `at`; padding may follow them.
-
-        Raises OSError, possibly of an earlier range.
-        """
+    def __init__(self, pool: BlockPool, meter: Meter, *, path: str) -> None:
+        self._pool, self.meter, self._path = pool, meter, path
 
     @abstractmethod
-    def read(
-        self,
-        file: DirectFile,
-        image: FileImage,
-        begin: int,
-        wanted: int,
-        stop: int,
-        *,
-        on_complete: OnComplete = ignore,
-    ) -> None:
-        """Fill bytes [wanted, stop) of `image`, reading from aligned `begin` <= `wanted`.
+    def write(self, file: DirectFile, part: Extent, on_complete: OnComplete = ignore) -> None:
+        """Write `part`; padding may follow it. Raises OSError, possibly of an earlier range."""
 
-        Raises OSError or DataMismatchError, possibly of an earlier range.
-        """
+    @abstractmethod
+    def read(self, file: DirectFile, part: Extent, on_complete: OnComplete = ignore) -> None:
+        """Fill `part`. Raises OSError or DataMismatchError, possibly of an earlier range."""
 
     @abstractmethod
     def __len__(self) -> int:
         """Return the number of operations in flight."""
 
     @property
-    @abstractmethod
     def bytes_in_flight(self) -> int:
-        """The number of bytes that they move."""
+        """The number of bytes that they move at most."""
+        return len(self) * self._pool.block_size
 
     @abstractmethod
     def wait_one(self) -> None:
@@ -130,74 +103,45 @@ class DirectEngine(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         self.close(error)
 
 
 class BlockingEngine(DirectEngine):
     """pwrite and preadv in the calling thread. Blocks of `pool` are as large as the ranges."""
 
-    def __init__(self, pool: BlockPool, meter: Meter, *, path: str) -> None:
-        self._pool, self._meter, self._path = pool, meter, path
-
-    def write(
-        self,
-        file: DirectFile,
-        image: FileImage,
-        start: int,
-        stop: int,
-        *,
-        at: int,
-        on_complete: OnComplete = ignore,
-    ) -> None:
+    def write(self, file: DirectFile, part: Extent, on_complete: OnComplete = ignore) -> None:
         unit = file.alignment.offset
         with CompletionLatch(on_complete):
             with contextlib.ExitStack() as held:
-                data = aligned_view(image, start, stop, file.alignment)
+                data = aligned_view(part, file.alignment)
                 if data is None:
                     block = held.enter_context(self._pool.block())
-                    with self._meter.phase("gather"):
-                        image.gather(start, stop, block)
-                    data = block[: round_up(stop - start, unit)]
-                with self._meter.phase("write"):
-                    calls = pwrite_direct(file.fd, data, at, unit)
-            self._meter.count(self._path, len(data), calls)
+                    with self.meter.phase("gather"):
+                        part.image.gather(part.start, part.stop, block)
+                    data = block[: round_up(part.size_bytes, unit)]
+                with self.meter.phase("write"):
+                    calls = pwrite_direct(file.fd, data, part.offset, unit)
+            self.meter.count(self._path, len(data), calls)
 
-    def read(
-        self,
-        file: DirectFile,
-        image: FileImage,
-        begin: int,
-        wanted: int,
-        stop: int,
-        *,
-        on_complete: OnComplete = ignore,
-    ) -> None:
+    def read(self, file: DirectFile, part: Extent, on_complete: OnComplete = ignore) -> None:
+        image, start, stop, begin = part
         unit = file.alignment.offset
         with CompletionLatch(on_complete):
-            data = aligned_view(image, wanted, stop, file.alignment) if wanted == begin else None
+            data = aligned_view(part, file.alignment) if start == begin else None
             if data is not None:
-                with self._meter.phase("read"):
+                with self.meter.phase("read"):
                     calls = pread_direct(file.fd, data, begin, stop - begin, unit)
             else:
                 with self._pool.block() as room:
                     block = room[: round_up(stop - begin, unit)]
-                    with self._meter.phase("read"):
+                    with self.meter.phase("read"):
                         calls = pread_direct(file.fd, block, begin, stop - begin, unit)
-                    with self._meter.phase("scatter"):
-                        image.scatter(wanted, stop, block[wanted - begin :])
-            self._meter.count(self._path, stop - begin, calls)
+                    with self.meter.phase("scatter"):
+                        image.scatter(start, stop, block[start - begin :])
+            self.meter.count(self._path, stop - begin, calls)
 
     def __len__(self) -> int:
-        return 0
-
-    @property
-    def bytes_in_flight(self) -> int:
         return 0
 
     def wait_one(self) -> None:

@@ -6,8 +6,7 @@ import errno
 import os
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from iobench.writers.direct.uring_queue import Ring
 from iobench.writers.image import Bytes
@@ -44,10 +43,10 @@ class _Operation:
 class InFlight:
     """Writes to one file, or reads from one. Used by one thread.
 
-    The end of a `with` waits for all operations in flight, then closes the ring: no memory is freed
-    while the kernel uses it. After the ring itself failed, nothing is in flight any
-    more, and the memory is lost. KeyboardInterrupt must not occur inside: it could come between a
-    completion and the line that records it.
+    `close` waits for all operations in flight, then closes the ring: no memory is freed while the
+    kernel uses it. After the ring itself failed, nothing is in flight any more, and the memory is
+    lost. KeyboardInterrupt must not occur inside: it could come between a completion and the line
+    that records it.
     """
 
     def __init__(
@@ -84,11 +83,6 @@ class InFlight:
         """Take the completions that are available now. Raises like `wait_one`."""
         while self._operations and (completion := self._call_ring(self._ring.peek)) is not None:
             self._take_completion(*completion)
-
-    def drain(self) -> None:
-        """Wait until nothing is in flight. Raises like `wait_one`."""
-        while self._operations:
-            self.wait_one()
 
     def _submit(self, tag: int) -> None:
         operation = self._operations[tag]
@@ -160,17 +154,6 @@ class InFlight:
         """Never free the memory of operations in flight: they cannot be awaited."""
         _lost.extend(operation.data for operation in self._operations.values())
         self._operations.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close(error)
 
     def close(self, error: BaseException | None = None) -> None:
         """Wait for all operations in flight and close the ring; `error` is why it ends early."""

@@ -10,7 +10,6 @@ import numpy as np
 
 from iobench.errors import TransferError
 from iobench.units import GIB
-from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.direct.background import BackgroundWriter
 from iobench.writers.image import Bytes
 from iobench.writers.local.new_file import NewFile
@@ -33,15 +32,14 @@ class DirectStream(Stream):
         meter: Meter,
         *,
         background: BackgroundWriter,
-        pool: BlockPool,
         alignment: int,
         reserve_ahead: bool,
     ) -> None:
         super().__init__(file, writer, meter)
-        self._new_file, self._pool, self._alignment = file, pool, alignment
+        self._new_file, self._alignment = file, alignment
         self._reserve_ahead, self._reserved_to = reserve_ahead, 0
-        self._background = background
-        self._block: Bytes = pool.take()
+        self._background, self._pool = background, background.pool
+        self._block: Bytes = self._pool.take()
         self._filled = 0
         self._offset = 0
 
@@ -99,8 +97,7 @@ class DirectStream(Stream):
         if self._filled:
             # O_DIRECT needs whole units of the alignment; `set_size` cuts off the padding.
             padded = -(-self._filled // self._alignment) * self._alignment
-            with self._meter.phase("write"):
-                self._background.put(self._block[:padded], self._offset, self._meter)
+            self._background.put(self._block[:padded], self._offset, self._meter)
         return self._position
 
     def _release(self) -> None:

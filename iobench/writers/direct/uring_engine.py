@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.direct.engine import CompletionLatch, DirectEngine, ignore
 from iobench.writers.direct.in_flight import InFlight, OnComplete
 from iobench.writers.direct.uring_queue import Ring
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.image import Bytes, Extent
 from iobench.writers.local.direct_file import DirectFile, aligned_view, round_up
 from iobench.writers.transfer import Meter
 
@@ -55,78 +55,70 @@ class RingEngine(DirectEngine):
         writes: bool,
         path: str,
     ) -> None:
-        self._ring, self._iodepth, self._pool, self._meter = ring, iodepth, pool, meter
-        self._writes, self._path = writes, path
+        super().__init__(pool, meter, path=path)
+        self._ring, self._iodepth, self._writes = ring, iodepth, writes
         self._in_flight: InFlight | None = None
         self._due: deque[_Piece] = deque()
         self._to_copy: deque[_Piece] = deque()
 
-    def write(
-        self,
-        file: DirectFile,
-        image: FileImage,
-        start: int,
-        stop: int,
-        *,
-        at: int,
-        on_complete: OnComplete = ignore,
-    ) -> None:
-        def put(latch: CompletionLatch, begin: int, end: int) -> _Piece:
-            offset = at + begin - start
-            data = aligned_view(image, begin, end, file.alignment)
+    def write(self, file: DirectFile, part: Extent, on_complete: OnComplete = ignore) -> None:
+        (image, start, stop, offset), size = part, self._pool.block_size
+        pieces = (
+            Extent(image, begin, min(begin + size, stop), offset + begin - start)
+            for begin in range(start, stop, size)
+        )
+
+        def put(latch: CompletionLatch, piece: Extent) -> _Piece:
+            data = aligned_view(piece, file.alignment)
             if data is not None:
-                return _Piece(latch, data, offset, len(data))
+                return _Piece(latch, data, piece.offset, len(data))
             block = self._pool.take()
             try:
-                with self._meter.phase("gather"):
-                    image.gather(begin, end, block)
+                with self.meter.phase("gather"):
+                    image.gather(piece.start, piece.stop, block)
             except BaseException:
                 self._pool.give(block)
                 raise
-            data = block[: round_up(end - begin, file.alignment.offset)]
-            return _Piece(latch, data, offset, len(data), block)
+            data = block[: round_up(piece.size_bytes, file.alignment.offset)]
+            return _Piece(latch, data, piece.offset, len(data), block)
 
-        self._in_pieces(file, start, stop, put, on_complete)
+        self._move(file, pieces, put, on_complete)
 
-    def read(
-        self,
-        file: DirectFile,
-        image: FileImage,
-        begin: int,
-        wanted: int,
-        stop: int,
-        *,
-        on_complete: OnComplete = ignore,
-    ) -> None:
-        def get(latch: CompletionLatch, first: int, end: int) -> _Piece:
-            least = max(first, wanted)
-            data = aligned_view(image, least, end, file.alignment) if least == first else None
+    def read(self, file: DirectFile, part: Extent, on_complete: OnComplete = ignore) -> None:
+        (image, start, stop, offset), size = part, self._pool.block_size
+        pieces = (
+            Extent(image, max(first, start), min(first + size, stop), first)
+            for first in range(offset, stop, size)
+        )
+
+        def get(latch: CompletionLatch, piece: Extent) -> _Piece:
+            _, begin, end, first = piece
+            data = aligned_view(piece, file.alignment) if begin == first else None
             if data is not None:
                 return _Piece(latch, data, first, end - first)
             block = self._pool.take()
             room = block[: round_up(end - first, file.alignment.offset)]
-            copy_out = functools.partial(image.scatter, least, end, block[least - first :])
+            copy_out = functools.partial(image.scatter, begin, end, block[begin - first :])
             return _Piece(latch, room, first, end - first, block, copy_out)
 
-        self._in_pieces(file, begin, stop, get, on_complete)
+        self._move(file, pieces, get, on_complete)
 
-    def _in_pieces(
+    def _move(
         self,
         file: DirectFile,
-        start: int,
-        stop: int,
-        make: Callable[[CompletionLatch, int, int], _Piece],
+        pieces: Iterable[Extent],
+        make: Callable[[CompletionLatch, Extent], _Piece],
         on_complete: OnComplete,
     ) -> None:
-        """Make each piece of the range by `make`, and start it once the queue has a free place."""
-        in_flight, size = self._in_flight_on(file), self._pool.block_size
+        """Make each piece of a range by `make`, and start it once the queue has a free place."""
+        in_flight = self._in_flight_on(file)
         most = self._iodepth + max(1, self._iodepth // 4)
         with CompletionLatch(on_complete) as latch:
-            for begin in range(start, stop, size):
+            for piece in pieces:
                 self._submit(in_flight)
                 while len(self) >= most:
                     self.wait_one()
-                self._due.append(make(latch, begin, min(begin + size, stop)))
+                self._due.append(make(latch, piece))
                 latch.add()
                 self._submit(in_flight)
 
@@ -149,7 +141,7 @@ class RingEngine(DirectEngine):
         piece, ok = self._to_copy.popleft(), False
         assert piece.copy_out is not None
         try:
-            with self._meter.phase("scatter"):
+            with self.meter.phase("scatter"):
                 piece.copy_out()
             ok = True
         finally:
@@ -168,17 +160,13 @@ class RingEngine(DirectEngine):
                 writes=self._writes,
                 alignment=file.alignment.offset,
                 path=self._path,
-                meter=self._meter,
+                meter=self.meter,
             )
         return self._in_flight
 
     def __len__(self) -> int:
         in_flight = len(self._in_flight) if self._in_flight else 0
         return in_flight + len(self._due) + len(self._to_copy)
-
-    @property
-    def bytes_in_flight(self) -> int:
-        return len(self) * self._pool.block_size
 
     def wait_one(self) -> None:
         assert self._in_flight is not None

@@ -7,7 +7,7 @@ import threading
 
 from iobench import linux
 from iobench.writers.hybrid_paths.policy import IoPath
-from iobench.writers.image import FileImage
+from iobench.writers.image import Extent
 from iobench.writers.local.direct_file import round_up
 from iobench.writers.local.dontcache import DontCache, on_storage, read_uncached
 from iobench.writers.local.posix import pread_all, pwrite_all
@@ -30,26 +30,26 @@ class CachedFile:
         self._dontcache = DontCache(fd)
         self._has_pages: bool | None = None
 
-    def write(
-        self, path: IoPath, image: FileImage, start: int, stop: int, offset: int, meter: Meter
-    ) -> None:
-        """Write bytes [start, stop) of `image` at `offset`.
+    def write(self, path: IoPath, part: Extent, meter: Meter) -> None:
+        """Write `part`.
 
-        On return they are in the page cache. With UNCACHED they have also reached the device, like
-        the bytes of a direct write.
+        On return its bytes are in the page cache. With UNCACHED they have also reached the device,
+        like the bytes of a direct write.
         """
-        length = stop - start
+        image, start, stop, offset = part
+        length, uncached = stop - start, path == IoPath.UNCACHED
         with self._lock:
             self._written.append((offset, offset + length))
-        if path == IoPath.UNCACHED:
-            self._write_uncached(image, start, stop, offset, meter)
-            return
+        flags = self._dontcache.flags(meter) if uncached else 0
         with image.outgoing(start, stop, meter) as views, meter.phase("write"):
-            calls = pwrite_all(self._fd, views, offset)
-        meter.count(path, length, calls)
+            calls = pwrite_all(self._fd, views, offset, flags)
+            if uncached:
+                on_storage(self._fd, offset, length, drop=not flags)
+        meter.count("sync_file_range" if uncached and not flags else path, length, calls)
 
-    def read(self, path: IoPath, image: FileImage, start: int, stop: int, meter: Meter) -> None:
-        """Fill bytes [start, stop) of `image`; UNCACHED drops their pages afterwards."""
+    def read(self, path: IoPath, part: Extent, meter: Meter) -> None:
+        """Fill `part`; UNCACHED drops its pages afterwards."""
+        image, start, stop, _ = part
         flags = self._dontcache.flags(meter) if path == IoPath.UNCACHED else 0
         with image.incoming(start, stop, meter) as views, meter.phase("read"):
             if path == IoPath.UNCACHED:
@@ -84,13 +84,3 @@ class CachedFile:
             return linux.cachestat_resident_bytes(self._fd, start, length)
         except OSError:
             return 0
-
-    def _write_uncached(
-        self, image: FileImage, start: int, stop: int, offset: int, meter: Meter
-    ) -> None:
-        flags = self._dontcache.flags(meter)
-        length = stop - start
-        with image.outgoing(start, stop, meter) as views, meter.phase("write"):
-            calls = pwrite_all(self._fd, views, offset, flags)
-            on_storage(self._fd, offset, length, drop=not flags)
-        meter.count(IoPath.UNCACHED if flags else "sync_file_range", length, calls)

@@ -18,9 +18,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from iobench import linux
@@ -30,9 +29,8 @@ from iobench.writers.direct.in_flight import OnComplete
 from iobench.writers.hybrid_paths.cached_file import CachedFile
 from iobench.writers.hybrid_paths.memory_pressure import MemoryPressure
 from iobench.writers.hybrid_paths.policy import IoOperation, IoPath, PathPolicy, Position
-from iobench.writers.image import FileImage
+from iobench.writers.image import Extent
 from iobench.writers.local.direct_file import REFUSED, DirectFile, aligned_view, direct_alignment
-from iobench.writers.transfer import Meter
 
 __all__ = ["HybridFile"]
 
@@ -43,13 +41,10 @@ class _RefusedError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Move:
-    """One operation at `offset`: a function for each path, and the latch of the call."""
+    """One operation, and the latch of the call. The engine makes it if it goes direct."""
 
     operation: IoOperation
-    offset: int
-    direct: Callable[[DirectFile, OnComplete], None]
-    cached: Callable[[IoPath], None]
-    meter: Meter
+    part: Extent
     engine: DirectEngine
     latch: CompletionLatch
 
@@ -96,120 +91,56 @@ class HybridFile:
         return self._policy.has(IoPath.DIRECT)
 
     def write(
-        self,
-        image: FileImage,
-        start: int,
-        stop: int,
-        meter: Meter,
-        engine: DirectEngine,
-        *,
-        at: int,
-        last: bool,
-        on_complete: OnComplete = ignore,
+        self, part: Extent, engine: DirectEngine, *, last: bool, on_complete: OnComplete = ignore
     ) -> None:
-        """Write bytes [start, stop) of `image` at offset `at` of the file, a multiple of the page.
+        """Write `part`, whose offset is a multiple of the page.
 
         `last` says that the file currently ends there. `on_complete` is called once, when all bytes
         are written or have failed: before this returns or raises, or when `engine` waits. See
         OnComplete.
         """
         with CompletionLatch(on_complete) as latch:
-            for begin, end, position in self._cut(start, stop, at, last=last):
-                self._write(image, begin, end, position, meter, engine, at + begin - start, latch)
+            for one, position in self._cut(part, last=last):
+                operation = IoOperation(
+                    size_bytes=one.size_bytes,
+                    position=position,
+                    aligned=self._is_aligned(one.offset, one.size_bytes),
+                    memory_aligned=aligned_view(one, self._alignment) is not None,
+                )
+                self._move(_Move(operation=operation, part=one, engine=engine, latch=latch))
 
-    def _write(
-        self,
-        image: FileImage,
-        start: int,
-        stop: int,
-        position: Position,
-        meter: Meter,
-        engine: DirectEngine,
-        offset: int,
-        latch: CompletionLatch,
-    ) -> None:
-        operation = IoOperation(
-            size_bytes=stop - start,
-            position=position,
-            aligned=self._is_aligned(offset, stop - start),
-            memory_aligned=aligned_view(image, start, stop, self._alignment) is not None,
-        )
-
-        def direct(file: DirectFile, on_complete: OnComplete) -> None:
-            engine.write(file, image, start, stop, at=offset, on_complete=on_complete)
-
-        def cached(path: IoPath) -> None:
-            self._cached.write(path, image, start, stop, offset, meter)
-
-        self._move(
-            _Move(
-                operation=operation,
-                offset=offset,
-                direct=direct,
-                cached=cached,
-                meter=meter,
-                engine=engine,
-                latch=latch,
-            )
-        )
-
-    def _cut(
-        self, start: int, stop: int, at: int, *, last: bool
-    ) -> Iterator[tuple[int, int, Position]]:
+    def _cut(self, part: Extent, *, last: bool) -> Iterator[tuple[Extent, Position]]:
         """Cut one write into operations: all of it, or whole pages and the rest of the last one."""
-        position = Position.MIDDLE if at else Position.FIRST
-        if last:
-            position = Position.TAIL if at else Position.WHOLE
+        position = Position.MIDDLE if part.offset else Position.FIRST
         # O_DIRECT needs whole sectors: the rest would be padded and the file truncated again.
-        rest = (stop - start) % max(linux.PAGE, self._alignment.offset)
-        if not rest or stop - start < self._small_size:
-            yield start, stop, position
+        rest = part.size_bytes % max(linux.PAGE, self._alignment.offset)
+        if rest and part.size_bytes >= self._small_size:
+            middle = part.stop - rest
+            yield part._replace(stop=middle), position
+            offset = part.offset + middle - part.start
+            yield part._replace(start=middle, offset=offset), Position.TAIL
+        elif last:
+            yield part, Position.TAIL if part.offset else Position.WHOLE
         else:
-            yield start, stop - rest, Position.MIDDLE if at else Position.FIRST
-            yield stop - rest, stop, Position.TAIL
+            yield part, position
 
-    def read(
-        self,
-        image: FileImage,
-        begin: int,
-        wanted: int,
-        stop: int,
-        meter: Meter,
-        engine: DirectEngine,
-    ) -> None:
-        """Fill bytes [wanted, stop) of `image`, reading from `begin` <= `wanted`.
+    def read(self, part: Extent, engine: DirectEngine) -> None:
+        """Fill `part`, whose offset is a multiple of the page.
 
-        `begin` is a multiple of the page. The bytes are there on return or once `engine` has been
-        drained.
+        The bytes are there on return or once `engine` has been drained.
         """
-        data = aligned_view(image, wanted, stop, self._alignment) if wanted == begin else None
+        image, start, stop, begin = part
+        data = aligned_view(part, self._alignment) if start == begin else None
         whole = begin == 0 and stop == image.size_bytes
         operation = IoOperation(
-            size_bytes=stop - wanted,
+            size_bytes=stop - start,
             position=Position.WHOLE if whole else Position.FIRST if not begin else Position.MIDDLE,
             aligned=begin % self._alignment.offset == 0,  # the length is rounded up in a block
             memory_aligned=data is not None,
-            in_cache=self._cached.holds(wanted, stop),
+            in_cache=self._cached.holds(start, stop),
         )
-
-        def direct(file: DirectFile, on_complete: OnComplete) -> None:
-            engine.read(file, image, begin, wanted, stop, on_complete=on_complete)
-
-        def cached(path: IoPath) -> None:
-            self._cached.read(path, image, wanted, stop, meter)
-
         with CompletionLatch(ignore) as latch:
-            self._move(
-                _Move(
-                    operation=operation,
-                    offset=begin,
-                    direct=direct,
-                    cached=cached,
-                    meter=meter,
-                    engine=engine,
-                    latch=latch,
-                )
-            )
+            self._move(_Move(operation=operation, part=part, engine=engine, latch=latch))
 
     def _move(self, move: _Move) -> None:
         """Move by the path that the policy chooses; if direct I/O is refused, by another one."""
@@ -221,27 +152,30 @@ class HybridFile:
                 if not self._policy.drop(IoPath.DIRECT):
                     raise TransferError(f"{self._name}: {error}, no other path is left") from error
                 decision = self._policy.choose(move.operation, self._pressure.now())
-                move.meter.fell_back(IoPath.DIRECT, decision.path, str(error))
+                move.engine.meter.fell_back(IoPath.DIRECT, decision.path, str(error))
         if decision.path != IoPath.DIRECT:
             self._go_cached(decision.path, move)
-        move.meter.decided(decision.path, decision.reason)
+        move.engine.meter.decided(decision.path, decision.reason)
 
     def _go_cached(self, path: IoPath, move: _Move) -> None:
         if path == IoPath.UNCACHED:
             move.engine.drain()  # their time must not count for this path
+        go = self._cached.write if self._writing else self._cached.read
         began = time.perf_counter()
-        move.cached(path)
+        go(path, move.part, move.engine.meter)
         self._policy.learn(path, move.operation.size_bytes, time.perf_counter() - began)
 
     def _go_direct(self, move: _Move) -> None:
         file, size_bytes = self._open_direct(), move.operation.size_bytes
+        offset, engine = move.part.offset, move.engine
         if self._writing:
-            if not self._is_aligned(move.offset, size_bytes):  # known since the file was opened
+            if not self._is_aligned(offset, size_bytes):  # known since the file was opened
                 raise _RefusedError(f"direct I/O needs multiples of {file.alignment.offset} bytes")
             # The kernel drops cached pages of the range where it can, not always (open(2), NOTES).
-            self._cached.leave(move.offset, move.offset + size_bytes)
+            self._cached.leave(offset, offset + size_bytes)
+        go = engine.write if self._writing else engine.read
         # Little's law: an operation that shares the device counts for its share of the time.
-        share = size_bytes / (size_bytes + move.engine.bytes_in_flight)
+        share = size_bytes / (size_bytes + engine.bytes_in_flight)
         began, awaited, outcome = time.perf_counter(), not self._proved, list[bool]()
 
         def completed(ok: bool) -> None:
@@ -253,22 +187,22 @@ class HybridFile:
 
         move.latch.add()
         if not awaited:
-            move.direct(file, completed)
+            go(file, move.part, completed)
             return
         try:
             try:
-                move.direct(file, completed)
+                go(file, move.part, completed)
             finally:
-                move.engine.drain()
+                engine.drain()
         except OSError as error:
             if outcome:  # else the ring failed, and the kernel may still use the memory
                 _raise_refusal("direct I/O", error)
             raise
         self._proved = True
-        if self._writing and self._cached.resident_bytes(move.offset, size_bytes):
+        if self._writing and self._cached.resident_bytes(offset, size_bytes):
             why = "O_DIRECT is accepted, yet goes through the page cache"
             if self._policy.drop(IoPath.DIRECT):
-                move.meter.fell_back(IoPath.DIRECT, "page cache", why)
+                engine.meter.fell_back(IoPath.DIRECT, "page cache", why)
 
     def _is_aligned(self, offset: int, length: int) -> bool:
         return not (offset | length) % self._alignment.offset
@@ -299,12 +233,7 @@ class HybridFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from iobench.errors import TransferError
 from iobench.writers.blocks.channel import Channel, Lease
-from iobench.writers.blocks.workers import Blocks, run_workers
+from iobench.writers.blocks.workers import map_in_workers
 from iobench.writers.local.fsync_ring import SyncRing
 from iobench.writers.local.new_file import NewFile
 from iobench.writers.transfer import Meter
@@ -61,9 +61,5 @@ def _sync_by(ring: SyncRing, files: Sequence[NewFile]) -> None:
 
 
 def _sync_by_threads(files: Sequence[NewFile]) -> None:
-    def sync(numbers: Blocks, own: Meter) -> None:
-        for number, _ in numbers:
-            files[number].sync(own)
-
     # An own meter, as the caller's meter counts the time that it waits.
-    run_workers(min(_SYNCS, len(files)), Blocks(0, len(files), 1), sync, Meter())
+    map_in_workers(_SYNCS, lambda file: file.sync(Meter()), files)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from iobench import linux
 from iobench.errors import UnavailableError
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.image import Bytes, Extent
 
 __all__ = [
     "NO_DIRECT_REMEDY",
@@ -55,13 +55,11 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def aligned_view(
-    image: FileImage, start: int, stop: int, alignment: linux.DioAlignment
-) -> Bytes | None:
-    """Return the bytes [start, stop) as one view that direct I/O can use, or None."""
-    if image.on_device or (stop - start) % alignment.offset or start % alignment.offset:
+def aligned_view(part: Extent, alignment: linux.DioAlignment) -> Bytes | None:
+    """Return the bytes of `part` as one view that direct I/O can use, or None."""
+    if part.image.on_device or part.size_bytes % alignment.offset or part.start % alignment.offset:
         return None
-    views = image.views(start, stop)
+    views = part.image.views(part.start, part.stop)
     if len(views) != 1 or views[0].ctypes.data % alignment.memory:
         return None
     return views[0]

@@ -9,11 +9,10 @@ import secrets
 import tempfile
 import warnings
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from iobench import linux
-from iobench.errors import DataMismatchError, TransferError
+from iobench.errors import DataMismatchError, TransferError, transfer_errors
 from iobench.writers.availability import Availability
 from iobench.writers.local.deferred_free import freed_later
 from iobench.writers.local.file_metadata import (
@@ -45,11 +44,7 @@ def sync_directory(directory: str | Path) -> None:
     """Make the names in `directory` durable."""
     path = os.path.abspath(directory)
     made = [name for name in tuple(_unsynced) if os.path.dirname(name) == path]
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    linux.sync_file(directory, os.O_DIRECTORY)
     _unsynced.difference_update(made)
 
 
@@ -159,7 +154,7 @@ class NewFile:
         The size is checked afterwards: on s3fs ftruncate succeeds but does nothing while it holds
         data that is not stored yet. In that case sync, repeat ftruncate and record a fallback.
         """
-        try:
+        with transfer_errors("setting the size of", self.path):
             if self._reserved or os.fstat(self.fd).st_size != size_bytes:
                 os.ftruncate(self.fd, size_bytes)
                 if os.fstat(self.fd).st_size != size_bytes:
@@ -167,8 +162,6 @@ class NewFile:
                     os.ftruncate(self.fd, size_bytes)
                     self._meter.fell_back("ftruncate", "fsync before it", "it did nothing")
                     self._prove_size(size_bytes)
-        except OSError as error:
-            raise TransferError.wrap(error, "setting the size of", self.path) from error
 
     def _prove_size(self, size_bytes: int) -> None:
         found = os.fstat(self.fd).st_size
@@ -179,11 +172,8 @@ class NewFile:
 
     def sync(self, meter: Meter | None = None) -> None:
         """Make the bytes durable (fsync), still under the temporary name; `meter` is timed."""
-        with (meter or self._meter).phase("sync"):
-            try:
-                os.fsync(self.fd)
-            except OSError as error:
-                raise TransferError.wrap(error, "syncing", self.path) from error
+        with (meter or self._meter).phase("sync"), transfer_errors("syncing", self.path):
+            os.fsync(self.fd)
 
     def publish(self, *, sync_names: bool) -> None:
         """Close the file and give it its final name; with `sync_names` make the name durable.
@@ -240,12 +230,7 @@ class NewFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.abandon()
 
 

@@ -59,10 +59,6 @@ class CachedWriter(PosixWriter):
         """Return the function that fills views from an offset of the open file."""
 
     @property
-    def _reserves(self) -> bool:
-        return self.options.fallocate
-
-    @property
     def _write_threads(self) -> int:
         return self.options.threads
 
@@ -77,7 +73,8 @@ class CachedWriter(PosixWriter):
                 with image.outgoing(start, stop, own) as views:
                     sink.write(views, start, own)
 
-        self._run(0, image.size_bytes, self._write_threads, work, meter)
+        blocks = Blocks(0, image.size_bytes, self.options.block_size)
+        run_workers(self._write_threads, blocks, work, meter)
         with meter.phase("write"):
             sink.finish()
 
@@ -89,19 +86,8 @@ class CachedWriter(PosixWriter):
                 with image.incoming(begin, end, own) as views, own.phase("read"):
                     fill(views, begin, own)
 
-        self._run(start, stop, self.options.threads, work, meter)
-
-    def _run(
-        self,
-        start: int,
-        stop: int,
-        threads: int,
-        work: Callable[[Blocks, Meter], None],
-        meter: Meter,
-    ) -> None:
-        size = self.options.block_size
-        blocks = -(-(stop - start) // size)
-        run_workers(max(1, min(threads, blocks)), Blocks(start, stop, size), work, meter)
+        blocks = Blocks(start, stop, self.options.block_size)
+        run_workers(self.options.threads, blocks, work, meter)
 
     def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:  # noqa: ARG002
         sink = self._sink(file, meter)

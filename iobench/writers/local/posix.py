@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from iobench.errors import DataMismatchError, IobenchError, TransferError
+from iobench.errors import DataMismatchError, transfer_errors
 from iobench.writers.base import Writer
 from iobench.writers.device.staging import staged
 from iobench.writers.image import Bytes, FileImage
@@ -52,9 +52,9 @@ class PosixWriter(Writer):
         """Return a stream that writes the new file."""
 
     @property
-    @abstractmethod
     def _reserves(self) -> bool:
         """Whether to reserve space before writing."""
+        return bool(getattr(self.options, "fallocate", False))
 
     def write(
         self,
@@ -191,25 +191,6 @@ def _publish(files: Sequence[NewFile]) -> None:
 def _wait_for(syncing: BatchSync, meter: Meter) -> None:
     with meter.phase("sync"):
         syncing.wait()
-
-
-class transfer_errors:  # noqa: N801 -- used as a function; a generator costs twice as much
-    """Turns an OSError of the kernel into a TransferError that names the file.
-
-    Errors of iobench pass unchanged.
-    """
-
-    __slots__ = ("_doing", "_path")
-
-    def __init__(self, doing: str, path: str | Path) -> None:
-        self._doing, self._path = doing, path
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError) and not isinstance(error, IobenchError):
-            raise TransferError.wrap(error, self._doing, self._path) from error
 
 
 def pwrite_all(fd: int, views: list[Bytes], offset: int, flags: int = 0) -> int:

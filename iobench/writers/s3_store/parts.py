@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import io
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 from iobench.errors import OptionError
 from iobench.units import GIB, MIB, TIB, format_size, format_size_exact
-from iobench.writers.image import Bytes
+from iobench.writers.image import Bytes, FileImage
+from iobench.writers.source import ImageSource
 
 __all__ = [
     "MOST_BYTES",
@@ -88,64 +90,35 @@ class StreamParts:
         return min(self.first_bytes << ((number - self.even - 1) // _STEP + 1), PART_LARGEST)
 
 
-class PartBody(io.RawIOBase):
+class PartBody(ImageSource):
     """The views of one part as the body of a request, without a copy. A retry can rewind it.
 
     `read` ignores its size and returns views of up to 1 MiB, which http.client passes to the
-    socket. http.client itself asks for pieces of 16 KiB, which costs many more calls.
+    socket. http.client itself asks for pieces of 16 KiB, which costs many more calls. Signing the
+    payload reads by `readinto`.
     """
 
     _AT_ONCE = MIB
 
     def __init__(self, views: Sequence[Bytes]) -> None:
-        super().__init__()
-        self._views = [view.data for view in views]
-        self._size = sum(map(len, self._views))
-        self._index = self._within = self._position = self._last = 0
+        super().__init__(FileImage.of("part", views))
 
     def __len__(self) -> int:
-        return self._size
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
+        return self.size_bytes
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = left = min(max(base + offset, 0), self._size)
-        self._index = 0
-        while self._index < len(self._views) and left >= len(self._views[self._index]):
-            left -= len(self._views[self._index])
-            self._index += 1
-        self._within = left
+        self._position = min(super().seek(offset, whence), self.size_bytes)
         return self._position
 
     def read(self, size: int = -1) -> bytes:  # noqa: ARG002
-        if self._index == len(self._views):
-            self._last = 0
+        segments, position = self._image.segments, self._position
+        if position == self.size_bytes:
             return b""
-        view = self._views[self._index]
-        piece = view[self._within : self._within + self._AT_ONCE]
-        self._last = len(piece)
-        self._within += len(piece)
+        segment = segments[bisect_right(segments, position, key=lambda one: one.offset) - 1]
+        begin = position - segment.offset
+        piece = cast(Bytes, segment.memory[begin : begin + self._AT_ONCE])
         self._position += len(piece)
-        if self._within == len(view):
-            self._index += 1
-            self._within = 0
-        return piece  # type: ignore[return-value]  # sockets take a memoryview like bytes
-
-    def readinto(self, buffer: Any) -> int:
-        """Copy into `buffer`. Signing the payload reads this way; sending uses `read`."""
-        room = memoryview(buffer).cast("B")
-        piece = memoryview(self.read())[: len(room)]
-        room[: len(piece)] = piece
-        self.seek(self._position - self._last + len(piece))
-        return len(piece)
+        return piece.data  # type: ignore[return-value]  # sockets take a memoryview like bytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from iobench.units import KIB
-from iobench.writers.blocks.workers import Blocks, run_workers
+from iobench.writers.blocks.workers import map_in_workers
 from iobench.writers.image import Bytes
 from iobench.writers.s3_store.client import S3Client
 from iobench.writers.s3_store.download import S3Download
@@ -34,17 +34,7 @@ class S3Source(RangeSource):
         self._cached = b""
 
     def read_at(self, offsets: Iterable[int], size: int) -> list[bytes]:
-        wanted = list(offsets)
-        if not wanted:
-            return []
-        found = [b""] * len(wanted)
-
-        def work(numbers: Blocks, _: Meter) -> None:
-            for number, _end in numbers:
-                found[number] = self._fetch(wanted[number], size)
-
-        run_workers(min(len(wanted), _AT_ONCE), Blocks(0, len(wanted), 1), work, Meter())
-        return found
+        return map_in_workers(_AT_ONCE, lambda offset: self._fetch(offset, size), [*offsets])
 
     def _fill(self, offset: int, room: Bytes) -> int:
         data = np.frombuffer(self._at(offset, len(room)), dtype=np.uint8)

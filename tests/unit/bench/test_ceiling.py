@@ -30,9 +30,7 @@ def turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[_Fails], 
             assert (directory, fallocate) == (tmp_path, True)
             (directory / fio.FILE_NAME).touch()
             fails(operation)
-            return FioSample(
-                job=job, operation=operation, bytes=size_bytes, elapsed_s=2.0, cpu_s=0.5
-            )
+            return FioSample(bytes=size_bytes, elapsed_s=2.0, cpu_s=0.5)
 
         monkeypatch.setattr(fio, "run_job", run_job)
         ceiling = CeilingJobs(run_id="0" * 16, directory=tmp_path, size_bytes=4096, fallocate=True)

@@ -15,15 +15,7 @@ from iobench.environment import DeviceCounters
 
 
 def device(read: int, write: int) -> DeviceCounters:
-    return DeviceCounters(
-        reads=0,
-        read_bytes=read,
-        writes=0,
-        write_bytes=write,
-        discard_bytes=0,
-        flushes=0,
-        busy_s=0.0,
-    )
+    return DeviceCounters(read_bytes=read, write_bytes=write)
 
 
 def io(read: int, write: int) -> dict[str, int]:

@@ -44,7 +44,6 @@ def test_figures_of_a_save() -> None:
     sample = parse(document())
     assert (sample.bytes, sample.elapsed_s) == (4 * MIB, 0.25)
     assert sample.cpu_s == pytest.approx(0.2)
-    assert sample.rate_bytes_per_s == 16 * MIB
 
 
 def test_figures_of_a_restore() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +37,7 @@ from iobench.results import (
     Verified,
     read,
 )
+from iobench.results import writer as writer_module
 from iobench.units import MIB
 from iobench.workloads import Workload
 from iobench.writers import transfer
@@ -82,13 +83,7 @@ class FakeFio:
         self.arguments.append({"size_bytes": size_bytes, **options})
         (directory / fio.FILE_NAME).touch()
         self.fails(job, operation)
-        return FioSample(
-            job=job,
-            operation=operation,  # type: ignore[arg-type]
-            bytes=size_bytes,
-            elapsed_s=1.0,
-            cpu_s=0.1,
-        )
+        return FioSample(bytes=size_bytes, elapsed_s=1.0, cpu_s=0.1)
 
 
 @pytest.fixture
@@ -372,15 +367,15 @@ def test_an_interrupt_right_after_a_record(
     execute: Callable[..., ResultFile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C between a line and whatever follows it leaves a record that reads, counted right."""
-    append, lines = ResultWriter._append, []
+    append, lines = writer_module.append_line, []
 
-    def interrupted(self: ResultWriter, line: str) -> None:
-        append(self, line)
-        lines.append(line)
+    def interrupted(fd: int, path: Path, values: Mapping[str, Any]) -> None:
+        append(fd, path, values)
+        lines.append(values)
         if len(lines) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(ResultWriter, "_append", interrupted)
+    monkeypatch.setattr(writer_module, "append_line", interrupted)
     result = execute(make("buffered"), ceiling=False, error=KeyboardInterrupt)
     assert result.end is not None
     assert (result.end.status, result.end.samples, len(result.samples)) == ("interrupted", 1, 1)

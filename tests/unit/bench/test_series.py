@@ -85,15 +85,7 @@ def test_the_sampler_reads_the_devices_counters(tmp_path: Path) -> None:
     stat.write_text(STAT.format(**values))
 
     def read() -> DeviceCounters:
-        return DeviceCounters(
-            reads=0,
-            read_bytes=512 * values["read"],
-            writes=0,
-            write_bytes=512 * values["write"],
-            discard_bytes=0,
-            flushes=0,
-            busy_s=0.0,
-        )
+        return DeviceCounters(read_bytes=512 * values["read"], write_bytes=512 * values["write"])
 
     device.read = read  # type: ignore[method-assign]
     with Sampler([stat]) as sampler:

@@ -52,7 +52,6 @@ def sysfs(tmp_path: Path) -> Sysfs:
 def mount(device: str, fs_type: str = "ext4", source: str = "none") -> Mount:
     return Mount(
         mount_id=1,
-        parent_id=0,
         device=device,
         root="/",
         mount_point="/",
@@ -131,11 +130,8 @@ def test_counters_are_in_bytes_and_subtract() -> None:
     assert before is not None
     assert after is not None
     assert (before.read_bytes, before.write_bytes) == (80 * 512, 160 * 512)
-    assert (before.discard_bytes, before.flushes) == (24 * 512, 4)
     spent = after - before
-    assert (spent.reads, spent.writes, spent.flushes) == (2, 5, 1)
     assert (spent.read_bytes, spent.write_bytes) == (16 * 512, 1024 * 512)
-    assert spent.busy_s == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("text", ["", "1 2 3", "a b c d e f g h i j k"])
@@ -145,10 +141,10 @@ def test_what_is_no_statistics_file_gives_none(text: str) -> None:
 
 
 def test_old_kernels_without_discards_and_flushes() -> None:
-    """Eleven fields are enough; what the kernel does not count is zero."""
+    """Eleven fields are enough."""
     found = parse_stat("1 2 3 4 5 6 7 8 9 10 11")
     assert found is not None
-    assert (found.write_bytes, found.flushes, found.discard_bytes) == (7 * 512, 0, 0)
+    assert (found.read_bytes, found.write_bytes) == (3 * 512, 7 * 512)
 
 
 def test_all_devices_of_a_btrfs_are_counted(sysfs: Sysfs) -> None:
@@ -169,8 +165,8 @@ def test_a_device_that_does_not_count_is_not_believed(
     disk = sysfs.disk("sda", "8:0", queue__iostats="1")
     monkeypatch.setattr("iobench.environment.device.mount_of", lambda _: mount("8:0"))
     counting = DeviceMonitor(tmp_path, sysfs.root)
-    assert counting.devices == ("sda",)
+    assert [path.parent.name for path in counting.files] == ["sda"]
     assert counting.read() == parse_stat(STAT)
     sysfs.put(disk, queue__iostats="0")
     silent = DeviceMonitor(tmp_path, sysfs.root)
-    assert (silent.devices, silent.read()) == ((), None)
+    assert (silent.files, silent.read()) == ((), None)

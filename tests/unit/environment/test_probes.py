@@ -51,7 +51,7 @@ def test_a_device_that_others_use_is_told(
     monitor = SimpleNamespace(read=readings.__next__)
     monkeypatch.setattr(probes, "DeviceMonitor", lambda _: monitor)
     monkeypatch.setattr(time, "perf_counter", iter([10.0, 11.0]).__next__)
-    probe = probes._other_io("other I/O", tmp_path)
+    probe = probes._run("other I/O", probes._other_io, tmp_path)
     assert (probe.ok, probe.needed) == (ok, False)
     assert bool(probe.remedy) is not ok
 
@@ -60,21 +60,13 @@ def test_no_device_is_no_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """On tmpfs and network file systems nobody can say what others do."""
     monkeypatch.setattr(probes, "DeviceMonitor", lambda _: SimpleNamespace(read=lambda: None))
     assert (
-        probes._other_io("other I/O", tmp_path).detail
+        probes._run("other I/O", probes._other_io, tmp_path).detail
         == "no block device of this machine: not checked"
     )
 
 
 def device(write_bytes: int) -> DeviceCounters:
-    return DeviceCounters(
-        reads=0,
-        read_bytes=0,
-        writes=0,
-        write_bytes=write_bytes,
-        discard_bytes=0,
-        flushes=0,
-        busy_s=0.0,
-    )
+    return DeviceCounters(read_bytes=0, write_bytes=write_bytes)
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:

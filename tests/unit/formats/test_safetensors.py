@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 from collections.abc import Callable
@@ -150,18 +149,6 @@ def test_a_name_that_is_no_text(name: Any, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=f"tensor name {re.escape(repr(name))} is not a str"):
             ours.save(some, "ours", tmp_path, registry.make("buffered"))
     assert not (tmp_path / "ours").exists()
-
-
-def test_index_as_transformers_writes_it() -> None:
-    """The index is sorted, indented by two and ends in a newline, as transformers writes it."""
-    shards = {"model-1.safetensors": ["b", "a"], "model-2.safetensors": ["lm_head", "c"]}
-    written = ours.index_bytes(shards, 1234)
-    assert written == (
-        b'{\n  "metadata": {\n    "total_size": 1234\n  },\n  "weight_map": {\n'
-        b'    "a": "model-1.safetensors",\n    "b": "model-1.safetensors",\n'
-        b'    "c": "model-2.safetensors",\n    "lm_head": "model-2.safetensors"\n  }\n}\n'
-    )
-    assert json.loads(written)["weight_map"]["c"] == "model-2.safetensors"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
@@ -48,17 +47,9 @@ _REQUIRED = [
 def test_the_workloads_that_ship() -> None:
     """All promised workloads load under their names, with a description, and nothing else ships."""
     assert workloads.names() == sorted(_REQUIRED)
-    assert [workload.name for workload in workloads.catalogue()] == workloads.names()
-    assert all(workload.description for workload in workloads.catalogue())
-
-
-def test_descriptions_are_json() -> None:
-    """`describe` of a scaled workload is plain JSON and says what the workload is made of."""
-    described = workloads.load("gpt5b-nemo").scaled(2**33).describe()
-    assert json.loads(json.dumps(described)) == described
-    assert described["model"]["arch"]["hidden_size"] == 4096  # type: ignore[index]
-    assert described["layout"]["data_parallel"] == 8  # type: ignore[index]
-    assert described["scale"] == "3 of 24 layers, no embedding"
+    loaded = [workloads.load(name) for name in workloads.names()]
+    assert [workload.name for workload in loaded] == workloads.names()
+    assert all(workload.description for workload in loaded)
 
 
 def test_an_unknown_name_lists_the_known_and_suggests_the_nearest() -> None:

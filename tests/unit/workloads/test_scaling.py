@@ -34,7 +34,6 @@ def test_every_workload_scales_below_the_limit(name: str) -> None:
         assert scaled.scale is not None
         assert scaled.scale.size_bytes == size <= limit
         assert scaled.scale.full_bytes == full
-        assert scaled.scale.fraction == size / full
         assert size > 0.4 * limit
 
 

@@ -36,7 +36,7 @@ def test_a_file_of_ones_own(write: Callable[[str], Path]) -> None:
     workload = workloads.load(write(_INLINE))
     assert workload.name == "mine"
     assert workload.parameters == 2 * 1000 * 64 + 2 * (4 * 64 * 64 + 3 * 96 * 64 + 2 * 64) + 64
-    assert workload.layout.describe()["max_shard_size"] == 2**20
+    assert workload.layout.max_shard_size == 2**20
     assert workload.step_time is not None
     assert workload.step_time.seconds == 0.5
 

@@ -10,13 +10,16 @@ from contextlib import AbstractContextManager
 
 import pytest
 
+from iobench.linux import DioAlignment
 from iobench.testing import Footprint, content
 from iobench.writers.blocks.workers import BlockPool
-from iobench.writers.direct import background as module
+from iobench.writers.direct import engine as module
 from iobench.writers.direct import in_flight as flights
-from iobench.writers.direct.background import BackgroundWriter, OneAtATime
-from iobench.writers.direct.in_flight import InFlight
+from iobench.writers.direct.background import BackgroundWriter
+from iobench.writers.direct.engine import BlockingEngine, DirectEngine
+from iobench.writers.direct.uring_engine import RingEngine
 from iobench.writers.image import Bytes
+from iobench.writers.local.direct_file import DirectFile
 from iobench.writers.transfer import Meter, PathCount
 
 _Impatience = Callable[[threading.Event], AbstractContextManager[None]]
@@ -45,14 +48,20 @@ def pool() -> _Pool:
     return _Pool(_BLOCK)
 
 
-def _by_threads(fd: int, pool: BlockPool, threads: int) -> BackgroundWriter:
+def _background(
+    fd: int, pool: BlockPool, depth: int, engine: Callable[[Meter], DirectEngine], *, ring: bool
+) -> BackgroundWriter:
+    file = DirectFile(fd=fd, alignment=DioAlignment(memory=512, offset=512))
     return BackgroundWriter(
-        pool=pool,
-        threads=threads,
-        in_flight=threads + 1,
-        begin=lambda meter: OneAtATime(fd, 512, meter),
-        ring=False,
+        pool, depth, engine, lambda engine, part, done: engine.write(file, part, done), ring=ring
     )
+
+
+def _by_threads(fd: int, pool: BlockPool, threads: int) -> BackgroundWriter:
+    def engine(meter: Meter) -> DirectEngine:
+        return BlockingEngine(pool, meter, path="direct")
+
+    return _background(fd, pool, threads, engine, ring=False)
 
 
 def _submit(writer: BackgroundWriter, pool: BlockPool, numbers: range) -> None:
@@ -224,10 +233,10 @@ class _Ring:
 
 
 def _by_ring(fd: int, pool: BlockPool, ring: _Ring) -> BackgroundWriter:
-    def begin(meter: Meter) -> InFlight:
-        return InFlight(ring, fd, writes=True, alignment=512, path="fake", meter=meter)
+    def engine(meter: Meter) -> DirectEngine:
+        return RingEngine(ring, 4, pool, meter, writes=True, path="fake")
 
-    return BackgroundWriter(pool=pool, threads=1, in_flight=4, begin=begin, ring=True)
+    return _background(fd, pool, 4, engine, ring=True)
 
 
 def test_every_block_is_written_by_a_ring(fd: int, pool: BlockPool) -> None:
@@ -268,10 +277,10 @@ def _submit_and_drain(writer: BackgroundWriter, pool: BlockPool) -> None:
 def test_no_ring(fd: int, pool: BlockPool) -> None:
     """An unavailable ring is a failure like any other."""
 
-    def begin(meter: Meter) -> InFlight:
+    def engine(meter: Meter) -> DirectEngine:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    writer = BackgroundWriter(pool=pool, threads=1, in_flight=2, begin=begin, ring=True)
+    writer = _background(fd, pool, 2, engine, ring=True)
     with pytest.raises(OSError, match="Cannot allocate"):
         _submit_and_drain(writer, pool)
     writer.shutdown(Meter())

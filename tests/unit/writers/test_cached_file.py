@@ -12,7 +12,7 @@ from iobench import linux
 from iobench.units import MIB
 from iobench.writers.hybrid_paths.cached_file import CachedFile
 from iobench.writers.hybrid_paths.policy import IoPath
-from iobench.writers.image import FileImage
+from iobench.writers.image import Extent, FileImage
 from iobench.writers.transfer import Meter
 
 from ...conftest import MakeFilesystem
@@ -52,7 +52,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 
 def _write(file: CachedFile, path: IoPath, start: int, stop: int) -> None:
-    file.write(path, _IMAGE, start, stop, start, Meter())
+    file.write(path, Extent(_IMAGE, start, stop, start), Meter())
 
 
 def test_a_buffered_write_stays_until_its_range_is_left(
@@ -114,7 +114,7 @@ def test_what_a_read_leaves_in_the_page_cache(fd: int) -> None:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         memory = np.zeros(len(_DATA), dtype=np.uint8)
         file, image = CachedFile(fd), FileImage.of("file", [memory])
-        file.read(path, image, 0, MIB, Meter())
+        file.read(path, Extent(image, 0, MIB, 0), Meter())
         assert np.array_equal(memory[:MIB], _DATA[:MIB])
         assert not memory[MIB:].any()
         assert file.holds(0, MIB) == left

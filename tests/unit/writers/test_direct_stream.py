@@ -16,7 +16,7 @@ from iobench import linux
 from iobench.errors import TransferError
 from iobench.testing import Footprint, content
 from iobench.units import GIB
-from iobench.writers.direct import background
+from iobench.writers.direct import engine
 from iobench.writers.direct import stream as direct_stream
 from iobench.writers.odirect import ODirectWriter
 
@@ -151,7 +151,7 @@ def test_repeated_ctrl_c_writes_to_no_other_file(
     """Repeated Ctrl-C during abort: threads never write to a reused descriptor number."""
     begun, ended = threading.Semaphore(0), threading.Semaphore(0)
     go_on = threading.Event()
-    pwrite_direct = background.pwrite_direct
+    pwrite_direct = engine.pwrite_direct
 
     def late(*arguments) -> int:
         begun.release()
@@ -161,7 +161,7 @@ def test_repeated_ctrl_c_writes_to_no_other_file(
         finally:
             ended.release()
 
-    monkeypatch.setattr(background, "pwrite_direct", late)
+    monkeypatch.setattr(engine, "pwrite_direct", late)
     with Footprint.unchanged():
         stream = writer.open(tmp_path / "file")
         stream.write(content(3 * 4096))

@@ -25,7 +25,7 @@ from iobench.writers.direct.uring_engine import RingEngine
 from iobench.writers.hybrid_paths.file import HybridFile
 from iobench.writers.hybrid_paths.memory_pressure import MemoryPressure
 from iobench.writers.hybrid_paths.policy import IoPath, PathPolicy
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.image import Bytes, Extent, FileImage
 from iobench.writers.local.direct_file import DirectFile
 from iobench.writers.transfer import Meter
 
@@ -186,16 +186,16 @@ class _Run:
         )
         with file, engine:
             for number, start in enumerate(range(0, len(_DATA), _RANGE)):
-                completed, stop = self.completed.setdefault(number, []).append, start + _RANGE
+                completed = self.completed.setdefault(number, []).append
+                part = Extent(image, start, start + _RANGE, start)
                 if not self.hybrid and self.writes:
-                    engine.write(plain, image, start, stop, at=start, on_complete=completed)
+                    engine.write(plain, part, completed)
                 elif not self.hybrid:
-                    engine.read(plain, image, start, start, stop, on_complete=completed)
+                    engine.read(plain, part, completed)
                 elif self.writes:
-                    own = {"at": start, "last": False, "on_complete": completed}
-                    file.write(image, start, stop, self.meter, engine, **own)
+                    file.write(part, engine, last=False, on_complete=completed)
                 else:
-                    file.read(image, start, start, stop, self.meter, engine)
+                    file.read(part, engine)
                     completed(True)
             engine.drain()
 

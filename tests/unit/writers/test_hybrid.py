@@ -69,9 +69,9 @@ class _Paths:
         leave, send_small = CachedFile.leave, HybridWriter._send_small
         cached = CachedFile.write
 
-        def through(file, path, image, start, stop, offset, meter):
-            cached(file, path, image, start, stop, offset, meter)
-            self.seen.append((str(path), offset, offset + stop - start))
+        def through(file, path, part, meter):
+            cached(file, path, part, meter)
+            self.seen.append((str(path), part.offset, part.offset + part.size_bytes))
 
         for engine in (BlockingEngine, RingEngine):
             monkeypatch.setattr(engine, "write", self._past(engine.write))
@@ -91,9 +91,9 @@ class _Paths:
         monkeypatch.setattr(CachedFile, "leave", left)
 
     def _past(self, write):
-        def past(engine, file, image, start, stop, *, at, on_complete):
-            write(engine, file, image, start, stop, at=at, on_complete=on_complete)
-            self.seen.append(("direct", at, at + stop - start))
+        def past(engine, file, part, on_complete):
+            write(engine, file, part, on_complete)
+            self.seen.append(("direct", part.offset, part.offset + part.size_bytes))
 
         return past
 

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import random
 from collections import Counter
+from typing import Self
 
 import numpy as np
 import pytest
@@ -75,8 +76,22 @@ class FakeRing:
         self.closed = True
 
 
-def _in_flight(ring: FakeRing, *, writes: bool, meter: Meter | None = None) -> InFlight:
-    return InFlight(
+class _InFlight(InFlight):
+    """Closed at the end of a `with`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        self.close(error)
+
+    def drain(self) -> None:
+        while len(self):
+            self.wait_one()
+
+
+def _in_flight(ring: FakeRing, *, writes: bool, meter: Meter | None = None) -> _InFlight:
+    return _InFlight(
         ring, 3, writes=writes, alignment=_ALIGNMENT, path="fake", meter=meter or Meter()
     )
 

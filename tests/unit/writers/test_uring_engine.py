@@ -17,7 +17,7 @@ from iobench.testing import content
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.direct.uring_engine import RingEngine
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.image import Bytes, Extent, FileImage
 from iobench.writers.local.direct_file import DirectFile
 from iobench.writers.transfer import Meter
 
@@ -129,9 +129,9 @@ def test_every_byte_is_moved(
                 told.update({at: whole})
 
             if writes:
-                engine.write(_FILE, image, start, stop, at=start, on_complete=ended)
+                engine.write(_FILE, Extent(image, start, stop, start), ended)
             else:
-                engine.read(_FILE, image, start, start, stop, on_complete=ended)
+                engine.read(_FILE, Extent(image, start, stop, start), ended)
         engine.drain()
         assert len(engine) == 0
     assert bytes(ring.file[:total] if writes else memory) == data.tobytes()
@@ -153,10 +153,10 @@ def test_the_next_read_starts_before_a_copy() -> None:
     image = Watched.of("image", [_memory(16 * _PIECE, staged=True)])
     ring = _Ring(bytearray(data.tobytes()))
     with _engine(ring, 8, BlockPool(_PIECE), writes=False) as engine:
-        engine.read(_FILE, image, 0, 0, 10 * _PIECE)
+        engine.read(_FILE, Extent(image, 0, 10 * _PIECE, 0))
         assert (ring.begun, in_flight) == (8, [])
         ring.ready = 4
-        engine.read(_FILE, image, 10 * _PIECE, 10 * _PIECE, 16 * _PIECE)
+        engine.read(_FILE, Extent(image, 10 * _PIECE, 16 * _PIECE, 10 * _PIECE))
         assert in_flight[:3] == [6, 7, 8]  # four have gone, the two that waited are under way
         engine.drain()
 
@@ -174,7 +174,7 @@ def test_blocks_are_filled_before_the_queue_has_room() -> None:
     memory[:] = content(len(memory))
     image, ring = Watched.of("image", [memory]), _Ring(bytearray())
     with _engine(ring, 4, BlockPool(_PIECE), writes=True) as engine:
-        engine.write(_FILE, image, 0, 5 * _PIECE, at=0)
+        engine.write(_FILE, Extent(image, 0, 5 * _PIECE, 0))
         assert (ring.begun, copied) == (4, [0, 1, 2, 3, 4])
         engine.wait_one()
         assert (ring.begun, copied) == (5, [0, 1, 2, 3, 4])
@@ -198,12 +198,11 @@ def test_a_failure(writes: bool, staged: bool, nth: int, ready: int) -> None:
         with _engine(ring, 4, pool, writes=writes) as engine:
             for start in range(0, count * size, size):
                 ring.ready = ready
+                part = Extent(image, start, start + size, start)
                 if writes:
-                    engine.write(
-                        _FILE, image, start, start + size, at=start, on_complete=told.append
-                    )
+                    engine.write(_FILE, part, told.append)
                 else:
-                    engine.read(_FILE, image, start, start, start + size, on_complete=told.append)
+                    engine.read(_FILE, part, told.append)
             engine.drain()
 
     with pytest.raises(OSError, match="Input/output") as caught:
@@ -220,7 +219,7 @@ def test_closed_without_drain() -> None:
     told: list[bool] = []
     with _engine(_Ring(bytearray(5 * _PIECE)), 4, pool, writes=False) as engine:
         for start in range(0, 5 * _PIECE, _PIECE):
-            engine.read(_FILE, image, start, start, start + _PIECE, on_complete=told.append)
+            engine.read(_FILE, Extent(image, start, start + _PIECE, start), told.append)
     assert told == [False] * 5
     assert pool.out == 0
     assert not np.any(image.views(0, 5 * _PIECE)[0])
@@ -243,7 +242,7 @@ def test_a_copy_that_fails() -> None:
             def ended(whole: bool, at: int = start) -> None:
                 told[at] = whole
 
-            engine.read(_FILE, image, start, start, start + _PIECE, on_complete=ended)
+            engine.read(_FILE, Extent(image, start, start + _PIECE, start), ended)
         with pytest.raises(OSError, match="Bad address"):
             engine.drain()
     assert told == {0: True, _PIECE: False, 2 * _PIECE: True}
