@@ -20,7 +20,7 @@ from iobench.workloads import FileSpec, Workload
 
 __all__ = ["DEFAULT_SECONDS", "LEAST_POOL", "RESERVE", "Plan"]
 
-RESERVE = "5 % of the free space and 256 MiB stay free"
+RESERVE = "5% of the free space and 256 MiB stay free"
 """What `DirectoryTarget.free_bytes` leaves out, for messages."""
 DEFAULT_SECONDS = 90.0
 """How long a run may take when its size was not chosen."""

@@ -150,7 +150,7 @@ def _axis_lines(plan: Plan) -> Iterator[str]:
         yield f"variants  {', '.join(one.label for one in plan.variants)}"
     if axes.subsets != (None,):
         shown = [
-            "all" if one is None else f"whole tensors, at least {100 * one:.3g} % of the bytes"
+            "all" if one is None else f"whole tensors, at least {100 * one:.3g}% of the bytes"
             for one in axes.subsets
         ]
         yield f"restores  {', then '.join(shown)}"

@@ -79,7 +79,7 @@ class Saved:
 class Forecast:
     """One candidate in one job. `best` is the proposal that maximises ETTR, `proposals` are all.
 
-    Intervals hold 95 % of the values from resampled medians; None without samples. `saved` is None
+    Intervals hold 95% of the values from resampled medians; None without samples. `saved` is None
     for the baseline, and where no work gets done. `lost_work_s` is per failure of the running job.
     """
 

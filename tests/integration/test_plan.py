@@ -45,9 +45,11 @@ def test_plan_with_the_reference_record(iobench: Command) -> None:
     assert rows["odirect"]["saved_per_month"]["gpu_hours"] > 0
     assert any("scaled to 75.31 GiB by the measured rate" in note for note in found["notes"])
     table = iobench("plan", "--results", RECORD, *options, "--formulas").stdout
-    assert table.startswith("Save every 13 min 55 s (216 steps of 3.87 s): 17.3 % of the time is ")
+    assert table.startswith("Save every 13 min 55 s (216 steps of 3.87 s): 17.3% of the time is ")
     low, high = rows["odirect"]["ettr_ci95"]
     assert f"{rows['odirect']['ettr']:.4f}  {low:.4f}-{high:.4f}" in table
+    assert "94% interval" in table  # of 5 samples
+    assert "saved/month (94% interval)" in table
     assert "scaled to 75.31 GiB by the measured rate" in table
     assert "simulated: 100,000 failures for each figure, seed 0" in table
 
