@@ -146,7 +146,7 @@ def autotune(
     ] = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Find the fastest writer and its settings for a workload on a target; write writer.toml.
+    """Find the fastest writer and its settings; write writer.toml.
 
     Known settings first, then a race in rounds that drops what is shown worse, then settings near
     the leaders, then fresh samples of the best and of `buffered`. Load the file with

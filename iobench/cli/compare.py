@@ -52,7 +52,7 @@ def compare(
         typer.Option("--format", help="How to print it; md is ready for a pull request."),
     ] = CompareFormat.TABLE,
 ) -> None:
-    """Compare runs: better, worse or no difference shown; exit code 5 on a regression."""
+    """Compare runs with earlier ones; exit code 5 on a regression."""
     from iobench.report import compare as report
     from iobench.units import parse_percent
 

@@ -136,7 +136,7 @@ def plan(
     ] = False,
     format_: DocumentFormatOption = DocumentFormat.TABLE,
 ) -> None:
-    """Compute how often to save, and what each writer gives back, in a job whose nodes fail.
+    """Compute how often a job should save, and what that costs.
 
     Times come from a result file (--results run.jsonl) or by hand: --save 30s --restore 60s, for
     asynchronous saves --blocking 2s --persist 20s.

@@ -46,7 +46,7 @@ def reproduce(
     ] = None,
     format_: DocumentFormatOption = DocumentFormat.TABLE,
 ) -> None:
-    """Measure what a published claim says, and report whether it holds here.
+    """Measure a published claim, and report whether it holds here.
 
     Answers are yes, no, undecided (the claim is within our interval) and not comparable, each
     with its reason and setting. hybrid-io compares writer hybrid with buffered, by files and by the

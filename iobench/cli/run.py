@@ -43,7 +43,7 @@ def run(
             "--writer",
             show_default="buffered,uncached,odirect; s3 in a bucket",
             help="Writers and peers, separated by commas, or all; NAME=VALUE sets an option of the "
-            "one before it: odirect,block_size=8MiB,odirect,threads=4,peer:torch-save",
+            "one before it: odirect,threads=4,peer:torch-save",
         ),
     ] = None,
     target: Annotated[
@@ -216,7 +216,7 @@ def run(
     ] = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Save and restore a model's checkpoint by each writer, and compare.
+    """Save and restore a checkpoint by each writer, and compare.
 
     Every save ends durable, every restore starts cold and is verified. The target is left as it
     was.

@@ -48,15 +48,15 @@ def quiet_stdout() -> Iterator[None]:
         os.close(kept)
 
 
-def print_plan(lines: Iterable[str]) -> None:
-    """Print the lines of a plan to stderr, wrapped between words if it is a terminal."""
+def print_plan(lines: Iterable[str], *, indent: str = _PLAN_INDENT) -> None:
+    """Print lines to stderr, wrapped between words if it is a terminal."""
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else 0
     for line in lines:
         wrapped = (
             textwrap.wrap(
                 line,
                 width,
-                subsequent_indent=_PLAN_INDENT,
+                subsequent_indent=indent,
                 break_long_words=False,
                 break_on_hyphens=False,
             )

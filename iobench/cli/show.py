@@ -29,7 +29,7 @@ def show(
         bool, typer.Option("--series", help="Draw the bytes over time of every sample instead.")
     ] = False,
 ) -> None:
-    """Print the report of a run from its result file: the answer first, then the table."""
+    """Print the report of a run from its result file."""
     from iobench.report.summary import summarise
     from iobench.results import read
 

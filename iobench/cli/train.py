@@ -99,10 +99,11 @@ def train(
     ] = DocumentFormat.TABLE,
     quiet: QuietOption = False,
 ) -> None:
-    """Train a small GPT with checkpoints of a workload's size, and report what they cost.
+    """Measure what checkpoints cost the training of a small GPT.
 
-    Each writer in each mode trains the same steps, in turns with training without checkpoints.
-    Losses must be equal bit for bit, also after a resume; if not, the exit code is 4.
+    The checkpoints have the size of a workload. Each writer in each mode trains the same steps, in
+    turns with training without checkpoints. Losses must be equal bit for bit, also after a resume;
+    if not, the exit code is 4.
     """
     from iobench.report import training
     from iobench.train.arm import choose_arms

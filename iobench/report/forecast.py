@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
-from iobench.bench.judging.stats import Interval
+from iobench.bench.judging.stats import ENOUGH_SAMPLES, Interval, confidence_of
 from iobench.bench.judging.verdict import Reason
 from iobench.goodput.forecast import Forecast, Method, Proposal
 from iobench.goodput.job import TrainingJob
-from iobench.goodput.measured import SavingMethod
 from iobench.report.durations import DurationForm, duration_form
 from iobench.report.grid import Grid, write_grids_as_markdown, write_grids_as_table
 from iobench.units import format_seconds
@@ -21,7 +20,7 @@ __all__ = ["SCHEMA", "Outlook", "write_json", "write_markdown", "write_table"]
 SCHEMA = "iobench.plan/1"
 
 _MISSING = "-"
-_FEW_SAMPLES = 6
+_SURE = "95%"  # in headings: becomes the confidence that the samples reach
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +113,7 @@ def _heading(outlook: Outlook) -> Iterator[str]:
 
 
 def _sentence(outlook: Outlook, job: TrainingJob) -> str:
-    """Return `Save every 1 h 53 min (1,750 steps of 3.87 s): 3.4 % of the time is lost.`"""
+    """Return `Save every 1 h 53 min (1,750 steps of 3.87 s): 3.4% of the time is lost.`"""
     found = [one for one in outlook.forecasts if one.job == job]
     best, step_s = max(found, key=lambda one: one.best.ettr), outlook.method.step_s
     start = f"{job.nodes:,} nodes: save" if len(outlook.jobs) > 1 else "Save"
@@ -135,7 +134,7 @@ def _sentence(outlook: Outlook, job: TrainingJob) -> str:
 
 def _lost(one: Forecast) -> str:
     percent = 100 * (1 - one.best.ettr)
-    return f"{percent:.1f} %" if percent >= 1 else f"{percent:.2g} %"
+    return f"{percent:.1f}%" if percent >= 1 else f"{percent:.2g}%"
 
 
 def _grids(outlook: Outlook) -> Iterator[Grid]:
@@ -146,8 +145,9 @@ def _grids(outlook: Outlook) -> Iterator[Grid]:
         for column in columns
     ]
     names = [column.name for column in columns]
+    sure = f"{100 * confidence_of(_fewest_samples(outlook)):.0f}%"
     yield Grid(
-        columns=tuple((column.name, column.figure) for column in columns),
+        columns=tuple((column.name.replace(_SURE, sure), column.figure) for column in columns),
         rows=[
             [column.cell(one, form) for column, form in zip(columns, forms, strict=True)]
             for one in outlook.forecasts
@@ -251,15 +251,15 @@ _COLUMNS = (
     _times("restore", lambda one: one.candidate.costs.restore_s),
     _times("best\ninterval", lambda one: one.best.interval_s),
     _Column("ETTR", True, lambda one, _: f"{one.best.ettr:.4f}"),
-    _Column("95 %\ninterval", True, lambda one, _: _spread(one.ettr_interval, 1, 4)),
+    _Column(f"{_SURE}\ninterval", True, lambda one, _: _spread(one.ettr_interval, 1, 4)),
     _Column("simulated", True, lambda one, _: _simulated(one.best), by_sizes=(True,)),
     _times("lost work\nper failure", lambda one: one.lost_work_s),
     _Column("GPU-hours\nsaved/month", True, lambda one, _: _gpu_hours(one)),
-    _Column("hours saved/month\n(95 % interval)", True, lambda one, _: _hours(one)),
+    _Column(f"hours saved/month\n({_SURE} interval)", True, lambda one, _: _hours(one)),
 )
 _DROPPED_FIRST = (
-    *("lost work\nper failure", "simulated", "hours saved/month\n(95 % interval)", "MTBF"),
-    *("restore", "GPU-hours\nsaved/month", "save", "95 %\ninterval"),
+    *("lost work\nper failure", "simulated", f"hours saved/month\n({_SURE} interval)", "MTBF"),
+    *("restore", "GPU-hours\nsaved/month", "save", f"{_SURE}\ninterval", "mode"),
 )
 
 
@@ -270,7 +270,7 @@ def _footnotes(outlook: Outlook) -> list[str]:
 def _method(outlook: Outlook) -> Iterator[str]:
     method, many = outlook.method, len(outlook.jobs) > 1
     yield "interval: training time between two saves; ETTR: exact for failures without memory"
-    yield from _resampling(one.candidate for one in outlook.forecasts)
+    yield from _resampling(outlook)
     if any(one.saved for one in outlook.forecasts):
         yield "saved: wall clock of work that takes the baseline 30 days, each at its best interval"
     if any(one.candidate.costs.slots > 1 for one in outlook.forecasts):
@@ -279,20 +279,25 @@ def _method(outlook: Outlook) -> Iterator[str]:
         yield f"simulated: {method.failures:,} failures for each figure, seed {method.seed}"
     if outlook.formulas:
         step = f", steps of {format_seconds(method.step_s)}" if method.step_s else ""
-        yield f"CheckFreq: overhead within {100 * method.budget:g} %{step}, whatever the failures"
+        yield f"CheckFreq: overhead within {100 * method.budget:g}%{step}, whatever the failures"
     elif not many:
         yield "--formulas adds the intervals of Young, Daly and others, and a simulation of each"
 
 
-def _resampling(candidates: Iterable[SavingMethod]) -> Iterator[str]:
+def _fewest_samples(outlook: Outlook) -> int:
+    """Return the fewest samples behind an interval; ENOUGH_SAMPLES without an interval."""
+    methods = [one.candidate for one in outlook.forecasts if one.candidate.resampled]
+    counts = (min(one.save_samples, one.restore_samples) for one in methods)
+    return min(counts, default=ENOUGH_SAMPLES)
+
+
+def _resampling(outlook: Outlook) -> Iterator[str]:
     """Yield how the intervals were computed, and the confidence that few samples reach."""
-    counts = [min(one.save_samples, one.restore_samples) for one in candidates if one.resampled]
-    if not counts:
-        return
-    fewest = min(counts)
-    sure = f", which bound a median with {100 * (1 - 2.0 ** (1 - fewest)):.0f} % at most"
-    few = sure if fewest < _FEW_SAMPLES else ""
-    yield f"95 % interval: by medians of {fewest} or more resampled samples{few}"
+    if any(one.candidate.resampled for one in outlook.forecasts):
+        fewest = _fewest_samples(outlook)
+        sure = f"{100 * confidence_of(fewest):.0f}%"
+        few = f", which bound a median with {sure} at most" if fewest < ENOUGH_SAMPLES else ""
+        yield f"{sure} interval: by medians of {fewest} or more resampled samples{few}"
 
 
 def _warnings(forecasts: Sequence[Forecast]) -> Iterator[str]:

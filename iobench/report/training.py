@@ -10,6 +10,7 @@ from typing import Any, TextIO
 from iobench.bench.judging.comparison import LEAST_SAMPLES
 from iobench.bench.judging.stats import (
     Interval,
+    interval_heading,
     median,
     median_interval,
     paired_log_ratio,
@@ -33,6 +34,7 @@ __all__ = [
 SCHEMA = "iobench.train/1"
 
 _MISSING = "-"
+_INTERVAL = "95%\ninterval"  # its heading has the confidence that the pairs reach
 _COLUMNS = (
     ("checkpoints", False),
     ("step", True),
@@ -41,7 +43,7 @@ _COLUMNS = (
     ("snapshot\nGiB/s", True),
     ("persist", True),
     ("overhead", True),
-    ("95 %\ninterval", True),
+    (_INTERVAL, True),
     ("peak\nmemory", True),
     ("peak\ndirty", True),
     ("committed", True),
@@ -65,7 +67,7 @@ class TrainingCost:
 
     `overhead` is the wall clock of a block over that of the block without checkpoints in the same
     repetition, less 1. It is computed from `pairs` such pairs. `overhead_interval` has the
-    confidence that so many pairs reach, 95 % at most. `snapshot_bytes_per_s` is a checkpoint's
+    confidence that so many pairs reach, 95% at most. `snapshot_bytes_per_s` is a checkpoint's
     size over its stall, for modes whose stall is a copy.
     """
 
@@ -180,8 +182,9 @@ def write_json(result: ResultFile, stream: TextIO) -> None:
 
 def _heading(result: ResultFile) -> str:
     facts, plan = result.run.workload, result.run.plan
+    every = "step" if plan["every"] == 1 else f"{plan['every']} steps"
     return (
-        f"{facts.name}: checkpoints of {format_size(facts.bytes)} every {plan['every']} steps, "
+        f"{facts.name}: checkpoints of {format_size(facts.bytes)} every {every}, "
         f"{plan['steps']} steps a block"
     )
 
@@ -191,8 +194,9 @@ def _grid(result: ResultFile) -> Grid:
     forms = {
         name: duration_form(getattr(cost, name) or 0.0 for cost in costs) for name in _DURATIONS
     }
+    shown = interval_heading(cost.pairs for cost in costs if cost.pairs >= LEAST_SAMPLES)
     return Grid(
-        columns=_COLUMNS,
+        columns=tuple((shown if c[0] == _INTERVAL else c[0], c[1]) for c in _COLUMNS),
         rows=[list(_row(cost, forms)) for cost in costs],
         drop=tuple(i for name in _DROPPED_FIRST for i, c in enumerate(_COLUMNS) if c[0] == name),
     )

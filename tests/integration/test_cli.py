@@ -147,7 +147,7 @@ def test_workloads_list(iobench: Command) -> None:
     named = {one["name"]: one for one in document["workloads"]}
     assert named["llama7b"]["rank_bytes"] > 70 * GIB
     table = iobench("workloads", "list").stdout
-    assert [line.split()[0] for line in table.splitlines()[1:]] == list(named)
+    assert [line.split()[0] for line in table.splitlines()[2:]] == list(named)
 
 
 def test_workloads_show(iobench: Command, tiny_path: Path) -> None:

@@ -54,8 +54,8 @@ def test_hybrid_io_is_measured_and_judged_again(iobench_inside: Command, target:
 @pytest.mark.parametrize(
     ("name", "sides", "figure"),
     [
-        ("checkfreq", ["hybrid lazy=1 beside none"] * 2, " %"),
-        ("pccheck", ["hybrid lazy=2 beside none"] * 2, " %"),
+        ("checkfreq", ["hybrid lazy=1 beside none"] * 2, "%"),
+        ("pccheck", ["hybrid lazy=2 beside none"] * 2, "%"),
         (
             "async",
             [
