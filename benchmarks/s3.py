@@ -1,4 +1,4 @@
-r"""Upload and restore beside boto3, obstore and s3torchconnector, on one server in one run.
+r"""Upload and restore compared with boto3, obstore and s3torchconnector, on one server in one run.
 
     python benchmarks/s3.py [--size 256MiB] [--rounds 5] [--threads 2,4,8] [--server rclone|moto] \
         [--record FILE]
@@ -217,7 +217,7 @@ def _resident(which: str) -> int:
 def memory(target: str, size: int) -> None:
     """Peak memory of ours above what was resident before, against parts in flight x part size.
 
-    In a process of its own, where no freed memory of other arms stands ready.
+    In a process of its own, where no freed memory of other arms is available.
     """
     threads, part = 4, 8 * MIB
     writer = make("s3", threads=threads, part_size=part)

@@ -167,7 +167,7 @@ class Plan:
             )
         if most > 1 and needed + most * _PROCESS_BYTES > available:
             raise UsageError(
-                f"--numjobs {most}: each process takes {format_size(_PROCESS_BYTES)} beside "
+                f"--numjobs {most}: each process takes {format_size(_PROCESS_BYTES)} besides "
                 f"--pool, and {format_size(available)} are available; choose fewer"
             )
 

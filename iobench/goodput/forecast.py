@@ -198,12 +198,12 @@ def _warnings(costs: Costs, job: TrainingJob, proposals: Sequence[Proposal]) -> 
     """Yield the assumptions of the formulas that do not hold here."""
     mtbf = job.mtbf_s
     recovery = job.restart_s + costs.restore_s
-    beside = costs.blocking_s + costs.persist_s + recovery
-    if beside > _FAR_BELOW * mtbf:
+    overhead_s = costs.blocking_s + costs.persist_s + recovery
+    if overhead_s > _FAR_BELOW * mtbf:
         yield Reason(
             text="save and recovery are not far below the MTBF, as Young, availability and the "
             "first-order ETTR assume",
-            measured=(f"{format_seconds(beside)} of {format_seconds(mtbf)}",),
+            measured=(f"{format_seconds(overhead_s)} of {format_seconds(mtbf)}",),
         )
     if costs.blocking_s >= 2 * mtbf:
         yield Reason(text="a save takes two MTBF or more, and Daly's formula returns the MTBF")

@@ -152,8 +152,8 @@ def _steps(blocks: Sequence[TrainBlock], *, persisting: bool) -> list[float]:
     return [
         step_s
         for block in blocks
-        for step_s, beside in zip(block.step_s, block.persisting, strict=True)
-        if beside == persisting
+        for step_s, is_persisting in zip(block.step_s, block.persisting, strict=True)
+        if is_persisting == persisting
     ]
 
 

@@ -261,7 +261,7 @@ def make_session(
     if simulate_step and full.step_time is None:
         raise UsageError(
             f"--simulate-step: workload {full.name!r} has no published step time; "
-            "iobench workloads show tells which have one"
+            "iobench workloads show names it for those that have one"
         )
     scaled = full if size == "full" else full.scaled(parse_size(size), rank)
     if pace.steps is None and not any(arm.background for arm in arms):

@@ -38,7 +38,7 @@ def check_output(path: Path) -> None:
             read_config(path)
         except UsageError as error:
             raise UsageError(
-                f"-o {path}: exists and is no writer's file; choose another name"
+                f"-o {path}: exists and is not a writer's file; choose another name"
             ) from error
     elif not path.parent.is_dir():
         raise UsageError(f"-o {path}: there is no directory {path.parent}; make it first")
@@ -59,7 +59,8 @@ def _tuned(outcome: Outcome, tuning: Tuning, header: TuningRecord) -> Tuned:
     over = outcome.verdict.over_baseline
     interval = chosen.interval
     runner_up = outcome.runner_up
-    beside = outcome.confirmation.compare(chosen.candidate.label, runner_up) if runner_up else None
+    name = chosen.candidate.label
+    lead = outcome.confirmation.compare(name, runner_up) if runner_up else None
     return Tuned(
         date=header.started_at,
         iobench=header.iobench,
@@ -83,7 +84,7 @@ def _tuned(outcome: Outcome, tuning: Tuning, header: TuningRecord) -> Tuned:
         if over and over.ratio.interval
         else None,
         runner_up=runner_up,
-        over_runner_up=round(beside.ratio.ratio, 4) if beside else None,
+        over_runner_up=round(lead.ratio.ratio, 4) if lead else None,
     )
 
 

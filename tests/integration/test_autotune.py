@@ -456,7 +456,7 @@ def test_it_replaces_only_writers_files(refused: Callable[..., None], tmp_path: 
     """A file of something else under -o is refused and left."""
     other = tmp_path / "precious.toml"
     other.write_text("mine = true\n")
-    refused(2, "is no writer's file", "-o", other)
+    refused(2, "is not a writer's file", "-o", other)
     assert other.read_text() == "mine = true\n"
 
 

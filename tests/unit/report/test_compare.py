@@ -172,7 +172,7 @@ def test_another_size_is_unlike_and_another_host_name_is_not() -> None:
         ({"pool_bytes": 2**24}, "memory for data: 1GiB before, 16MiB now"),
         (
             {"writers": [{"name": "buffered"}, {"name": "peer:torch-save"}]},
-            "restores into new memory, as beside peers: no before, yes now",
+            "restores into new memory, as with peers: no before, yes now",
         ),
         ({"writers": [{"name": "odirect"}], "repeat": 9, "aa": True, "seed": 1}, None),
     ],
