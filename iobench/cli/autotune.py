@@ -74,22 +74,26 @@ def autotune(
     writer: Annotated[
         str | None,
         typer.Option(
-            "--writer", help="Only these, by commas.", show_default="all that work in the target"
+            "--writer",
+            help="Only these writers, separated by commas.",
+            show_default="all that work in the target",
         ),
     ] = None,
     max_time: Annotated[
         str, typer.Option("--max-time", help="No trial begins that would end after it.")
     ] = "3min",
     max_bytes: Annotated[
-        str, typer.Option("--max-bytes", help="What may be written at most: SSDs wear.")
+        str, typer.Option("--max-bytes", help="Write at most this much: SSDs wear.")
     ] = "60GiB",
     max_memory: Annotated[
         str | None,
-        typer.Option("--max-memory", help="Leave out what takes more memory of its own (512MiB)."),
+        typer.Option("--max-memory", help="Leave out settings that take more memory (512MiB)."),
     ] = None,
     max_cpu: Annotated[
         float | None,
-        typer.Option("--max-cpu", help="Leave out what takes more CPU seconds per GiB (0.5)."),
+        typer.Option(
+            "--max-cpu", help="Leave out settings that take more CPU seconds per GiB (0.5)."
+        ),
     ] = None,
     nodes: Annotated[
         int | None, typer.Option("--nodes", min=1, help="For goodput: nodes of the job.")
@@ -101,7 +105,7 @@ def autotune(
     restart: Annotated[
         str,
         typer.Option(
-            "--restart", help="For goodput: from a failure until the checkpoint is being read."
+            "--restart", help="For goodput: time from a failure to the start of the restore."
         ),
     ] = "5min",
     size: Annotated[
@@ -112,14 +116,14 @@ def autotune(
             show_default="up to 1GiB, as the budget allows",
         ),
     ] = None,
-    rank: Annotated[int, typer.Option("--rank", min=0, help="Whose files to replay.")] = 0,
+    rank: Annotated[int, typer.Option("--rank", min=0, help="The rank to replay.")] = 0,
     seed: Annotated[
         int | None,
         typer.Option(
             "--seed",
             min=0,
             max=LARGEST_SEED,
-            help="Of data, order and draws.",
+            help="Seed of data, order and draws.",
             show_default="random",
         ),
     ] = None,
@@ -134,7 +138,8 @@ def autotune(
     resume: Annotated[
         Path | None,
         typer.Option(
-            "--resume", help="Go on with this journal; everything but -o is as it was begun."
+            "--resume",
+            help="Continue this journal, with the options it began with; only -o may differ.",
         ),
     ] = None,
     format_: FormatOption = ListingFormat.TABLE,

@@ -39,13 +39,14 @@ def compare(
         ),
     ],
     threshold: Annotated[
-        str, typer.Option("--threshold", help="How much slower is a regression: 5%.")
+        str, typer.Option("--threshold", help="Slower by more than this is a regression.")
     ] = "5%",
     force: Annotated[
-        bool, typer.Option("--force", help="Compare runs that are unlike, and say in what.")
+        bool,
+        typer.Option("--force", help="Compare runs that are not alike, and list the differences."),
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit code 5 with one run a side, too.")
+        bool, typer.Option("--strict", help="Exit with 5 for one run a side too.")
     ] = False,
     format_: Annotated[
         CompareFormat,

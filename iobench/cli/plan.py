@@ -84,7 +84,7 @@ def plan(
     ] = 6.5,
     restart: Annotated[
         str,
-        typer.Option("--restart", help="From a failure until the checkpoint is being read."),
+        typer.Option("--restart", help="Time from a failure to the start of the restore."),
     ] = "5min",
     step: Annotated[
         str | None,
@@ -97,12 +97,12 @@ def plan(
     interval: Annotated[
         str | None,
         typer.Option(
-            "--interval", help="ETTR at this training time between two saves, too (30min)."
+            "--interval", help="Also ETTR for this training time between two saves (30min)."
         ),
     ] = None,
     budget: Annotated[
         str,
-        typer.Option("--budget", help="Overhead allowed to the CheckFreq interval."),
+        typer.Option("--budget", help="Overhead that the CheckFreq interval may cause."),
     ] = "3.5%",
     size: Annotated[
         str | None,
@@ -121,14 +121,14 @@ def plan(
         ),
     ] = None,
     include_invalid: Annotated[
-        bool, typer.Option("--include-invalid", help="Count samples that are not VALID too.")
+        bool, typer.Option("--include-invalid", help="Also count samples that are not VALID.")
     ] = False,
     simulate: Annotated[
         int,
         typer.Option("--simulate", help="Failures to simulate for each figure; 0 for none."),
     ] = 100_000,
     seed: Annotated[
-        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of the simulation.")
+        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of the simulation.")
     ] = 0,
     formulas: Annotated[
         bool,

@@ -23,9 +23,7 @@ _SMALLEST = 100_000  # parameters: its own forward and backward must fit into th
 
 
 def reproduce(
-    claim: Annotated[
-        str, typer.Argument(help="Whose claim: hybrid-io, checkfreq, pccheck, async.")
-    ],
+    claim: Annotated[str, typer.Argument(help="The claim: hybrid-io, checkfreq, pccheck, async.")],
     target: Annotated[
         str, typer.Option("--target", help="The directory to measure in.", show_default="here")
     ] = ".",
@@ -42,7 +40,9 @@ def reproduce(
     ] = 7,
     results: Annotated[
         list[Path] | None,
-        typer.Option("--results", help="Measure nothing; judge this record. May be repeated."),
+        typer.Option(
+            "--results", help="Measure nothing; judge this record. May be given several times."
+        ),
     ] = None,
     format_: DocumentFormatOption = DocumentFormat.TABLE,
 ) -> None:

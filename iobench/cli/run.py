@@ -106,7 +106,7 @@ def run(
             "--seed",
             min=0,
             max=LARGEST_SEED,
-            help="Of data and order.",
+            help="Seed of data and order.",
             show_default="random",
             rich_help_panel=_HOW_OFTEN,
         ),

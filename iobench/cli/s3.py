@@ -23,13 +23,20 @@ app = typer.Typer(
     no_args_is_help=True, help="List or abort unfinished multipart uploads in a bucket."
 )
 
-_Place = Annotated[str, typer.Argument(metavar="s3://BUCKET[/PREFIX]", help="Where to look.")]
+_Place = Annotated[
+    str, typer.Argument(metavar="s3://BUCKET[/PREFIX]", help="The bucket, or a prefix in it.")
+]
 _Endpoint = Annotated[
-    str, typer.Option("--endpoint-url", help="Of a store that is not AWS.", show_default="boto3's")
+    str,
+    typer.Option(
+        "--endpoint-url", help="The endpoint, for a store that is not AWS.", show_default="boto3's"
+    ),
 ]
 _Older = Annotated[
     str,
-    typer.Option("--older-than", help="Only uploads begun this long ago: 90s, 2h, 1d."),
+    typer.Option(
+        "--older-than", help="Only uploads that began this long ago or earlier: 90s, 2h, 1d."
+    ),
 ]
 
 

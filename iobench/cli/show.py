@@ -26,7 +26,10 @@ def show(
         typer.Option("--details", help="Add the machine, the phases and all notes to the table."),
     ] = False,
     series: Annotated[
-        bool, typer.Option("--series", help="Draw the bytes over time of every sample instead.")
+        bool,
+        typer.Option(
+            "--series", help="Draw the bytes over time of every sample, without the table."
+        ),
     ] = False,
 ) -> None:
     """Print the report of a run from its result file."""

@@ -81,14 +81,14 @@ def train(
         bool,
         typer.Option(
             "--simulate-step",
-            help="Let a step last the workload's published step time, the CPU idle.",
+            help="Make a step last the workload's published step time; the CPU is idle in it.",
         ),
     ] = False,
     device: Annotated[
         DeviceKind, typer.Option("--device", help="Where to train.")
     ] = DeviceKind.CPU,
     seed: Annotated[
-        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of model and data.")
+        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of model and data.")
     ] = 0,
     output: Annotated[
         Path | None,

@@ -50,9 +50,9 @@ def list_(format_: FormatOption = ListingFormat.TABLE) -> None:
 @app.command()
 def show(
     workload: Annotated[str, typer.Argument(help="A named workload, or the path of a YAML file.")],
-    rank: Annotated[int, typer.Option("--rank", min=0, help="Whose files.")] = 0,
+    rank: Annotated[int, typer.Option("--rank", min=0, help="The rank whose files are shown.")] = 0,
     files: Annotated[bool, typer.Option("--files", help="List the files of the rank.")] = False,
-    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor too.")] = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="Also list every tensor.")] = False,
     format_: FormatOption = ListingFormat.TABLE,
 ) -> None:
     """Show the model, layout, sizes and step time of a workload."""
