@@ -92,7 +92,8 @@ def _sides(runs: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     elif _MARK not in runs and len(runs) == 2:
         old, new = runs[:1], runs[1:]
     else:
-        raise UsageError("where do the runs now begin? iobench compare OLD1 OLD2 -- NEW1 NEW2")
+        what = "one run is given" if len(runs) == 1 else "-- must be given once, between the sides"
+        raise UsageError(f"{what}; write iobench compare OLD NEW, or OLD1 OLD2 -- NEW1 NEW2")
     if not old or not new:
         raise UsageError("each side needs a run: iobench compare OLD1 OLD2 -- NEW1 NEW2")
     return old, new

@@ -6,12 +6,13 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from iobench.cli.formats import FormatOption, ListingFormat
+from iobench.cli.given import the_directory
+from iobench.cli.servers import HERE
 from iobench.text import printable
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ _Row = tuple[str, str, str | None]  # subject of advice, label, text; None is no
 
 def doctor(
     target: Annotated[
-        Path, typer.Option("--target", help="The directory to look at.", show_default="here")
-    ] = Path(),
+        str, typer.Option("--target", help="The directory to look at.", show_default="here")
+    ] = HERE,
     format_: FormatOption = ListingFormat.TABLE,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 1 for any warning or failure.")
@@ -41,9 +42,10 @@ def doctor(
     It tries in the directory what the I/O paths need."""
     from iobench.environment import advise, describe_machine, describe_storage, probe_directory
 
-    storage = describe_storage(target)  # first: finds a missing directory at once
+    directory = the_directory(target)
+    storage = describe_storage(directory)  # first: finds a missing directory at once
     machine = describe_machine()
-    probes = probe_directory(target)
+    probes = probe_directory(directory)
     advice = advise(machine, storage, probes)
     if format_ is ListingFormat.JSON:
         document = {

@@ -19,7 +19,9 @@ __all__ = [
     "WorkloadOption",
     "check_effect",
     "check_output",
+    "check_target",
     "given",
+    "the_directory",
     "the_workload",
 ]
 
@@ -85,6 +87,20 @@ def the_workload(argument: str | None, option: str | None, default: str = DEFAUL
     if argument is not None:
         return argument
     return default if option is None else option
+
+
+def check_target(target: str) -> None:
+    """Raise UsageError for a target that names nothing: most likely an unset variable."""
+    if not target:
+        raise UsageError("--target '': names nothing; leave it out for the current directory")
+
+
+def the_directory(target: str) -> Path:
+    """Return the directory of --target. Raises UsageError for an empty text, and for a bucket."""
+    check_target(target)
+    if target.startswith("s3://"):
+        raise UsageError(f"--target {target}: is a bucket; this command needs a directory")
+    return Path(target)
 
 
 def check_output(output: Path | None) -> None:

@@ -80,7 +80,7 @@ def run() -> None:
     # If SIGCHLD is ignored, the kernel keeps no exit code of fio, a job or the script of exec.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="iobench", standalone_mode=False)
         sys.stdout.flush()  # here: a pipe without a reader gives no traceback
         if code == _INTERRUPTED:  # typer's exit code for a KeyboardInterrupt
             raise KeyboardInterrupt
@@ -103,7 +103,7 @@ def run() -> None:
 
 def _usage(error: Any) -> NoReturn:
     """Report a command line that cannot be parsed; print the help for an empty one."""
-    message = error.format_message()
+    message = error.format_message().replace("Value error, ", "")  # pydantic's word
     if message.startswith("Usage:"):
         error.show()
         sys.exit(error.exit_code)

@@ -158,6 +158,10 @@ def plan(
         check_effect(ctx, ("slots",), "only asynchronous saves, with --blocking, have slots")
     if simulate == 0:
         check_effect(ctx, ("seed",), "--simulate 0 draws nothing")
+    if not formulas and format_ is not DocumentFormat.JSON:
+        check_effect(
+            ctx, ("budget",), "only --formulas and --format json have CheckFreq's interval"
+        )
     if formulas and len(jobs) > 1:
         raise UsageError("--formulas is of one size of the job; give one number of --nodes")
     chosen = the_workload(workload, workload_option, "") or None

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iobench.cli.formats import DocumentFormat, DocumentFormatOption
-from iobench.cli.servers import print_plan
+from iobench.cli.given import check_effect, the_directory
+from iobench.cli.servers import HERE, preparing, print_plan
 
 if TYPE_CHECKING:
     from iobench.claims.claims import Claim, Study
@@ -23,10 +24,11 @@ _SMALLEST = 100_000  # parameters: its own forward and backward must fit into th
 
 
 def reproduce(
+    ctx: typer.Context,
     claim: Annotated[str, typer.Argument(help="The claim: hybrid-io, checkfreq, pccheck, async.")],
     target: Annotated[
         str, typer.Option("--target", help="The directory to measure in.", show_default="here")
-    ] = ".",
+    ] = HERE,
     size: Annotated[
         str | None,
         typer.Option(
@@ -53,14 +55,19 @@ def reproduce(
     wall clock of training; checkfreq and pccheck compare training with and without checkpoints;
     async compares stalls. A step is the published one, scaled as its checkpoint is.
     """
-    from iobench.claims.claims import study
-    from iobench.claims.reproduction import judge_records
-    from iobench.cli.run import raise_failures
-    from iobench.cli.train import raise_differences
-    from iobench.report.findings import write_json, write_markdown, write_table
-    from iobench.results import read
+    if results:
+        why = "--results measures nothing"
+        check_effect(ctx, ("target", "size", "repeat"), why)
+    the_directory(target)
+    with preparing("reading the claims"):
+        from iobench.claims.claims import study
+        from iobench.claims.reproduction import judge_records
+        from iobench.cli.run import raise_failures
+        from iobench.cli.train import raise_differences
+        from iobench.report.findings import write_json, write_markdown, write_table
+        from iobench.results import read
 
-    about = study(claim)
+        about = study(claim)
     records = (
         [read(path) for path in results] if results else _measured(about, target, size, repeat)
     )

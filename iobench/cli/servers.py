@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from iobench.cli.given import check_target
 from iobench.errors import UsageError
 
 __all__ = ["HERE", "preparing", "print_plan", "quiet_stdout", "server"]
@@ -21,8 +22,7 @@ _PLAN_INDENT = " " * 10  # width of the names of a plan's lines
 @contextmanager
 def server(wanted: bool, target: str) -> Iterator[str]:
     """Yield the target: the given one, or that of a local server that runs during the block."""
-    if not target:  # most likely an unset variable
-        raise UsageError("--target '': names nothing; leave it out for the current directory")
+    check_target(target)
     if not wanted:
         yield target
         return

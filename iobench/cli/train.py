@@ -15,10 +15,11 @@ from iobench.cli.given import (
     WorkloadArgument,
     WorkloadOption,
     check_output,
+    the_directory,
     the_workload,
 )
 from iobench.cli.seeds import LARGEST_SEED
-from iobench.cli.servers import print_plan
+from iobench.cli.servers import HERE, preparing, print_plan
 from iobench.errors import DataMismatchError
 
 if TYPE_CHECKING:
@@ -53,8 +54,8 @@ def train(
         ),
     ] = "none,sync,async",
     target: Annotated[
-        Path, typer.Option("--target", help="Where to save.", show_default="here")
-    ] = Path(),
+        str, typer.Option("--target", help="Where to save.", show_default="here")
+    ] = HERE,
     size: Annotated[
         str,
         typer.Option(
@@ -105,26 +106,28 @@ def train(
     turns with training without checkpoints. Losses must be equal bit for bit, also after a resume;
     if not, the exit code is 4.
     """
-    from iobench.report import training
-    from iobench.train.arm import choose_arms
-    from iobench.train.session import make_session
-
     check_output(output)
-    arms, left_out = choose_arms(writer, mode)
-    session = make_session(
-        workload=the_workload(workload, workload_option),
-        arms=arms,
-        left_out=left_out,
-        target=target,
-        size=size,
-        steps=steps,
-        every=every,
-        repeat=repeat,
-        model_params=model_params,
-        simulate_step=simulate_step,
-        device=device.value,
-        seed=seed,
-    )
+    directory = the_directory(target)
+    with preparing("loading torch and trying the writers", quiet=quiet):
+        from iobench.report import training
+        from iobench.train.arm import choose_arms
+        from iobench.train.session import make_session
+
+        arms, left_out = choose_arms(writer, mode)
+        session = make_session(
+            workload=the_workload(workload, workload_option),
+            arms=arms,
+            left_out=left_out,
+            target=directory,
+            size=size,
+            steps=steps,
+            every=every,
+            repeat=repeat,
+            model_params=model_params,
+            simulate_step=simulate_step,
+            device=device.value,
+            seed=seed,
+        )
     result = measure_training(session, output, quiet=quiet)
     write = {
         DocumentFormat.TABLE: training.write_table,

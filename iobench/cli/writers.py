@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from iobench.cli.formats import FormatOption, ListingFormat
+from iobench.cli.given import check_target
 
 if TYPE_CHECKING:
     from iobench.peers.base import Peer
@@ -38,6 +39,7 @@ def writers(
     from iobench.writers import registry
     from iobench.writers.s3_store.target import is_s3
 
+    check_target(target)
     if not is_s3(target) and not Path(target).is_dir():
         raise TargetError(f"--target {target}: no such directory; make it first")
     listed = [_writer(name, target) for name in registry.names()]

@@ -17,8 +17,10 @@ from iobench.goodput.measured import SavingMethod
 from iobench.goodput.simulation import Simulated, simulate
 from iobench.units import format_seconds
 
-__all__ = ["Forecast", "Method", "Proposal", "Saved", "forecast"]
+__all__ = ["GIVEN", "Forecast", "Method", "Proposal", "Saved", "forecast"]
 
+GIVEN = "given"
+"""The name of the user's own interval among the formulas."""
 _FAR_BELOW = 0.1
 _OFF = 0.01
 _STANDARD_ERRORS = 4
@@ -135,7 +137,7 @@ def _formulas(costs: Costs, job: TrainingJob, method: Method) -> Iterator[tuple[
     yield "availability", intervals.availability_optimal(save_s, mtbf_s, recovery_s)
     yield "CheckFreq", intervals.by_budget(costs, method.budget, method.step_s)
     if method.interval_s is not None:
-        yield "given", method.interval_s
+        yield GIVEN, method.interval_s
 
 
 def _proposal(

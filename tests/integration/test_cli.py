@@ -352,9 +352,34 @@ def test_an_unknown_verb(iobench: Command, verb: str) -> None:
 
 
 def test_arguments_that_are_missing(iobench: Command) -> None:
-    """The message names the missing argument."""
-    check(iobench("show"), 2, "Missing argument")
+    """The message names the missing argument and the command's help."""
+    check(iobench("show"), 2, "Missing argument 'path'; see iobench show --help")
     check(iobench("workloads", "show"), 2, "Missing argument")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("doctor", "--target", ""), 2, "--target '': names nothing"),
+        (("doctor", "--target", "s3://bucket"), 2, "s3://bucket: is a bucket"),
+        (("writers", "--target", ""), 2, "--target '': names nothing"),
+        (("train", "--target", "s3://bucket"), 2, "s3://bucket: is a bucket"),
+        (("reproduce", "async", "--target", ""), 2, "--target '': names nothing"),
+        (("reproduce", "async", "--results", "x", "--size", "1GiB"), 2, "--size: --results meas"),
+        (("reproduce", "async", "--results", "x", "--repeat", "7"), 2, "leave out --repeat"),
+        (("compare", "a"), 2, "one run is given; write iobench compare OLD NEW"),
+        (("compare", "a", "b", "c"), 2, "-- must be given once, between the sides"),
+        (("exec", "--config", "no.toml", "--", "true"), 2, "no.toml: no such file; iobench auto"),
+        (("show", EXAMPLE, "--format", "jsn"), 2, "'--format': 'jsn' is not one of 'table', 'j"),
+        (("workloads", "lsit"), 2, "Did you mean 'list'"),
+    ],
+    ids=lambda value: " ".join(map(str, value))[:40] if isinstance(value, tuple) else None,
+)
+def test_what_cannot_be_meant(
+    iobench_inside: Command, arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    """One line that names the argument, and what to write instead."""
+    check(iobench_inside(*arguments), code, words)
 
 
 @pytest.mark.parametrize(

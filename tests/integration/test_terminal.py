@@ -21,6 +21,7 @@ import iobench.environment
 from iobench.bench.targets import directory
 from iobench.cli import s3
 from iobench.cli.main import app
+from iobench.errors import UnknownNameError
 from iobench.integrations.redirect import launch
 from iobench.integrations.redirect.call_counts import Count, Function
 from iobench.report import tuning
@@ -162,6 +163,26 @@ def test_a_run_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     check_fits(plan, f"{uncut} reading the workload and trying the writers ...")
     shown, _ = printed(*common, "-q", "-o", "run.jsonl", columns=80)
     check_fits(shown, printed("show", "run.jsonl", columns=None)[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "first"),
+    [
+        (("run", "nope"), "reading the workload and trying the writers ..."),
+        (("autotune", "nope"), "trying the writers ..."),
+        (("train", "nope"), "loading torch and trying the writers ..."),
+        (("reproduce", "nope"), "reading the claims ..."),
+    ],
+)
+def test_what_takes_a_while_says_so_first(
+    arguments: tuple[str, ...], first: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before it imports torch or looks at the target; the line is removed when that is done."""
+    stderr = Output(terminal=True)
+    with contextlib.redirect_stderr(stderr), pytest.raises(UnknownNameError):
+        app(list(arguments), standalone_mode=False)
+    assert stderr.getvalue() == f"{first}\r\x1b[K"
+    assert capsys.readouterr().out == ""
 
 
 def test_the_report_of_autotune_fits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,9 +85,7 @@ def test_the_interval_covers_the_true_median_as_often_as_it_says(size: int) -> N
     [([], "95%"), ([1], "95%"), ([2], "50%"), ([3, 7], "75%"), ([9, 1, 5], "94%"), ([6], "95%"),
      ([10_000], "95%")],
 )  # fmt: skip
-def test_the_heading_names_the_confidence_that_is_reached(
-    samples: list[int], heading: str
-) -> None:
+def test_the_heading_names_the_confidence_that_is_reached(samples: list[int], heading: str) -> None:
     """By the row with the fewest samples, of those that have an interval."""
     assert interval_heading(samples) == f"{heading}\ninterval"
 

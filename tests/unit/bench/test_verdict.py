@@ -261,8 +261,7 @@ def test_the_worst_verdict_stands_and_reasons_are_counted() -> None:
     verdict = combine([judge(sample, context) for sample in (RESTORE, *warm)])
     assert verdict.status is VerdictStatus.INVALID
     assert sorted(reasons(verdict)) == [
-        "5 of 6 samples: not cold: more than 1% was still in the page cache "
-        "(50%, 20%, 30%, ...)",
+        "5 of 6 samples: not cold: more than 1% was still in the page cache (50%, 20%, 30%, ...)",
         "scaled: smaller",
     ]
 

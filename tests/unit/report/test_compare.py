@@ -368,9 +368,9 @@ def test_several_runs_a_side_on_the_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["a", "b", "c"], "where do the runs now begin"),
-        (["a"], "where do the runs now begin"),
-        (["a", "--", "b", "--", "c"], "where do the runs now begin"),
+        (["a", "b", "c"], "-- must be given once, between the sides"),
+        (["a"], "one run is given"),
+        (["a", "--", "b", "--", "c"], "-- must be given once, between the sides"),
         (["a", "--"], "each side needs a run"),
         (["{empty}", "{file}"], "has no result files"),
         (["{file}", "{file}", "--", "{file}"], "same run twice"),
