@@ -63,7 +63,8 @@ def compare(
     differing = report.unlike_runs(before, after)
     if differing and not force:
         raise UsageError(
-            f"{old} and {new} cannot be compared ({'; '.join(differing)}); --force does it anyway"
+            f"{old} and {new} cannot be compared ({'; '.join(differing)}); "
+            "--force compares them anyway"
         )
     comparison = report.compare(before, after, allowed)
     if not comparison.rows and not comparison.failed:

@@ -163,7 +163,7 @@ def plan(
             ctx, ("budget",), "only --formulas and --format json have CheckFreq's interval"
         )
     if formulas and len(jobs) > 1:
-        raise UsageError("--formulas is of one size of the job; give one number of --nodes")
+        raise UsageError("--formulas works for one size of the job; give one number of --nodes")
     chosen = the_workload(workload, workload_option, "") or None
     if results is None:
         _refuse({"--size": size, "--include-invalid": include_invalid}, "needs --results")
@@ -213,7 +213,7 @@ def _by_hand(
             "--blocking, --persist and --restore"
         )
     if persist and not blocking:
-        raise UsageError("--persist is of asynchronous saves; give --blocking too")
+        raise UsageError("--persist applies to asynchronous saves; give --blocking too")
     return by_hand(
         save_s=_seconds(save),
         blocking_s=_seconds(blocking),

@@ -37,7 +37,7 @@ def show(
     from iobench.results import read
 
     if details and (series or format_ is not ReportFormat.TABLE):
-        raise UsageError("--details is of the table; leave out --series and other formats")
+        raise UsageError("--details applies to the table; leave out --series and other formats")
     result = read(path)
     if result.incomplete:
         typer.echo(f"warning: {printable(result.incomplete)}", err=True)

@@ -254,7 +254,7 @@ def make_session(
     if pace.steps and steps < pace.steps:
         raise OptionError(f"--steps {steps}: fewer than --every {every}")
     if steps < _FEWEST:
-        raise OptionError(f"--steps {steps}: a checkpoint follows a step and is followed by one")
+        raise OptionError(f"--steps {steps}: a checkpoint needs a step before and after it")
     if device == "cuda" and not torch.cuda.is_available():
         raise OptionError("--device cuda: torch sees no CUDA device here")
     full = workloads.load(workload)
@@ -265,7 +265,7 @@ def make_session(
         )
     scaled = full if size == "full" else full.scaled(parse_size(size), rank)
     if pace.steps is None and not any(arm.background for arm in arms):
-        raise OptionError(f"--every {every} is found with a background save: add async to --mode")
+        raise OptionError(f"--every {every} measures a background save: add async to --mode")
     place = DirectoryTarget(path=target)
     place.check()
     for arm in arms:

@@ -215,7 +215,7 @@ def _check_schema(values: Any) -> None:
     schema = values.get("schema") if isinstance(values, dict) else None
     family, _, version = schema.partition("/") if isinstance(schema, str) else ("", "", "")
     if family != _FAMILY or not version.isdecimal():
-        raise ValueError("no record of a journal of iobench autotune")
+        raise ValueError("not a record of a journal of iobench autotune")
     if int(version) > int(_VERSION):
         raise ValueError(
             f"written by a newer iobench (schema {schema}); upgrade iobench to read it"

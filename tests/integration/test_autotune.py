@@ -406,7 +406,7 @@ def refused(
         (2, "no such directory", ("--target", "/nowhere/at/all")),
         (2, "unknown workload", ("-w", "lama7b")),
         (2, "Give --nodes", ("--objective", "goodput")),
-        (2, "--nodes is of --objective goodput", ("--nodes", "8")),
+        (2, "--nodes needs --objective goodput", ("--nodes", "8")),
         (2, "leave out --restart", ("--restart", "1min")),
         (
             2,

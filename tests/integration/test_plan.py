@@ -113,7 +113,7 @@ def test_invalid_samples_are_left_out_unless_told(iobench: Command, tmp_path: Pa
         (2, "budget must be above zero", (*HAND, "--budget", "0%", "--formulas")),
         (2, "--budget: only --formulas and --format json", (*HAND, "--budget", "3%")),
         (2, "failures-per-1000-node-days must be", (*HAND, "--failures-per-1000-node-days", "0")),
-        (2, "--persist is of asynchronous saves", (*HAND, "--persist", "3s")),
+        (2, "--persist applies to asynchronous saves", (*HAND, "--persist", "3s")),
         (2, "--size needs --results", (*HAND, "--size", "3GiB")),
         (2, "--size needs --results", (*HAND, "--size", "")),
         (2, "--size 0: a node saves more than 0", ("--nodes", "8", "--results", RECORD, *ZERO)),
