@@ -19,6 +19,7 @@ from iobench.cli.given import (
     WorkloadArgument,
     WorkloadOption,
     check_effect,
+    check_output,
     given,
     the_workload,
 )
@@ -158,11 +159,11 @@ def autotune(
     iobench.load_writer("writer.toml").
     """
     began_s = time.perf_counter() - _started_s_ago()
-    from iobench.tune.emit import check_output
+    from iobench.tune.emit import check_config
     from iobench.tune.journal import Journal, check_new
     from iobench.tune.tuning import Tuning
 
-    check_output(output)
+    check_config(output)
     if resume is not None:
         _check_alone(ctx)
         with _resumable(resume), Journal.resume(resume) as opened:
@@ -177,6 +178,8 @@ def autotune(
         check_effect(ctx, ("failures", "restart"), why)
     if journal is not None:
         check_new(journal)
+    if not dry_run:
+        check_output(journal, "--journal")
     job = _job(nodes, failures, restart)
     with server(s3_local, target) as place:
         with quiet_stdout(), preparing("trying the writers", quiet=quiet):

@@ -103,10 +103,11 @@ def the_directory(target: str) -> Path:
     return Path(target)
 
 
-def check_output(output: Path | None) -> None:
+def check_output(output: Path | None, option: str = "-o", *, remedy: str = "") -> None:
     """Raise ResultFileError if the result file cannot be created.
 
-    The directory of a given file must exist, because a typo must not create directories.
+    The directory of a file given with `option` must exist: a typo must not create directories.
+    `remedy` is what to do where results/ cannot be created.
     """
     from iobench.results import check_new, default_path
 
@@ -115,8 +116,10 @@ def check_output(output: Path | None) -> None:
         try:
             check_new(path)
         except ResultFileError as error:
-            raise ResultFileError(f"{error}; give -o FILE") from None
+            raise ResultFileError(f"{error}; {remedy or f'give {option} FILE'}") from None
         return
     check_new(output)
     if not output.parent.is_dir():
-        raise ResultFileError(f"-o {output}: there is no directory {output.parent}; make it first")
+        raise ResultFileError(
+            f"{option} {output}: there is no directory {output.parent}; make it first"
+        )

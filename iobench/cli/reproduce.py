@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iobench.cli.formats import DocumentFormat, DocumentFormatOption
-from iobench.cli.given import check_effect, the_directory
+from iobench.cli.given import check_effect, check_output, the_directory
 from iobench.cli.servers import HERE, preparing, print_plan
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ def reproduce(
     if results:
         why = "--results measures nothing"
         check_effect(ctx, ("target", "size", "repeat"), why)
+    else:
+        check_output(None, remedy="run it where results/ can be created")
     the_directory(target)
     with preparing("reading the claims"):
         from iobench.claims.claims import study

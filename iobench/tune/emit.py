@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from iobench.writers.config import dump_writer, read_config
 from iobench.writers.local.new_file import write_text
 from iobench.writers.tuned import Tuned
 
-__all__ = ["check_output", "emit", "write"]
+__all__ = ["check_config", "emit", "write"]
 
 
 def emit(outcome: Outcome, tuning: Tuning, header: TuningRecord) -> str:
@@ -31,7 +32,7 @@ def emit(outcome: Outcome, tuning: Tuning, header: TuningRecord) -> str:
     )
 
 
-def check_output(path: Path) -> None:
+def check_config(path: Path) -> None:
     """Raise UsageError for a file that must not be replaced or cannot be created."""
     if path.exists():
         try:
@@ -42,6 +43,9 @@ def check_output(path: Path) -> None:
             ) from error
     elif not path.parent.is_dir():
         raise UsageError(f"-o {path}: there is no directory {path.parent}; make it first")
+    if not os.access(path.parent, os.W_OK | os.X_OK, effective_ids=True):
+        where = path.parent.absolute()
+        raise UsageError(f"-o {path}: {where} is not writable; give -o FILE in another directory")
 
 
 def write(path: Path, text: str) -> None:

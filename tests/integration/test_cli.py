@@ -455,6 +455,27 @@ def test_an_output_that_cannot_be_made_is_told_first(
     assert os.listdir(target) == []
 
 
+@pytest.mark.root
+def test_a_working_directory_that_is_read_only(
+    iobench_inside: Command, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused before anything is measured, with the option that names another place."""
+    cases: tuple[tuple[tuple[str | Path, ...], int, str], ...] = (
+        (("run",), 1, "/ro is not writable; give -o FILE"),
+        (("train",), 1, "/ro is not writable; give -o FILE"),
+        (("autotune",), 2, "-o writer.toml: "),
+        (("autotune", "-o", tmp_path / "w.toml"), 1, "/ro is not writable; give --journal FILE"),
+        (("autotune", "-o", tmp_path / "w.toml", "--journal", "no/x"), 1, "there is no directory"),
+        (("reproduce", "async"), 1, "run it where results/ can be created"),
+    )
+    with mounted(tmp_path / "ro", "-t", "tmpfs", "-o", "ro,size=16m", "tmpfs") as place:
+        monkeypatch.chdir(place)
+        for arguments, code, words in cases:
+            check(iobench_inside(*arguments, "--target", target), code, words)
+        monkeypatch.chdir(tmp_path)
+    assert os.listdir(target) == []
+
+
 def test_a_run_without_arguments(
     iobench_inside: Command, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
