@@ -112,10 +112,10 @@ def test_on_a_file_system(tune: Tune, target: Path, output: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "tensor(1048576.)\n"), done.stderr
-    told = json.loads(report.read_text())
-    assert told["writer"] == {"name": writer.name, "options": writer.options.to_dict()}
+    summary = json.loads(report.read_text())
+    assert summary["writer"] == {"name": writer.name, "options": writer.options.to_dict()}
     for function in ("torch.save", "torch.load"):
-        assert told["functions"][function]["redirected"]["calls"] == 1
+        assert summary["functions"][function]["redirected"]["calls"] == 1
 
 
 def test_on_tmpfs(tune: Tune, output: Path, shared_filesystems: Callable[[str], Path]) -> None:
