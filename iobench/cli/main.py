@@ -76,6 +76,7 @@ def _main(
 
 def run() -> None:
     """Run the command line. An error becomes one line on stderr and its exit code."""
+    _open_closed_streams()
     ends_the_run = interrupts.once()
     # If SIGCHLD is ignored, the kernel keeps no exit code of fio, a job or the script of exec.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -99,6 +100,20 @@ def run() -> None:
     except MemoryError:
         _fail("out of memory; choose a smaller --pool or --size", IobenchError.exit_code)
     sys.exit(code)
+
+
+def _open_closed_streams() -> None:
+    """Open /dev/null in place of a closed stdin, stdout or stderr.
+
+    The kernel gives the lowest free number to the next file, so a checkpoint could become stdout.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 -- for good
 
 
 def _usage(error: Any) -> NoReturn:

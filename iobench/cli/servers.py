@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -50,20 +49,11 @@ def quiet_stdout() -> Iterator[None]:
 
 def print_plan(lines: Iterable[str], *, indent: str = _PLAN_INDENT) -> None:
     """Print lines to stderr, wrapped between words if it is a terminal."""
+    from iobench.report.grid import wrapped
+
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else 0
     for line in lines:
-        wrapped = (
-            textwrap.wrap(
-                line,
-                width,
-                subsequent_indent=indent,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-            if width
-            else [line]
-        )
-        print(*wrapped, sep="\n", file=sys.stderr)
+        print(wrapped(line, width, indent) if width else line, file=sys.stderr)
 
 
 @contextmanager

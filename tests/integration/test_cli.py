@@ -233,6 +233,20 @@ def test_a_pipe_that_nobody_reads(tmp_path: Path, arguments: tuple[str | Path, .
     assert (done.returncode, done.stderr) == (1, "")
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_no_file_of_the_run(
+    tiny_path: Path, target: Path, tmp_path: Path, closed: str
+) -> None:
+    """Whatever iobench opens next would get its number, and what is printed would go there."""
+    arguments = ("run", tiny_path, "--target", target, "--no-ceiling", "--repeat", "1")
+    arguments += ("--writer", "buffered", "--size", "full", "-o", tmp_path / "run.jsonl")
+    command = ("sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "iobench", *arguments)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert ("Save:" in done.stdout) == (" >&-" not in f" {closed}")
+    assert read(tmp_path / "run.jsonl").incomplete is None
+
+
 def in_terminal(arguments: list[str | Path], cwd: Path, **environment: str) -> str:
     """What the command prints when stdout and stderr are a terminal."""
     leader, terminal = os.openpty()
