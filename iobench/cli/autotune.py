@@ -244,7 +244,7 @@ def _tune(
 def _expect(tuning: Tuning) -> None:
     from iobench.tune.expect import expected
 
-    with quiet_stdout():
+    with quiet_stdout(), preparing("measuring each known setting once"):
         budget = expected(tuning)
     print(
         f"expected  about {format_seconds(budget.spent_s)}, "

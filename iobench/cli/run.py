@@ -260,7 +260,9 @@ def run(
         if not quiet or dry_run:
             print_plan((*plan_lines(plan), *_size_line(name, rank, size)))
         if dry_run:
-            print_plan([expected_line(plan)])
+            with preparing("probing the writers"):
+                line = expected_line(plan)
+            print_plan([line])
         else:
             _run(plan, output, format_, details=details, quiet=quiet)
 
