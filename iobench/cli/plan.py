@@ -12,6 +12,7 @@ import typer
 from iobench.cli.formats import DocumentFormat, DocumentFormatOption
 from iobench.cli.given import check_effect, the_workload
 from iobench.cli.seeds import LARGEST_SEED
+from iobench.cli.servers import preparing
 from iobench.errors import OptionError, UnknownNameError, UsageError
 from iobench.units import parse_percent, parse_seconds, parse_size
 
@@ -187,10 +188,12 @@ def plan(
         seed=seed,
     )
     base = _baseline(candidates, baseline)
+    with preparing("simulating failures"):
+        forecasts = [one for job in jobs for one in forecast(candidates, base, job, method)]
     outlook = Outlook(
         title=title,
         method=method,
-        forecasts=tuple(one for job in jobs for one in forecast(candidates, base, job, method)),
+        forecasts=tuple(forecasts),
         notes=tuple(notes),
         formulas=formulas,
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from iobench.cli.formats import FormatOption, ListingFormat
+from iobench.cli.servers import preparing
 from iobench.units import format_size
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ def list_(format_: FormatOption = ListingFormat.TABLE) -> None:
     """List the named workloads."""
     from iobench import workloads
 
-    found = [_facts(workloads.load(name)) for name in workloads.names()]
+    with preparing("computing the sizes"):
+        found = [_facts(workloads.load(name)) for name in workloads.names()]
     if format_ is ListingFormat.JSON:
         _print_json({"schema": "iobench.workloads/1", "workloads": found})
         return

@@ -135,15 +135,37 @@ def _continued(command: str, width: int, indent: str) -> str:
 def print_grid(console: Console, grid: Grid) -> None:
     """Print the table with the columns that fit, then the names of the columns left out.
 
-    A line is wider than the terminal only if a single word, or a figure, leaves no other way.
+    If the columns that must stay do not fit, the first column gets lines of its own. A line is
+    wider than the terminal only if a single word, or a figure, leaves no other way.
     """
     kept = kept_columns(grid, console.width)
+    if len(kept) == 1 or _total(_widths(grid, kept, console.width).values()) <= console.width:
+        _print_columns(console, grid)
+        return
+    first, *others = grid.columns
+    rest = Grid(
+        columns=tuple(others),
+        rows=[row[1:] for row in grid.rows],
+        drop=tuple(position - 1 for position in grid.drop if position > 0),
+        sentences=tuple(position - 1 for position in grid.sentences if position > 0),
+        styles=grid.styles,
+    )
+    _print_columns(console, rest, [" ".join(first[0].split()), *(row[0] for row in grid.rows)])
+
+
+def _print_columns(console: Console, grid: Grid, above: Sequence[str] = ()) -> None:
+    """Print the table. `above` are lines above the header and each row, which are then indented."""
+    width = console.width - (_GAP if above else 0)
+    kept = kept_columns(grid, width)
     unbroken = {position: _natural(grid, position, broken=False) for position in kept}
-    narrow = len(kept) < len(grid.columns) or _total(unbroken.values()) > console.width
-    widths = _widths(grid, kept, console.width) if narrow else unbroken
+    narrow = len(kept) < len(grid.columns) or _total(unbroken.values()) > width
+    widths = _widths(grid, kept, width) if narrow else unbroken
     names = [name if narrow else name.replace("\n", " ") for name, _ in grid.columns]
-    _print_row(console, grid, widths, [name.split("\n") for name in names], "bold")
-    console.print("─" * _total(widths.values()), soft_wrap=True)
+    lead = console.width - width
+    if above:
+        print_wrapped(console, above[0], style="bold")
+    _print_row(console, grid, widths, [name.split("\n") for name in names], lead, header="bold")
+    console.print("─" * (lead + _total(widths.values())), soft_wrap=True)
     for number, cells in enumerate(grid.rows):
         parts = [
             wrapped(cell, widths[position]).split("\n")
@@ -151,10 +173,13 @@ def print_grid(console: Console, grid: Grid) -> None:
             else [cell]
             for position, cell in enumerate(cells)
         ]
-        _print_row(console, grid, widths, parts, last=grid.styles[number] if grid.styles else "")
-    left_out = [name for i, (name, _) in enumerate(grid.columns) if i not in kept]
+        if above:
+            print_wrapped(console, above[number + 1])
+        style = grid.styles[number] if grid.styles else ""
+        _print_row(console, grid, widths, parts, lead, last=style)
+    left_out = [" ".join(name.split()) for i, (name, _) in enumerate(grid.columns) if i not in kept]
     if left_out:
-        shown = ", ".join(" ".join(name.split()) for name in left_out)
+        shown = ", ".join(dict.fromkeys(left_out))
         print_wrapped(console, f"a wider terminal also shows: {shown}", style="dim")
 
 
@@ -163,14 +188,18 @@ def _print_row(
     grid: Grid,
     widths: Mapping[int, int],
     cells: Sequence[Sequence[str]],
-    header: str = "",
+    lead: int,
     *,
+    header: str = "",
     last: str = "",
 ) -> None:
-    """Print cells of several lines each: headers end on one line, other cells begin on one."""
+    """Print cells of several lines each, behind `lead` spaces.
+
+    The cells of a header end on one line, other cells begin on one.
+    """
     height = max(len(cells[position]) for position in widths)
     for number in range(height):
-        line = Text()
+        line = Text(" " * lead)
         for position, width in widths.items():
             own = cells[position]
             at = number - (height - len(own)) if header else number
@@ -178,7 +207,7 @@ def _print_row(
             pad = " " * (width - cell_len(text))
             figure = grid.columns[position][1]
             style = last if position == len(grid.columns) - 1 else ""
-            line.append(" " * _GAP if len(line) else "")
+            line.append(" " * _GAP if position != next(iter(widths)) else "")
             line.append(pad if figure else "")
             line.append(text, header or style)
             line.append("" if figure else pad)

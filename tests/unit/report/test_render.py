@@ -156,7 +156,18 @@ def test_a_table_wraps_sentences_first_and_never_a_word() -> None:
         "a b                    -  short",
         "a wider terminal also shows: size",
     ]
-    assert max(map(len, lines(10)[:-1])) == len("a-long-name  2.50 (2.68)  sentence")
+    assert lines(30)[:9] == [  # the first column has lines of its own
+        "name",
+        "         rate",
+        "       (GB/s)  why",
+        "─" * 30,
+        "a-long-name",
+        "  2.50 (2.68)  the reason is a",
+        "               sentence that",
+        "               needs some room",
+        "a b",
+    ]
+    assert max(map(len, lines(10))) == len("  2.50 (2.68)  sentence")
 
 
 def test_text_is_wrapped_between_words_and_figures_stay_whole() -> None:
