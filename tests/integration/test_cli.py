@@ -471,7 +471,7 @@ def test_an_output_that_cannot_be_made_is_told_first(
 
 @pytest.mark.root
 def test_a_working_directory_that_is_read_only(
-    iobench_inside: Command, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    iobench_inside: Command, target: Path, tmp_path: Path
 ) -> None:
     """Refused before anything is measured, with the option that names another place."""
     cases: tuple[tuple[tuple[str | Path, ...], int, str], ...] = (
@@ -479,14 +479,20 @@ def test_a_working_directory_that_is_read_only(
         (("train",), 1, "/ro is not writable; give -o FILE"),
         (("autotune",), 2, "-o writer.toml: "),
         (("autotune", "-o", tmp_path / "w.toml"), 1, "/ro is not writable; give --journal FILE"),
-        (("autotune", "-o", tmp_path / "w.toml", "--journal", "no/x"), 1, "there is no directory"),
+        (
+            ("autotune", "-o", tmp_path / "w", "--journal", tmp_path / "no" / "x"),
+            1,
+            "there is no dir",
+        ),
         (("reproduce", "async"), 1, "run it where results/ can be created"),
     )
-    with mounted(tmp_path / "ro", "-t", "tmpfs", "-o", "ro,size=16m", "tmpfs") as place:
-        monkeypatch.chdir(place)
+    with (
+        mounted(tmp_path / "ro", "-t", "tmpfs", "-o", "ro,size=16m", "tmpfs") as place,
+        pytest.MonkeyPatch.context() as patch,  # leaves the directory before it is unmounted
+    ):
+        patch.chdir(place)
         for arguments, code, words in cases:
             check(iobench_inside(*arguments, "--target", target), code, words)
-        monkeypatch.chdir(tmp_path)
     assert os.listdir(target) == []
 
 
