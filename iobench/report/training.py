@@ -246,9 +246,10 @@ def _notes(result: ResultFile) -> Iterator[str]:
             f"{format_seconds(probe['stall_s'])}, a step took {format_seconds(probe['step_s'])}"
         )
     yield f"a plain copy of memory: {format_rate(plan['memcpy_bytes_per_s'])}"
-    blocks = [cost.blocks for cost in training_costs(result)]
+    fewest = min((cost.blocks for cost in training_costs(result)), default=0)
+    blocks = "1 block" if fewest == 1 else f"{fewest} blocks"
     yield (
-        f"{min(blocks, default=0)} blocks of each; overhead: wall clock until the last checkpoint "
+        f"{blocks} of each; overhead: wall clock until the last checkpoint "
         "is durable, compared with the block without checkpoints of the same repetition"
     )
 

@@ -94,13 +94,14 @@ class Session:
         """Return the plan in words, before anything is measured."""
         scale = f", {self.workload.scale.text}" if self.workload.scale else ""
         step = format_seconds(self.simulated_s) if self.simulated_s else "as long as it takes"
+        blocks = "1 block" if self.repeat == 1 else f"{self.repeat} blocks"
         return [
             f"workload  {self.workload.name}, rank {self.rank}: checkpoints of "
             f"{format_size(self.size_bytes)} of {format_size(self.full_bytes)}{scale}",
             f"arms      {', '.join(arm.label for arm in self.arms)}",
             *(f"left out  {line}" for line in self.left_out),
             f"target    {self.target.location}",
-            f"train     {self.repeat} blocks of {self._block} for each arm, checkpoints every "
+            f"train     {blocks} of {self._block} for each arm, checkpoints every "
             f"{self.pace}, a step {step}",
         ]
 

@@ -63,7 +63,7 @@ class Repeat:
 
     def __str__(self) -> str:
         if self.precision is None or self.max_s is None:
-            return f"{self.times} repetitions"
+            return "1 repetition" if self.times == 1 else f"{self.times} repetitions"
         within = f"until the intervals are within {100 * self.precision:g}%"
         return f"{within}, at least {self.times} times, at most {format_seconds(self.max_s)}"
 

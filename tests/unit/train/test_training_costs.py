@@ -84,6 +84,7 @@ def test_few_pairs_leave_an_overhead_undecided(pairs: int, said: str) -> None:
     write_table(replace(record, run=replace(record.run, plan=plan)), table)
     assert said in table.getvalue()
     assert ("95% interval", "94% interval")[pairs >= 5] in table.getvalue()
+    assert f"{pairs} block{'s' * (pairs > 1)} of each; " in table.getvalue()
 
 
 def test_cut_off() -> None:
