@@ -1,4 +1,4 @@
-"""How long a trainer stands still for a checkpoint: save_async beside a plain copy of its bytes.
+"""How long a trainer stops for a checkpoint: save_async compared with a plain copy of its bytes.
 
     python benchmarks/async_save.py --target DIRECTORY [--size 1GiB] [--rounds 7] [--record FILE]
 

@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests python benchmarks/autotune_errors.py [--runs 200]
 
-The true rates are known there. A winner is wrong whose settled rate is more than 5 % below the best
+The true rates are known there. A winner is wrong whose settled rate is more than 5% below the best
 of the whole space: that of large checkpoints once everything that can wear out is worn out. It is
 confidently wrong where the tuning does not say that it is not decided.
 """
@@ -30,7 +30,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|")
     equal = World(rate=flat, noise=lambda rng: rng.gauss(0, 0.10))
     space = space_of_writers()
-    for name, world in {**WORLDS, "all settings equal, 10 %": equal}.items():
+    for name, world in {**WORLDS, "all settings equal, 10%": equal}.items():
         best, parts, decided, wrong, claims = world.best(space), [], 0, 0, 0
         for seed in range(runs):
             outcome = world.storage(seed).tuner(space).run()

@@ -172,14 +172,14 @@ def judge(arguments: argparse.Namespace) -> None:
     report(fresh)
     first = max(best, key=lambda name: median(fresh[name]))
     print(f"\nbest of the grid with fresh samples: {first}, {format_size(made.largest_bytes)}\n")
-    print("| tuned | setting | of the grid's best | 95 % interval |\n|---|---|---|---|")
+    print("| tuned | setting | of the grid's best | 95% interval |\n|---|---|---|---|")
     for path, name in tuned.items():
         ratio = paired_log_ratio(fresh[name], fresh[first])
         span = ratio.interval
         shown = f"{span.low:.3f} - {span.high:.3f}" if span and name != first else "-"
         print(f"| {Path(path).name} | {name} | {ratio.ratio:.3f} | {shown} |")
     worst = min(paired_log_ratio(fresh[name], fresh[first]).ratio for name in tuned.values())
-    print(f"\nworst: {100 * (1 - worst):.1f} % below" if worst < 1 else "\nnone below")
+    print(f"\nworst: {100 * (1 - worst):.1f}% below" if worst < 1 else "\nnone below")
     assert math.isfinite(worst)
 
 

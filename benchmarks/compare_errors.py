@@ -3,8 +3,8 @@
     python benchmarks/compare_errors.py [--trials 2000]
 
 Prints the Markdown table of docs/statistics.md. Nothing is measured: rates are drawn, with an
-offset of 5 % a run and noise of 5 % a sample. Welch's t test on the means of runs and the
-resampling of runs and then samples are next to it, at 95 % each.
+offset of 5% a run and noise of 5% a sample. Welch's t test on the means of runs and the
+resampling of runs and then samples are next to it, at 95% each.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def samples_of(rates: _Rates) -> list[Sample]:
 
 
 def ours(new: _Rates, old: _Rates) -> tuple[bool, bool]:
-    """Whether compare shows a difference, and whether that is a regression by more than 5 %."""
+    """Whether compare shows a difference, and whether that is a regression by more than 5%."""
     found: RunsDifference | Difference
     if len(new) == len(old) == 1:
         found = compare_runs(samples_of(new[0]), samples_of(old[0]))
@@ -67,7 +67,7 @@ def ours(new: _Rates, old: _Rates) -> tuple[bool, bool]:
 
 
 def welch(new: _Rates, old: _Rates) -> bool:
-    """Whether Welch's t test on the mean rates of runs rejects equality at 5 %."""
+    """Whether Welch's t test on the mean rates of runs rejects equality at 5%."""
     from scipy import stats
 
     if len(new) < 2:
@@ -76,7 +76,7 @@ def welch(new: _Rates, old: _Rates) -> bool:
 
 
 def resampled(random: np.random.Generator, new: _Rates, old: _Rates) -> bool:
-    """Whether 95 % of ratios exclude 1, of medians of runs and then samples that are resampled."""
+    """Whether 95% of ratios exclude 1, of medians of runs and then samples that are resampled."""
     medians = []
     for side in (new, old):
         runs = random.integers(0, len(side), (_RESAMPLES, len(side), 1))
@@ -101,16 +101,16 @@ def main() -> None:
                     new = draw(random, runs, change, tails=tails)
                     old = draw(random, runs, 0.0, tails=tails)
                     shown += [*ours(new, old), welch(new, old), resampled(random, new, old)]
-                cells = [f"{100 * part / trials:.1f} %" for part in shown]
+                cells = [f"{100 * part / trials:.1f}%" for part in shown]
                 if runs == 1:
                     cells[2] = "-"
                 noise = "t, 3 degrees of freedom" if tails else "normal"
                 print(
-                    f"| {runs} | {noise} | {100 * change:.0f} % | {' | '.join(cells)} |",
+                    f"| {runs} | {noise} | {100 * change:.0f}% | {' | '.join(cells)} |",
                     flush=True,
                 )
     error = math.sqrt(0.05 * 0.95 / trials)
-    print(f"\nstandard error of 5 %: {100 * error:.1f} %")
+    print(f"\nstandard error of 5%: {100 * error:.1f}%")
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@ r"""How long saves of scripts take that do not know iobench: as they are, and un
 Two scripts, a loop with torch.save and a stock Transformers Trainer, each as three arms: `stock`,
 whose clock stops when the call returns, the bytes being in the page cache still; `stock, synced`,
 whose clock also has the fsync of every file and directory; and `exec`, which is durable on return.
-The clock runs inside the script, around the save alone; it stands still while the Trainer removes
+The clock runs inside the script, around the save alone; it stops while the Trainer removes
 older checkpoints, which has a clock of its own, as `iobench exec` changes nothing there. Arms are
 interleaved in random order, each save begins after a sync and a pause that are not counted, as
-training lies between checkpoints, and losses of all arms must be equal. Prints JSON.
+there is training between checkpoints, and losses of all arms must be equal. Prints JSON.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ def _run(script: str, arm: str, arguments: argparse.Namespace, writer: str) -> t
     if done.returncode:
         sys.exit(f"{arm} failed:\n{done.stderr}")
     if arm == "exec":
-        told = [line for line in done.stderr.splitlines() if line.startswith("iobench exec: ")]
-        print("\n".join(told), file=sys.stderr)
+        summary = [line for line in done.stderr.splitlines() if line.startswith("iobench exec: ")]
+        print("\n".join(summary), file=sys.stderr)
     lines = done.stdout.splitlines()
     samples = [json.loads(line.removeprefix("SAMPLE ")) for line in lines if "SAMPLE " in line]
     return samples, next(line for line in lines if line.startswith("LOSS"))

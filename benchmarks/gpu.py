@@ -44,10 +44,10 @@ def main() -> int:
         for i in range(TENSORS)
     }
     rates: dict[str, list[float]] = {}
-    told: dict[str, Transfer] = {}
+    transfers: dict[str, Transfer] = {}
     print(f"{torch.cuda.get_device_name()}, {arguments.size / GIB:.1f} GiB, {arguments.target}")
     with scratch_directory(arguments.target) as directory:
-        arms = _arms(directory, state, told)
+        arms = _arms(directory, state, transfers)
         for _ in range(arguments.rounds):
             for name in random.sample(list(arms), len(arms)):
                 save, restore = arms[name]
@@ -71,7 +71,7 @@ def main() -> int:
     for name, found_rates in sorted(rates.items()):
         each_round = " ".join(f"{rate / MIB:.0f}" for rate in found_rates)
         print(f"{name:24} {statistics.median(found_rates) / MIB:7.0f} MiB/s   ({each_round})")
-    for name, transfer in told.items():
+    for name, transfer in transfers.items():
         print(f"{name}: {dict(transfer.paths)}")
         for fallback in transfer.fallbacks:
             print(f"  {fallback.wanted} -> {fallback.used}: {fallback.reason}")
@@ -79,7 +79,7 @@ def main() -> int:
 
 
 def _arms(
-    directory: Path, state: dict[str, torch.Tensor], told: dict[str, Transfer]
+    directory: Path, state: dict[str, torch.Tensor], transfers: dict[str, Transfer]
 ) -> dict[str, tuple[Callable[[], object], Callable[[], dict[str, torch.Tensor]] | None]]:
     arms: dict[str, tuple[Callable[[], object], Callable[[], dict[str, torch.Tensor]] | None]] = {}
     for name in WRITERS:
@@ -90,11 +90,11 @@ def _arms(
             continue
 
         def save(name: str = name, writer: object = writer) -> None:
-            told[f"{name} save"] = safetensors.save(state, "f", directory, writer)
+            transfers[f"{name} save"] = safetensors.save(state, "f", directory, writer)
 
         def restore(name: str = name, writer: object = writer) -> dict[str, torch.Tensor]:
             found, moved = safetensors.load("f", directory, writer, device="cuda")
-            told[f"{name} restore"] = moved
+            transfers[f"{name} restore"] = moved
             return found
 
         arms[name] = save, restore

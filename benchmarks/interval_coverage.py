@@ -18,12 +18,12 @@ from iobench.bench.judging.stats import median, median_interval
 
 _MOST = 300
 _NOISES: dict[str, Callable[[np.random.Generator], Sequence[float]]] = {
-    "3 %": lambda random: random.normal(0, 0.03, _MOST),
-    "5 %": lambda random: random.normal(0, 0.05, _MOST),
-    "heavy tails: Student's t, 3 degrees of freedom, times 5 %": (
+    "3%": lambda random: random.normal(0, 0.03, _MOST),
+    "5%": lambda random: random.normal(0, 0.05, _MOST),
+    "heavy tails: Student's t, 3 degrees of freedom, times 5%": (
         lambda random: 0.05 * random.standard_t(3, _MOST)
     ),
-    "skewed: exponential, times 8 %": (
+    "skewed: exponential, times 8%": (
         lambda random: 0.08 * (random.exponential(1, _MOST) - math.log(2))
     ),
 }
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=2000)
     runs = parser.parse_args().runs
     auto = Repeat.parse("auto", "5%", "10min")
-    print("| noise of a sample | n = 6 | n = 7 | n = 12 | auto, 5 % | its repetitions |")
+    print("| noise of a sample | n = 6 | n = 7 | n = 12 | auto, 5% | its repetitions |")
     print("|---|---|---|---|---|---|")
     for name, draw in _NOISES.items():
         random = np.random.default_rng(20260131)
@@ -59,7 +59,7 @@ def main() -> None:
             for column, count in enumerate((6, 7, 12, stopped)):
                 interval = median_interval(rates[:count])
                 held[column] += interval is not None and 1.0 in interval
-        cells = " | ".join(f"{100 * part:.1f} %" for part in held / runs)
+        cells = " | ".join(f"{100 * part:.1f}%" for part in held / runs)
         print(f"| {name} | {cells} | {taken / runs:.0f} |", flush=True)
 
 

@@ -10,7 +10,7 @@ local server, `gds` where it is available), the import of iobench, and `iobench 
 begins 64 bytes after a page, as tensors do: direct writers have to stage it.
 
 The ratio is that of the rates, second checkout over first: above 1 the second is faster. "No
-difference shown" means that the 95 % interval of the paired ratio contains 1.
+difference shown" means that the 95% interval of the paired ratio contains 1.
 """
 
 from __future__ import annotations
@@ -163,11 +163,11 @@ def measure(
 
 
 def report(seconds: dict[str, tuple[list[float], list[float]]], size_bytes: int) -> None:
-    print("| what | first | second | second / first, 95 % interval | |")
+    print("| what | first | second | second / first, 95% interval | |")
     print("|---|---|---|---|---|")
     for name, (first, second) in sorted(seconds.items()):
         ratio = paired_log_ratio(first, second)
-        if ratio.interval is None or len(first) < 6:  # of fewer, no interval reaches 95 %
+        if ratio.interval is None or len(first) < 6:  # of fewer, no interval reaches 95%
             says = f"undecided: {len(first)} rounds, 6 needed"
         elif 1.0 in ratio.interval:
             says = "no difference shown"

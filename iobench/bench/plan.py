@@ -20,7 +20,7 @@ from iobench.workloads import FileSpec, Workload
 
 __all__ = ["DEFAULT_SECONDS", "LEAST_POOL", "RESERVE", "Plan"]
 
-RESERVE = "5 % of the free space and 256 MiB stay free"
+RESERVE = "5% of the free space and 256 MiB stay free"
 """What `DirectoryTarget.free_bytes` leaves out, for messages."""
 DEFAULT_SECONDS = 90.0
 """How long a run may take when its size was not chosen."""
@@ -167,7 +167,7 @@ class Plan:
             )
         if most > 1 and needed + most * _PROCESS_BYTES > available:
             raise UsageError(
-                f"--numjobs {most}: each process takes {format_size(_PROCESS_BYTES)} beside "
+                f"--numjobs {most}: each process takes {format_size(_PROCESS_BYTES)} besides "
                 f"--pool, and {format_size(available)} are available; choose fewer"
             )
 

@@ -130,7 +130,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     free = plan.target.free_bytes()
     usable = "" if free is None else f", {format_size(free)} usable"
     yield f"target    {plan.target.location}{usable}"
-    jobs = "beside fio" if plan.measures_ceiling else "no ceiling"
+    jobs = "with fio" if plan.measures_ceiling else "no ceiling"
     if plan.ceiling and plan.target.no_ceiling:
         jobs += f" ({plan.target.no_ceiling})"
     elif plan.ceiling and not plan.measures_ceiling:
@@ -150,7 +150,7 @@ def _axis_lines(plan: Plan) -> Iterator[str]:
         yield f"variants  {', '.join(one.label for one in plan.variants)}"
     if axes.subsets != (None,):
         shown = [
-            "all" if one is None else f"whole tensors, at least {100 * one:.3g} % of the bytes"
+            "all" if one is None else f"whole tensors, at least {100 * one:.3g}% of the bytes"
             for one in axes.subsets
         ]
         yield f"restores  {', then '.join(shown)}"

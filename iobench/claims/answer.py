@@ -86,4 +86,4 @@ def _compare(claim: Claim, interval: Interval | None) -> tuple[Answer, str]:
         return Answer.YES, f"the whole interval {'keeps to' if claim.at_most else 'reaches'} it"
     if fails:
         return Answer.NO, f"the whole interval is {'above' if claim.at_most else 'below'} it"
-    return Answer.UNDECIDED, "the claim lies within the interval"
+    return Answer.UNDECIDED, "the claim is within the interval"

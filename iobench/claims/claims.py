@@ -92,7 +92,7 @@ class Study:
 class ClaimFinding:
     """Our figure for a claim: `ours` in the claim's unit, None where there is no such figure.
 
-    `interval` has the confidence that `pairs` pairs reach, 95 % at most. `setting` describes the
+    `interval` has the confidence that `pairs` pairs reach, 95% at most. `setting` describes the
     measured setting. `reason` explains the answer. With `bound` the figure is an upper bound,
     computed and not from training.
     """
@@ -117,7 +117,7 @@ def _hybrid_io() -> Iterator[Claim]:
         shortened: tuple[str, ClaimMeasure, float] = (f"wall clock -{wall:.0%}", "wall clock", wall)
         for text, measure, value in (*figures, shortened):
             yield Claim(
-                text=text.replace("%", " %"),
+                text=text,
                 workload=workload,
                 measure=measure,
                 value=value,
@@ -165,15 +165,15 @@ CLAIMS = {
         ),
         Study(
             name="checkfreq",
-            source="CheckFreq (FAST '21): one snapshot in memory, as often as 3.5 % allow",
-            claims=_overhead("overhead <= 3.5 %", 0.035, "lazy=1"),
+            source="CheckFreq (FAST '21): one snapshot in memory, as often as 3.5% allow",
+            claims=_overhead("overhead <= 3.5%", 0.035, "lazy=1"),
             every="3.5%",
             interval_claimed=True,
         ),
         Study(
             name="pccheck",
             source="PCcheck (ASPLOS '25): several snapshots in memory, every 10 iterations",
-            claims=_overhead("overhead about 3 %", 0.03, "lazy=2"),
+            claims=_overhead("overhead about 3%", 0.03, "lazy=2"),
             every="10",
             interval_claimed=True,
         ),

@@ -73,7 +73,8 @@ def _setting(claim: Claim, result: ResultFile) -> str:
         step = f"{format_seconds(plan['simulated_s'])}{scaled}"
     steps = "1 step" if plan["every"] == 1 else f"{plan['every']} steps"
     return (
-        f"{claim.ours} beside {claim.theirs}, {shard(result)}, a save every {steps}, a step {step}"
+        f"{claim.ours} compared with {claim.theirs}, {shard(result)}, a save every {steps}, "
+        f"a step {step}"
     )
 
 

@@ -19,6 +19,7 @@ from iobench.cli.given import (
     WorkloadArgument,
     WorkloadOption,
     check_effect,
+    check_output,
     given,
     the_workload,
 )
@@ -74,22 +75,26 @@ def autotune(
     writer: Annotated[
         str | None,
         typer.Option(
-            "--writer", help="Only these, by commas.", show_default="all that work in the target"
+            "--writer",
+            help="Only these writers, separated by commas.",
+            show_default="all that work in the target",
         ),
     ] = None,
     max_time: Annotated[
         str, typer.Option("--max-time", help="No trial begins that would end after it.")
     ] = "3min",
     max_bytes: Annotated[
-        str, typer.Option("--max-bytes", help="What may be written at most: SSDs wear.")
+        str, typer.Option("--max-bytes", help="Write at most this much: SSDs wear.")
     ] = "60GiB",
     max_memory: Annotated[
         str | None,
-        typer.Option("--max-memory", help="Leave out what takes more memory of its own (512MiB)."),
+        typer.Option("--max-memory", help="Leave out settings that take more memory (512MiB)."),
     ] = None,
     max_cpu: Annotated[
         float | None,
-        typer.Option("--max-cpu", help="Leave out what takes more CPU seconds per GiB (0.5)."),
+        typer.Option(
+            "--max-cpu", help="Leave out settings that take more CPU seconds per GiB (0.5)."
+        ),
     ] = None,
     nodes: Annotated[
         int | None, typer.Option("--nodes", min=1, help="For goodput: nodes of the job.")
@@ -101,7 +106,7 @@ def autotune(
     restart: Annotated[
         str,
         typer.Option(
-            "--restart", help="For goodput: from a failure until the checkpoint is being read."
+            "--restart", help="For goodput: time from a failure to the start of the restore."
         ),
     ] = "5min",
     size: Annotated[
@@ -112,14 +117,14 @@ def autotune(
             show_default="up to 1GiB, as the budget allows",
         ),
     ] = None,
-    rank: Annotated[int, typer.Option("--rank", min=0, help="Whose files to replay.")] = 0,
+    rank: Annotated[int, typer.Option("--rank", min=0, help="The rank to replay.")] = 0,
     seed: Annotated[
         int | None,
         typer.Option(
             "--seed",
             min=0,
             max=LARGEST_SEED,
-            help="Of data, order and draws.",
+            help="Seed of data, order and draws.",
             show_default="random",
         ),
     ] = None,
@@ -134,7 +139,8 @@ def autotune(
     resume: Annotated[
         Path | None,
         typer.Option(
-            "--resume", help="Go on with this journal; everything but -o is as it was begun."
+            "--resume",
+            help="Continue this journal, with the options it began with; only -o may differ.",
         ),
     ] = None,
     format_: FormatOption = ListingFormat.TABLE,
@@ -146,18 +152,18 @@ def autotune(
     ] = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Find the fastest writer and its settings for a workload on a target; write writer.toml.
+    """Find the fastest writer and its settings; write writer.toml.
 
     Known settings first, then a race in rounds that drops what is shown worse, then settings near
     the leaders, then fresh samples of the best and of `buffered`. Load the file with
     iobench.load_writer("writer.toml").
     """
     began_s = time.perf_counter() - _started_s_ago()
-    from iobench.tune.emit import check_output
+    from iobench.tune.emit import check_config
     from iobench.tune.journal import Journal, check_new
     from iobench.tune.tuning import Tuning, TuningRequest
 
-    check_output(output)
+    check_config(output)
     if resume is not None:
         _check_alone(ctx)
         with _resumable(resume), Journal.resume(resume) as opened:
@@ -172,6 +178,8 @@ def autotune(
         check_effect(ctx, ("failures", "restart"), why)
     if journal is not None:
         check_new(journal)
+    if not dry_run:
+        check_output(journal, "--journal")
     job = _job(nodes, failures, restart)
     with server(s3_local, target) as place:
         with quiet_stdout(), preparing("trying the writers", quiet=quiet):
@@ -237,7 +245,7 @@ def _tune(
 def _expect(tuning: Tuning) -> None:
     from iobench.tune.expect import expected
 
-    with quiet_stdout():
+    with quiet_stdout(), preparing("measuring each known setting once"):
         budget = expected(tuning)
     print(
         f"expected  about {format_seconds(budget.spent_s)}, "

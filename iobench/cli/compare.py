@@ -39,20 +39,21 @@ def compare(
         ),
     ],
     threshold: Annotated[
-        str, typer.Option("--threshold", help="How much slower is a regression: 5%.")
+        str, typer.Option("--threshold", help="Slower by more than this is a regression.")
     ] = "5%",
     force: Annotated[
-        bool, typer.Option("--force", help="Compare runs that are unlike, and say in what.")
+        bool,
+        typer.Option("--force", help="Compare runs that are not alike, and list the differences."),
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit code 5 with one run a side, too.")
+        bool, typer.Option("--strict", help="Exit with 5 for one run a side too.")
     ] = False,
     format_: Annotated[
         CompareFormat,
         typer.Option("--format", help="How to print it; md is ready for a pull request."),
     ] = CompareFormat.TABLE,
 ) -> None:
-    """Compare runs: better, worse or no difference shown; exit code 5 on a regression."""
+    """Compare runs with earlier ones; exit code 5 on a regression."""
     from iobench.report import compare as report
     from iobench.units import parse_percent
 
@@ -62,7 +63,8 @@ def compare(
     differing = report.unlike_runs(before, after)
     if differing and not force:
         raise UsageError(
-            f"{old} and {new} cannot be compared ({'; '.join(differing)}); --force does it anyway"
+            f"{old} and {new} cannot be compared ({'; '.join(differing)}); "
+            "--force compares them anyway"
         )
     comparison = report.compare(before, after, allowed)
     if not comparison.rows and not comparison.failed:
@@ -91,7 +93,8 @@ def _sides(runs: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     elif _MARK not in runs and len(runs) == 2:
         old, new = runs[:1], runs[1:]
     else:
-        raise UsageError("where do the runs now begin? iobench compare OLD1 OLD2 -- NEW1 NEW2")
+        what = "one run is given" if len(runs) == 1 else "-- must be given once, between the sides"
+        raise UsageError(f"{what}; write iobench compare OLD NEW, or OLD1 OLD2 -- NEW1 NEW2")
     if not old or not new:
         raise UsageError("each side needs a run: iobench compare OLD1 OLD2 -- NEW1 NEW2")
     return old, new

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from iobench.cli.formats import FormatOption, ListingFormat
+from iobench.cli.given import the_directory
+from iobench.cli.servers import HERE
 from iobench.text import printable
 
 if TYPE_CHECKING:
@@ -30,19 +30,22 @@ _Row = tuple[str, str, str | None]  # subject of advice, label, text; None is no
 
 def doctor(
     target: Annotated[
-        Path, typer.Option("--target", help="The directory to look at.", show_default="here")
-    ] = Path(),
+        str, typer.Option("--target", help="The directory to look at.", show_default="here")
+    ] = HERE,
     format_: FormatOption = ListingFormat.TABLE,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 1 for any warning or failure.")
     ] = False,
 ) -> None:
-    """Look at this machine and at a directory, and try what the I/O paths need there."""
+    """Check this machine and a directory, and suggest remedies.
+
+    It tries in the directory what the I/O paths need."""
     from iobench.environment import advise, describe_machine, describe_storage, probe_directory
 
-    storage = describe_storage(target)  # first: finds a missing directory at once
+    directory = the_directory(target)
+    storage = describe_storage(directory)  # first: finds a missing directory at once
     machine = describe_machine()
-    probes = probe_directory(target)
+    probes = probe_directory(directory)
     advice = advise(machine, storage, probes)
     if format_ is ListingFormat.JSON:
         document = {
@@ -105,7 +108,7 @@ def _print_row(
     console.print(f"{mark:<4}", style=_STYLES[mark], end="")
     console.print("  ", end="")
     head = f"{label:<{_LABEL_WIDTH}} "
-    _print_wrapped(console, head, _INDENT, text, "", used=8)
+    _print_wrapped(console, head, _INDENT, text, "")
     for item in advice:
         if not item.message.endswith(text):  # otherwise the row shows it already
             _print_wrapped(console, _INDENT, _INDENT, item.message, _STYLES[item.level])
@@ -113,23 +116,17 @@ def _print_row(
             _print_wrapped(console, f"{_INDENT}-> ", f"{_INDENT}   ", item.remedy, "cyan")
 
 
-def _print_wrapped(
-    console: Console, first: str, rest: str, text: str, style: str, *, used: int = 0
-) -> None:
-    """Print `text` wrapped at the width of a terminal; into a pipe as one line, easy to search."""
+def _print_wrapped(console: Console, first: str, rest: str, text: str, style: str) -> None:
+    """Print `text` wrapped at the width of a terminal; into a pipe as one line, easy to search.
+
+    `first` is in front of the first line, `rest` is as wide as all that is in front of it.
+    """
+    from iobench.report.grid import wrapped
+
     text = _printable(text)
     if console.is_terminal:
-        lines = textwrap.wrap(
-            text,
-            max(console.width, 60),
-            initial_indent=" " * used + first,
-            subsequent_indent=rest,
-            break_on_hyphens=False,
-        )
-        text = "\n".join(lines)[used:]
-    else:
-        text = first + text
-    console.print(text, style=style)
+        text = wrapped(text, max(console.width, 60) - len(rest)).replace("\n", f"\n{rest}")
+    console.print(first + text, style=style)
 
 
 def _printable(text: str) -> str:
@@ -179,7 +176,7 @@ def _dirty(cache: dict[str, Any], which: str) -> str:
     from iobench.units import format_size
 
     size = cache[f"dirty_{which}bytes"]
-    return format_size(size) if size else f"{cache[f'dirty_{which}ratio']} %"
+    return format_size(size) if size else f"{cache[f'dirty_{which}ratio']}%"
 
 
 def _inside(virtual: dict[str, Any]) -> str | None:

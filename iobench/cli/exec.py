@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from iobench.cli.servers import print_plan
 from iobench.errors import TargetError
 from iobench.text import printable
 
@@ -36,7 +37,7 @@ def exec_(
         typer.Option("--report", help="Write what was redirected to this file, as JSON."),
     ] = None,
 ) -> None:
-    """Run a script unchanged, its checkpoints saved and loaded by a writer.
+    """Run a script unchanged; a writer saves and loads its files.
 
     torch.save and torch.load of paths, save_file and load_file of safetensors and the files of
     DCP's FileSystemWriter take the writer's path, in child processes too. The files are those that
@@ -54,8 +55,8 @@ def exec_(
     if report is not None:
         check_replaceable(*existing_file(report))
     outcome = launching.launch(command, writer)
-    for line in summary(outcome, writer):
-        print(f"iobench exec: {printable(line)}", file=sys.stderr)
+    lines = (f"iobench exec: {printable(line)}" for line in summary(outcome, writer))
+    print_plan(lines, indent=" " * len("iobench exec:   "))
     if report is not None:
         launching.write_report(report, launching.report(outcome, command, writer))
     if outcome.returncode < 0:

@@ -19,7 +19,9 @@ __all__ = [
     "WorkloadOption",
     "check_effect",
     "check_output",
+    "check_target",
     "given",
+    "the_directory",
     "the_workload",
 ]
 
@@ -87,10 +89,25 @@ def the_workload(argument: str | None, option: str | None, default: str = DEFAUL
     return default if option is None else option
 
 
-def check_output(output: Path | None) -> None:
+def check_target(target: str) -> None:
+    """Raise UsageError for a target that names nothing: most likely an unset variable."""
+    if not target:
+        raise UsageError("--target '': names nothing; leave it out for the current directory")
+
+
+def the_directory(target: str) -> Path:
+    """Return the directory of --target. Raises UsageError for an empty text, and for a bucket."""
+    check_target(target)
+    if target.startswith("s3://"):
+        raise UsageError(f"--target {target}: is a bucket; this command needs a directory")
+    return Path(target)
+
+
+def check_output(output: Path | None, option: str = "-o", *, remedy: str = "") -> None:
     """Raise ResultFileError if the result file cannot be created.
 
-    The directory of a given file must exist, because a typo must not create directories.
+    The directory of a file given with `option` must exist: a typo must not create directories.
+    `remedy` is what to do where results/ cannot be created.
     """
     from iobench.results import check_new, default_path
 
@@ -99,8 +116,10 @@ def check_output(output: Path | None) -> None:
         try:
             check_new(path)
         except ResultFileError as error:
-            raise ResultFileError(f"{error}; give -o FILE") from None
+            raise ResultFileError(f"{error}; {remedy or f'give {option} FILE'}") from None
         return
     check_new(output)
     if not output.parent.is_dir():
-        raise ResultFileError(f"-o {output}: there is no directory {output.parent}; make it first")
+        raise ResultFileError(
+            f"{option} {output}: there is no directory {output.parent}; make it first"
+        )

@@ -76,11 +76,12 @@ def _main(
 
 def run() -> None:
     """Run the command line. An error becomes one line on stderr and its exit code."""
+    _open_closed_streams()
     ends_the_run = interrupts.once()
     # If SIGCHLD is ignored, the kernel keeps no exit code of fio, a job or the script of exec.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="iobench", standalone_mode=False)
         sys.stdout.flush()  # here: a pipe without a reader gives no traceback
         if code == _INTERRUPTED:  # typer's exit code for a KeyboardInterrupt
             raise KeyboardInterrupt
@@ -101,9 +102,23 @@ def run() -> None:
     sys.exit(code)
 
 
+def _open_closed_streams() -> None:
+    """Open /dev/null in place of a closed stdin, stdout or stderr.
+
+    The kernel gives the lowest free number to the next file, so a checkpoint could become stdout.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 -- for good
+
+
 def _usage(error: Any) -> NoReturn:
     """Report a command line that cannot be parsed; print the help for an empty one."""
-    message = error.format_message()
+    message = error.format_message().replace("Value error, ", "")  # pydantic's word
     if message.startswith("Usage:"):
         error.show()
         sys.exit(error.exit_code)

@@ -12,6 +12,7 @@ import typer
 from iobench.cli.formats import DocumentFormatOption
 from iobench.cli.given import check_effect, the_workload
 from iobench.cli.seeds import LARGEST_SEED
+from iobench.cli.servers import preparing
 from iobench.errors import OptionError, UnknownNameError, UsageError
 from iobench.report.render import DocumentFormat
 from iobench.units import parse_percent, parse_seconds, parse_size
@@ -85,7 +86,7 @@ def plan(
     ] = 6.5,
     restart: Annotated[
         str,
-        typer.Option("--restart", help="From a failure until the checkpoint is being read."),
+        typer.Option("--restart", help="Time from a failure to the start of the restore."),
     ] = "5min",
     step: Annotated[
         str | None,
@@ -98,12 +99,12 @@ def plan(
     interval: Annotated[
         str | None,
         typer.Option(
-            "--interval", help="ETTR at this training time between two saves, too (30min)."
+            "--interval", help="Also ETTR for this training time between two saves (30min)."
         ),
     ] = None,
     budget: Annotated[
         str,
-        typer.Option("--budget", help="Overhead allowed to the CheckFreq interval."),
+        typer.Option("--budget", help="Overhead that the CheckFreq interval may cause."),
     ] = "3.5%",
     size: Annotated[
         str | None,
@@ -122,14 +123,14 @@ def plan(
         ),
     ] = None,
     include_invalid: Annotated[
-        bool, typer.Option("--include-invalid", help="Count samples that are not VALID too.")
+        bool, typer.Option("--include-invalid", help="Also count samples that are not VALID.")
     ] = False,
     simulate: Annotated[
         int,
         typer.Option("--simulate", help="Failures to simulate for each figure; 0 for none."),
     ] = 100_000,
     seed: Annotated[
-        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of the simulation.")
+        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of the simulation.")
     ] = 0,
     formulas: Annotated[
         bool,
@@ -137,7 +138,7 @@ def plan(
     ] = False,
     format_: DocumentFormatOption = DocumentFormat.TABLE,
 ) -> None:
-    """Compute how often to save, and what each writer gives back, in a job whose nodes fail.
+    """Compute how often a job should save, and what that costs.
 
     Times come from a result file (--results run.jsonl) or by hand: --save 30s --restore 60s, for
     asynchronous saves --blocking 2s --persist 20s.
@@ -159,8 +160,12 @@ def plan(
         check_effect(ctx, ("slots",), "only asynchronous saves, with --blocking, have slots")
     if simulate == 0:
         check_effect(ctx, ("seed",), "--simulate 0 draws nothing")
+    if not formulas and format_ is not DocumentFormat.JSON:
+        check_effect(
+            ctx, ("budget",), "only --formulas and --format json have CheckFreq's interval"
+        )
     if formulas and len(jobs) > 1:
-        raise UsageError("--formulas is of one size of the job; give one number of --nodes")
+        raise UsageError("--formulas works for one size of the job; give one number of --nodes")
     chosen = the_workload(workload, workload_option, "") or None
     if results is None:
         _refuse({"--size": size, "--include-invalid": include_invalid}, "needs --results")
@@ -184,10 +189,12 @@ def plan(
         seed=seed,
     )
     base = _baseline(candidates, baseline)
+    with preparing("simulating failures"):
+        forecasts = [one for job in jobs for one in forecast(candidates, base, job, method)]
     outlook = Outlook(
         title=title,
         method=method,
-        forecasts=tuple(one for job in jobs for one in forecast(candidates, base, job, method)),
+        forecasts=tuple(forecasts),
         notes=tuple(notes),
         formulas=formulas,
     )
@@ -205,7 +212,7 @@ def _by_hand(
             "--blocking, --persist and --restore"
         )
     if persist and not blocking:
-        raise UsageError("--persist is of asynchronous saves; give --blocking too")
+        raise UsageError("--persist applies to asynchronous saves; give --blocking too")
     return by_hand(
         save_s=_seconds(save),
         blocking_s=_seconds(blocking),

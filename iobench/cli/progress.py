@@ -47,7 +47,7 @@ class _Steps:
     def begin(self, steps: int) -> None:
         self._start(
             BarColumn(bar_width=_BAR_WIDTH),
-            TextColumn("{task.percentage:3.0f} %"),
+            TextColumn("{task.percentage:3.0f}%"),
             TimeRemainingColumn(compact=True),
             TextColumn("left"),
             total=steps,

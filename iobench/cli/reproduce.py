@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iobench.cli.formats import DocumentFormatOption
-from iobench.cli.servers import print_plan
+from iobench.cli.given import check_effect, check_output, the_directory
+from iobench.cli.servers import HERE, preparing, print_plan
 from iobench.report.render import DocumentFormat
 
 if TYPE_CHECKING:
@@ -24,12 +25,11 @@ _SMALLEST = 100_000  # parameters: its own forward and backward must fit into th
 
 
 def reproduce(
-    claim: Annotated[
-        str, typer.Argument(help="Whose claim: hybrid-io, checkfreq, pccheck, async.")
-    ],
+    ctx: typer.Context,
+    claim: Annotated[str, typer.Argument(help="The claim: hybrid-io, checkfreq, pccheck, async.")],
     target: Annotated[
         str, typer.Option("--target", help="The directory to measure in.", show_default="here")
-    ] = ".",
+    ] = HERE,
     size: Annotated[
         str | None,
         typer.Option(
@@ -43,25 +43,34 @@ def reproduce(
     ] = 7,
     results: Annotated[
         list[Path] | None,
-        typer.Option("--results", help="Measure nothing; judge this record. May be repeated."),
+        typer.Option(
+            "--results", help="Measure nothing; judge this record. May be given several times."
+        ),
     ] = None,
     format_: DocumentFormatOption = DocumentFormat.TABLE,
 ) -> None:
-    """Measure what a published claim says, and report whether it holds here.
+    """Measure a published claim, and report whether it holds here.
 
     Answers are yes, no, undecided (the claim is within our interval) and not comparable, each
     with its reason and setting. hybrid-io compares writer hybrid with buffered, by files and by the
     wall clock of training; checkfreq and pccheck compare training with and without checkpoints;
     async compares stalls. A step is the published one, scaled as its checkpoint is.
     """
-    from iobench.claims.claims import study
-    from iobench.claims.reproduction import judge_records
-    from iobench.cli.run import raise_failures
-    from iobench.cli.train import raise_differences
-    from iobench.report.findings import write
-    from iobench.results import read
+    if results:
+        why = "--results measures nothing"
+        check_effect(ctx, ("target", "size", "repeat"), why)
+    else:
+        check_output(None, remedy="run it where results/ can be created")
+    the_directory(target)
+    with preparing("reading the claims"):
+        from iobench.claims.claims import study
+        from iobench.claims.reproduction import judge_records
+        from iobench.cli.run import raise_failures
+        from iobench.cli.train import raise_differences
+        from iobench.report.findings import write
+        from iobench.results import read
 
-    about = study(claim)
+        about = study(claim)
     records = (
         [read(path) for path in results] if results else _measured(about, target, size, repeat)
     )

@@ -46,7 +46,7 @@ def run(
             "--writer",
             show_default="buffered,uncached,odirect; s3 in a bucket",
             help="Writers and peers, separated by commas, or all; NAME=VALUE sets an option of the "
-            "one before it: odirect,block_size=8MiB,odirect,threads=4,peer:torch-save",
+            "one before it: odirect,threads=4,peer:torch-save",
         ),
     ] = None,
     target: Annotated[
@@ -92,7 +92,7 @@ def run(
     seed: Annotated[
         int | None,
         _often_option(
-            "--seed", min=0, max=LARGEST_SEED, help="Of data and order.", show_default="random"
+            "--seed", min=0, max=LARGEST_SEED, help="Seed of data and order.", show_default="random"
         ),
     ] = None,
     serializer: Annotated[
@@ -170,7 +170,7 @@ def run(
     ] = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Save and restore a model's checkpoint by each writer, and compare.
+    """Save and restore a checkpoint by each writer, and compare.
 
     Every save ends durable, every restore starts cold and is verified. The target is left as it
     was.
@@ -214,7 +214,9 @@ def run(
         if not quiet or dry_run:
             print_plan((*plan_lines(plan), *_size_line(name, rank, size)))
         if dry_run:
-            print_plan([expected_line(plan)])
+            with preparing("probing the writers"):
+                line = expected_line(plan)
+            print_plan([line])
         else:
             _run(plan, output, format_, details=details, quiet=quiet)
 

@@ -20,16 +20,23 @@ if TYPE_CHECKING:
 _ATTEMPTS = 3  # few: a user waits for the answer
 
 app = typer.Typer(
-    no_args_is_help=True, help="Multipart uploads that killed processes left in a bucket."
+    no_args_is_help=True, help="List or abort unfinished multipart uploads in a bucket."
 )
 
-_Place = Annotated[str, typer.Argument(metavar="s3://BUCKET[/PREFIX]", help="Where to look.")]
+_Place = Annotated[
+    str, typer.Argument(metavar="s3://BUCKET[/PREFIX]", help="The bucket, or a prefix in it.")
+]
 _Endpoint = Annotated[
-    str, typer.Option("--endpoint-url", help="Of a store that is not AWS.", show_default="boto3's")
+    str,
+    typer.Option(
+        "--endpoint-url", help="The endpoint, for a store that is not AWS.", show_default="boto3's"
+    ),
 ]
 _Older = Annotated[
     str,
-    typer.Option("--older-than", help="Only uploads begun this long ago: 90s, 2h, 1d."),
+    typer.Option(
+        "--older-than", help="Only uploads that began this long ago or earlier: 90s, 2h, 1d."
+    ),
 ]
 
 
@@ -54,8 +61,12 @@ def list_uploads(
         json.dump({"schema": "iobench.uploads/1", "uploads": listed}, sys.stdout, indent=1)
         print()
         return
+    from iobench.report.grid import console_for, print_wrapped
+
     for upload in found:
-        print(f"{upload.initiated.isoformat(timespec='seconds')}  {printable(str(upload.target))}")
+        began = upload.initiated.isoformat(timespec="seconds")
+        line = f"{began}  {printable(str(upload.target))}"
+        print_wrapped(console_for(sys.stdout), line, indent="  ")
     print(f"{len(found)} unfinished uploads below {place}", file=sys.stderr)
 
 
@@ -66,7 +77,9 @@ def abort_uploads(
     endpoint_url: _Endpoint = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list them.")] = False,
 ) -> None:
-    """Abort unfinished multipart uploads, those of running processes too unless they are younger.
+    """Abort unfinished multipart uploads.
+
+    Uploads of running processes are aborted too, unless --older-than spares them.
 
     No object is touched: a checkpoint that is complete stays.
     """

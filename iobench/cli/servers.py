@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from iobench.cli.given import check_target
 from iobench.errors import UsageError
 
 __all__ = ["HERE", "preparing", "print_plan", "quiet_stdout", "server"]
@@ -21,8 +21,7 @@ _PLAN_INDENT = " " * 10  # width of the names of a plan's lines
 @contextmanager
 def server(wanted: bool, target: str) -> Iterator[str]:
     """Yield the target: the given one, or that of a local server that runs during the block."""
-    if not target:  # most likely an unset variable
-        raise UsageError("--target '': names nothing; leave it out for the current directory")
+    check_target(target)
     if not wanted:
         yield target
         return
@@ -48,22 +47,13 @@ def quiet_stdout() -> Iterator[None]:
         os.close(kept)
 
 
-def print_plan(lines: Iterable[str]) -> None:
-    """Print the lines of a plan to stderr, wrapped between words if it is a terminal."""
+def print_plan(lines: Iterable[str], *, indent: str = _PLAN_INDENT) -> None:
+    """Print lines to stderr, wrapped between words if it is a terminal."""
+    from iobench.report.grid import wrapped
+
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else 0
     for line in lines:
-        wrapped = (
-            textwrap.wrap(
-                line,
-                width,
-                subsequent_indent=_PLAN_INDENT,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-            if width
-            else [line]
-        )
-        print(*wrapped, sep="\n", file=sys.stderr)
+        print(wrapped(line, width, indent) if width else line, file=sys.stderr)
 
 
 @contextmanager

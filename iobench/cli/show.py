@@ -26,15 +26,18 @@ def show(
         typer.Option("--details", help="Add the machine, the phases and all notes to the table."),
     ] = False,
     series: Annotated[
-        bool, typer.Option("--series", help="Draw the bytes over time of every sample instead.")
+        bool,
+        typer.Option(
+            "--series", help="Draw the bytes over time of every sample, without the table."
+        ),
     ] = False,
 ) -> None:
-    """Print the report of a run from its result file: the answer first, then the table."""
+    """Print the report of a run from its result file."""
     from iobench.report.summary import summarise
     from iobench.results import read
 
     if details and (series or format_ is not ReportFormat.TABLE):
-        raise UsageError("--details is of the table; leave out --series and other formats")
+        raise UsageError("--details applies to the table; leave out --series and other formats")
     result = read(path)
     if result.incomplete:
         typer.echo(f"warning: {printable(result.incomplete)}", err=True)

@@ -14,10 +14,11 @@ from iobench.cli.given import (
     WorkloadArgument,
     WorkloadOption,
     check_output,
+    the_directory,
     the_workload,
 )
 from iobench.cli.seeds import LARGEST_SEED
-from iobench.cli.servers import print_plan
+from iobench.cli.servers import HERE, preparing, print_plan
 from iobench.errors import DataMismatchError
 from iobench.report.render import DocumentFormat
 
@@ -53,8 +54,8 @@ def train(
         ),
     ] = "none,sync,async",
     target: Annotated[
-        Path, typer.Option("--target", help="Where to save.", show_default="here")
-    ] = Path(),
+        str, typer.Option("--target", help="Where to save.", show_default="here")
+    ] = HERE,
     size: Annotated[
         str,
         typer.Option(
@@ -81,14 +82,14 @@ def train(
         bool,
         typer.Option(
             "--simulate-step",
-            help="Let a step last the workload's published step time, the CPU idle.",
+            help="Make a step last the workload's published step time; the CPU is idle in it.",
         ),
     ] = False,
     device: Annotated[
         DeviceKind, typer.Option("--device", help="Where to train.")
     ] = DeviceKind.CPU,
     seed: Annotated[
-        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of model and data.")
+        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of model and data.")
     ] = 0,
     output: Annotated[
         Path | None,
@@ -99,31 +100,34 @@ def train(
     ] = DocumentFormat.TABLE,
     quiet: QuietOption = False,
 ) -> None:
-    """Train a small GPT with checkpoints of a workload's size, and report what they cost.
+    """Measure what checkpoints cost the training of a small GPT.
 
-    Each writer in each mode trains the same steps, in turns with training without checkpoints.
-    Losses must be equal bit for bit, also after a resume; if not, the exit code is 4.
+    The checkpoints have the size of a workload. Each writer in each mode trains the same steps, in
+    turns with training without checkpoints. Losses must be equal bit for bit, also after a resume;
+    if not, the exit code is 4.
     """
-    from iobench.report import training
-    from iobench.train.arm import choose_arms
-    from iobench.train.session import make_session
-
     check_output(output)
-    arms, left_out = choose_arms(writer, mode)
-    session = make_session(
-        workload=the_workload(workload, workload_option),
-        arms=arms,
-        left_out=left_out,
-        target=target,
-        size=size,
-        steps=steps,
-        every=every,
-        repeat=repeat,
-        model_params=model_params,
-        simulate_step=simulate_step,
-        device=device.value,
-        seed=seed,
-    )
+    directory = the_directory(target)
+    with preparing("loading torch and trying the writers", quiet=quiet):
+        from iobench.report import training
+        from iobench.train.arm import choose_arms
+        from iobench.train.session import make_session
+
+        arms, left_out = choose_arms(writer, mode)
+        session = make_session(
+            workload=the_workload(workload, workload_option),
+            arms=arms,
+            left_out=left_out,
+            target=directory,
+            size=size,
+            steps=steps,
+            every=every,
+            repeat=repeat,
+            model_params=model_params,
+            simulate_step=simulate_step,
+            device=device.value,
+            seed=seed,
+        )
     result = measure_training(session, output, quiet=quiet)
     training.write(result, format_, sys.stdout)
     print(f"record: {result.path}", file=sys.stderr)

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from iobench.cli.formats import FormatOption, ListingFormat
+from iobench.cli.servers import preparing
 from iobench.units import format_size
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from iobench.workloads import FileSpec, Workload
 
 __all__ = ["app"]
@@ -26,13 +25,17 @@ def list_(format_: FormatOption = ListingFormat.TABLE) -> None:
     """List the named workloads."""
     from iobench import workloads
 
-    found = [_facts(workloads.load(name)) for name in workloads.names()]
+    with preparing("computing the sizes"):
+        found = [_facts(workloads.load(name)) for name in workloads.names()]
     if format_ is ListingFormat.JSON:
         _print_json({"schema": "iobench.workloads/1", "workloads": found})
         return
-    table = _table("workload", "parameters", "ranks", "rank 0", "checkpoint", "B/param", "layout")
-    for facts in found:
-        table.add_row(
+    columns = (
+        *(("workload", False), ("parameters", True), ("ranks", True), ("rank 0", True)),
+        *(("checkpoint", True), ("B/param", True), ("layout", False)),
+    )
+    rows = [
+        [
             facts["name"],
             f"{facts['parameters'] / 1e9:.2f} B",
             str(facts["world_size"]),
@@ -40,19 +43,21 @@ def list_(format_: FormatOption = ListingFormat.TABLE) -> None:
             format_size(facts["total_bytes"]),
             f"{facts['bytes_per_parameter']:.2f}",
             facts["layout"],
-        )
-    _print(table)
+        ]
+        for facts in found
+    ]
+    _print_table(columns, rows, drop=(5, 4, 2))  # B/param, checkpoint, ranks
 
 
 @app.command()
 def show(
     workload: Annotated[str, typer.Argument(help="A named workload, or the path of a YAML file.")],
-    rank: Annotated[int, typer.Option("--rank", min=0, help="Whose files.")] = 0,
+    rank: Annotated[int, typer.Option("--rank", min=0, help="The rank whose files are shown.")] = 0,
     files: Annotated[bool, typer.Option("--files", help="List the files of the rank.")] = False,
-    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor too.")] = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="Also list every tensor.")] = False,
     format_: FormatOption = ListingFormat.TABLE,
 ) -> None:
-    """Show one workload: model, layout, sizes, step time; its files; its tensors."""
+    """Show the model, layout, sizes and step time of a workload."""
     from iobench import workloads
 
     loaded = workloads.load(workload)
@@ -111,6 +116,9 @@ def _file(spec: FileSpec, *, tensors: bool) -> dict[str, Any]:
 
 
 def _print_facts(facts: dict[str, Any], files: int) -> None:
+    from iobench.report.grid import console_for, print_wrapped
+
+    console = console_for(sys.stdout)
     step = facts["step_time"]
     rows = {
         "workload": f"{facts['name']}: {facts['description']}",
@@ -126,53 +134,38 @@ def _print_facts(facts: dict[str, Any], files: int) -> None:
         "source": facts["source"],
     }
     for name, value in rows.items():
-        print(f"{name:11}{value}")
+        print_wrapped(console, f"{name:11}{value}", indent=" " * 11)
 
 
 def _print_files(specs: tuple[FileSpec, ...], *, tensors: bool) -> None:
-    table = _table("file", "format", "bytes", "", "tensors")
+    columns = (
+        *(("file", False), ("format", False), ("bytes", True), ("size", True)),
+        ("tensors", True),
+    )
+    rows = []
     for spec in specs:
         size = f"{spec.size_bytes:,}" if spec.exact else f"about {spec.size_bytes:,}"
-        table.add_row(
-            spec.path, spec.format, size, format_size(spec.size_bytes), str(len(spec.tensors))
-        )
+        human = format_size(spec.size_bytes)
+        rows.append([spec.path, spec.format, size, human, str(len(spec.tensors))])
         if tensors and spec.format != "raw":
-            for tensor in spec.tensors:
-                shape = f"{tensor.dtype} {list(tensor.shape)}"
-                table.add_row(f"  {tensor.name}", shape, f"{tensor.size_bytes:,}", "", "")
+            rows += [
+                [f"  {one.name}", f"{one.dtype} {list(one.shape)}", f"{one.size_bytes:,}", "", ""]
+                for one in spec.tensors
+            ]
     print()
-    _print(table)
+    _print_table(columns, rows, drop=(3, 4, 1))  # size, tensors, format
 
 
 def _both(size_bytes: int) -> str:
     return f"{format_size(size_bytes)} ({size_bytes / 1e9:,.2f} GB)"
 
 
-def _table(*columns: str) -> Table:
-    from rich.table import Table
+def _print_table(
+    columns: tuple[tuple[str, bool], ...], rows: list[list[str]], drop: tuple[int, ...]
+) -> None:
+    from iobench.report.grid import Grid, console_for, print_grid
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        right = column in {
-            "parameters",
-            "ranks",
-            "rank 0",
-            "checkpoint",
-            "B/param",
-            "bytes",
-            "tensors",
-        }
-        table.add_column(column, justify="right" if right else "left", no_wrap=True)
-    return table
-
-
-def _print(table: Table) -> None:
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=200)
-    console.print(table)
+    print_grid(console_for(sys.stdout), Grid(columns=columns, rows=rows, drop=drop))
 
 
 def _print_json(document: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from iobench.cli.formats import FormatOption, ListingFormat
+from iobench.cli.given import check_target
 
 if TYPE_CHECKING:
     from iobench.peers.base import Peer
@@ -30,25 +31,28 @@ def writers(
     ] = ".",
     format_: FormatOption = ListingFormat.TABLE,
 ) -> None:
-    """List every writer and peer, its options, and whether it works here (found by trying)."""
+    """List writers and peers, and whether they work here.
+
+    Options and their defaults are listed too. Each writer is tried in the target."""
     from iobench import peers
     from iobench.errors import TargetError
     from iobench.writers import registry
     from iobench.writers.s3_store.target import is_s3
 
+    check_target(target)
     if not is_s3(target) and not Path(target).is_dir():
         raise TargetError(f"--target {target}: no such directory; make it first")
     listed = [_writer(name, target) for name in registry.names()]
-    beside = [_peer(name, target) for name in peers.names()]
+    compared = [_peer(name, target) for name in peers.names()]
     if format_ is ListingFormat.JSON:
-        document = {"schema": "iobench.writers/1", "writers": listed, "peers": beside}
+        document = {"schema": "iobench.writers/1", "writers": listed, "peers": compared}
         json.dump(document, sys.stdout, indent=1)
         print()
         return
-    width = max(len(entry["name"]) for entry in (*listed, *beside))
+    width = max(len(entry["name"]) for entry in (*listed, *compared))
     _print(listed, width)
     print()
-    _print(beside, width)
+    _print(compared, width)
 
 
 def _writer(name: str, target: str) -> dict[str, Any]:
@@ -118,18 +122,22 @@ def _entry(
 
 
 def _print(listed: list[dict[str, Any]], width: int) -> None:
-    from rich.console import Console
+    from rich.text import Text
 
-    console = Console(highlight=False, soft_wrap=True, markup=False)
+    from iobench.report.grid import console_for, print_wrapped, wrapped
+
+    console = console_for(sys.stdout)
+    indent = " " * (width + 7)
     for entry in listed:
-        mark = ("yes", "green") if entry["available"] else ("no", "red")
-        console.print(f"{entry['name']:{width}}  ", end="", style="bold")
-        console.print(f"{mark[0]:3}", end="  ", style=mark[1])
-        console.print(entry["summary"])
-        indent = " " * (width + 7)
+        mark, style = ("yes", "green") if entry["available"] else ("no", "red")
+        line = f"{entry['name']:{width}}  {mark:3}  {entry['summary']}"
+        shown = Text(wrapped(line, console.width, indent))
+        shown.stylize("bold", 0, width)
+        shown.stylize(style, width + 2, width + 2 + len(mark))
+        console.print(shown, soft_wrap=True)
         why = " ".join(part for part in (entry["reason"], entry["remedy"]) if part)
         if why:
-            console.print(indent + why)
+            print_wrapped(console, indent + why, indent=indent)
         if entry["options"]:
-            shown = ", ".join(f"{o['name']}={o['shown']}" for o in entry["options"])
-            console.print(indent + shown, style="dim")
+            options = ", ".join(f"{o['name']}={o['shown']}" for o in entry["options"])
+            print_wrapped(console, indent + options, indent=indent, style="dim")

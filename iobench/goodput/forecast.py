@@ -17,8 +17,10 @@ from iobench.goodput.measured import SavingMethod
 from iobench.goodput.simulation import Simulated, simulate
 from iobench.units import format_seconds
 
-__all__ = ["Forecast", "Method", "Proposal", "Saved", "forecast"]
+__all__ = ["GIVEN", "Forecast", "Method", "Proposal", "Saved", "forecast"]
 
+GIVEN = "given"
+"""The name of the user's own interval among the formulas."""
 _FAR_BELOW = 0.1
 _OFF = 0.01
 _STANDARD_ERRORS = 4
@@ -79,7 +81,7 @@ class Saved:
 class Forecast:
     """One candidate in one job. `best` is the proposal that maximises ETTR, `proposals` are all.
 
-    Intervals hold 95 % of the values from resampled medians; None without samples. `saved` is None
+    Intervals hold 95% of the values from resampled medians; None without samples. `saved` is None
     for the baseline, and where no work gets done. `lost_work_s` is per failure of the running job.
     """
 
@@ -135,7 +137,7 @@ def _formulas(costs: Costs, job: TrainingJob, method: Method) -> Iterator[tuple[
     yield "availability", intervals.availability_optimal(save_s, mtbf_s, recovery_s)
     yield "CheckFreq", intervals.by_budget(costs, method.budget, method.step_s)
     if method.interval_s is not None:
-        yield "given", method.interval_s
+        yield GIVEN, method.interval_s
 
 
 def _proposal(
@@ -198,12 +200,12 @@ def _warnings(costs: Costs, job: TrainingJob, proposals: Sequence[Proposal]) -> 
     """Yield the assumptions of the formulas that do not hold here."""
     mtbf = job.mtbf_s
     recovery = job.restart_s + costs.restore_s
-    beside = costs.blocking_s + costs.persist_s + recovery
-    if beside > _FAR_BELOW * mtbf:
+    overhead_s = costs.blocking_s + costs.persist_s + recovery
+    if overhead_s > _FAR_BELOW * mtbf:
         yield Reason(
             text="save and recovery are not far below the MTBF, as Young, availability and the "
             "first-order ETTR assume",
-            measured=(f"{format_seconds(beside)} of {format_seconds(mtbf)}",),
+            measured=(f"{format_seconds(overhead_s)} of {format_seconds(mtbf)}",),
         )
     if costs.blocking_s >= 2 * mtbf:
         yield Reason(text="a save takes two MTBF or more, and Daly's formula returns the MTBF")

@@ -206,7 +206,7 @@ def _medians(values: Sequence[float], position: int, operation: int) -> list[flo
 
     B of n samples are below the true median, where B has the distribution Binomial(n, 1/2). So a
     drawn median is between two neighbours in order. A bootstrap of 7 samples would hold the true
-    median in 88 % of all cases, not in 95 %.
+    median in 88% of all cases, not in 95%.
     """
     rng = np.random.default_rng([_SEED, position, operation])
     ordered = np.sort(np.asarray(values))

@@ -53,8 +53,8 @@ def _rules(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "CRC32 of torch files", _yes(crc)
     yield "memory for data", format_size_exact(pool) if isinstance(pool, int) else _word(pool)
     names = [one.get("name") for one in writers or () if isinstance(one, Mapping)]
-    beside = any(str(name).startswith(PREFIX) for name in names)
-    yield "restores into new memory, as beside peers", _yes(beside if names else None)
+    peers = any(str(name).startswith(PREFIX) for name in names)
+    yield "restores into new memory, as with peers", _yes(peers if names else None)
 
 
 def _device(leaf: Mapping[str, Any]) -> str:

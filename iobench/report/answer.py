@@ -93,7 +93,7 @@ def _faster(winner: Winner) -> Iterator[str]:
 
 def _of_fio(best: Summary) -> Iterator[str]:
     if best.of_ceiling is not None:
-        yield f"{100 * best.of_ceiling:.0f} % of fio"
+        yield f"{100 * best.of_ceiling:.0f}% of fio"
 
 
 def _seconds(report: Report, best: Summary, slower: Summary | None) -> Iterator[str]:
@@ -102,7 +102,8 @@ def _seconds(report: Report, best: Summary, slower: Summary | None) -> Iterator[
     factor = workload.full_bytes / workload.bytes if workload.bytes else 1.0
     own_s, size = factor * best.bytes / best.median_bytes_per_s, format_size(factor * best.bytes)
     text = f"{size}: {format_seconds(own_s)}"
-    if slower is not None:
+    # More processes move more bytes: their times are of different checkpoints.
+    if slower is not None and slower.axes.numjobs == best.axes.numjobs:
         text += f" instead of {format_seconds(factor * slower.bytes / slower.median_bytes_per_s)}"
     yield text + (f", extrapolated from {format_size(best.bytes)}" if workload.scaled else "")
 
@@ -120,7 +121,7 @@ def _noise(report: Report) -> Iterator[str]:
     for one in report.winners:
         if one.measured:
             what = " ".join(part for part in (one.operation, one.restore_as) if part)
-            yield f"differences up to {100 * one.floor:.1f} % of {what} are noise, by A/A"
+            yield f"differences up to {100 * one.floor:.1f}% of {what} are noise, by A/A"
 
 
 def _next(report: Report) -> Iterator[str]:

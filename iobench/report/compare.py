@@ -142,7 +142,7 @@ def unlike_runs(old: Sequence[ResultFile], new: Sequence[ResultFile]) -> list[st
 
 
 def compare(old: Sequence[ResultFile], new: Sequence[ResultFile], threshold: float) -> Comparison:
-    """Compare every contender that both sides have. `threshold` is a part: 0.05 for 5 %.
+    """Compare every contender that both sides have. `threshold` is a part: 0.05 for 5%.
 
     With several runs on a side the spread between runs is the floor. With one run a side only the
     spread of samples is known, which is smaller than the spread between runs.

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from iobench.report.compare import Comparison, ComparisonRow
+    from iobench.report.grid import Grid
 
 __all__ = ["CompareFormat", "write"]
 
-_HEADERS = ("writer", "operation", "before GiB/s", "now GiB/s", "ratio", "95 % interval", "finding")
-_FIGURES = range(2, 6)
 _STYLES = {"better": "green", "worse": "bold red"}
-_NO_TERMINAL_WIDTH = 1000
 
 
 class CompareFormat(StrEnum):
@@ -31,10 +29,39 @@ def write(comparison: Comparison, form: CompareFormat, stream: TextIO) -> None:
     if form is CompareFormat.JSON:
         json.dump(comparison.document(), stream, indent=2, allow_nan=False)
         stream.write("\n")
-    elif form is CompareFormat.MD:
-        stream.writelines(f"{line}\n" for line in _markdown(comparison))
+        return
+    from iobench.report.grid import write_grids_as_markdown, write_grids_as_table
+
+    if form is CompareFormat.MD:
+        write_grids_as_markdown(
+            [_title(comparison)], [_grid(comparison)], _notes(comparison), stream
+        )
     else:
-        _table(comparison, stream)
+        heading = [comparison.workload]
+        write_grids_as_table(heading, [_grid(comparison)], _notes(comparison), stream)
+
+
+def _grid(comparison: Comparison) -> Grid:
+    """Return the table. On a narrow terminal both rates go first, then the interval."""
+    from iobench.bench.judging.stats import ENOUGH_SAMPLES, interval_heading
+    from iobench.report.grid import Grid
+
+    # Of several runs a side, Student's t has the full confidence whatever their number.
+    counts = (
+        (min(one.old_samples, one.new_samples) for one in comparison.rows)
+        if comparison.one_run_a_side
+        else [ENOUGH_SAMPLES]
+    )
+    return Grid(
+        columns=(
+            *(("writer", False), ("operation", False)),
+            *(("before\nGiB/s", True), ("now\nGiB/s", True), ("ratio", True)),
+            *((interval_heading(counts), True), ("finding", False)),
+        ),
+        rows=[_cells(label, one) for label, one in _labelled(comparison)],
+        drop=(2, 3, 5),
+        styles=tuple(_STYLES.get(str(one.finding), "") for one in comparison.rows),
+    )
 
 
 def _cells(label: str, row: ComparisonRow) -> list[str]:
@@ -83,52 +110,17 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     floors = sorted({one.floor for one in comparison.rows})
     if floors:
         what = "the whole interval" if comparison.one_run_a_side else "the ratio of the runs"
-        shown = " to ".join(f"{100 * floor:.1f} %" for floor in {floors[0]: 0, floors[-1]: 0})
+        shown = " to ".join(f"{100 * floor:.1f}%" for floor in {floors[0]: 0, floors[-1]: 0})
         yield (
             f"a difference is shown when {what} is beyond {shown}; "
-            f"a regression is worse by more than {100 * comparison.threshold:g} %"
+            f"a regression is worse by more than {100 * comparison.threshold:g}%"
         )
 
 
-def _markdown(comparison: Comparison) -> Iterator[str]:
-    from iobench.report.markdown import escape, row
-
+def _title(comparison: Comparison) -> str:
+    """Return the workload and the number of regressions: `llama7b: 1 regression`."""
     count, spoilt = len(comparison.regressions), len(comparison.spoilt)
-    title = f"{count} regression{'s' * (count != 1)}" if count else "no regression"
-    title += f", {spoilt} INVALID or FAILED now" if spoilt else ""
-    yield f"**{escape(comparison.workload)}: {title}**"
-    yield ""
-    yield row(_HEADERS)
-    yield row("---:" if i in _FIGURES else "---" for i in range(len(_HEADERS)))
-    for label, one in _labelled(comparison):
-        yield row(_cells(label, one))
-    yield ""
-    for note in _notes(comparison):
-        yield f"- {escape(note)}"
-
-
-def _table(comparison: Comparison, stream: TextIO) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    width = None if stream.isatty() else _NO_TERMINAL_WIDTH
-    console = Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
-    table = Table(
-        box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold"
+    found = f"{count} regression{'s' * (count != 1)}" if count else "no regression"
+    return f"{comparison.workload}: {found}" + (
+        f", {spoilt} INVALID or FAILED now" if spoilt else ""
     )
-    for i, header in enumerate(_HEADERS):
-        table.add_column(header, justify="right" if i in _FIGURES else "left", overflow="fold")
-    for label, one in _labelled(comparison):
-        cells = [Text(cell) for cell in _cells(label, one)]
-        cells[-1].stylize(_STYLES.get(str(one.finding), ""))
-        table.add_row(*cells)
-    with console.capture() as captured:
-        console.print(comparison.workload, style="bold")
-        console.print()
-        console.print(table)
-        console.print()
-        for note in _notes(comparison):
-            console.print(note, soft_wrap=width is not None)
-    stream.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())

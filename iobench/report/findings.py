@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TextIO
 
+from iobench.bench.judging.stats import interval_heading
 from iobench.claims.claims import ClaimFinding, ClaimMeasure, Study
 from iobench.report.grid import Grid
 from iobench.report.render import DocumentFormat, write_grids, write_json
@@ -16,14 +17,6 @@ __all__ = ["SCHEMA", "write"]
 SCHEMA = "iobench.findings/2"
 
 _MISSING = "-"
-_COLUMNS = (
-    ("workload", False),
-    ("claim", False),
-    ("here", True),
-    ("95 %\ninterval", True),
-    ("holds", False),
-    ("why", False),
-)
 
 
 def write(
@@ -68,15 +61,23 @@ def _grid(findings: Sequence[ClaimFinding]) -> Grid:
                 one.reason,
             ]
         )
-    return Grid(columns=_COLUMNS, rows=rows)
+    columns = (
+        ("workload", False),
+        ("claim", False),
+        ("here", True),
+        (interval_heading(one.pairs for one in findings), True),
+        ("holds", False),
+        ("why", False),
+    )
+    return Grid(columns=columns, rows=rows, sentences=(len(columns) - 1,))
 
 
 def _figure(value: float, measure: ClaimMeasure) -> str:
     match measure:
         case "wall clock":
-            return f"{-100 * value:+.1f} %"
+            return f"{-100 * value:+.1f}%"
         case "overhead":
-            return f"{100 * value:+.1f} %"
+            return f"{100 * value:+.1f}%"
     return f"{value:.2f}x"
 
 

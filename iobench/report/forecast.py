@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
-from iobench.bench.judging.stats import Interval
+from iobench.bench.judging.stats import ENOUGH_SAMPLES, Interval, confidence_of
 from iobench.bench.judging.verdict import Reason
-from iobench.goodput.forecast import Forecast, Method, Proposal
+from iobench.goodput.forecast import GIVEN, Forecast, Method, Proposal
 from iobench.goodput.job import TrainingJob
-from iobench.goodput.measured import SavingMethod
 from iobench.report.durations import DurationForm, duration_form
 from iobench.report.grid import Grid
 from iobench.report.render import DocumentFormat, write_grids, write_json
@@ -20,8 +19,9 @@ __all__ = ["SCHEMA", "Outlook", "write"]
 
 SCHEMA = "iobench.plan/1"
 
-_MISSING = "-"
-_FEW_SAMPLES = 6
+_MISSING, _BASELINE = "-", "baseline"
+_SURE = "95%"  # in headings: becomes the confidence that the samples reach
+_WITH_INTERVAL = f"\n({_SURE} interval)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +94,7 @@ def _heading(outlook: Outlook) -> Iterator[str]:
     jobs = outlook.jobs
     for job in dict.fromkeys((jobs[0], jobs[-1])):
         yield _sentence(outlook, job)
+        yield from _given_interval(outlook, job)
     yield outlook.title
     first = outlook.jobs[0]
     rate = f"{first.failures_per_1000_node_days:g} failures per 1000 node-days"
@@ -106,7 +107,7 @@ def _heading(outlook: Outlook) -> Iterator[str]:
 
 
 def _sentence(outlook: Outlook, job: TrainingJob) -> str:
-    """Return `Save every 1 h 53 min (1,750 steps of 3.87 s): 3.4 % of the time is lost.`"""
+    """Return `Save every 1 h 53 min (1,750 steps of 3.87 s): 3.4% of the time is lost.`"""
     found = [one for one in outlook.forecasts if one.job == job]
     best, step_s = max(found, key=lambda one: one.best.ettr), outlook.method.step_s
     start = f"{job.nodes:,} nodes: save" if len(outlook.jobs) > 1 else "Save"
@@ -125,25 +126,46 @@ def _sentence(outlook: Outlook, job: TrainingJob) -> str:
     return f"{start} every {format_seconds(best.best.interval_s)}{steps}: {', '.join(losses)}."
 
 
+def _given_interval(outlook: Outlook, job: TrainingJob) -> Iterator[str]:
+    """Yield `Every 30 min 0 s, as given: the time lost is 2.4% with odirect sync.`"""
+    losses = [
+        f"{_percent(1 - proposal.ettr)} with {one.candidate.name} {one.candidate.mode}"
+        for one in outlook.forecasts
+        for proposal in one.proposals
+        if one.job == job and proposal.formula == GIVEN
+    ]
+    if losses:
+        start = f"{job.nodes:,} nodes: every" if len(outlook.jobs) > 1 else "Every"
+        asked = format_seconds(outlook.method.interval_s or 0.0)
+        yield f"{start} {asked}, as given: the time lost is {', '.join(losses)}."
+
+
 def _lost(one: Forecast) -> str:
-    percent = 100 * (1 - one.best.ettr)
-    return f"{percent:.1f} %" if percent >= 1 else f"{percent:.2g} %"
+    return _percent(1 - one.best.ettr)
+
+
+def _percent(part: float) -> str:
+    percent = 100 * part
+    return f"{percent:.1f}%" if percent >= 1 else f"{percent:.2g}%"
 
 
 def _grids(outlook: Outlook) -> Iterator[Grid]:
     many = len(outlook.jobs) > 1
-    columns = [column for column in _COLUMNS if many in column.by_sizes]
-    forms = [
-        duration_form(value for one in outlook.forecasts for value in column.seconds(one))
-        for column in columns
+    cells = {}
+    for column in (one for one in _COLUMNS if many in one.by_sizes):
+        form = duration_form(value for one in outlook.forecasts for value in column.seconds(one))
+        cells[column] = [column.cell(one, form) for one in outlook.forecasts]
+    shown = [one for one, texts in cells.items() if not set(texts) <= {_MISSING, _BASELINE}]
+    names = [column.name for column in shown]
+    sure = f"{100 * confidence_of(_fewest_samples(outlook)):.0f}%"
+    resampled = any(one.candidate.resampled for one in outlook.forecasts)
+    headers = [
+        (name if resampled else name.replace(_WITH_INTERVAL, "")).replace(_SURE, sure)
+        for name in names
     ]
-    names = [column.name for column in columns]
     yield Grid(
-        columns=tuple((column.name, column.figure) for column in columns),
-        rows=[
-            [column.cell(one, form) for column, form in zip(columns, forms, strict=True)]
-            for one in outlook.forecasts
-        ],
+        columns=tuple(zip(headers, (column.figure for column in shown), strict=True)),
+        rows=[list(row) for row in zip(*(cells[column] for column in shown), strict=True)],
         drop=tuple(names.index(name) for name in _DROPPED_FIRST if name in names),
     )
     if outlook.formulas:
@@ -202,7 +224,7 @@ def _spread(interval: Interval | None, scale: float, digits: int) -> str:
 
 def _gpu_hours(one: Forecast) -> str:
     if one.saved is None:
-        return "baseline" if one.baseline else _MISSING
+        return _BASELINE if one.baseline else _MISSING
     spread = one.saved.gpu_hours_interval
     unsure = spread is not None and spread.low <= 0 <= spread.high
     return f"{one.saved.gpu_hours:,.0f}" + (f" ({_spread(spread, 1, 0)})" if unsure else "")
@@ -243,15 +265,15 @@ _COLUMNS = (
     _times("restore", lambda one: one.candidate.costs.restore_s),
     _times("best\ninterval", lambda one: one.best.interval_s),
     _Column("ETTR", True, lambda one, _: f"{one.best.ettr:.4f}"),
-    _Column("95 %\ninterval", True, lambda one, _: _spread(one.ettr_interval, 1, 4)),
+    _Column(f"{_SURE}\ninterval", True, lambda one, _: _spread(one.ettr_interval, 1, 4)),
     _Column("simulated", True, lambda one, _: _simulated(one.best), by_sizes=(True,)),
     _times("lost work\nper failure", lambda one: one.lost_work_s),
     _Column("GPU-hours\nsaved/month", True, lambda one, _: _gpu_hours(one)),
-    _Column("hours saved/month\n(95 % interval)", True, lambda one, _: _hours(one)),
+    _Column(f"hours saved/month{_WITH_INTERVAL}", True, lambda one, _: _hours(one)),
 )
 _DROPPED_FIRST = (
-    *("lost work\nper failure", "simulated", "hours saved/month\n(95 % interval)", "MTBF"),
-    *("restore", "GPU-hours\nsaved/month", "save", "95 %\ninterval"),
+    *("lost work\nper failure", "simulated", f"hours saved/month{_WITH_INTERVAL}", "MTBF"),
+    *("restore", "GPU-hours\nsaved/month", "save", f"{_SURE}\ninterval", "mode"),
 )
 
 
@@ -262,7 +284,7 @@ def _footnotes(outlook: Outlook) -> list[str]:
 def _method(outlook: Outlook) -> Iterator[str]:
     method, many = outlook.method, len(outlook.jobs) > 1
     yield "interval: training time between two saves; ETTR: exact for failures without memory"
-    yield from _resampling(one.candidate for one in outlook.forecasts)
+    yield from _resampling(outlook)
     if any(one.saved for one in outlook.forecasts):
         yield "saved: wall clock of work that takes the baseline 30 days, each at its best interval"
     if any(one.candidate.costs.slots > 1 for one in outlook.forecasts):
@@ -271,20 +293,25 @@ def _method(outlook: Outlook) -> Iterator[str]:
         yield f"simulated: {method.failures:,} failures for each figure, seed {method.seed}"
     if outlook.formulas:
         step = f", steps of {format_seconds(method.step_s)}" if method.step_s else ""
-        yield f"CheckFreq: overhead within {100 * method.budget:g} %{step}, whatever the failures"
+        yield f"CheckFreq: overhead within {100 * method.budget:g}%{step}, whatever the failures"
     elif not many:
         yield "--formulas adds the intervals of Young, Daly and others, and a simulation of each"
 
 
-def _resampling(candidates: Iterable[SavingMethod]) -> Iterator[str]:
+def _fewest_samples(outlook: Outlook) -> int:
+    """Return the fewest samples behind an interval; ENOUGH_SAMPLES without an interval."""
+    methods = [one.candidate for one in outlook.forecasts if one.candidate.resampled]
+    counts = (min(one.save_samples, one.restore_samples) for one in methods)
+    return min(counts, default=ENOUGH_SAMPLES)
+
+
+def _resampling(outlook: Outlook) -> Iterator[str]:
     """Yield how the intervals were computed, and the confidence that few samples reach."""
-    counts = [min(one.save_samples, one.restore_samples) for one in candidates if one.resampled]
-    if not counts:
-        return
-    fewest = min(counts)
-    sure = f", which bound a median with {100 * (1 - 2.0 ** (1 - fewest)):.0f} % at most"
-    few = sure if fewest < _FEW_SAMPLES else ""
-    yield f"95 % interval: by medians of {fewest} or more resampled samples{few}"
+    if any(one.candidate.resampled for one in outlook.forecasts):
+        fewest = _fewest_samples(outlook)
+        sure = f"{100 * confidence_of(fewest):.0f}%"
+        few = f", which bound a median with {sure} at most" if fewest < ENOUGH_SAMPLES else ""
+        yield f"{sure} interval: by medians of {fewest} or more resampled samples{few}"
 
 
 def _warnings(forecasts: Sequence[Forecast]) -> Iterator[str]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
+from iobench.report.grid import console_for, wrapped
 from iobench.results import ResultFile, Sample, figure_of
 from iobench.results.labels import labels
 from iobench.units import format_rate, format_seconds
@@ -15,6 +16,7 @@ __all__ = ["bars", "write"]
 _BARS = "▁▂▃▄▅▆▇█"
 _NOTHING = "·"
 _MOST_COLUMNS = 100
+_LABEL_WIDTH = 12  # of a counter's name, with the spaces around it
 
 
 def write(result: ResultFile, stream: TextIO) -> None:
@@ -29,22 +31,25 @@ def write(result: ResultFile, stream: TextIO) -> None:
     first = {figure_of(sample): sample for sample in reversed(have)}
     names = dict(zip(first, labels(one.setting for one in first.values()), strict=True))
     have.sort(key=lambda one: (one.operation == "restore", names[figure_of(one)]))
+    width = console_for(stream).width
     for sample in have:
-        stream.write(f"{names[figure_of(sample)]} {sample.operation} {sample.repetition}: ")
-        stream.write(f"{format_seconds(sample.elapsed_s)}\n")
-        stream.writelines(f"  {line}\n" for line in _lines(sample))
+        what = f"{names[figure_of(sample)]} {sample.operation} {sample.repetition}"
+        stream.write(wrapped(f"{what}: {format_seconds(sample.elapsed_s)}", width) + "\n")
+        for line in _lines(sample, min(_MOST_COLUMNS, width - _LABEL_WIDTH)):
+            stream.write(wrapped(line, width, " " * _LABEL_WIDTH) + "\n")
 
 
-def _lines(sample: Sample) -> Iterator[str]:
+def _lines(sample: Sample, columns: int) -> Iterator[str]:
+    """Yield the lines of one sample, with bars in `columns` columns."""
     series = sample.series
     assert series is not None
     counted = (("completed", series.completed), (series.counter, series.counted))
     for name, values in counted:
         if values is not None:
-            step = math.ceil(len(values) / _MOST_COLUMNS)
+            step = math.ceil(len(values) / columns)
             rates = _rates(values, step, series.interval_s, sample.elapsed_s)
             of = format_seconds(step * series.interval_s)
-            yield f"{name:<9} {bars(rates)} {of} each, up to {format_rate(max(rates))}"
+            yield f"  {name:<9} {bars(rates)} {of} each, up to {format_rate(max(rates))}"
 
 
 def _rates(values: Sequence[int], step: int, interval_s: float, elapsed_s: float) -> list[float]:

@@ -241,7 +241,7 @@ def _reasons(verdict: Verdict, samples: Sequence[Sample], rates: Sequence[float]
         reasons.append(Reason(text=f"A/A of fewer than {LEAST_SAMPLES} repetitions: no floor"))
     steady = stats.steady_state(list(rates_by_repetition(samples).values()))
     if steady is not None and not steady.steady:
-        measured = (f"range {100 * steady.range:.0f} %", f"drift {100 * steady.slope:.0f} %")
+        measured = (f"range {100 * steady.range:.0f}%", f"drift {100 * steady.slope:.0f}%")
         reasons.append(Reason(text=NOT_STEADY, measured=measured))
     return reasons + [_outlier(samples, position, rates) for position in stats.outliers(rates)]
 

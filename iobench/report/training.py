@@ -10,6 +10,7 @@ from typing import Any, TextIO
 from iobench.bench.judging.comparison import LEAST_SAMPLES
 from iobench.bench.judging.stats import (
     Interval,
+    interval_heading,
     median,
     median_interval,
     paired_log_ratio,
@@ -32,6 +33,7 @@ __all__ = [
 SCHEMA = "iobench.train/1"
 
 _MISSING = "-"
+_INTERVAL = "95%\ninterval"  # its heading has the confidence that the pairs reach
 _COLUMNS = (
     ("checkpoints", False),
     ("step", True),
@@ -40,7 +42,7 @@ _COLUMNS = (
     ("snapshot\nGiB/s", True),
     ("persist", True),
     ("overhead", True),
-    ("95 %\ninterval", True),
+    (_INTERVAL, True),
     ("peak\nmemory", True),
     ("peak\ndirty", True),
     ("committed", True),
@@ -64,7 +66,7 @@ class TrainingCost:
 
     `overhead` is the wall clock of a block over that of the block without checkpoints in the same
     repetition, less 1. It is computed from `pairs` such pairs. `overhead_interval` has the
-    confidence that so many pairs reach, 95 % at most. `snapshot_bytes_per_s` is a checkpoint's
+    confidence that so many pairs reach, 95% at most. `snapshot_bytes_per_s` is a checkpoint's
     size over its stall, for modes whose stall is a copy.
     """
 
@@ -149,8 +151,8 @@ def _steps(blocks: Sequence[TrainBlock], *, persisting: bool) -> list[float]:
     return [
         step_s
         for block in blocks
-        for step_s, beside in zip(block.step_s, block.persisting, strict=True)
-        if beside == persisting
+        for step_s, is_persisting in zip(block.step_s, block.persisting, strict=True)
+        if is_persisting == persisting
     ]
 
 
@@ -171,8 +173,9 @@ def write(result: ResultFile, form: DocumentFormat, stream: TextIO) -> None:
 
 def _heading(result: ResultFile) -> str:
     facts, plan = result.run.workload, result.run.plan
+    every = "step" if plan["every"] == 1 else f"{plan['every']} steps"
     return (
-        f"{facts.name}: checkpoints of {format_size(facts.bytes)} every {plan['every']} steps, "
+        f"{facts.name}: checkpoints of {format_size(facts.bytes)} every {every}, "
         f"{plan['steps']} steps a block"
     )
 
@@ -182,8 +185,9 @@ def _grid(result: ResultFile) -> Grid:
     forms = {
         name: duration_form(getattr(cost, name) or 0.0 for cost in costs) for name in _DURATIONS
     }
+    shown = interval_heading(cost.pairs for cost in costs if cost.pairs >= LEAST_SAMPLES)
     return Grid(
-        columns=_COLUMNS,
+        columns=tuple((shown if c[0] == _INTERVAL else c[0], c[1]) for c in _COLUMNS),
         rows=[list(_row(cost, forms)) for cost in costs],
         drop=tuple(i for name in _DROPPED_FIRST for i, c in enumerate(_COLUMNS) if c[0] == name),
     )
@@ -233,9 +237,10 @@ def _notes(result: ResultFile) -> Iterator[str]:
             f"{format_seconds(probe['stall_s'])}, a step took {format_seconds(probe['step_s'])}"
         )
     yield f"a plain copy of memory: {format_rate(plan['memcpy_bytes_per_s'])}"
-    blocks = [cost.blocks for cost in training_costs(result)]
+    fewest = min((cost.blocks for cost in training_costs(result)), default=0)
+    blocks = "1 block" if fewest == 1 else f"{fewest} blocks"
     yield (
-        f"{min(blocks, default=0)} blocks of each; overhead: wall clock until the last checkpoint "
+        f"{blocks} of each; overhead: wall clock until the last checkpoint "
         "is durable, compared with the block without checkpoints of the same repetition"
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 from iobench.bench.judging.comparison import Difference
+from iobench.bench.judging.stats import interval_heading
 from iobench.report.grid import Grid, write_grids_as_table
 from iobench.report.render import write_json
 from iobench.results.codec import to_plain
@@ -25,20 +26,21 @@ _DROPPED_FIRST = (6, 7, 8, 5, 3)  # CPU, memory, samples, both intervals
 
 def write_table(outcome: Outcome, tuning: Tuning, header: TuningRecord, stream: TextIO) -> None:
     """Write heading, the confirmed settings, and the notes of `notes`."""
-    goal = outcome.objective.goal
+    goal, standings = outcome.objective.goal, outcome.standings()
+    pairs = [one.over_baseline.ratio.samples for one in standings if one.over_baseline]
     columns = (
         ("setting", False),
         ("", False),
         ({"stall": "stall", "goodput": "ETTR"}.get(goal, "GiB/s\n(GB/s)"), True),
-        ("95 %\ninterval", True),
+        (interval_heading(one.samples for one in standings), True),
         (f"times\n{outcome.baseline or 'baseline'}", True),
-        ("95 %\ninterval", True),
+        (interval_heading(pairs), True),
         ("CPU\ns/GiB", True),
         ("memory", True),
         ("samples", True),
         ("verdict", False),
     )
-    rows = [_row(one, outcome, tuning) for one in outcome.standings()]
+    rows = [_row(one, outcome, tuning) for one in standings]
     size = tuning.actual_bytes(outcome.size_bytes)
     heading = (
         f"{tuning.workload.name}, rank {tuning.asked.rank}: the best setting for {goal}, "
@@ -115,7 +117,7 @@ def _row(one: Standing, outcome: Outcome, tuning: Tuning) -> list[str]:
         one.candidate.label,
         _role(one, outcome),
         _short(show(one.loss, size)),
-        f"{_short(show(interval.high, size), True)} - {_short(show(interval.low, size), True)}"
+        f"{_short(show(interval.high, size), True)}-{_short(show(interval.low, size), True)}"
         if interval
         else _NOTHING,
         f"{over.ratio.ratio:.2f}" if over else _NOTHING,
@@ -152,7 +154,7 @@ def _interval(difference: Difference | None) -> str:
     if difference is None or difference.ratio.interval is None:
         return _NOTHING
     interval = difference.ratio.interval
-    return f"{interval.low:.2f} - {interval.high:.2f}"
+    return f"{interval.low:.2f}-{interval.high:.2f}"
 
 
 def _document(one: Standing) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class Winner:
 
     `reference` is a contender that the fastest is shown to be faster than: the baseline,
     `buffered`, or the slowest. `ratio` is the rate of the fastest over that of `reference`, paired
-    by repetition, and `ratio_ci95` its 95 % interval.
+    by repetition, and `ratio_ci95` its 95% interval.
     """
 
     operation: Operation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from iobench.bench.judging.stats import confidence_of, interval_heading
+from iobench.bench.judging.stats import ENOUGH_SAMPLES, confidence_of, interval_heading
 from iobench.bench.judging.verdict import VerdictStatus
 from iobench.report.ceiling import NO_JOB
 from iobench.report.grid import Grid
@@ -31,7 +31,7 @@ _COLUMNS = {
     "operation": ("operation", False),
     "bytes": ("bytes", True),
     "rate": ("GiB/s\n(GB/s)", True),
-    "interval": ("95 %\ninterval", True),
+    "interval": ("95%\ninterval", True),
     "ceiling": ("of\nfio", True),
     "ratio": ("times\nbaseline", True),
     "first": ("first\ndone (s)", True),
@@ -49,7 +49,6 @@ _STYLES = {
     VerdictStatus.FAILED: "bold red",
 }
 _MISSING = "-"
-_FEW_SAMPLES = 6
 _MOST_NAMES = 12  # in a line below the table
 
 
@@ -71,7 +70,7 @@ def grid(report: Report, *, details: bool = False) -> Grid:
     The verdict, where it is shown, is the last column and sets its style.
     """
     shown = columns(report, details=details)
-    interval = interval_heading(_fewest_samples(report)).replace(" interval", "\ninterval")
+    interval = interval_heading(one.samples for one in report.summaries)
     headers = {**_COLUMNS, "interval": (interval, True)}
     rows = [cells(one) for one in report.summaries]
     return Grid(
@@ -93,7 +92,7 @@ def cells(summary: Summary) -> dict[str, str]:
         "bytes": format_size(summary.bytes),
         "rate": f"{middle / GIB:.2f} ({middle / 1e9:.2f})",
         "interval": f"{interval[0] / GIB:.2f}-{interval[1] / GIB:.2f}" if interval else _MISSING,
-        "ceiling": _MISSING if summary.of_ceiling is None else f"{100 * summary.of_ceiling:.0f} %",
+        "ceiling": _MISSING if summary.of_ceiling is None else f"{100 * summary.of_ceiling:.0f}%",
         "ratio": _times(summary),
         "first": f"{summary.first_done_s:.2f}",
         "last": f"{summary.last_done_s:.2f}",
@@ -190,12 +189,12 @@ def _winner_lines(report: Report) -> list[str]:
         elif sum((each.operation, each.axes.restore_as) == kind for each in report.summaries) > 1:
             lines.append(f"fastest {what}: {one.fastest}")
         if one.measured:
-            lines.append(f"noise floor of {what}: {100 * one.floor:.1f} % by A/A")
+            lines.append(f"noise floor of {what}: {100 * one.floor:.1f}% by A/A")
     return lines
 
 
 def _times(summary: Summary) -> str:
-    """Return the ratio and its 95 % interval: `6.21 (5.90-6.55)`."""
+    """Return the ratio and its interval: `6.21 (5.90-6.55)`."""
     if summary.ratio is None:
         return _MISSING
     if summary.ratio_ci95 is None:
@@ -215,7 +214,7 @@ def _failure_lines(report: Report) -> list[str]:
 def _baseline_line(report: Report) -> list[str]:
     if report.baseline is None or all(one.ratio is None for one in report.summaries):
         return []
-    return [f"baseline: {_baseline(report.baseline)}; ratios are of pairs, with 95 % intervals"]
+    return [f"baseline: {_baseline(report.baseline)}; ratios are of pairs, each with its interval"]
 
 
 def _baseline(given: Mapping[str, Any]) -> str:
@@ -239,16 +238,12 @@ def _ceiling_lines(report: Report) -> list[str]:
 
 
 def _interval_line(report: Report) -> list[str]:
-    fewest = _fewest_samples(report)
-    if fewest >= _FEW_SAMPLES:
+    several = (one.samples for one in report.summaries if one.samples > 1)
+    fewest = min(several, default=ENOUGH_SAMPLES)
+    if fewest >= ENOUGH_SAMPLES:
         return []
-    sure = f"{100 * confidence_of(fewest):.0f} %"
+    sure = f"{100 * confidence_of(fewest):.0f}%"
     return [f"interval: {fewest} samples can bound a median with {sure} confidence at most"]
-
-
-def _fewest_samples(report: Report) -> int:
-    """Return the fewest samples of a row that has an interval; _FEW_SAMPLES without such rows."""
-    return min((one.samples for one in report.summaries if one.samples > 1), default=_FEW_SAMPLES)
 
 
 def _reason_lines(report: Report, only: Collection[str] | None = None) -> list[str]:

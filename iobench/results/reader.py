@@ -19,6 +19,7 @@ __all__ = ["ResultFile", "read"]
 
 # Far longer than any record. It keeps a huge file of another kind out of memory.
 _LONGEST_LINE_BYTES = 16 * 2**20
+_JOURNAL_SCHEMA = "iobench.tune/"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +131,11 @@ def _parse(path: Path, number: int, line: bytes) -> Record:
             number,
             f"cut short, as when a run is killed; to read the lines before it: sed -i '$d' {path}",
         ) from error
+    if isinstance(values, dict) and str(values.get("schema")).startswith(_JOURNAL_SCHEMA):
+        raise ResultFileError(
+            f"{path} is a journal of iobench autotune, not a result file; "
+            f"iobench autotune --resume {path} continues it"
+        )
     try:
         return from_record(values)
     except (ValueError, OverflowError) as error:

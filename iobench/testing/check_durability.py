@@ -161,7 +161,7 @@ def a_name_that_is_a_pipe_or_device(harness: WriterHarness) -> None:
         except OSError:  # the file system has none, or the container forbids them
             continue
         before = path.lstat()
-        # A pipe that nobody reads would stop a writer that opens it.
+        # A pipe without a reader would stop a writer that opens it.
         reader = os.open(path, os.O_RDWR | os.O_NONBLOCK) if path.is_fifo() else -1
         try:
             expect_raises(TargetError, harness.write, harness.image("special", content(10)))

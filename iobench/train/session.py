@@ -93,13 +93,14 @@ class Session:
         """Return the plan in words, before anything is measured."""
         scale = f", {self.workload.scale.text}" if self.workload.scale else ""
         step = format_seconds(self.simulated_s) if self.simulated_s else "as long as it takes"
+        blocks = "1 block" if self.repeat == 1 else f"{self.repeat} blocks"
         return [
             f"workload  {self.workload.name}, rank 0: checkpoints of "
             f"{format_size(self.size_bytes)} of {format_size(self.full_bytes)}{scale}",
             f"arms      {', '.join(arm.label for arm in self.arms)}",
             *(f"left out  {line}" for line in self.left_out),
             f"target    {self.target.location}",
-            f"train     {self.repeat} blocks of {self._block} for each arm, checkpoints every "
+            f"train     {blocks} of {self._block} for each arm, checkpoints every "
             f"{self.pace}, a step {step}",
         ]
 
@@ -284,18 +285,18 @@ def _check_options(pace: Pace, arms: Sequence[Arm], steps: int, device: str) -> 
     if pace.steps and steps < pace.steps:
         raise OptionError(f"--steps {steps}: fewer than --every {pace}")
     if steps < _FEWEST:
-        raise OptionError(f"--steps {steps}: a checkpoint follows a step and is followed by one")
+        raise OptionError(f"--steps {steps}: a checkpoint needs a step before and after it")
     if device == "cuda" and not torch.cuda.is_available():
         raise OptionError("--device cuda: torch sees no CUDA device here")
     if pace.steps is None and not any(arm.background for arm in arms):
-        raise OptionError(f"--every {pace} is found with a background save: add async to --mode")
+        raise OptionError(f"--every {pace} measures a background save: add async to --mode")
 
 
 def _published_step_s(workload: Workload) -> float:
     if workload.step_time is None:
         raise UsageError(
             f"--simulate-step: workload {workload.name!r} has no published step time; "
-            "iobench workloads show tells which have one"
+            "iobench workloads show names it for those that have one"
         )
     return workload.step_time.seconds
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from iobench.writers.config import dump_writer, read_config
 from iobench.writers.local.new_file import write_text
 from iobench.writers.tuned import Tuned
 
-__all__ = ["check_output", "emit", "write"]
+__all__ = ["check_config", "emit", "write"]
 
 
 def emit(outcome: Outcome, tuning: Tuning, header: TuningRecord) -> str:
@@ -31,17 +32,20 @@ def emit(outcome: Outcome, tuning: Tuning, header: TuningRecord) -> str:
     )
 
 
-def check_output(path: Path) -> None:
+def check_config(path: Path) -> None:
     """Raise UsageError for a file that must not be replaced or cannot be created."""
     if path.exists():
         try:
             read_config(path)
         except UsageError as error:
             raise UsageError(
-                f"-o {path}: exists and is no writer's file; choose another name"
+                f"-o {path}: exists and is not a writer's file; choose another name"
             ) from error
     elif not path.parent.is_dir():
         raise UsageError(f"-o {path}: there is no directory {path.parent}; make it first")
+    if not os.access(path.parent, os.W_OK | os.X_OK, effective_ids=True):
+        where = path.parent.absolute()
+        raise UsageError(f"-o {path}: {where} is not writable; give -o FILE in another directory")
 
 
 def write(path: Path, text: str) -> None:
@@ -59,7 +63,8 @@ def _tuned(outcome: Outcome, tuning: Tuning, header: TuningRecord) -> Tuned:
     over = outcome.verdict.over_baseline
     interval = chosen.interval
     runner_up = outcome.runner_up
-    beside = outcome.confirmation.compare(chosen.candidate.label, runner_up) if runner_up else None
+    name = chosen.candidate.label
+    lead = outcome.confirmation.compare(name, runner_up) if runner_up else None
     return Tuned(
         date=header.started_at,
         iobench=header.iobench,
@@ -83,7 +88,7 @@ def _tuned(outcome: Outcome, tuning: Tuning, header: TuningRecord) -> Tuned:
         if over and over.ratio.interval
         else None,
         runner_up=runner_up,
-        over_runner_up=round(beside.ratio.ratio, 4) if beside else None,
+        over_runner_up=round(lead.ratio.ratio, 4) if lead else None,
     )
 
 

@@ -67,7 +67,7 @@ class _Silence:
     """Reports nothing."""
 
     def phase(self, what: str) -> None:
-        """Not told."""
+        """Report nothing."""
 
     def trial(self, candidate: Candidate, step: Step, figure: str) -> None:
-        """Not told."""
+        """Report nothing."""

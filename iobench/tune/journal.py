@@ -193,14 +193,14 @@ def _read(path: Path) -> tuple[TuningRecord, list[TrialRecord], int]:
             _check_schema(values)
             if header is None:
                 if values.get("kind") != TuningRecord.kind:
-                    raise ValueError("the first line is no header")
+                    raise ValueError("the first line is not a header")
                 header = from_plain(TuningRecord, values)
             elif values.get("kind") == TrialRecord.kind:
                 trials.append(from_plain(TrialRecord, values))
         except (ValueError, RecursionError) as error:
             raise ResultFileError(f"{path}, line {number}: {error}") from error
     if header is None:
-        raise ResultFileError(f"{path} is no journal of iobench autotune: it has no header")
+        raise ResultFileError(f"{path} is not a journal of iobench autotune: it has no header")
     return header, trials, whole
 
 
@@ -208,7 +208,7 @@ def _check_schema(values: Any) -> None:
     schema = values.get("schema") if isinstance(values, dict) else None
     family, _, version = schema.partition("/") if isinstance(schema, str) else ("", "", "")
     if family != _FAMILY or not version.isdecimal():
-        raise ValueError("no record of a journal of iobench autotune")
+        raise ValueError("not a record of a journal of iobench autotune")
     if int(version) > int(_VERSION):
         raise ValueError(
             f"written by a newer iobench (schema {schema}); upgrade iobench to read it"

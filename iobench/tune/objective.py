@@ -50,7 +50,7 @@ class Objective:
         if self.goal == "goodput" and self.job is None:
             raise UsageError("--objective goodput: how large is the job? Give --nodes")
         if self.goal != "goodput" and self.job is not None:
-            raise UsageError(f"--nodes is of --objective goodput, and this is {self.goal}")
+            raise UsageError(f"--nodes needs --objective goodput, and this is {self.goal}")
         limits = {"memory": self.max_memory_bytes, "cpu": self.max_cpu_s_per_gib}
         for name, limit in limits.items():
             if limit is not None and not 0 < limit < math.inf:

@@ -78,7 +78,7 @@ class Outcome:
 
     @property
     def decided(self) -> bool:
-        """Whether the tuning could distinguish settings that differ by 5 %.
+        """Whether the tuning could distinguish settings that differ by 5%.
 
         False where the confirmation contradicted the race: the race refined the wrong settings
         then. The ratio to the baseline has its own interval and holds in both cases.
@@ -131,8 +131,8 @@ class Outcome:
             yield f"{leader} led the race, and the confirmation did not bear that out"
         if not self.decided:
             yield (
-                f"not decided which setting is best: samples vary by {100 * self.noise:.1f} %, "
-                f"and {100 * _DECIDABLE_NOISE:.0f} % or less decides where the confirmation bears "
+                f"not decided which setting is best: samples vary by {100 * self.noise:.1f}%, "
+                f"and {100 * _DECIDABLE_NOISE:.0f}% or less decides where the confirmation bears "
                 f"the race out; {chosen} is the choice of what was confirmed"
             )
         yield from self.notes

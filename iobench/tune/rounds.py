@@ -144,5 +144,5 @@ class Rounds:
     def _check_able(self) -> None:
         if not self.race.running:
             causes = {name: one.cause for name, one in self.race.trials.items() if not one.able}
-            told = "; ".join(f"{name}: {cause}" for name, cause in causes.items())
-            raise IobenchError(f"no setting is left: {told}")
+            shown = "; ".join(f"{name}: {cause}" for name, cause in causes.items())
+            raise IobenchError(f"no setting is left: {shown}")

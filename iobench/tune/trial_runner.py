@@ -112,8 +112,8 @@ class TrialRunner:
         except Exception as error:  # noqa: BLE001 -- writers of others raise whatever they like
             self._check_target(error)
             self._writers.pop(candidate.label, None)
-            told = " ".join(f"{type(error).__name__}: {error}".split())
-            measured = replace(measured, error=told)
+            cause = " ".join(f"{type(error).__name__}: {error}".split())
+            measured = replace(measured, error=cause)
         now_s = time.perf_counter()
         spent_s, self._mark_s = now_s - self._mark_s, now_s
         return replace(measured, took_s=now_s - began_s, spent_s=spent_s)

@@ -29,7 +29,7 @@ _FINALISTS = 4
 _MOST_DRAWN = 32
 _BATCH = 4  # settings proposed at once
 _BESIDE = 2  # contenders besides one of each close family: runner-up and baseline
-_CONFIRMATIONS = 6  # with fewer samples no interval holds the median with 95 %
+_CONFIRMATIONS = 6  # with fewer samples no interval holds the median with 95%
 
 # The fraction of the race's share of the budget that must be left after each part of the race.
 _AFTER_DRAWN, _AFTER_HALVING, _AFTER_REFINING = 0.50, 0.35, 0.15

@@ -162,6 +162,8 @@ def _add_path(error: IobenchError, path: Path) -> None:
 def _read(path: Path) -> dict[str, Any]:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: no such file; iobench autotune -o {path} writes one") from error
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:  # tomllib's own, and that of too long integers

@@ -48,8 +48,8 @@ def run(script: subprocess.Popen[str], tmp_path: Path) -> End:
         assert script.stdout is not None
         print(save, end, tmp_path, file=script.stdin, flush=True)
         code = int(script.stdout.readline())
-        told = tmp_path / "stderr"
-        return code, told.read_text() if told.exists() else ""
+        stderr = tmp_path / "stderr"
+        return code, stderr.read_text() if stderr.exists() else ""
 
     return run
 
@@ -80,8 +80,8 @@ def _whole(save: str, directory: Path) -> bool:
 @pytest.mark.parametrize("save", _SAVES)
 def test_a_save_on_its_way_is_finished(save: str, run: End, tmp_path: Path) -> None:
     """It needs nothing that an ending interpreter refuses."""
-    code, told = run(save, "returns")
-    assert (code, _whole(save, tmp_path)) == (0, True), told
+    code, stderr = run(save, "returns")
+    assert (code, _whole(save, tmp_path)) == (0, True), stderr
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -91,8 +91,8 @@ def test_a_save_on_its_way_is_finished(save: str, run: End, tmp_path: Path) -> N
 )
 def test_however_it_ends(save: str, end: str, code: int, run: End, tmp_path: Path) -> None:
     """sys.exit, an exception, SystemExit by a signal's handler: now or in the wait at the end."""
-    ended, told = run(save, end)
-    assert (ended, _whole(save, tmp_path)) == (code, True), told
+    ended, stderr = run(save, end)
+    assert (ended, _whole(save, tmp_path)) == (code, True), stderr
 
 
 def test_killed(run: End) -> None:
@@ -106,19 +106,19 @@ def test_killed(run: End) -> None:
 )
 def test_a_failure_is_reported(save: str, end: str, run: End, tmp_path: Path) -> None:
     """What fails when the script is over, or before and was never asked for: exit code 120."""
-    code, told = run(save, end)
-    assert (code, _whole(save, tmp_path)) == (_LOST, False), told
-    assert "a save was lost" in told
-    assert "File too large" in told
+    code, stderr = run(save, end)
+    assert (code, _whole(save, tmp_path)) == (_LOST, False), stderr
+    assert "a save was lost" in stderr
+    assert "File too large" in stderr
 
 
 @pytest.mark.parametrize("save", ["lightning", "checkpointer"])
 def test_a_failure_of_what_was_dropped(save: str, run: End) -> None:
     """No variable refers to it any more when it fails, long before the end."""
-    code, told = run(save, "dropped")
-    assert code == _LOST, told
-    assert "RuntimeWarning" in told
-    assert "a save was lost" in told
+    code, stderr = run(save, "dropped")
+    assert code == _LOST, stderr
+    assert "RuntimeWarning" in stderr
+    assert "a save was lost" in stderr
 
 
 @pytest.mark.parametrize(
@@ -136,11 +136,11 @@ def test_a_stream_that_is_never_closed(writer: str, end: str, run: End, tmp_path
     answer = make(writer).available(tmp_path)
     if not answer.ok:
         pytest.skip(f"{answer.reason} {answer.remedy}")
-    code, told = run(f"stream-{writer}", end)
+    code, stderr = run(f"stream-{writer}", end)
     assert code == (_LOST if end == "open" else 0)
     if end != "late":
         assert _whole("stream", tmp_path) == (end == "flushed")
-    assert ("the interpreter ended before close()" in told) == (end == "open")
+    assert ("the interpreter ended before close()" in stderr) == (end == "open")
 
 
 _OBJECT = """

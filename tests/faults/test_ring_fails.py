@@ -178,7 +178,7 @@ def test_a_ring_that_fails_itself(
     assert back.views(0, len(_DATA))[0].tobytes() == _DATA.tobytes()
 
 
-def test_retries_are_told(writer: Writer, meddle, tmp_path: Path) -> None:
+def test_retries_are_counted(writer: Writer, meddle, tmp_path: Path) -> None:
     """A Transfer counts the retries."""
     meddle(_Nth(3, -errno.EAGAIN))
     moved = writer.write(FileImage.of("model", [_DATA]), tmp_path)

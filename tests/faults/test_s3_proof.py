@@ -50,21 +50,23 @@ def _crc64nvme(data: bytes) -> dict[str, str]:
     return {"x-amz-checksum-crc64nvme": checksum.text(checksum.update(memoryview(data)))}
 
 
-def _as_told(server, tells: str) -> None:
+def _set_checksums(server, returned: str) -> None:
     """The server returns its checksums with every answer, by HEAD alone, or never."""
-    server.returns_checksums = tells == "always"
-    server.head_checksum = (lambda _: {}) if tells == "never" else _crc64nvme
+    server.returns_checksums = returned == "always"
+    server.head_checksum = (lambda _: {}) if returned == "never" else _crc64nvme
 
 
-_TELLS = pytest.mark.parametrize("tells", ["always", "by HEAD", "never"])
+_RETURNED = pytest.mark.parametrize("returned", ["always", "by HEAD", "never"])
 
 
 @_HOW
 @_PAGE
-@_TELLS
-def test_a_completion_that_only_a_proxy_answers(server, writer, how, page, tells, s3_save) -> None:
+@_RETURNED
+def test_a_completion_that_only_a_proxy_answers(
+    server, writer, how, page, returned, s3_save
+) -> None:
     """It is asked again; without proof the save fails, the old object stays, no upload is left."""
-    _as_told(server, tells)
+    _set_checksums(server, returned)
     server.fail("complete", _says(page))
     assert s3_save(writer, how, _DATA).retries == 1
     assert server.objects.pop("run/model") == _DATA.tobytes()
@@ -150,7 +152,7 @@ def test_another_object_than_was_completed(server, writer, how, s3_save) -> None
 @pytest.mark.parametrize("data", [_SMALL, _DATA], ids=["put", "parts"])
 def test_bytes_that_flip_on_the_way(server, writer, data, s3_save) -> None:
     """A store that returns a checksum by HEAD alone: the save fails and removes its own object."""
-    _as_told(server, "by HEAD")
+    _set_checksums(server, "by HEAD")
 
     def flipped(handler, body) -> None:
         getattr(Handler, f"_{handler.operation}")(handler, b"X" + body[1:])
@@ -165,7 +167,7 @@ def test_bytes_that_flip_on_the_way(server, writer, data, s3_save) -> None:
 
 def test_a_removal_that_somebody_is_faster_than(server, writer, s3_save) -> None:
     """The object is replaced between HEAD and DELETE: the new one stays."""
-    _as_told(server, "by HEAD")
+    _set_checksums(server, "by HEAD")
 
     def flipped_then_replaced(handler, body) -> None:
         handler._head(body)
@@ -222,10 +224,10 @@ def _state(step: int) -> dict[str, object]:
     return {"w": torch.full((MIB + MIB // 2,), float(step)), "step": step}
 
 
-@_TELLS
-def test_retention_behind_a_broken_proxy(server, writer, tells) -> None:
+@_RETURNED
+def test_retention_behind_a_broken_proxy(server, writer, returned) -> None:
     """The step before stays whole, whichever request the proxy answers and however."""
-    _as_told(server, tells)
+    _set_checksums(server, returned)
     cases = [(operation, 0) for operation in ("complete", "create", "put")] + [("put", 1)]
     with Checkpointer(_TARGET, writer=writer, keep=KeepLast(1)) as ckpt:
         ckpt.save(_state(1), 1)
@@ -280,7 +282,7 @@ def test_an_object_that_is_stored_damaged(server, writer) -> None:
     assert not server.objects
 
 
-def _untold(handler, _) -> None:
+def _without_checksum(handler, _) -> None:
     """Completed, by a store that returns no checksum in this answer."""
     handler.answer(200, xml("CompleteMultipartUploadResult", ETag=handler.put_together()))
 
@@ -289,7 +291,7 @@ def _untold(handler, _) -> None:
 @pytest.mark.parametrize("fault", [answer(500, "InternalError"), reset])
 def test_an_object_that_cannot_be_asked_about(server, writer, how, fault, s3_save) -> None:
     """HEAD is tried several times; the object is removed if the store then says that it is ours."""
-    server.fail("complete", _untold, times=2)
+    server.fail("complete", _without_checksum, times=2)
     server.fail("head", fault, times=3)
     assert s3_save(writer, how, _DATA).retries == 3
     assert server.objects["run/model"] == _DATA.tobytes()
@@ -297,7 +299,7 @@ def test_an_object_that_cannot_be_asked_about(server, writer, how, fault, s3_sav
     with pytest.raises(TransferError, match=r"checking what was stored: .*; it was removed"):
         s3_save(writer, how, _DATA)
     assert not server.objects
-    server.fail("complete", _untold)
+    server.fail("complete", _without_checksum)
     server.fail("head", fault, times=99)
     with pytest.raises(TransferError, match=r"checking what was stored: .*is still there"):
         s3_save(writer, how, _DATA)
@@ -306,7 +308,7 @@ def test_an_object_that_cannot_be_asked_about(server, writer, how, fault, s3_sav
 
 def test_an_object_that_can_be_neither_asked_about_nor_removed(server, writer, s3_save) -> None:
     """The error says that it is still there."""
-    server.fail("complete", _untold)
+    server.fail("complete", _without_checksum)
     server.fail("head", answer(500, "InternalError"), times=4)
     server.fail("delete", answer(403, "AccessDenied"), times=99)
     with pytest.raises(TransferError, match=r"checking what was stored: .*is still there"):
@@ -324,7 +326,7 @@ def test_what_ends_the_asking_removes_the_object_too(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(RetryPolicy, "delay_s", interrupted)
-    server.fail("complete", _untold)
+    server.fail("complete", _without_checksum)
     refused = kind is UnavailableError
     server.fail("head", answer(403, "AccessDenied") if refused else answer(500, "InternalError"))
     with pytest.raises(kind) as caught:
@@ -377,7 +379,7 @@ def test_ctrl_c_after_a_damaged_object(server, writer, s3_save, monkeypatch) -> 
     assert not server.objects
 
 
-def test_an_answer_that_tells_nothing_removes_nothing(server, writer, s3_save) -> None:
+def test_an_answer_without_content_removes_nothing(server, writer, s3_save) -> None:
     """A 200 without an ETag may be anybody's: the write fails and the key keeps what it had."""
     server.objects["run/model"] = b"the last good one"
     server.fail("put", lambda handler, _: handler.answer(200), times=99)

@@ -112,7 +112,7 @@ def test_restored_bytes_are_checked(server, writer) -> None:
         handler.answer(200, data, ETag=etag(data), x_amz_checksum_crc64nvme="AAAAAAAAAAA=")
 
     server.fail("head", head)
-    with pytest.raises(DataMismatchError, match="what came back has crc64nvme"):
+    with pytest.raises(DataMismatchError, match="the restored bytes have crc64nvme"):
         _restore(server, writer)
 
 

@@ -112,10 +112,10 @@ def test_on_a_file_system(tune: Tune, target: Path, output: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "tensor(1048576.)\n"), done.stderr
-    told = json.loads(report.read_text())
-    assert told["writer"] == {"name": writer.name, "options": writer.options.to_dict()}
+    summary = json.loads(report.read_text())
+    assert summary["writer"] == {"name": writer.name, "options": writer.options.to_dict()}
     for function in ("torch.save", "torch.load"):
-        assert told["functions"][function]["redirected"]["calls"] == 1
+        assert summary["functions"][function]["redirected"]["calls"] == 1
 
 
 def test_on_tmpfs(tune: Tune, output: Path, shared_filesystems: Callable[[str], Path]) -> None:
@@ -406,7 +406,7 @@ def refused(
         (2, "no such directory", ("--target", "/nowhere/at/all")),
         (2, "unknown workload", ("-w", "lama7b")),
         (2, "Give --nodes", ("--objective", "goodput")),
-        (2, "--nodes is of --objective goodput", ("--nodes", "8")),
+        (2, "--nodes needs --objective goodput", ("--nodes", "8")),
         (2, "leave out --restart", ("--restart", "1min")),
         (
             2,
@@ -456,7 +456,7 @@ def test_it_replaces_only_writers_files(refused: Callable[..., None], tmp_path: 
     """A file of something else under -o is refused and left."""
     other = tmp_path / "precious.toml"
     other.write_text("mine = true\n")
-    refused(2, "is no writer's file", "-o", other)
+    refused(2, "is not a writer's file", "-o", other)
     assert other.read_text() == "mine = true\n"
 
 

@@ -147,7 +147,7 @@ def test_workloads_list(iobench: Command) -> None:
     named = {one["name"]: one for one in document["workloads"]}
     assert named["llama7b"]["rank_bytes"] > 70 * GIB
     table = iobench("workloads", "list").stdout
-    assert [line.split()[0] for line in table.splitlines()[1:]] == list(named)
+    assert [line.split()[0] for line in table.splitlines()[2:]] == list(named)
 
 
 def test_workloads_show(iobench: Command, tiny_path: Path) -> None:
@@ -231,6 +231,20 @@ def test_a_pipe_that_nobody_reads(tmp_path: Path, arguments: tuple[str | Path, .
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_no_file_of_the_run(
+    tiny_path: Path, target: Path, tmp_path: Path, closed: str
+) -> None:
+    """Whatever iobench opens next would get its number, and what is printed would go there."""
+    arguments = ("run", tiny_path, "--target", target, "--no-ceiling", "--repeat", "1")
+    arguments += ("--writer", "buffered", "--size", "full", "-o", tmp_path / "run.jsonl")
+    command = ("sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "iobench", *arguments)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert ("Save:" in done.stdout) == (" >&-" not in f" {closed}")
+    assert read(tmp_path / "run.jsonl").incomplete is None
 
 
 def in_terminal(arguments: list[str | Path], cwd: Path, **environment: str) -> str:
@@ -352,9 +366,34 @@ def test_an_unknown_verb(iobench: Command, verb: str) -> None:
 
 
 def test_arguments_that_are_missing(iobench: Command) -> None:
-    """The message names the missing argument."""
-    check(iobench("show"), 2, "Missing argument")
+    """The message names the missing argument and the command's help."""
+    check(iobench("show"), 2, "Missing argument 'path'; see iobench show --help")
     check(iobench("workloads", "show"), 2, "Missing argument")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("doctor", "--target", ""), 2, "--target '': names nothing"),
+        (("doctor", "--target", "s3://bucket"), 2, "s3://bucket: is a bucket"),
+        (("writers", "--target", ""), 2, "--target '': names nothing"),
+        (("train", "--target", "s3://bucket"), 2, "s3://bucket: is a bucket"),
+        (("reproduce", "async", "--target", ""), 2, "--target '': names nothing"),
+        (("reproduce", "async", "--results", "x", "--size", "1GiB"), 2, "--size: --results meas"),
+        (("reproduce", "async", "--results", "x", "--repeat", "7"), 2, "leave out --repeat"),
+        (("compare", "a"), 2, "one run is given; write iobench compare OLD NEW"),
+        (("compare", "a", "b", "c"), 2, "-- must be given once, between the sides"),
+        (("exec", "--config", "no.toml", "--", "true"), 2, "no.toml: no such file; iobench auto"),
+        (("show", EXAMPLE, "--format", "jsn"), 2, "'--format': 'jsn' is not one of 'table', 'j"),
+        (("workloads", "lsit"), 2, "Did you mean 'list'"),
+    ],
+    ids=lambda value: " ".join(map(str, value))[:40] if isinstance(value, tuple) else None,
+)
+def test_what_cannot_be_meant(
+    iobench_inside: Command, arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    """One line that names the argument, and what to write instead."""
+    check(iobench_inside(*arguments), code, words)
 
 
 @pytest.mark.parametrize(
@@ -427,6 +466,33 @@ def test_an_output_that_cannot_be_made_is_told_first(
         check(iobench_inside(*verb, *arguments, "-o", output), 1, words)
     assert mine.read_text() == "mine"
     assert not (tmp_path / "typo").exists()
+    assert os.listdir(target) == []
+
+
+@pytest.mark.root
+def test_a_working_directory_that_is_read_only(
+    iobench_inside: Command, target: Path, tmp_path: Path
+) -> None:
+    """Refused before anything is measured, with the option that names another place."""
+    cases: tuple[tuple[tuple[str | Path, ...], int, str], ...] = (
+        (("run",), 1, "/ro is not writable; give -o FILE"),
+        (("train",), 1, "/ro is not writable; give -o FILE"),
+        (("autotune",), 2, "-o writer.toml: "),
+        (("autotune", "-o", tmp_path / "w.toml"), 1, "/ro is not writable; give --journal FILE"),
+        (
+            ("autotune", "-o", tmp_path / "w", "--journal", tmp_path / "no" / "x"),
+            1,
+            "there is no dir",
+        ),
+        (("reproduce", "async"), 1, "run it where results/ can be created"),
+    )
+    with (
+        mounted(tmp_path / "ro", "-t", "tmpfs", "-o", "ro,size=16m", "tmpfs") as place,
+        pytest.MonkeyPatch.context() as patch,  # leaves the directory before it is unmounted
+    ):
+        patch.chdir(place)
+        for arguments, code, words in cases:
+            check(iobench_inside(*arguments, "--target", target), code, words)
     assert os.listdir(target) == []
 
 

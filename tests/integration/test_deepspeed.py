@@ -243,10 +243,10 @@ def test_two_ranks_of_which_one_fails(tmp_path: Path) -> None:
         )
         for rank in (0, 1)
     ]
-    told = [rank.communicate(timeout=120)[0] for rank in ranks]
+    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
-    assert "another rank failed" in told[0]
-    assert "No space left" in told[1]
+    assert "another rank failed" in outputs[0]
+    assert "No space left" in outputs[1]
     assert (place / "latest").read_text() == "whole"
 
 

@@ -188,8 +188,8 @@ def test_what_fails(
     assert entry["failed"]["calls"] == 2
     assert entry["redirected"]["calls"] == 1
     assert sum(count["calls"] for count in entry["stock"].values()) == 2
-    told = [line for line in done.stderr.splitlines() if "done by the stock function" in line]
-    assert any("before.pt" in line and "/no/such/directory" in line for line in told)
+    noted = [line for line in done.stderr.splitlines() if "done by the stock function" in line]
+    assert any("before.pt" in line and "/no/such/directory" in line for line in noted)
     assert any("2 calls" in line and "FAILED" in line for line in done.stderr.splitlines())
 
 
@@ -204,10 +204,10 @@ def test_a_process_that_outlives_it(run: Run, tmp_path: Path) -> None:
     )
     done = run(sys.executable, "-c", program)  # until the last process has closed stderr
     assert "nothing was redirected" in done.stderr
-    told = [line for line in done.stderr.splitlines() if "done by the stock function" in line]
-    assert len(told) == 1
-    assert "late.pt" in told[0]
-    assert "iobench exec has ended" in told[0]
+    noted = [line for line in done.stderr.splitlines() if "done by the stock function" in line]
+    assert len(noted) == 1
+    assert "late.pt" in noted[0]
+    assert "iobench exec has ended" in noted[0]
     assert torch.equal(torch.load(tmp_path / "here/late.pt"), torch.ones(3))
 
 
@@ -345,10 +345,10 @@ def test_a_torch_that_cannot_be_redirected(
     code = "import sys, torch; print(1, file=sys.stderr); sys.exit(4)"
     done = run(sys.executable, "-c", code)
     assert done.returncode == 4
-    told = "torch.serialization is not redirected: AttributeError"
-    assert f"iobench exec: {told}" in done.stderr.partition("\n1\n")[0]
+    noted = "torch.serialization is not redirected: AttributeError"
+    assert f"iobench exec: {noted}" in done.stderr.partition("\n1\n")[0]
     (problem,) = reported()["problems"]
-    assert problem.startswith(told)
+    assert problem.startswith(noted)
     assert reported()["processes"] == 1
 
 

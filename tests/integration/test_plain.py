@@ -126,7 +126,7 @@ def pieces(value: Any, seen: dict[int, int] | None = None) -> Any:
 
 
 @pytest.fixture
-def told(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+def log_lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """The calls that were left to the stock functions, from the log."""
     caplog.set_level(logging.WARNING, logger="iobench")
     return lambda: [record.getMessage() for record in caplog.records]
@@ -148,16 +148,16 @@ def test_the_file_is_stock_torchs(kind: str, tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "ours") == ["state.pt"]
 
 
-def test_most_states_are_ours(tmp_path: Path, told: Callable[[], list[str]]) -> None:
+def test_most_states_are_ours(tmp_path: Path, log_lines: Callable[[], list[str]]) -> None:
     """Only what torch itself cannot describe without data is left to it, and a line says so."""
     for kind, state in STATES.items():
         if kind not in ("quantized", "nested tensor"):
             iobench.torch.save(state(), tmp_path / "a.pt", writer=WRITER)
             iobench.torch.load(tmp_path / "a.pt", weights_only=False, writer=WRITER)
-    assert told() == []
+    assert log_lines() == []
     iobench.torch.save(STATES["quantized"](), tmp_path / "a.pt", writer=WRITER)
-    assert len(told()) == 1
-    assert "torch cannot skip" in told()[0]
+    assert len(log_lines()) == 1
+    assert "torch cannot skip" in log_lines()[0]
 
 
 @pytest.mark.parametrize(
@@ -255,14 +255,14 @@ def test_what_is_loaded_is_memory_like_any_other(tmp_path: Path) -> None:
     assert torch.equal(torch.load(tmp_path / "m.pt")["a"], torch.full((1000,), 2.0))
 
 
-def test_another_default_device(tmp_path: Path, told: Callable[[], list[str]]) -> None:
+def test_another_default_device(tmp_path: Path, log_lines: Callable[[], list[str]]) -> None:
     """Neither saving nor loading makes tensors where new ones would go."""
     torch_image._is_like_stock.cache_clear()
     with torch.device("meta"):
         iobench.torch.save({"a": torch.arange(6.0, device="cpu")}, tmp_path / "m.pt")
         state = iobench.torch.load(tmp_path / "m.pt")
     assert torch.equal(state["a"], torch.arange(6.0))
-    assert told() == []
+    assert log_lines() == []
 
 
 def _error(call: Callable[[], Any]) -> tuple[type[BaseException], str] | None:
@@ -322,13 +322,13 @@ def test_what_cannot_be_pickled_leaves_the_old_file(tmp_path: Path) -> None:
 # What is at the path.
 
 
-def test_file_objects_are_torchs(tmp_path: Path, told: Callable[[], list[str]]) -> None:
+def test_file_objects_are_torchs(tmp_path: Path, log_lines: Callable[[], list[str]]) -> None:
     """They are written and read at their current position, and nothing is logged."""
     with (tmp_path / "m.pt").open("w+b") as file:
         iobench.torch.save({"a": 1}, file, writer=WRITER)
         file.seek(0)
         assert iobench.torch.load(file, writer=WRITER) == {"a": 1}
-    assert told() == []
+    assert log_lines() == []
 
 
 def _linked(path: Path) -> None:
@@ -393,7 +393,7 @@ def _listed(directory: Path) -> Any:
 @pytest.mark.parametrize("kind", _OLD)
 @pytest.mark.parametrize("umask", [0o022, 0o077])
 def test_what_is_left_of_an_old_file(
-    kind: str, umask: int, tmp_path: Path, told: Callable[[], list[str]]
+    kind: str, umask: int, tmp_path: Path, log_lines: Callable[[], list[str]]
 ) -> None:
     """Links, permissions and attributes are as stock torch leaves them; it is asked if it must."""
     prepare, reason = _OLD[kind]
@@ -411,8 +411,8 @@ def test_what_is_left_of_an_old_file(
     assert _listed(tmp_path / "ours") == _listed(tmp_path / "stock")
     if kind == "private" and umask == 0o077:
         reason = ""
-    assert len(told()) == bool(reason)
-    assert all(reason in line for line in told())
+    assert len(log_lines()) == bool(reason)
+    assert all(reason in line for line in log_lines())
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling", "hard", "private", "open", "plain"])
@@ -436,7 +436,7 @@ def test_what_is_left_of_an_old_safetensors_file(kind: str, umask: int, tmp_path
     assert _listed(tmp_path / "ours") == _listed(tmp_path / "stock")
 
 
-def test_devices_and_pipes(tmp_path: Path, told: Callable[[], list[str]]) -> None:
+def test_devices_and_pipes(tmp_path: Path, log_lines: Callable[[], list[str]]) -> None:
     """/dev/null stays what it is, and a pipe's reader gets the stock file."""
     device = os.stat("/dev/null")
     iobench.torch.save({"a": torch.ones(3)}, "/dev/null", writer=WRITER)
@@ -453,7 +453,7 @@ def test_devices_and_pipes(tmp_path: Path, told: Callable[[], list[str]]) -> Non
     pipe.unlink()
     torch.save({"a": torch.ones(3)}, pipe)
     assert got == [pipe.read_bytes()]
-    assert ["not a regular file" in line for line in told()] == [True, True]
+    assert ["not a regular file" in line for line in log_lines()] == [True, True]
 
 
 @pytest.mark.parametrize("place", ["no/such/m.pt", "", ".", "..", "dir", "dir/", "file/m.pt"])
@@ -471,16 +471,16 @@ def test_places_that_cannot_be(place: str, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_too_little_room_for_both(
-    new_filesystem: Callable[..., Path], told: Callable[[], list[str]]
+    new_filesystem: Callable[..., Path], log_lines: Callable[[], list[str]]
 ) -> None:
     """Where only the new file in place of the old one has room, torch writes in place."""
     place = new_filesystem("tmpfs", 50 * 2**20) / "m.pt"
     state = {"a": torch.randn(6 * 2**20)}
     iobench.torch.save(state, place, writer="buffered")
-    assert told() == []
+    assert log_lines() == []
     state["a"] += 1
     iobench.torch.save(state, place, writer="buffered")
-    assert "too little space" in told()[0]
+    assert "too little space" in log_lines()[0]
     assert torch.equal(torch.load(place)["a"], state["a"])
 
 
@@ -562,14 +562,14 @@ def test_options_of_load_file(options: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_models_that_are_too_large_stay_mapped(
-    tmp_path: Path, told: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, log_lines: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stock function maps the file, as it does, where reading it would take too much memory."""
     path = tmp_path / "m.safetensors"
     safetensors.torch.save_file({"a": torch.ones(2**20)}, path)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000000")
     assert torch.equal(iobench.safetensors.load_file(path)["a"], torch.ones(2**20))
-    assert "larger than the free memory" in told()[0]
+    assert "larger than the free memory" in log_lines()[0]
 
 
 # The default writer.
@@ -591,7 +591,7 @@ def test_the_default_writer(tmp_path: Path) -> None:
     assert iobench.torch.load(tmp_path / "m.pt") == {"a": 1}
 
 
-def test_threads_save_side_by_side(tmp_path: Path, told: Callable[[], list[str]]) -> None:
+def test_threads_save_side_by_side(tmp_path: Path, log_lines: Callable[[], list[str]]) -> None:
     """Each leaves stock torch's file, and none disturbs another."""
 
     def save(number: int) -> None:
@@ -608,17 +608,17 @@ def test_threads_save_side_by_side(tmp_path: Path, told: Callable[[], list[str]]
         torch.save(state, tmp_path / f"stock/{number}.pt")
         found = (tmp_path / f"{number}.pt").read_bytes()
         assert found == (tmp_path / f"stock/{number}.pt").read_bytes()
-    assert told() == []
+    assert log_lines() == []
 
 
 def test_the_first_load_of_a_process(
-    tmp_path: Path, told: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, log_lines: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That of a job that resumes: torch has not imported the module of its settings yet."""
     torch.save({"n": 1}, tmp_path / "m.pt")
     monkeypatch.delattr(torch.utils, "serialization", raising=False)
     assert iobench.torch.load(tmp_path / "m.pt", writer=WRITER) == {"n": 1}
-    assert told() == []
+    assert log_lines() == []
 
 
 def test_buckets() -> None:

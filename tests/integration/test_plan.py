@@ -45,9 +45,11 @@ def test_plan_with_the_reference_record(iobench: Command) -> None:
     assert rows["odirect"]["saved_per_month"]["gpu_hours"] > 0
     assert any("scaled to 75.31 GiB by the measured rate" in note for note in found["notes"])
     table = iobench("plan", "--results", RECORD, *options, "--formulas").stdout
-    assert table.startswith("Save every 13 min 55 s (216 steps of 3.87 s): 17.3 % of the time is ")
+    assert table.startswith("Save every 13 min 55 s (216 steps of 3.87 s): 17.3% of the time is ")
     low, high = rows["odirect"]["ettr_ci95"]
     assert f"{rows['odirect']['ettr']:.4f}  {low:.4f}-{high:.4f}" in table
+    assert "94% interval" in table  # of 5 samples
+    assert "saved/month (94% interval)" in table
     assert "scaled to 75.31 GiB by the measured rate" in table
     assert "simulated: 100,000 failures for each figure, seed 0" in table
 
@@ -108,9 +110,10 @@ def test_invalid_samples_are_left_out_unless_told(iobench: Command, tmp_path: Pa
         (2, "without thousands separators", (*HAND[:4], "--nodes", "2,048")),
         (2, "from 1 up", (*HAND[:4], "--nodes", "0")),
         (2, "is not a time", (*HAND, "--restart", "soon")),
-        (2, "budget must be above zero", (*HAND, "--budget", "0%")),
+        (2, "budget must be above zero", (*HAND, "--budget", "0%", "--formulas")),
+        (2, "--budget: only --formulas and --format json", (*HAND, "--budget", "3%")),
         (2, "failures-per-1000-node-days must be", (*HAND, "--failures-per-1000-node-days", "0")),
-        (2, "--persist is of asynchronous saves", (*HAND, "--persist", "3s")),
+        (2, "--persist applies to asynchronous saves", (*HAND, "--persist", "3s")),
         (2, "--size needs --results", (*HAND, "--size", "3GiB")),
         (2, "--size needs --results", (*HAND, "--size", "")),
         (2, "--size 0: a node saves more than 0", ("--nodes", "8", "--results", RECORD, *ZERO)),

@@ -44,7 +44,7 @@ def test_hybrid_io_is_measured_and_judged_again(iobench_inside: Command, target:
     assert json.loads(judged.stdout) == document
     table = iobench_inside("reproduce", "hybrid-io", *again).stdout
     assert "hybrid over buffered" in table
-    assert "hybrid sync beside buffered sync" in table
+    assert "hybrid sync compared with buffered sync" in table
     assert (
         "| llama7b | writes 1.7x |"
         in iobench_inside("reproduce", "hybrid-io", *again, "--format", "md").stdout
@@ -54,14 +54,14 @@ def test_hybrid_io_is_measured_and_judged_again(iobench_inside: Command, target:
 @pytest.mark.parametrize(
     ("name", "sides", "figure"),
     [
-        ("checkfreq", ["hybrid lazy=1 beside none"] * 2, " %"),
-        ("pccheck", ["hybrid lazy=2 beside none"] * 2, " %"),
+        ("checkfreq", ["hybrid lazy=1 compared with none"] * 2, "%"),
+        ("pccheck", ["hybrid lazy=2 compared with none"] * 2, "%"),
         (
             "async",
             [
-                "hybrid async=2 beside peer:torch-save sync",
-                "hybrid lazy=2 beside peer:torch-save sync",
-                "hybrid async=2 beside hybrid sync",
+                "hybrid async=2 compared with peer:torch-save sync",
+                "hybrid lazy=2 compared with peer:torch-save sync",
+                "hybrid async=2 compared with hybrid sync",
             ],
             "x",
         ),

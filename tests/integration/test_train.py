@@ -135,8 +135,8 @@ def test_interrupted(tiny_path: Path, target: Path, tmp_path: Path) -> None:
         while not any(target.glob(".iobench-run-*/lock")):
             assert process.poll() is None, process.stderr.read()
         process.send_signal(signal.SIGINT)
-        told = process.communicate()[1]
-    assert process.returncode == 130, told
+        printed = process.communicate()[1]
+    assert process.returncode == 130, printed
     assert not any(target.iterdir())
     end = read(record).end
     assert end is not None

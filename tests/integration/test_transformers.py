@@ -205,10 +205,10 @@ def test_rotation_and_the_best(tmp_path: Path) -> None:
     }
     options["shards"] = False
     wanted = trainer(tmp_path / "stock", **options)
-    told = losses(wanted)
+    stock_losses = losses(wanted)
     ours = trainer(tmp_path / "ours", **options)
     patch(ours, writer="buffered")
-    assert losses(ours) == told
+    assert losses(ours) == stock_losses
     assert names(tmp_path / "ours") == names(tmp_path / "stock")
     assert ours.state.best_model_checkpoint == wanted.state.best_model_checkpoint.replace(
         "/stock/", "/ours/"

@@ -70,14 +70,14 @@ def _stalls(rng: random.Random) -> float:
 
 
 NOISES: Mapping[str, Mapping[str, Any]] = {
-    "calm, 3 %": {"noise": lambda rng: rng.gauss(0, 0.03)},
-    "heavy tails, t3 x 10 %": {"noise": heavy_tails(0.10)},
-    "5 %, and 1 in 20 takes 4.5 times as long": {"noise": _stalls},
-    "5 %, drifting to 1.8 times as slow": {
+    "calm, 3%": {"noise": lambda rng: rng.gauss(0, 0.03)},
+    "heavy tails, t3 x 10%": {"noise": heavy_tails(0.10)},
+    "5%, and 1 in 20 takes 4.5 times as long": {"noise": _stalls},
+    "5%, drifting to 1.8 times as slow": {
         "noise": lambda rng: rng.gauss(0, 0.05),
         "drift": lambda number: 0.6 * number / 150,
     },
-    "8 %, in waves of 40 % up and down": {
+    "8%, in waves of 40% up and down": {
         "noise": lambda rng: rng.gauss(0, 0.08),
         "drift": lambda number: 0.4 * math.sin(number / 9),
     },
@@ -145,7 +145,7 @@ WORLDS: Mapping[str, World] = {
     "burst credits of 30 GiB, then at most 1.2 GiB/s": World(rate=_burst_credits),
     **{name: World(**noise) for name, noise in NOISES.items()},
 }
-"""Storages by name. Samples have 5 % of noise where the name does not say otherwise."""
+"""Storages by name. Samples have 5% of noise where the name does not say otherwise."""
 
 
 @dataclass

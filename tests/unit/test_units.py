@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -117,3 +120,12 @@ def test_percentages_need_their_sign() -> None:
     for text in ("5", "0.05", "-5%", "%", "five%"):
         with pytest.raises(OptionError, match="is not a percentage"):
             parse_percent(text)
+
+
+def test_percentages_are_written_alike() -> None:
+    """As they are given on the command line: 5%. A space would let a line break between them."""
+    root = Path(__file__).parents[2]
+    texts = [*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "iobench").rglob("*.py")]
+    assert len(texts) > 300
+    apart = re.compile(r"(?<=[\d}]) %(?!\w)")
+    assert [path.name for path in texts if apart.search(path.read_text(encoding="utf-8"))] == []

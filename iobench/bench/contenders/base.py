@@ -20,7 +20,7 @@ from iobench.writers.transfer import Transfer
 __all__ = ["Contender", "WriterContender"]
 
 
-_FRESH = "beside peers, restores go to new memory that is allocated inside the clock"
+_FRESH = "with peers, restores go to new memory that is allocated inside the clock"
 
 
 class Contender(ABC):

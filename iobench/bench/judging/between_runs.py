@@ -20,7 +20,7 @@ from iobench.results.records import Sample
 
 __all__ = ["RunsDifference", "compare_levels", "control_floor", "level"]
 
-_HUBER = 2.0  # 99 % as efficient as the mean for normal noise
+_HUBER = 2.0  # 99% as efficient as the mean for normal noise
 _SWEEPS = 20
 _GRID = 20_001
 

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 LEAST_FLOOR = 0.02
-"""Differences up to 2 % are never claimed: a convention, for machines whose floor is unknown."""
+"""Differences up to 2% are never claimed: a convention, for machines whose floor is unknown."""
 LEAST_SAMPLES = 5
 """With fewer pairs, chance alone orders all of them alike in more than 1 of 16 cases."""
 

@@ -15,7 +15,7 @@ from iobench.units import format_seconds, parse_percent, parse_seconds
 __all__ = ["Repeat"]
 
 _AUTO = "auto"
-_LEAST_AUTO = 8  # 6 of them decide: with fewer samples no interval holds the median with 95 %
+_LEAST_AUTO = 8  # 6 of them decide: with fewer samples no interval holds the median with 95%
 _DECIDING = 0.8  # the fraction of repetitions that decides: docs/statistics.md has the coverage
 
 
@@ -24,7 +24,7 @@ class Repeat:
     """`times` repetitions. With a `precision`, `times` is the least number of repetitions.
 
     The run then repeats until it reaches the precision or `max_s` seconds are over. The precision
-    is the width of the 95 % interval of a rate, as a fraction of the median. Each contender and
+    is the width of the 95% interval of a rate, as a fraction of the median. Each contender and
     operation must reach it. Only the first four fifths of the repetitions decide, because a stop on
     a narrow interval favours samples that agree by chance. The last fifth is measured whatever it
     shows, and corrects that. The repetition in progress is finished.
@@ -63,8 +63,8 @@ class Repeat:
 
     def __str__(self) -> str:
         if self.precision is None or self.max_s is None:
-            return f"{self.times} repetitions"
-        within = f"until the intervals are within {100 * self.precision:g} %"
+            return "1 repetition" if self.times == 1 else f"{self.times} repetitions"
+        within = f"until the intervals are within {100 * self.precision:g}%"
         return f"{within}, at least {self.times} times, at most {format_seconds(self.max_s)}"
 
 

@@ -8,7 +8,7 @@ Methods and sources: docs/statistics.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 __all__ = [
     "CONFIDENCE",
+    "ENOUGH_SAMPLES",
     "NO_INTERVAL",
     "Interval",
     "Ratio",
@@ -36,7 +37,9 @@ __all__ = [
 NO_INTERVAL = "1 sample: no interval"
 
 CONFIDENCE = 0.95
-"""The confidence of an interval with enough samples: 6 or more."""
+"""The confidence of an interval with enough samples."""
+ENOUGH_SAMPLES = 6
+"""The fewest samples whose interval reaches CONFIDENCE."""
 
 _FEWEST_FOR_OUTLIERS = 5
 _ROUNDS = 5  # rounds of a measurement window; like both limits, from SNIA: see SteadyState
@@ -71,7 +74,7 @@ class SteadyState:
     """How much the last five rounds vary, as fractions of their mean.
 
     `range` is largest less smallest. `slope` is the drift of a fitted line from the first of them
-    to the last. `steady` when the range is at most 20 % and the drift at most 10 %: SNIA, Solid
+    to the last. `steady` when the range is at most 20% and the drift at most 10%: SNIA, Solid
     State Storage Performance Test Specification 2.0.1, definition of steady state.
     """
 
@@ -113,14 +116,19 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
 def confidence_of(samples: int) -> float:
     """Return the confidence that an interval of so many samples reaches, at most CONFIDENCE.
 
-    The range of n values holds the median with 1 - 2^(1-n): 50 % for 2, 75 % for 3, 94 % for 5.
+    The range of n values holds the median with 1 - 2^(1-n): 50% for 2, 75% for 3, 94% for 5.
     """
     return max(0.0, min(CONFIDENCE, 1 - 2.0 ** (1 - samples)))
 
 
-def interval_heading(samples: int) -> str:
-    """Return the name of an interval of so many samples: `95 % interval`, `75 % interval`."""
-    return f"{100 * confidence_of(samples):.0f} % interval"
+def interval_heading(samples: Iterable[int]) -> str:
+    """Return the heading of intervals of so many samples each: `95%`, a line break, `interval`.
+
+    The fewest samples decide, so no interval of the column is less sure than its heading. Figures
+    without an interval, those of 1 sample, do not count.
+    """
+    fewest = min((one for one in samples if one > 1), default=ENOUGH_SAMPLES)
+    return f"{100 * confidence_of(fewest):.0f}%\ninterval"
 
 
 @lru_cache(maxsize=1024)
@@ -131,7 +139,7 @@ def _rank(n: int, confidence: float) -> int:
     heads = np.arange(1, n // 2 + 1)
     log_counts = np.concatenate([[0.0], np.cumsum(np.log((n - heads + 1) / heads))])
     at_most = np.cumsum(np.exp(log_counts - n * math.log(2)))
-    error = (1 - confidence) * (1 + 1e-9)  # rounding must not exclude 2 / 2^3 from 25 %
+    error = (1 - confidence) * (1 + 1e-9)  # rounding must not exclude 2 / 2^3 from 25%
     return max(1, int(np.count_nonzero(2 * at_most <= error)))
 
 

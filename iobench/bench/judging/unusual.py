@@ -19,7 +19,7 @@ _Amount = float | None
 def unusual(samples: Sequence[Sample], position: int) -> list[str]:
     """Return the disturbances of `samples[position]` that most of the others do not have, in words.
 
-    A disturbance counts when it took at least 1 % of the sample's time (stolen CPU, waiting for
+    A disturbance counts when it took at least 1% of the sample's time (stolen CPU, waiting for
     memory) or bytes (others' I/O on the device), and more than twice as much as in the median
     sample. Empty without such a disturbance, or where the samples have no such counters.
     """

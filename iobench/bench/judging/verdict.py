@@ -379,4 +379,4 @@ def _merge(same: Sequence[Reason], of: int) -> Reason:
 
 
 def _percent(part: float) -> str:
-    return f"{100 * part:.3g} %"
+    return f"{100 * part:.3g}%"

@@ -19,7 +19,7 @@ def make_cold(files: Iterable[Path]) -> Cold:
     """Sync and evict `files`, then count their bytes that are still in the page cache.
 
     POSIX_FADV_DONTNEED comes first. It is only advice: the kernel keeps pages that are dirty,
-    locked or mapped. When more than 1 % stay and the process may do so, the whole page cache is
+    locked or mapped. When more than 1% stay and the process may do so, the whole page cache is
     dropped. The caller decides what the remaining pages mean.
     """
     paths = list(files)

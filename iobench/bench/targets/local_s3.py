@@ -131,8 +131,8 @@ def run_server(command: Command, *, key_variable: str = "") -> Iterator[LocalS3]
 
 def _find(program: str) -> str | None:
     """Return the program of this Python's environment (from a wheel), or else of the PATH."""
-    beside = Path(sysconfig.get_path("scripts")) / program
-    return str(beside) if beside.exists() else shutil.which(program)
+    own = Path(sysconfig.get_path("scripts")) / program
+    return str(own) if own.exists() else shutil.which(program)
 
 
 def _start(command: Command, key_variable: str) -> tuple[LocalS3, subprocess.Popen[bytes]]:

@@ -32,7 +32,7 @@ def require_directory(target: Path) -> None:
     except OSError as error:  # no permission for a directory above it
         raise TargetError(f"--target {target}: cannot be reached ({error.strerror})") from error
     if other:
-        raise TargetError(f"--target {target}: is no directory; name the one to measure")
+        raise TargetError(f"--target {target}: is not a directory; name the one to measure")
     raise TargetError(f"--target {target}: no such directory; make it first")
 
 

@@ -37,7 +37,7 @@ class RingEngine(DirectEngine):
     """Moves ranges in pieces, each as large as a block of `pool`; at most `iodepth` are in flight.
 
     The device does not wait for copies. A write copies a piece into its block before a place in the
-    queue is free. A read first starts the next piece and then copies the completed one out. 25 %
+    queue is free. A read first starts the next piece and then copies the completed one out. 25%
     more pieces than `iodepth` are enough for that, as memory is faster than the device
     (docs/decisions/0036).
 

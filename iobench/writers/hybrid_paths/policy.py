@@ -84,7 +84,7 @@ class PathPolicy:
     its own, while write-back combines it with others. Large operations go past the cache, by the
     direct or the uncached path. The faster one is measured: the transfer starts on the first of
     them in `paths` and tries the other one now and then, and at once when its own becomes slow. It
-    changes paths after three trials in a row that were 25 % faster, and changes back by the same
+    changes paths after three trials in a row that were 25% faster, and changes back by the same
     rule. Between two trials the current path is used for a while: storage that stalls for a moment
     is slow on every path, and a trial just after the stall would always win.
 

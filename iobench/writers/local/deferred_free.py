@@ -1,7 +1,7 @@
 """Frees the space of large files in the background after they are replaced or removed.
 
 unlink(2) of the last name of a file waits until its blocks are free. On ext4 with the mount option
-`discard` that includes the discard on the device: 0.18 s per GiB, 25 % of a save that replaces an
+`discard` that includes the discard on the device: 0.18 s per GiB, 25% of a save that replaces an
 older one (docs/decisions/0035). If the file is still open, its blocks are freed by the last close
 instead. So this module opens the file before, and closes it in a background thread.
 """

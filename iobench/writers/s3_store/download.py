@@ -86,7 +86,7 @@ class S3Download:
         found = self._checksum.combined(self._ranges[begin] for begin in sorted(self._ranges))
         if self._checksum.text(found) != self._expected:
             raise DataMismatchError(
-                f"{self._target}: what came back has {self._checksum.name} "
+                f"{self._target}: the restored bytes have {self._checksum.name} "
                 f"{self._checksum.text(found)}, the object's is {self._expected}"
             )
 

@@ -128,7 +128,7 @@ def test_processes_share_the_memory_and_the_space(tmp_path: Path, tiny: Workload
 
 def test_a_plan_promises_no_part_that_whole_tensors_cannot_be(tmp_path: Path) -> None:
     plan = plan_of("llama7b", tmp_path, restore_as="same,subset=0.1")
-    line = "restores  all, then whole tensors, at least 10 % of the bytes"
+    line = "restores  all, then whole tensors, at least 10% of the bytes"
     assert line in list(plan_lines(plan))
 
 

@@ -149,7 +149,7 @@ def test_a_missing_directory(tmp_path: Path) -> None:
 def test_a_file_as_directory(tmp_path: Path) -> None:
     """A file is no target."""
     (tmp_path / "file").touch()
-    with pytest.raises(TargetError, match="is no directory"):
+    with pytest.raises(TargetError, match="is not a directory"):
         make_tiny_plan(tmp_path / "file", size="64MiB")
 
 

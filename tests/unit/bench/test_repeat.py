@@ -29,7 +29,7 @@ def taking(*seconds: float, writer: str = "odirect") -> list[Sample]:
 
 def test_a_number_of_times() -> None:
     three = Repeat.parse("3", "5%", "10min")
-    assert str(three) == "3 repetitions"
+    assert (str(three), str(Repeat.parse("1", "5%", "1s"))) == ("3 repetitions", "1 repetition")
     assert [three.goes_on(done, [], 1e9) for done in range(4)] == [True, True, True, False]
 
 

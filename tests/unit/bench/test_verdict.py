@@ -79,7 +79,7 @@ def test_a_smaller_workload_is_valid_scaled_and_says_how() -> None:
     [
         (
             replace(RESTORE, cold=cold(0.0101)),
-            "not cold: more than 1 % was still in the page cache (1.01 %)",
+            "not cold: more than 1% was still in the page cache (1.01%)",
         ),
         (replace(RESTORE, cold=None), "not proved cold: the page cache was not looked at"),
         (replace(RESTORE, verified=None), "not verified: no valid restore compared these bytes"),
@@ -98,23 +98,23 @@ def test_a_smaller_workload_is_valid_scaled_and_says_how() -> None:
         ),
         (
             replace(SAVE, device=moved(read=0, write=SIZE // 2, process_write=SIZE // 4)),
-            "the bytes did not reach the device (50 % of them)",
+            "the bytes did not reach the device (50% of them)",
         ),
         (
             replace(RESTORE, device=moved(read=SIZE // 10, write=0)),
-            "the bytes did not come from the device (10 % of them)",
+            "the bytes did not come from the device (10% of them)",
         ),
         (
             replace(SAVE, device=moved(read=0, write=SIZE // 20)),
-            "the bytes did not reach the device (5 % of them by its counter)",
+            "the bytes did not reach the device (5% of them by its counter)",
         ),
         (
             replace(SAVE, device=moved(read=0, write=SIZE // 2), stored=stored(unseen="no pages")),
-            "the bytes did not reach the device (50 % of them by its counter; no pages)",
+            "the bytes did not reach the device (50% of them by its counter; no pages)",
         ),
         (
             replace(RESTORE, device=replace(RESTORE.device, process_read_bytes=SIZE // 20)),
-            "the bytes did not come from the device (5 % of them by this process)",
+            "the bytes did not come from the device (5% of them by this process)",
         ),
         (
             replace(SAVE, durable=False),
@@ -192,12 +192,12 @@ def test_the_limits_themselves_are_allowed(sample: Sample) -> None:
         ),
         (
             replace(SAVE, device=moved(read=0, write=SIZE // 2)),
-            ["the device's own counter saw less than was moved (50 %)"],
+            ["the device's own counter saw less than was moved (50%)"],
         ),
         (
             replace(SAVE, device=moved(read=None, write=None, process_write=0)),
             [
-                "the process's own counter saw less than was moved (0 %)",
+                "the process's own counter saw less than was moved (0%)",
                 "not checked against the device's own counter: there is none",
             ],
         ),
@@ -261,8 +261,7 @@ def test_the_worst_verdict_stands_and_reasons_are_counted() -> None:
     verdict = combine([judge(sample, context) for sample in (RESTORE, *warm)])
     assert verdict.status is VerdictStatus.INVALID
     assert sorted(reasons(verdict)) == [
-        "5 of 6 samples: not cold: more than 1 % was still in the page cache "
-        "(50 %, 20 %, 30 %, ...)",
+        "5 of 6 samples: not cold: more than 1% was still in the page cache (50%, 20%, 30%, ...)",
         "scaled: smaller",
     ]
 
@@ -346,7 +345,7 @@ def test_a_save_of_which_some_tensors_were_compared_tells_so() -> None:
     partly, _ = with_verification([save, some(52)], FULL)
     assert judge(partly, FULL).status is VerdictStatus.VALID
     assert reasons(judge(partly, FULL)) == [
-        "only the tensors of a restore of subset=0.1 were compared: 1 of them, 52 % of the bytes"
+        "only the tensors of a restore of subset=0.1 were compared: 1 of them, 52% of the bytes"
     ]
     whole = replace(some(100, restore_as=None), verified=GOOD)
     for given in ([save, some(52), whole], [save, whole, some(52)]):
@@ -356,7 +355,7 @@ def test_a_save_of_which_some_tensors_were_compared_tells_so() -> None:
 def test_a_restore_of_some_tensors_tells_how_much_it_brought() -> None:
     """Whole tensors are more than the part asked for; of its own variant, where there are more."""
     restore = replace(some(52), device=moved(read=SIZE, write=0))
-    expected = ["only some tensors were restored (52 % of the bytes, subset=0.1 was asked)"]
+    expected = ["only some tensors were restored (52% of the bytes, subset=0.1 was asked)"]
     partly = Context(workload_bytes=SIZE, restored_bytes=restore.bytes)
     assert reasons(judge(restore, partly)) == expected
     told = [

@@ -57,9 +57,9 @@ def test_a_ratio_holds_if_its_whole_interval_does(
 
 
 def test_the_wall_clock_is_computed_and_not_called_reproduced(record: ResultFile) -> None:
-    """12.55 s with buffered, half of it with hybrid, in steps of 3.87 s: 38 % at most.
+    """12.55 s with buffered, half of it with hybrid, in steps of 3.87 s: 38% at most.
 
-    It is 12 % up to (6.28 / 0.12 - 12.55) / 3.87 = 10 steps between saves.
+    It is 12% up to (6.28 / 0.12 - 12.55) / 3.87 = 10 steps between saves.
     """
     found = judged(record, "wall clock", 0.12)
     save_s = record.run.workload.full_bytes / record.run.workload.bytes
@@ -74,7 +74,7 @@ def test_the_wall_clock_is_computed_and_not_called_reproduced(record: ResultFile
 def test_the_steps_between_saves_are_never_rounded_up(
     record: ResultFile, value: float, steps: float, every: str
 ) -> None:
-    """With a save every 11 steps 12.55 s would shrink by less than 11.7 %."""
+    """With a save every 11 steps 12.55 s would shrink by less than 11.7%."""
     save_s = record.run.workload.full_bytes / record.run.workload.bytes
     assert (save_s / 2 / value - save_s) / 3.87 == pytest.approx(steps, abs=0.1)
     found = judged(record, "wall clock", value)

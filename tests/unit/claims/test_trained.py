@@ -86,7 +86,7 @@ def test_an_overhead_holds_if_its_whole_interval_is_no_higher(
     if len(walls) < 5:
         assert found.reason == f"{pairs}, 5 needed"
     assert found.setting == (
-        "hybrid lazy=2 beside none, rank 0, 1.00 GiB of 12.55 GiB, a save every 10 steps, "
+        "hybrid lazy=2 compared with none, rank 0, 1.00 GiB of 12.55 GiB, a save every 10 steps, "
         f"a step 1 s, {pairs}"
     )
 

@@ -76,7 +76,7 @@ def test_the_optimum_is_the_optimum(save: float, mtbf: float) -> None:
 
 @given(save=times, mtbf=times)
 def test_daly_comes_close_to_the_optimum(save: float, mtbf: float) -> None:
-    """Where he states it, his interval is within 6 % of the optimum, and the MTBF bounds both."""
+    """Where he states it, his interval is within 6% of the optimum, and the MTBF bounds both."""
     if save < mtbf / 2:
         optimal = intervals.optimal(save, mtbf)
         assert intervals.daly(save, mtbf) == pytest.approx(optimal, rel=0.06)
@@ -87,7 +87,7 @@ def test_checkfreq_by_hand() -> None:
     costs = Costs(blocking_s=1, persist_s=7, restore_s=0)
     assert intervals.by_budget(costs, 0.5, step_s=2) == 4 * 2  # ceil(7 / 2), overhead 1 / 8
     assert intervals.by_budget(costs, 0.1, step_s=2) == 6 * 2  # 1 / 8 is too much, 1 / 12 is not
-    assert intervals.by_budget(costs, 0.035, step_s=2) == 16 * 2  # 1 / 28 is 3.57 %, 1 / 32 is not
+    assert intervals.by_budget(costs, 0.035, step_s=2) == 16 * 2  # 1 / 28 is 3.57%, 1 / 32 is not
     assert intervals.by_budget(Costs(blocking_s=0, persist_s=1, restore_s=0), 0.035, step_s=9) == 9
     assert intervals.by_budget(costs, 0.035) == pytest.approx(1 / 0.035)
     assert intervals.by_budget(costs, 0.5) == 7

@@ -49,9 +49,9 @@ def test_the_recorded_run_is_answered_in_five_lines(monkeypatch: pytest.MonkeyPa
     render(replace(summarise(REFERENCE), target=str(Path.cwd())), "table", stream)
     shown = stream.getvalue().replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines()
     assert shown[:5] == [
-        "Save:    odirect or uncached (undecided), 4.3x faster than buffered, 67 % of fio",
+        "Save:    odirect or uncached (undecided), 4.3x faster than buffered, 67% of fio",
         "         75.31 GiB: 58.9 s instead of 4 min 14 s, extrapolated from 1.50 GiB",
-        "Restore: odirect, 1.09x faster than buffered, 107 % of fio",
+        "Restore: odirect, 1.09x faster than buffered, 107% of fio",
         "         75.31 GiB: 42.5 s instead of 46.6 s, extrapolated from 1.50 GiB",
         "Next:    iobench autotune llama7b",
     ]
@@ -66,6 +66,15 @@ def test_a_winner_is_compared_with_what_it_beats() -> None:
     assert winner["ratio"] == pytest.approx(2.0)
     report = summarise(of({"odirect": [2.0] * 5, "uncached": [30.0] * 5, "buffered": [1.0] * 5}))
     assert said(report)["Save"][0].startswith("buffered, 30x faster than uncached")
+
+
+def test_times_of_other_numbers_of_processes_are_not_compared() -> None:
+    """Four processes save four times as much: in more time, at a higher rate."""
+    path = Path(__file__).parents[3] / "results" / "reference-numjobs-llama7b-zero3.jsonl"
+    lines = said(summarise(read(path)))["Save"]
+    assert lines[0].startswith("hybrid numjobs=4, ")
+    assert lines[0].endswith("2.7x faster than peer:torch-save numjobs=1")
+    assert lines[1] == "37.65 GiB: 15.1 s, extrapolated from 1.86 GiB"
 
 
 def test_few_samples_name_no_winner() -> None:

@@ -172,7 +172,7 @@ def test_another_size_is_unlike_and_another_host_name_is_not() -> None:
         ({"pool_bytes": 2**24}, "memory for data: 1GiB before, 16MiB now"),
         (
             {"writers": [{"name": "buffered"}, {"name": "peer:torch-save"}]},
-            "restores into new memory, as beside peers: no before, yes now",
+            "restores into new memory, as with peers: no before, yes now",
         ),
         ({"writers": [{"name": "odirect"}], "repeat": 9, "aa": True, "seed": 1}, None),
     ],
@@ -297,7 +297,7 @@ def rerun(speed: float, result: ResultFile = REFERENCE, run_id: str = "") -> Res
 
 
 def test_the_spread_between_runs_is_the_floor() -> None:
-    """Runs 8 % apart show no difference of 8 %; runs 1 % apart do."""
+    """Runs 8% apart show no difference of 8%; runs 1% apart do."""
     slower = slowed("odirect", "save", 1.08)
     wide, close = (0.96, 1.0, 1.04), (0.995, 1.0, 1.005)
     for speeds, found in ((wide, []), (close, [("odirect", "save")])):
@@ -362,15 +362,15 @@ def test_several_runs_a_side_on_the_command_line(tmp_path: Path) -> None:
     for arguments in ((*old, "--", *new, "--format", "md"), (old[0].parent, new[0].parent)):
         error, printed = run(*arguments)
         assert isinstance(error, RegressionError)
-        assert "beyond 2.0 %" in printed
+        assert "beyond 2.0%" in printed
 
 
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["a", "b", "c"], "where do the runs now begin"),
-        (["a"], "where do the runs now begin"),
-        (["a", "--", "b", "--", "c"], "where do the runs now begin"),
+        (["a", "b", "c"], "-- must be given once, between the sides"),
+        (["a"], "one run is given"),
+        (["a", "--", "b", "--", "c"], "-- must be given once, between the sides"),
         (["a", "--"], "each side needs a run"),
         (["{empty}", "{file}"], "has no result files"),
         (["{file}", "{file}", "--", "{file}"], "same run twice"),
@@ -441,11 +441,26 @@ def test_nothing_in_common_is_refused(tmp_path: Path) -> None:
     assert "no writer in common" in str(error)
 
 
+@pytest.mark.parametrize(("repetitions", "heading"), [(2, "50%"), (3, "75%"), (5, "94%")])
+def test_the_interval_is_headed_by_the_confidence_that_it_reaches(
+    repetitions: int, heading: str
+) -> None:
+    """With one run a side that is the samples'; several runs have 95% whatever their number."""
+    few = replace(
+        REFERENCE, samples=tuple(s for s in REFERENCE.samples if s.repetition < repetitions)
+    )
+    several = compare([rerun(1.0, few), rerun(1.01, few)], [rerun(0.99, few)], 0.05)
+    for comparison, expected in ((compare([few], [REFERENCE], 0.05), heading), (several, "95%")):
+        table = io.StringIO()
+        write(comparison, CompareFormat.TABLE, table)
+        assert f" {expected} interval " in table.getvalue()
+
+
 def test_markdown_for_a_pull_request() -> None:
     stream = io.StringIO()
     write(compare([REFERENCE], [slowed("odirect", "save", 1.1)], 0.05), CompareFormat.MD, stream)
     lines = stream.getvalue().splitlines()
-    assert lines[0] == "**llama7b: 1 regression**"
+    assert lines[0] == "**llama7b: 1 regression**  "
     assert lines[2].startswith("| writer | operation | before GiB/s |")
     assert any(line.startswith("| odirect | save | 1.28 | 1.16 | 0.909 |") for line in lines)
 

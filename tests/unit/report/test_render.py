@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
+from iobench.report.grid import Grid, print_grid, print_wrapped, wrapped
 from iobench.report.render import ReportFormat, render
 from iobench.report.summary import Report, summarise
 from iobench.results import ResultFile, Sample
@@ -62,12 +64,12 @@ def test_the_table_in_a_pipe_is_plain_aligned_and_uncut(
         "",
         "llama7b, rank 0: 1.00 GiB of 12.55 GiB in 5 files, serializer=torch",
         "",
-        "writer    operation  GiB/s (GB/s)  75 % interval  of fio  CPU s/GiB",
-        "─" * 67,
-        "odirect   save        2.00 (2.15)      1.60-2.50   100 %       0.13",
-        "buffered  save        1.00 (1.07)      0.80-1.25    50 %       0.25",
-        "odirect   restore     2.50 (2.68)      2.00-3.12   100 %       0.10",
-        "buffered  restore     1.25 (1.34)      1.00-1.56    50 %       0.20",
+        "writer    operation  GiB/s (GB/s)  75% interval  of fio  CPU s/GiB",
+        "─" * 66,
+        "odirect   save        2.00 (2.15)     1.60-2.50    100%       0.13",
+        "buffered  save        1.00 (1.07)     0.80-1.25     50%       0.25",
+        "odirect   restore     2.50 (2.68)     2.00-3.12    100%       0.10",
+        "buffered  restore     1.25 (1.34)     1.00-1.56     50%       0.20",
         "",
         "--details adds machine, phases and 6 notes",
     ]
@@ -77,8 +79,8 @@ def test_the_table_in_a_pipe_is_plain_aligned_and_uncut(
         "node1, Linux 6.1.0-18-amd64, Example CPU, 16 CPUs, 128.00 GiB memory, 1 x Example GPU, "
         "ext4, Example NVMe",
         "",
-        "writer    operation  GiB/s (GB/s)  75 % interval  of fio  CPU s/GiB  phases (s)",
-        "─" * 120,
+        "writer    operation  GiB/s (GB/s)  75% interval  of fio  CPU s/GiB  phases (s)",
+        "─" * 119,
     ]
     assert detailed[9].endswith("  0.13  gather 0.125, write 0.250, sync 0.062, commit 0.062")
     assert detailed[14:] == [
@@ -86,7 +88,7 @@ def test_the_table_in_a_pipe_is_plain_aligned_and_uncut(
         "fastest restore: no difference shown between odirect, buffered",
         "ceiling: save 2.00 GiB/s (2.15 GB/s) by fio io_uring 1MiB x 32",
         "ceiling: restore 2.50 GiB/s (2.68 GB/s) by fio io_uring 1MiB x 32",
-        "interval: 3 samples can bound a median with 75 % confidence at most",
+        "interval: 3 samples can bound a median with 75% confidence at most",
         "scaled: 2 of 32 layers",
     ]
 
@@ -121,6 +123,67 @@ def test_the_table_fits_a_terminal_and_breaks_no_name(
                 assert re.search(rf"^{re.escape(one.label)} +{one.operation} ", shown, re.MULTILINE)
             assert ("gather 0.125" in shown) == details
     assert ("a wider terminal also shows: " in text(wide, stream=Terminal())) == (columns < 200)
+
+
+def test_a_table_wraps_sentences_first_and_never_a_word() -> None:
+    grid = Grid(
+        columns=(("name", False), ("size", True), ("rate\n(GB/s)", True), ("why", False)),
+        rows=[
+            ["a-long-name", "12", "2.50 (2.68)", "the reason is a sentence that needs some room"],
+            ["a b", "1", "-", "short"],
+        ],
+        drop=(1,),
+        sentences=(3,),
+    )
+
+    def lines(width: int) -> list[str]:
+        stream = io.StringIO()
+        print_grid(Console(file=stream, width=width), grid)
+        return stream.getvalue().splitlines()
+
+    assert lines(100) == [
+        "name         size  rate (GB/s)  why",
+        "─" * 77,
+        "a-long-name    12  2.50 (2.68)  the reason is a sentence that needs some room",
+        "a b             1            -  short",
+    ]
+    assert lines(52) == [
+        "                    rate",
+        "name              (GB/s)  why",
+        "─" * 52,
+        "a-long-name  2.50 (2.68)  the reason is a sentence",
+        "                          that needs some room",
+        "a b                    -  short",
+        "a wider terminal also shows: size",
+    ]
+    assert lines(30)[:9] == [  # the first column has lines of its own
+        "name",
+        "         rate",
+        "       (GB/s)  why",
+        "─" * 30,
+        "a-long-name",
+        "  2.50 (2.68)  the reason is a",
+        "               sentence that",
+        "               needs some room",
+        "a b",
+    ]
+    assert max(map(len, lines(10))) == len("  2.50 (2.68)  sentence")
+
+
+def test_text_is_wrapped_between_words_and_figures_stay_whole() -> None:
+    assert wrapped("at 2.31 GiB/s (2.48 GB/s), one every 108 min 10 s", 25, "  ") == (
+        "at\n  2.31 GiB/s (2.48 GB/s),\n  one every 108 min 10 s"
+    )
+    assert wrapped("peer:torch-save", 5) == "peer:torch-save"
+
+
+def test_a_long_command_is_continued_with_a_backslash() -> None:
+    stream = io.StringIO()
+    command = "Next:  iobench plan --results a-long-name.jsonl --nodes 8"
+    print_wrapped(Console(file=stream, width=50), command, indent=" " * 7, whole=True)
+    assert stream.getvalue() == (
+        "Next:  iobench plan --results a-long-name.jsonl \\\n         --nodes 8\n"
+    )
 
 
 def test_columns_that_say_the_same_in_every_row_are_left_out(example: ResultFile) -> None:
@@ -242,7 +305,7 @@ def test_markdown_is_a_table_and_a_list(example: ResultFile) -> None:
     rows = [line for line in lines if line.startswith("|")]
     assert len(rows) == 6
     assert {line.count(" | ") for line in rows} == {6}
-    assert rows[2].startswith("| odirect | save | 2.00 (2.15) | 1.60-2.50 | 100 % |")
+    assert rows[2].startswith("| odirect | save | 2.00 (2.15) | 1.60-2.50 | 100% |")
     assert r"- a\|b" in lines
     assert lines[0] == "**llama7b, rank 0: 1.00 GiB of 12.55 GiB in 5 files, serializer=torch**  "
 

@@ -1,4 +1,4 @@
-"""A winner is named when a difference is shown; an A/A run tells the noise floor instead of 2 %."""
+"""A winner is named when a difference is shown; an A/A run tells the noise floor instead of 2%."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ def test_a_clear_winner() -> None:
 
 
 def test_a_difference_within_the_measured_noise_is_none() -> None:
-    """The twins of the A/A differ by up to 10 %, the other writer by 5 %."""
+    """The twins of the A/A differ by up to 10%, the other writer by 5%."""
     first, twin = saves("odirect", *[1.0] * 5), saves("odirect", 1.0, 1.1, 0.95, 1.0, 1.05)
     result = of(*first, *twin, *saves("buffered", *[1.07] * 5))
     (winner,) = summarise(result).winners
     assert winner.measured
     assert winner.floor == pytest.approx(0.1)
     assert winner_lines(result)[0].startswith("fastest save: no difference shown between")
-    assert winner_lines(result)[1] == "noise floor of save: 10.0 % by A/A"
+    assert winner_lines(result)[1] == "noise floor of save: 10.0% by A/A"
 
 
 def test_an_aa_run_of_one_writer_has_its_floor() -> None:
     first, twin = saves("odirect", *[1.0] * 5), saves("odirect", 1.0, 1.03, 1.0, 0.99, 1.0)
-    assert winner_lines(of(*first, *twin)) == ["noise floor of save: 3.0 % by A/A"]
+    assert winner_lines(of(*first, *twin)) == ["noise floor of save: 3.0% by A/A"]
 
 
 def test_invalid_figures_win_nothing() -> None:

@@ -95,6 +95,13 @@ def test_foreign_json(path: Path, content: bytes) -> None:
     assert refusal(path, content) == ", line 1: not a record of an iobench result file"
 
 
+def test_a_journal_of_autotune_is_named(path: Path) -> None:
+    """It is next to the result files, under results/."""
+    message = refusal(path, b'{"schema": "iobench.tune/1", "kind": "tuning"}\n')
+    assert message.startswith(" is a journal of iobench autotune, not a result file; ")
+    assert message.endswith(f"iobench autotune --resume {path} continues it")
+
+
 def test_a_newer_schema_says_to_upgrade(path: Path) -> None:
     message = refusal(path, EXAMPLE.replace(b"iobench.result/1", b"iobench.result/2"))
     assert message == (

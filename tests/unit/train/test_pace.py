@@ -21,7 +21,7 @@ from iobench.train.trainer import Trainer
         ("2xpersist", 5),  # 2 x 1.2 s of steps of 0.5 s
         ("2.5xpersist", 6),
         ("0.1xpersist", 1),
-        ("3.5%", 6),  # 0.1 s of stall are 3.5 % of 2.86 s
+        ("3.5%", 6),  # 0.1 s of stall are 3.5% of 2.86 s
         ("50%", 3),  # no sooner than it is written
     ],
 )

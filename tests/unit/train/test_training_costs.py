@@ -78,11 +78,14 @@ def test_costs() -> None:
     [(1, "undecided: 1 pair, 5 needed"), (4, "undecided: 4 pairs, 5 needed"), (5, "+25.0% to")],
 )
 def test_few_pairs_leave_an_overhead_undecided(pairs: int, said: str) -> None:
+    """The heading of the intervals has the confidence that 5 pairs reach."""
     blocks = [replace(one, repetition=n) for n in range(pairs) for one in (_NONE, _ASYNC)]
     plan = {"every": 2, "steps": 4, "simulated_s": 0.0, "memcpy_bytes_per_s": 1e9}
     record, table = _file(*blocks), io.StringIO()
     write(replace(record, run=replace(record.run, plan=plan)), DocumentFormat.TABLE, table)
     assert said in table.getvalue()
+    assert ("95% interval", "94% interval")[pairs >= 5] in table.getvalue()
+    assert f"{pairs} block{'s' * (pairs > 1)} of each; " in table.getvalue()
 
 
 def test_cut_off() -> None:

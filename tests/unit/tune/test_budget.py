@@ -24,7 +24,7 @@ def budget(*, spent: Cost, reserve: Cost) -> Budget:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"max_s": 0.0}, "--max-time must be above zero, and is 0s"),
         ({"max_s": -1.5}, "--max-time must be above zero, and is -1.5s"),
@@ -32,9 +32,9 @@ def budget(*, spent: Cost, reserve: Cost) -> Budget:
         ({"max_bytes": 0}, "--max-bytes must be above zero, and is 0$"),
     ],
 )
-def test_a_budget_of_nothing(settings: dict[str, Any], told: str) -> None:
+def test_a_budget_of_nothing(settings: dict[str, Any], message: str) -> None:
     """Is refused, by the name of its option."""
-    with pytest.raises(OptionError, match=told):
+    with pytest.raises(OptionError, match=message):
         Budget(**settings)
 
 

@@ -10,7 +10,7 @@ from iobench.tune.confirm import Confirmation
 
 
 def confirmed(rounds: int = 6, **losses: float) -> Confirmation:
-    """The first led the race; `buffered` is the baseline. Losses vary by 1 %."""
+    """The first led the race; `buffered` is the baseline. Losses vary by 1%."""
     made = Confirmation(contenders=list(losses), baseline="buffered")
     for number in range(rounds):
         for position, (name, loss) in enumerate(losses.items()):
@@ -83,7 +83,7 @@ def test_only_the_baseline() -> None:
 
 @pytest.mark.slow
 def test_how_often_equals_are_called_better() -> None:
-    """Three settings as good as the baseline, 10 % noise, six rounds: a winner over it is named in
+    """Three settings as good as the baseline, 10% noise, six rounds: a winner over it is named in
     at most 1 of 20 confirmations."""
     wrong = 0
     for seed in range(60):

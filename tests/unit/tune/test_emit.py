@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from iobench.tune.emit import check_output, write
+from iobench.tune.emit import check_config, write
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.config import dump_writer, read_config
 
 _COPY = """
 import sys
 from pathlib import Path
-from iobench.tune.emit import check_output, write
-check_output(Path(sys.argv[1]))
+from iobench.tune.emit import check_config, write
+check_config(Path(sys.argv[1]))
 write(Path(sys.argv[2]), Path(sys.argv[1]).read_bytes().decode())
 """
 
@@ -50,4 +50,4 @@ def test_it_is_durable_on_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert done == [("file", False), ("directory", True)]
     assert read_config(path).name == "buffered"
     assert os.listdir(tmp_path) == ["writer.toml"]
-    check_output(path)
+    check_config(path)

@@ -76,7 +76,7 @@ def test_goodput_of_a_hopeless_job_is_a_number() -> None:
     [
         ({"goal": "speed"}, "must be one of save, restore"),
         ({"goal": "goodput"}, "Give --nodes"),
-        ({"goal": "save", "job": JOB}, "--nodes is of --objective goodput"),
+        ({"goal": "save", "job": JOB}, "--nodes needs --objective goodput"),
     ],
 )
 def test_what_cannot_be_meant(settings: dict[str, object], words: str) -> None:

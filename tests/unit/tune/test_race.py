@@ -59,7 +59,7 @@ def test_drift_is_no_difference() -> None:
 
 
 def test_less_than_the_noise_floor_is_no_difference() -> None:
-    """1 % in every one of twenty rounds without noise is below what is ever claimed."""
+    """1% in every one of twenty rounds without noise is below what is ever claimed."""
     one = race("a", "b")
     for number in range(20):
         run(one, number, {"a": 1.0, "b": 1.01})
@@ -103,7 +103,7 @@ def test_a_path_that_degrades_loses_its_lead() -> None:
 
 
 def test_the_best_is_hardly_ever_dropped() -> None:
-    """Five per cent better than nine others under heavy-tailed noise of 10 %: of 60 races of four
+    """Five per cent better than nine others under heavy-tailed noise of 10%: of 60 races of four
     rounds it is dropped in at most 6. docs/autotune.md has the figures of many more."""
     wrong = 0
     for seed in range(60):

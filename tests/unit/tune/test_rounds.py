@@ -24,7 +24,7 @@ _SIZE = 64 * MIB
 
 
 @dataclass(kw_only=True)
-class Told:
+class Reported:
     """What was said of each trial."""
 
     figures: list[str] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Played:
 
     rounds: Rounds
     storage: SimulatedStorage
-    told: Told
+    reported: Reported
 
     @classmethod
     def at(
@@ -59,7 +59,7 @@ class Played:
             rate=lambda one, number: by_name[one.writer] * MIB,  # noqa: ARG005
             error=error,
         )
-        told = Told()
+        reported = Reported()
         race: Race[Candidate] = Race()
         for name in _NAMES:
             race.join(name, Candidate.of(name, {}, "known-good"))
@@ -69,10 +69,10 @@ class Played:
             budget=Budget(max_s=10_000, max_bytes=max_bytes),
             measure=storage,
             written_bytes=storage.written_bytes,
-            progress=told,
+            progress=reported,
             rng=random.Random(1),
         )
-        return cls(rounds=rounds, storage=storage, told=told)
+        return cls(rounds=rounds, storage=storage, reported=reported)
 
     @property
     def asked(self) -> list[tuple[str, int]]:
@@ -91,7 +91,7 @@ def test_a_round_measures_each_once_and_is_paid_for() -> None:
     assert losses == {"buffered": set(), "odirect": {2}, "uring": {2}}
     assert played.rounds.budget.written_bytes == 5 * _SIZE
     assert [len(played.rounds.history.of(name)) for name in _NAMES] == [1, 2, 2]
-    assert played.told.figures[-1].startswith("odirect 2 0.20 GiB/s")
+    assert played.reported.figures[-1].startswith("odirect 2 0.20 GiB/s")
 
 
 def test_who_fails_or_needs_too_much_runs_no_more() -> None:

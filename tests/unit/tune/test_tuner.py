@@ -27,7 +27,7 @@ from iobench.units import GIB, MIB
 
 @pytest.mark.parametrize("noise", NOISES)
 def test_it_finds_a_good_setting_under_noise(noise: str) -> None:
-    """The chosen one is within 15 % of the best of the whole space whatever the noise, and stands
+    """The chosen one is within 15% of the best of the whole space whatever the noise, and stands
     clear of the baseline; docs/autotune.md has the distribution."""
     space = space_of_writers()
     storage = SimulatedStorage(seed=7, **NOISES[noise])

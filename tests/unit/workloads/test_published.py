@@ -76,7 +76,7 @@ def test_a_chunked_checkpoint_holds_every_parameter_three_times() -> None:
     [("bloom-3b", 45), ("llama-2-7b", 83), ("llama-2-13b", 166), ("llama-2-70b", 1065)],
 )
 def test_datastates_totals_are_of_the_same_order(name: str, published_gb: int) -> None:
-    """DeepSpeed checkpoints of 3 to 70B: within 16 % of DataStates-LLM's figure 3, in GiB."""
+    """DeepSpeed checkpoints of 3 to 70B: within 16% of DataStates-LLM's figure 3, in GiB."""
     workload = replace(workloads.load("llama7b-zero1"), model=workloads.load_model(name))
     assert workload.total_size_bytes() / GIB == pytest.approx(published_gb, rel=0.16)
 

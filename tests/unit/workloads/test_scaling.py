@@ -41,7 +41,7 @@ def test_every_workload_scales_below_the_limit(name: str) -> None:
 @settings(max_examples=25, deadline=None)
 @given(max_bytes=st.integers(3 * GIB, 75 * GIB))
 def test_no_combination_of_blocks_is_much_larger(max_bytes: int) -> None:
-    """Of all combinations of blocks none that fits is more than 5 % larger than the one chosen."""
+    """Of all combinations of blocks none that fits is more than 5% larger than the one chosen."""
     workload = workloads.load("llama7b")
     chosen = workload.scaled(max_bytes).size_bytes()
     for layers, embedding, head in product(range(1, 33), (True, False), (True, False)):

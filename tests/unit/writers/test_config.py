@@ -211,7 +211,7 @@ def test_a_tuned_value_of_another_type(tmp_path: Path) -> None:
 
 def test_a_missing_file(tmp_path: Path) -> None:
     """The message names the file and the reason."""
-    with pytest.raises(UsageError, match=r"none\.toml: cannot be read"):
+    with pytest.raises(UsageError, match=r"none\.toml: no such file; iobench autotune -o"):
         load_writer(tmp_path / "none.toml")
 
 

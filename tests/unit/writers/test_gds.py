@@ -133,14 +133,14 @@ def test_compatibility_mode_is_a_fallback(
     fake = FakeCuFile(nvfs=nvfs, p2pdma=p2pdma, forced=forced)
     _use(fake, monkeypatch)
     _, moved = _saved(tmp_path, FakeDevice().upload(content(100_000)))
-    told = [f for f in moved.fallbacks if f.used == "cuFile compatibility mode"]
-    assert len(told) == bool(reason)
-    assert (reason in told[0].reason) if reason else not moved.fallbacks
+    reported = [f for f in moved.fallbacks if f.used == "cuFile compatibility mode"]
+    assert len(reported) == bool(reason)
+    assert (reason in reported[0].reason) if reason else not moved.fallbacks
     answer = GdsWriter().available(tmp_path)
     assert answer.ok
     assert reason in answer.reason
     assert compatibility_reason(nvfs_version=nvfs, p2pdma=p2pdma, forced=forced) == (
-        told[0].reason if told else ""
+        reported[0].reason if reported else ""
     )
 
 

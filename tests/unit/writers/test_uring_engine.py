@@ -116,7 +116,7 @@ def test_every_byte_is_moved(
     rng, size = random.Random(seed), 3 * _PIECE
     total = (ranges - 1) * size + tail
     data, memory = content(total, seed), _memory(total, staged=staged)
-    image, told = FileImage.of("image", [memory]), Counter[int]()
+    image, calls = FileImage.of("image", [memory]), Counter[int]()
     if writes:
         memory[:] = data
     ring, pool = _Ring(bytearray() if writes else bytearray(data.tobytes())), _Pool()
@@ -126,7 +126,7 @@ def test_every_byte_is_moved(
             stop = min(start + size, total)
 
             def ended(whole: bool, at: int = start) -> None:
-                told.update({at: whole})
+                calls.update({at: whole})
 
             if writes:
                 engine.write(_FILE, Extent(image, start, stop, start), ended)
@@ -135,7 +135,7 @@ def test_every_byte_is_moved(
         engine.drain()
         assert len(engine) == 0
     assert bytes(ring.file[:total] if writes else memory) == data.tobytes()
-    assert told == Counter(dict.fromkeys(range(0, total, size), 1))
+    assert calls == Counter(dict.fromkeys(range(0, total, size), 1))
     assert ring.most <= iodepth
     assert pool.most_out <= iodepth + max(1, iodepth // 4)
     assert pool.out == 0
@@ -192,7 +192,7 @@ def test_a_failure(writes: bool, staged: bool, nth: int, ready: int) -> None:
     memory = _memory(count * size, staged=staged)
     image, pool = FileImage.of("image", [memory]), _Pool()
     ring = _Ring(bytearray(count * size), fails=nth)
-    told: list[bool] = []
+    calls: list[bool] = []
 
     def move() -> None:
         with _engine(ring, 4, pool, writes=writes) as engine:
@@ -200,27 +200,27 @@ def test_a_failure(writes: bool, staged: bool, nth: int, ready: int) -> None:
                 ring.ready = ready
                 part = Extent(image, start, start + size, start)
                 if writes:
-                    engine.write(_FILE, part, told.append)
+                    engine.write(_FILE, part, calls.append)
                 else:
-                    engine.read(_FILE, part, told.append)
+                    engine.read(_FILE, part, calls.append)
             engine.drain()
 
     with pytest.raises(OSError, match="Input/output") as caught:
         move()
     assert caught.value.errno == errno.EIO
-    assert told.count(False) >= 1
-    assert nth // 2 <= len(told) <= count
+    assert calls.count(False) >= 1
+    assert nth // 2 <= len(calls) <= count
     assert pool.out == 0
 
 
 def test_closed_without_drain() -> None:
     """Operations in flight are awaited; ranges that wait for room or a copy complete as failed."""
     image, pool = FileImage.of("image", [_memory(5 * _PIECE, staged=True)]), _Pool()
-    told: list[bool] = []
+    calls: list[bool] = []
     with _engine(_Ring(bytearray(5 * _PIECE)), 4, pool, writes=False) as engine:
         for start in range(0, 5 * _PIECE, _PIECE):
-            engine.read(_FILE, Extent(image, start, start + _PIECE, start), told.append)
-    assert told == [False] * 5
+            engine.read(_FILE, Extent(image, start, start + _PIECE, start), calls.append)
+    assert calls == [False] * 5
     assert pool.out == 0
     assert not np.any(image.views(0, 5 * _PIECE)[0])
 
@@ -235,15 +235,15 @@ def test_a_copy_that_fails() -> None:
             return super().scatter(start, stop, block)
 
     image, pool = Broken.of("image", [_memory(3 * _PIECE, staged=True)]), _Pool()
-    told: dict[int, bool] = {}
+    calls: dict[int, bool] = {}
     with _engine(_Ring(bytearray(3 * _PIECE)), 4, pool, writes=False) as engine:
         for start in range(0, 3 * _PIECE, _PIECE):
 
             def ended(whole: bool, at: int = start) -> None:
-                told[at] = whole
+                calls[at] = whole
 
             engine.read(_FILE, Extent(image, start, start + _PIECE, start), ended)
         with pytest.raises(OSError, match="Bad address"):
             engine.drain()
-    assert told == {0: True, _PIECE: False, 2 * _PIECE: True}
+    assert calls == {0: True, _PIECE: False, 2 * _PIECE: True}
     assert pool.out == 0

@@ -1,0 +1,246 @@
+"""Every command on a terminal: lines fit into 80 columns, and no name or figure is broken."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+import iobench.environment
+from iobench.bench import planning
+from iobench.bench.targets import directory
+from iobench.cli import s3
+from iobench.cli.main import app
+from iobench.errors import UnknownNameError
+from iobench.integrations.redirect import launch
+from iobench.integrations.redirect.call_counts import Count, Function
+from iobench.report import tuning
+from iobench.writers.s3_store.objects import UnfinishedUpload
+from iobench.writers.s3_store.target import S3Target
+
+ROOT = Path(__file__).parents[2]
+RECORDS = [
+    f"results/{path.name}"
+    for path in sorted((ROOT / "results").glob("reference-*.jsonl"))
+    if "autotune" not in path.name
+]
+CLAIMS = {
+    "hybrid-io": ("hybrid-io-llama7b", "hybrid-io-train-llama7b"),
+    "checkfreq": ("checkfreq-gpt5b-nemo", "checkfreq-llama3-8b"),
+    "pccheck": ("pccheck-gpt5b-nemo", "pccheck-llama3-8b"),
+    "async": ("async-gpt5b-nemo",),
+}
+_CONTROLS = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+_BARS = re.compile("[─▁▂▃▄▅▆▇█·]+")  # rules and bars: as long as the width allows
+_BROKEN_FIGURE = re.compile(r"\d\n *(?:[KMGT]i?B|B|ms|s|min|h|%)(?:/s)?(?=[\s,;)])")
+_HINT = "a wider terminal also shows: "
+
+
+class Output(io.StringIO):
+    """What stdout and stderr are: a terminal, or a pipe."""
+
+    def __init__(self, *, terminal: bool) -> None:
+        super().__init__()
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory with a short name: a line cannot be shorter than a path in it."""
+    monkeypatch.setenv("TERM", "xterm")  # rich takes a dumb terminal for 80 columns wide
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as name:
+        monkeypatch.chdir(name)
+        os.mkdir("results")
+        for record in RECORDS:
+            os.symlink(ROOT / record, record)
+        shutil.copy(Path(__file__).with_name("tiny.yaml"), "tiny.yaml")
+        yield Path(name)
+
+
+def printed(*arguments: str, columns: int | None) -> tuple[str, str]:
+    """What the command prints on stdout and stderr: terminals of `columns` columns, or pipes."""
+    outputs = [Output(terminal=columns is not None) for _ in range(2)]
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(outputs[0]),
+        contextlib.redirect_stderr(outputs[1]),
+    ):
+        patch.setenv("COLUMNS", str(columns or 80))
+        app(list(arguments), standalone_mode=False)
+    first, second = (_CONTROLS.sub("", one.getvalue()) for one in outputs)
+    return first, second
+
+
+def check_fits(shown: str, uncut: str, columns: int = 80) -> None:
+    """No line is wider, no figure is apart from its unit, and each word is one of `uncut`."""
+    assert uncut.strip()
+    assert [line for line in shown.splitlines() if len(line) > columns] == []
+    assert _BROKEN_FIGURE.findall(shown) == []
+    words = {one.rstrip(",:") for one in _BARS.sub("", uncut + _HINT).split()} | {"\\"}
+    assert {one.rstrip(",:") for one in _BARS.sub("", shown).split()} - words == set()
+
+
+def _tables() -> Iterator[tuple[str, ...]]:
+    """The arguments of each command that prints a table from files."""
+    for record in RECORDS:
+        yield "show", record
+        if "train" not in record and "check" not in record and "async" not in record:
+            yield "show", record, "--details"
+    one, other = "results/reference-llama7b.jsonl", "results/reference-aa-llama7b.jsonl"
+    numjobs = "results/reference-numjobs-llama7b-zero3.jsonl"
+    yield "show", one, "--series"
+    yield "show", numjobs, "--series"
+    for nodes in ("2048", "64-1024"):
+        yield "plan", "--nodes", nodes, "--results", one, "--simulate", "100"
+    by_hand = ("plan", "--save", "30s", "--restore", "1min", "--blocking", "2s", "--persist", "20s")
+    yield *by_hand, "--nodes", "1024", "--simulate", "100", "--formulas"
+    yield "compare", one, other, "--force"
+    yield "compare", "results/reference-peers-llama7b.jsonl", numjobs, "--force"
+    for claim, names in CLAIMS.items():
+        given = (("--results", f"results/reference-{name}.jsonl") for name in names)
+        yield "reproduce", claim, *(word for pair in given for word in pair)
+    for name in ("llama7b", "gpt5b-nemo", "mlperf-405b"):
+        yield "workloads", "show", name, "--files"
+    yield "workloads", "show", "tiny.yaml", "--tensors"
+    yield "workloads", "list"
+    yield ("writers",)
+    yield ("doctor",)
+
+
+@pytest.mark.parametrize("arguments", [*_tables()], ids=" ".join)
+def test_a_table_fits(arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns are dropped, and named below the table; text is wrapped between words."""
+    for name in ("describe_machine", "describe_storage", "probe_directory"):  # figures may move
+        once = functools.cache(getattr(iobench.environment, name))
+        monkeypatch.setattr(iobench.environment, name, once)
+    uncut, _ = printed(*arguments, columns=None)
+    assert _HINT not in uncut
+    for columns in (80, 160):
+        shown, _ = printed(*arguments, columns=columns)
+        check_fits(shown, uncut, columns)
+
+
+def _helps(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    yield path, command
+    for name, below in getattr(command, "commands", {}).items():
+        yield from _helps(below, (*path, name))
+
+
+_HELPS = dict(_helps(get_command(app)))
+
+
+@pytest.mark.parametrize("path", _HELPS, ids=lambda path: " ".join(("iobench", *path)))
+def test_help_fits(path: tuple[str, ...]) -> None:
+    """Every sentence of the command and its options is there whole, in 80 columns."""
+    command = _HELPS[path]
+    shown, _ = printed(*path, "--help", columns=80)
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
+    assert not re.search(r"[a-z]\.\.\.", shown)  # a sentence that is cut; usage lines have them too
+    flat = " ".join(shown.split())
+    for sentence in (command.help, *(getattr(one, "help", "") for one in command.params)):
+        assert " ".join((sentence or "").split()) in flat
+    for below in getattr(command, "commands", {}).values():
+        first, end, _ = " ".join(below.help.split("\n\n")[0].split()).partition(". ")
+        assert first + end.strip() in flat
+
+
+def test_a_run_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's plan and its report."""
+    monkeypatch.setattr(directory, "settle", lambda *_: None)
+    common = ("run", "tiny.yaml", "--size", "full", "--no-ceiling", "--repeat", "1")
+    common += ("--numjobs", "1,2", "--restore-as", "same,subset=0.1", "--writer", "buffered,uring")
+    monkeypatch.setattr(planning, "expected_line", lambda _: "expected  about 5.1 s")
+    (_, uncut), (_, plan) = (printed(*common, "--dry-run", columns=one) for one in (None, 80))
+    waits = ("reading the workload and trying the writers ...", "probing the writers ...")
+    assert all(one in plan for one in waits)
+    free = re.compile(r"[\d.]+(?= \S+ usable)")  # others write to this file system too
+    check_fits(free.sub("", plan), f"{free.sub('', uncut)} {' '.join(waits)}")
+    shown, _ = printed(*common, "-q", "-o", "run.jsonl", columns=80)
+    check_fits(shown, printed("show", "run.jsonl", columns=None)[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "first"),
+    [
+        (("run", "nope"), "reading the workload and trying the writers ..."),
+        (("autotune", "nope"), "trying the writers ..."),
+        (("train", "nope"), "loading torch and trying the writers ..."),
+        (("reproduce", "nope"), "reading the claims ..."),
+    ],
+)
+def test_what_takes_a_while_says_so_first(
+    arguments: tuple[str, ...], first: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before it imports torch or looks at the target; the line is removed when that is done."""
+    stderr = Output(terminal=True)
+    with contextlib.redirect_stderr(stderr), pytest.raises(UnknownNameError):
+        app(list(arguments), standalone_mode=False)
+    assert stderr.getvalue() == f"{first}\r\x1b[K"
+    assert capsys.readouterr().out == ""
+
+
+def test_the_report_of_autotune_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels of settings are long; so is what a setting failed for."""
+    monkeypatch.setattr(directory, "settle", lambda *_: None)
+    uncut = Output(terminal=False)
+    write = tuning.write_table
+
+    def twice(outcome: Any, asked: Any, header: Any, stream: Any) -> None:
+        for one in (uncut, stream):
+            write(outcome, asked, header, one)
+
+    monkeypatch.setattr(tuning, "write_table", twice)
+    budget = ("--max-time", "2h", "--max-bytes", "60MiB", "--size", "1536KiB", "--seed", "1")
+    writers = ("--writer", "buffered,odirect")
+    shown, _ = printed("autotune", "tiny.yaml", "-q", *writers, *budget, columns=80)
+    check_fits(shown, uncut.getvalue())
+
+
+def test_the_summary_of_exec_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = Count(calls=12, bytes=2**31, seconds=1.5, example="checkpoints/step-1200/model.pt")
+    failed = Count(calls=1, seconds=0.1, example="checkpoints/step-1300/optimizer.pt")
+    stock = {"its path is a file object that is not a file of the operating system": count}
+    function = Function(redirected=count, failed=failed, stock=stock, fallbacks={"a fallback": 3})
+    outcome = launch.ExecOutcome(
+        returncode=0, elapsed_s=2.0, functions={"torch.save": function}, problems=(), processes=2
+    )
+    monkeypatch.setattr(launch, "launch", lambda *_: outcome)
+    command = ("exec", "--config", "buffered", "--", "true")
+    (_, uncut), (_, shown) = (printed(*command, columns=one) for one in (None, 80))
+    check_fits(shown, uncut)
+    assert len(shown.splitlines()) > len(uncut.splitlines())
+
+
+def test_the_list_of_uploads_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key longer than the rest of the line begins a line of its own."""
+    keys = ("runs/a/step-1200/model.safetensors", "a-name-of-sixty-characters/" + "x" * 35)
+    when = datetime(2026, 1, 2, tzinfo=UTC)
+    found = [
+        UnfinishedUpload(target=S3Target(bucket="bucket", key=key), upload_id="1", initiated=when)
+        for key in keys
+    ]
+
+    class Objects:
+        def uploads(self) -> list[UnfinishedUpload]:
+            return found
+
+    monkeypatch.setattr(s3, "_objects", lambda *_: Objects())
+    command = ("s3", "list-uploads", "s3://bucket")
+    (uncut, _), (shown, _) = (printed(*command, columns=one) for one in (None, 80))
+    check_fits(shown, uncut)
