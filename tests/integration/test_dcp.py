@@ -338,7 +338,7 @@ def main(root):
     os.kill(child.pid, signal.SIGKILL)
     child.join()
     dead = save(f"{root}/step-2").exception()
-    print(json.dumps([type(cause).__name__, cause.errno, str(dead)]))
+    print(json.dumps([type(cause).__name__, cause.errno, type(dead).__name__]))
     sys.stdout.flush()
     os._exit(0)  # see JOB
 
@@ -363,6 +363,6 @@ def test_failures_of_a_child_process(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr[-5000:]
     name, number, dead = json.loads(ended.stdout)
     assert (name, number) == ("TransferError", errno.ENOTDIR)
-    assert "Checkpoint background process is dead" in dead
+    assert dead in ("RuntimeError", "BrokenPipeError")  # as torch notices it, or the pipe
     assert (tmp_path / "step-1" / ".metadata").is_file()
     assert not (tmp_path / "step-2").exists()

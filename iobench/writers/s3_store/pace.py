@@ -68,6 +68,7 @@ def _paced(connection: Any, window_s: float) -> Any:
     """Return a subclass of botocore's `connection` whose socket checks the rate of answers."""
 
     class PacedConnection(connection):  # type: ignore[misc]
+        sock: Any
         _answer_s = window_s
 
         def connect(self) -> None:
