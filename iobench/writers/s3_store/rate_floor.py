@@ -1,4 +1,4 @@
-"""Pace: the floor on the rate of every answer of an S3 client; used by `S3Client`.
+"""RateFloor: the floor on the rate of every answer of an S3 client; used by `S3Client`.
 
 A timeout of the socket counts from byte to byte. An answer of one byte per second would never end.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from iobench.units import KIB
 
-__all__ = ["Pace", "SlowAnswerError", "pace_answers"]
+__all__ = ["RateFloor", "SlowAnswerError", "set_rate_floor"]
 
 _SLOWEST = KIB  # bytes per second; an answer that arrives more slowly has failed
 # While S3 completes an upload, it sends the header and then a space now and then. That takes
@@ -25,7 +25,7 @@ class SlowAnswerError(TimeoutError):
     """An answer that arrives at less than 1 KiB/s. Transient."""
 
 
-class Pace:
+class RateFloor:
     """Checks the rate of one answer from its first byte on.
 
     Raises SlowAnswerError after `window_s` seconds below 1 KiB/s. The time that the server needs
@@ -53,7 +53,7 @@ class Pace:
         self._since_s, self._bytes = now_s, 0
 
 
-def pace_answers(client: Any, window_s: float) -> None:
+def set_rate_floor(client: Any, window_s: float) -> None:
     """Check the rate of every answer to the boto3 client: header and body, also of errors.
 
     botocore has no option for this, and it reads an answer that is no object's body until the end.
@@ -94,7 +94,7 @@ class _PacedSocket:
 
     def makefile(self, mode: str, buffering: int | None = None) -> io.IOBase:
         assert mode == "rb"
-        answer = _Answer(self._inner.makefile("rb", 0), Pace(self.answer_s))
+        answer = _Answer(self._inner.makefile("rb", 0), RateFloor(self.answer_s))
         return answer if buffering == 0 else io.BufferedReader(answer)
 
     def __getattr__(self, name: str) -> Any:
@@ -108,9 +108,9 @@ class _Answer(io.RawIOBase):
     slowly the bytes arrive.
     """
 
-    def __init__(self, raw: Any, pace: Pace) -> None:
+    def __init__(self, raw: Any, floor: RateFloor) -> None:
         super().__init__()
-        self._raw, self._pace = raw, pace
+        self._raw, self._floor = raw, floor
 
     def readable(self) -> bool:
         return True
@@ -122,7 +122,7 @@ class _Answer(io.RawIOBase):
     def readinto(self, buffer: Any) -> int | None:
         count: int | None = self._raw.readinto(buffer)
         if count:
-            self._pace.arrived(count)
+            self._floor.arrived(count)
         return count
 
     def close(self) -> None:
