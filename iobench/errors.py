@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Self
+from typing import Any, Self
 
 __all__ = [
     "CeilingError",
@@ -48,9 +48,20 @@ __all__ = [
 
 
 class IobenchError(Exception):
-    """Base of every error that iobench raises on purpose."""
+    """Base of every error that iobench raises on purpose. All of them can be pickled and copied."""
 
     exit_code = 1
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        # pickle calls the class with `args`, which is one text: not what __init__ takes everywhere.
+        # DCP sends the errors of a rank and of a child process as pickles.
+        if isinstance(self, OSError):
+            return super().__reduce__()
+        return _remade, (type(self), self.args), self.__dict__
+
+
+def _remade(kind: type[IobenchError], args: tuple[Any, ...]) -> IobenchError:
+    return kind.__new__(kind, *args)
 
 
 class UsageError(IobenchError, ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,9 +25,11 @@ from iobench.results import (
     utc_now,
 )
 from iobench.workloads import FileSpec
-from iobench.writers.transfer import Transfer
+from iobench.writers.transfer import PathCount, Transfer
 
 __all__ = ["Trial"]
+
+_UNRECORDABLE = -1
 
 T = TypeVar("T")
 
@@ -102,6 +105,14 @@ class Trial:
             stored=self.target.inspect(self._name, self._files),
             subset=subset,
         )
+
+    def saved_by(
+        self, transfers: Sequence[Transfer], counted: Counted, started: str, stored: Stored | None
+    ) -> Sample:
+        """Return the sample of saves that the caller made and counted, to judge them."""
+        at_s = counted.began_s + counted.elapsed_s
+        done = Done(transfers=tuple(transfers), at_s=at_s, notes=())
+        return self._sample("save", [done], counted, started, stored=stored)
 
     def failure(
         self, operation: Operation, error: Exception, subset: float | None = None
@@ -199,7 +210,7 @@ class Trial:
     ) -> Sample:
         contender = self.variant.contender
         total = Transfer.concurrent([Transfer.total(one.transfers) for one in done])
-        phases = dict(total.phases_s)
+        phases, paths, odd = _recordable(total)
         if commit_s:
             phases["commit"] = phases.get("commit", 0.0) + commit_s
         first_done_s = min(one.at_s for one in done) - counted.began_s
@@ -214,7 +225,7 @@ class Trial:
             first_done_s=counted.elapsed_s if len(done) == 1 else first_done_s,
             last_done_s=counted.elapsed_s,
             phases_s=phases,
-            paths=total.paths,
+            paths=paths,
             retries=total.retries,
             fallbacks=total.fallbacks,
             decisions=total.decisions,
@@ -229,9 +240,29 @@ class Trial:
             interference=counted.interference,
             series=make_series(operation, counted, None if contender.is_peer else total.completed),
             notes=tuple(dict.fromkeys(note for one in done for note in one.notes))
+            + odd
             + (self.target.notes if operation == "restore" else ()),
             started_at=started,
         )
+
+
+def _recordable(
+    total: Transfer,
+) -> tuple[dict[str, float], dict[str, PathCount], tuple[str, ...]]:
+    """Return phases and paths with -1 for what a record cannot hold, and a note for each of these.
+
+    JSON has neither NaN nor infinity. Values below 0 make the sample INVALID.
+    """
+    phases, paths, notes = dict(total.phases_s), dict(total.paths), []
+    for name, seconds in total.phases_s.items():
+        if not math.isfinite(seconds):
+            phases[name] = _UNRECORDABLE
+            notes.append(f"the writer reports {seconds} s for the phase {name}")
+    for name, count in total.paths.items():
+        if type(count.bytes) is not int or type(count.operations) is not int:
+            paths[name] = PathCount(operations=0, bytes=_UNRECORDABLE)
+            notes.append(f"the writer reports {count.bytes} bytes for the path {name}")
+    return phases, paths, tuple(notes)
 
 
 def _sum(parts: Sequence[Verified]) -> Verified:

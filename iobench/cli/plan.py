@@ -84,6 +84,14 @@ def plan(
             "2410.21680).",
         ),
     ] = 6.5,
+    failure_shape: Annotated[
+        float,
+        typer.Option(
+            "--failure-shape",
+            help="Weibull shape of the times between failures, their mean unchanged: below 1 they "
+            "come in groups (0.7 to 0.8 are published).",
+        ),
+    ] = 1.0,
     restart: Annotated[
         str,
         typer.Option("--restart", help="Time from a failure to the start of the restore."),
@@ -153,6 +161,7 @@ def plan(
             gpus_per_node=gpus_per_node,
             failures_per_1000_node_days=failures,
             restart_s=parse_seconds(restart),
+            failure_shape=failure_shape,
         )
         for count in _sizes(nodes)
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from iobench.goodput.measured import SavingMethod
 from iobench.goodput.simulation import Simulated, simulate
 from iobench.units import format_seconds
 
-__all__ = ["GIVEN", "Forecast", "Method", "Proposal", "Saved", "forecast"]
+__all__ = ["GIVEN", "ConstantRate", "Forecast", "Method", "Proposal", "Saved", "forecast"]
 
 GIVEN = "given"
 """The name of the user's own interval among the formulas."""
@@ -78,11 +78,25 @@ class Saved:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConstantRate:
+    """Best interval and ETTR if the failures had shape 1 and the same mean.
+
+    `ettr_change` is the ETTR of the job's shape less this one, with its interval from samples.
+    """
+
+    interval_s: float
+    ettr: float
+    ettr_change: float
+    ettr_change_interval: Interval | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Forecast:
     """One candidate in one job. `best` is the proposal that maximises ETTR, `proposals` are all.
 
     Intervals hold 95% of the values from resampled medians; None without samples. `saved` is None
     for the baseline, and where no work gets done. `lost_work_s` is per failure of the running job.
+    `constant_rate` is None where the job's failures have shape 1.
     """
 
     candidate: SavingMethod
@@ -93,8 +107,16 @@ class Forecast:
     ettr_interval: Interval | None
     lost_work_s: float
     saved: Saved | None
+    constant_rate: ConstantRate | None
     proposals: tuple[Proposal, ...]
     warnings: tuple[Reason, ...]
+
+    @property
+    def interval_method(self) -> str:
+        """How the best interval was found: `slots` (their limit), `equation` or `numeric`."""
+        if self.best.raised:
+            return "slots"
+        return "equation" if self.job.failure_shape == 1 else "numeric"
 
 
 def forecast(
@@ -119,10 +141,13 @@ def _forecast(
         job=job,
         baseline=is_baseline,
         best=best,
-        interval_s_interval=_range([_best(one, job) for one in candidate.resampled]),
+        interval_s_interval=_range(
+            [goodput.best_interval_s(one, job) for one in candidate.resampled]
+        ),
         ettr_interval=_range(_ettrs(candidate, job)[1:]),
         lost_work_s=goodput.lost_work_s(best.interval_s, costs, job),
         saved=None if is_baseline else _saved(_ettrs(candidate, job), base, job),
+        constant_rate=_constant_rate(candidate, job),
         proposals=proposals,
         warnings=tuple(_warnings(costs, job, proposals)),
     )
@@ -131,7 +156,11 @@ def _forecast(
 def _formulas(costs: Costs, job: TrainingJob, method: Method) -> Iterator[tuple[str, float]]:
     save_s, mtbf_s = costs.blocking_s, job.mtbf_s
     recovery_s = job.restart_s + costs.restore_s
-    yield "best", intervals.optimal(save_s, mtbf_s)
+    if job.failure_shape == 1:
+        yield "best", intervals.optimal(save_s, mtbf_s)
+    else:
+        yield "best", goodput.best_interval_s(costs, job)
+        yield "constant rate", intervals.optimal(save_s, mtbf_s)
     yield "Young", intervals.young(save_s, mtbf_s)
     yield "Daly", intervals.daly(save_s, mtbf_s)
     yield "availability", intervals.availability_optimal(save_s, mtbf_s, recovery_s)
@@ -145,10 +174,12 @@ def _proposal(
 ) -> Proposal:
     least = intervals.shortest(costs)
     used = max(interval_s, least)
+    # The numeric search looks at no interval below the limit.
+    at_limit = name == "best" and job.failure_shape != 1 and interval_s == least > 0
     return Proposal(
         formula=name,
         interval_s=used,
-        raised=interval_s < least,
+        raised=interval_s < least or at_limit,
         ettr=goodput.ettr(used, costs, job),
         first_order_ettr=goodput.first_order_ettr(used, costs, job),
         simulated=simulate(used, costs, job, failures=method.failures, seed=method.seed)
@@ -157,17 +188,28 @@ def _proposal(
     )
 
 
-def _best(costs: Costs, job: TrainingJob) -> float:
-    return max(intervals.optimal(costs.blocking_s, job.mtbf_s), intervals.shortest(costs))
-
-
 def _ettrs(candidate: SavingMethod, job: TrainingJob) -> list[float]:
     """Return ETTR at the best interval: of the medians first, then of each resampled pair."""
     known: dict[Costs, float] = {}
     for costs in (candidate.costs, *candidate.resampled):
         if costs not in known:
-            known[costs] = goodput.ettr(_best(costs, job), costs, job)
+            interval_s = goodput.best_interval_s(costs, job)
+            known[costs] = goodput.ettr(interval_s, costs, job)
     return [known[costs] for costs in (candidate.costs, *candidate.resampled)]
+
+
+def _constant_rate(candidate: SavingMethod, job: TrainingJob) -> ConstantRate | None:
+    if job.failure_shape == 1:
+        return None
+    constant = replace(job, failure_shape=1.0)
+    ettrs = _ettrs(candidate, constant)
+    changes = [own - one for own, one in zip(_ettrs(candidate, job), ettrs, strict=True)]
+    return ConstantRate(
+        interval_s=goodput.best_interval_s(candidate.costs, constant),
+        ettr=ettrs[0],
+        ettr_change=changes[0],
+        ettr_change_interval=_range(changes[1:]),
+    )
 
 
 def _saved(own: list[float], base: list[float], job: TrainingJob) -> Saved | None:

@@ -51,7 +51,7 @@ def simulate(
     """
     if failures < 2:
         raise OptionError(f"a simulation needs 2 failures or more, not {failures}")
-    gaps = np.random.default_rng(seed).exponential(job.mtbf_s, failures)
+    gaps = job.failures.draw(np.random.default_rng(seed), failures)
     runs = gaps - (job.restart_s + costs.restore_s)
     ran = runs > 0
     starts, durable = _timeline(interval_s, costs, float(runs.max()))

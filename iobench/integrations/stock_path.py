@@ -28,6 +28,7 @@ __all__ = [
 _log = logging.getLogger("iobench")
 _SPARE_BYTES = 16 * 2**20  # for the file system's own metadata
 _KINDS = {"s3": "buckets", "file": "files"}
+_STATUS = Path("/proc/self/status")
 _KEPT = ("user.", "system.posix_acl_access", "security.capability")
 
 
@@ -212,10 +213,14 @@ def _like_new(found: os.stat_result, directory: os.stat_result) -> bool:
 
 def _umask() -> int:
     """Return the process's umask; os.umask returns it only by changing it for all threads."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+    try:
+        lines = _STATUS.read_text().splitlines()
+    except OSError as error:  # /proc is not mounted, as in some containers
+        raise StockOnly(f"the umask is unknown ({_STATUS}: {error.strerror})") from error
+    for line in lines:
         if line.startswith("Umask:"):
             return int(line.split()[1], 8)
-    raise StockOnly("the umask is unknown (/proc/self/status lacks it)")
+    raise StockOnly(f"the umask is unknown ({_STATUS} lacks it)")
 
 
 def _attributes(path: str) -> list[str]:

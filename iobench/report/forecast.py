@@ -62,6 +62,7 @@ def _document(one: Forecast) -> dict[str, Any]:
         "gpus": job.gpus,
         "failures_per_1000_node_days": job.failures_per_1000_node_days,
         "mtbf_s": job.mtbf_s,
+        "failure_shape": job.failure_shape,
         "restart_s": job.restart_s,
         "writer": candidate.name,
         "mode": candidate.mode,
@@ -71,6 +72,7 @@ def _document(one: Forecast) -> dict[str, Any]:
         "restore_samples": candidate.restore_samples,
         "interval_s": one.best.interval_s,
         "interval_s_ci95": _pair(one.interval_s_interval),
+        "interval_method": one.interval_method,
         "ettr": one.best.ettr,
         "ettr_ci95": _pair(one.ettr_interval),
         "lost_work_per_failure_s": one.lost_work_s,
@@ -80,6 +82,13 @@ def _document(one: Forecast) -> dict[str, Any]:
             "wall_s_ci95": _pair(one.saved.wall_s_interval),
             "gpu_hours": one.saved.gpu_hours,
             "gpu_hours_ci95": _pair(one.saved.gpu_hours_interval),
+        },
+        "constant_rate": one.constant_rate
+        and {
+            "interval_s": one.constant_rate.interval_s,
+            "ettr": one.constant_rate.ettr,
+            "ettr_change": one.constant_rate.ettr_change,
+            "ettr_change_ci95": _pair(one.constant_rate.ettr_change_interval),
         },
         "proposals": [asdict(proposal) for proposal in one.proposals],
         "warnings": [str(reason) for reason in one.warnings],
@@ -95,9 +104,12 @@ def _heading(outlook: Outlook) -> Iterator[str]:
     for job in dict.fromkeys((jobs[0], jobs[-1])):
         yield _sentence(outlook, job)
         yield from _given_interval(outlook, job)
+        yield from _constant_rate(outlook, job)
     yield outlook.title
     first = outlook.jobs[0]
     rate = f"{first.failures_per_1000_node_days:g} failures per 1000 node-days"
+    if first.failure_shape != 1:
+        rate += f" (Weibull shape {first.failure_shape:g})"
     restart = f"restart {format_seconds(first.restart_s)} and then the restore"
     if len(outlook.jobs) == 1:
         size = f"{first.nodes:,} nodes, {first.gpus:,} GPUs"
@@ -109,7 +121,7 @@ def _heading(outlook: Outlook) -> Iterator[str]:
 def _sentence(outlook: Outlook, job: TrainingJob) -> str:
     """Return `Save every 1 h 53 min (1,750 steps of 3.87 s): 3.4% of the time is lost.`"""
     found = [one for one in outlook.forecasts if one.job == job]
-    best, step_s = max(found, key=lambda one: one.best.ettr), outlook.method.step_s
+    best, step_s = _best(outlook, job), outlook.method.step_s
     start = f"{job.nodes:,} nodes: save" if len(outlook.jobs) > 1 else "Save"
     steps = ""
     if step_s:
@@ -138,6 +150,25 @@ def _given_interval(outlook: Outlook, job: TrainingJob) -> Iterator[str]:
         start = f"{job.nodes:,} nodes: every" if len(outlook.jobs) > 1 else "Every"
         asked = format_seconds(outlook.method.interval_s or 0.0)
         yield f"{start} {asked}, as given: the time lost is {', '.join(losses)}."
+
+
+def _best(outlook: Outlook, job: TrainingJob) -> Forecast:
+    found = [one for one in outlook.forecasts if one.job == job]
+    return max(found, key=lambda one: one.best.ettr)
+
+
+def _constant_rate(outlook: Outlook, job: TrainingJob) -> Iterator[str]:
+    """Yield interval and loss at a constant failure rate, to compare those of the shape with."""
+    constant = _best(outlook, job).constant_rate
+    if constant is None:
+        return
+    size = f"{job.nodes:,} nodes, w" if len(outlook.jobs) > 1 else "W"
+    every, lost = format_seconds(constant.interval_s), _percent(1 - constant.ettr)
+    text = f"{size}ith a constant failure rate: save every {every}: {lost} of the time is lost"
+    spread = constant.ettr_change_interval
+    if spread is not None and spread.low <= 0 <= spread.high:
+        text += f" (the change is {-100 * spread.high:+.1f} to {-100 * spread.low:+.1f} points)"
+    yield f"{text}."
 
 
 def _lost(one: Forecast) -> str:
@@ -283,7 +314,14 @@ def _footnotes(outlook: Outlook) -> list[str]:
 
 def _method(outlook: Outlook) -> Iterator[str]:
     method, many = outlook.method, len(outlook.jobs) > 1
-    yield "interval: training time between two saves; ETTR: exact for failures without memory"
+    shape = outlook.jobs[0].failure_shape
+    yield (
+        "interval: training time between two saves, by the exact equation for failures without "
+        "memory (shape 1); ETTR: exact for them"
+        if shape == 1
+        else f"interval: training time between two saves, by a numeric search for shape {shape:g}, "
+        "for which no formula holds; ETTR: exact for it"
+    )
     yield from _resampling(outlook)
     if any(one.saved for one in outlook.forecasts):
         yield "saved: wall clock of work that takes the baseline 30 days, each at its best interval"
@@ -293,6 +331,8 @@ def _method(outlook: Outlook) -> Iterator[str]:
         yield f"simulated: {method.failures:,} failures for each figure, seed {method.seed}"
     if outlook.formulas:
         step = f", steps of {format_seconds(method.step_s)}" if method.step_s else ""
+        if shape != 1:
+            yield "Young, Daly, availability, constant rate, first order: for failures of shape 1"
         yield f"CheckFreq: overhead within {100 * method.budget:g}%{step}, whatever the failures"
     elif not many:
         yield "--formulas adds the intervals of Young, Daly and others, and a simulation of each"

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from iobench.bench.data.replay import Replay
-from iobench.bench.targets.base import Scratch
-from iobench.checkpoint.checkpointer import Checkpointer
-from iobench.checkpoint.retention import KeepLast
-from iobench.writers.base import Writer
+from dataclasses import dataclass
 
-__all__ = ["SAVES", "SLOTS", "measure_stall"]
+from iobench.bench.counters.monitor import Counted, Counters
+from iobench.bench.data.replay import Replay
+from iobench.bench.targets.base import OpenTarget
+from iobench.checkpoint.checkpointer import Checkpointer
+from iobench.checkpoint.names import name_of
+from iobench.checkpoint.retention import KeepLast
+from iobench.checkpoint.store import store_at
+from iobench.results import Stored, utc_now
+from iobench.writers.base import Writer
+from iobench.writers.transfer import Transfer
+
+__all__ = ["SAVES", "SLOTS", "Stalled", "measure_stall"]
 
 SLOTS = 2
 """Snapshots that memory holds."""
@@ -16,8 +23,22 @@ SAVES = SLOTS + 3
 """Checkpoints of one measurement: one per slot to warm up, and three that count."""
 
 
-def measure_stall(replay: Replay, writer: Writer, scratch: Scratch, name: str) -> float:
-    """Return the seconds that a checkpoint of `replay`'s tensors stops training, the mean of three.
+@dataclass(frozen=True, kw_only=True)
+class Stalled:
+    """`stall_s`: mean seconds that a checkpoint stops training. The rest is for the verdict.
+
+    `transfers` and `counted` are of all saves. `stored` is the inspection of the last checkpoint.
+    """
+
+    stall_s: float
+    transfers: tuple[Transfer, ...]
+    counted: Counted
+    started: str
+    stored: Stored | None
+
+
+def measure_stall(replay: Replay, writer: Writer, target: OpenTarget, name: str) -> Stalled:
+    """Save `replay`'s tensors five times in the background, and measure three of the stalls.
 
     Three checkpoints follow one another with two slots. The first takes its snapshot while no save
     runs, the second during a background save, and the third waits for a slot. The warm-up has
@@ -25,15 +46,31 @@ def measure_stall(replay: Replay, writer: Writer, scratch: Scratch, name: str) -
     """
     replay.prepare()
     state = {str(number): dict(tensors) for number, tensors in enumerate(replay.states)}
+    where = str(target.scratch.locate(name))
+    started, counters = utc_now(), Counters(target.monitor)
     try:
-        with Checkpointer(
-            str(scratch.locate(name)), writer=writer, slots=SLOTS, keep=KeepLast(1)
-        ) as checkpointer:
+        with Checkpointer(where, writer=writer, slots=SLOTS, keep=KeepLast(1)) as checkpointer:
             for step in range(SLOTS):
                 checkpointer.save_async(state, step)
             checkpointer.wait()
             stalls = [checkpointer.save_async(state, step).stall_s for step in range(SLOTS, SAVES)]
             checkpointer.wait()
+            counted = counters.stop()
+            return Stalled(
+                stall_s=sum(stalls) / len(stalls),
+                transfers=tuple(one.transfer for one in checkpointer.saves if one.transfer),
+                counted=counted,
+                started=started,
+                stored=_inspect(target, name, where, writer),
+            )
     finally:
-        scratch.remove(name)
-    return sum(stalls) / len(stalls)
+        target.scratch.remove(name)
+
+
+def _inspect(target: OpenTarget, name: str, where: str, writer: Writer) -> Stored | None:
+    """Inspect the last checkpoint; None where there are no files."""
+    if target.instruments is None:
+        return None
+    manifest = store_at(where, writer).manifest(SAVES - 1)
+    files = {file.path: file.size_bytes for file in manifest.files}
+    return target.inspect(f"{name}/{name_of(manifest.step)}", files)

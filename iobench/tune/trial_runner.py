@@ -138,8 +138,11 @@ class TrialRunner:
         try:
             self.opened.settle()
             if self.objective.goal == "stall":
-                stall_s = measure_stall(replay, writer, self.opened.scratch, f"stall-{self._count}")
-                measured = replace(measured, stall_s=stall_s)
+                found = measure_stall(replay, writer, self.opened, f"stall-{self._count}")
+                _check_kept(
+                    trial.saved_by(found.transfers, found.counted, found.started, found.stored)
+                )
+                measured = replace(measured, stall_s=found.stall_s)
                 if not step.verify:
                     return measured
             save, restore = trial.save(), None

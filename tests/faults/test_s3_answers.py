@@ -8,18 +8,20 @@ import threading
 
 import pytest
 import torch
-from support.scripted_s3 import answer, etag
+from support.scripted_s3 import Fault, answer, etag
 
 from iobench import Checkpointer, load_checkpoint
 from iobench.errors import DataMismatchError, TransferError, UnavailableError
 from iobench.formats import safetensors, torch_file
 from iobench.testing import content
-from iobench.units import MIB
+from iobench.units import KIB, MIB
 from iobench.writers.blocks.workers import Blocks
 from iobench.writers.image import FileImage
 from iobench.writers.s3 import S3Writer
+from iobench.writers.s3_store import rate_floor
 from iobench.writers.s3_store.errors import require_fields
 from iobench.writers.s3_store.retry import RetryPolicy
+from iobench.writers.transfer import Meter
 
 _TARGET = "s3://bucket/run"
 _STATE = {"w": torch.arange(1000.0), "b": torch.ones(3)}
@@ -181,6 +183,95 @@ def test_a_body_that_trickles(server) -> None:
     with pytest.raises(TransferError, match="less than 1 KiB/s"):
         writer.read(image, _TARGET)
     writer.client.close()
+
+
+def _drips(part: str) -> Fault:
+    """A fault: a header or a body that arrives a byte at a time, and without an end."""
+
+    def fault(handler, _) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/xml\r\n")
+        if part == "body":
+            handler.wfile.write(b"Content-Length: 100000\r\n\r\n<?xml version='1.0'?>")
+        with contextlib.suppress(OSError):  # the client has given up
+            while not handler.script.released.wait(0.005):
+                handler.wfile.write(b" ")
+                handler.wfile.flush()
+        handler.close_connection = True
+
+    return fault
+
+
+_CONTROL = {
+    "list": lambda s3, where: s3.list_objects_v2(Bucket=where["Bucket"]),
+    "head": lambda s3, where: s3.head_object(**where),
+    "create": lambda s3, where: s3.create_multipart_upload(**where),
+    "complete": lambda s3, where: s3.complete_multipart_upload(**where, UploadId="1"),
+    "remove": lambda s3, where: s3.delete_objects(
+        Bucket=where["Bucket"], Delete={"Objects": [{"Key": where["Key"]}]}
+    ),
+    "put": lambda s3, where: s3.put_object(**where, Body=b"x"),
+    "delete": lambda s3, where: s3.delete_object(**where),
+}
+
+
+@pytest.mark.parametrize(
+    ("operation", "part"),
+    [(name, "header") for name in _CONTROL]
+    + [(name, "body") for name in ("list", "create", "complete", "remove", "put")],
+)
+def test_control_answers_that_trickle(server, monkeypatch, operation, part) -> None:
+    """Every answer has the floor of bodies, in its header too, also on a connection in use."""
+    made = rate_floor.RateFloor
+    monkeypatch.setattr(
+        rate_floor, "RateFloor", lambda _: made(0.05)
+    )  # far below the timeout of a receive
+    writer = S3Writer(endpoint_url=server.endpoint_url, addressing_style="path", max_attempts=1)
+    where = {"Bucket": "bucket", "Key": "run/model"}
+    server.objects["run/model"] = b"x"
+
+    def call(name: str) -> None:
+        writer.client.call(
+            lambda s3: _CONTROL[name](s3, where), Meter(), doing="asking", where=_TARGET
+        )
+
+    for _ in range(2):
+        server.fail(operation, _drips(part))
+        with pytest.raises(TransferError, match="less than 1 KiB/s"):
+            call(operation)
+        server.objects["run/model"] = b"x"
+        call("head")
+    writer.client.close()
+
+
+def test_a_completion_may_take_minutes(server, monkeypatch) -> None:
+    """S3 sends spaces meanwhile: only that answer has a longer window, on the same connection."""
+    windows: list[float] = []
+    made = rate_floor.RateFloor
+
+    def noted(window_s: float) -> rate_floor.RateFloor:
+        windows.append(window_s)
+        return made(window_s)
+
+    monkeypatch.setattr(rate_floor, "RateFloor", noted)
+    writer = S3Writer(endpoint_url=server.endpoint_url, addressing_style="path")
+    s3, where = writer.client.boto3, {"Bucket": "bucket", "Key": "run/model"}
+    upload = s3.create_multipart_upload(**where)["UploadId"]
+    s3.complete_multipart_upload(**where, UploadId=upload)
+    s3.head_object(**where)
+    assert windows == [60.0, 900.0, 60.0]
+    writer.client.close()
+
+
+def test_the_floor_on_the_rate() -> None:
+    """By a clock of its own: from the first byte, in windows, and never before one is over."""
+    clock = iter([100.0, 109.9, 110.0, 119.9, 120.1])
+    rate = rate_floor.RateFloor(10.0, lambda: next(clock))
+    rate.arrived(1)  # however late the first byte is
+    rate.arrived(1)
+    rate.arrived(10 * KIB - 2)  # at 10 s: just enough, and a new window begins
+    rate.arrived(10 * KIB)
+    with pytest.raises(rate_floor.SlowAnswerError, match=r"10240 bytes arrived in 10\.1 s"):
+        rate.arrived(0)
 
 
 def test_the_probe_tries_as_often_as_others(server, writer) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import pickle
 import subprocess
@@ -311,3 +313,56 @@ def test_two_ranks(tmp_path: Path, how: str) -> None:
     names = sorted(path.name for path in (tmp_path / "checkpoint").iterdir())
     assert names[0] == ".metadata"
     assert {name[:4] for name in names[1:]} == {"__0_", "__1_"}
+
+
+IN_CHILD = """
+import json, os, signal, sys
+import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import _async_process_executor as executor
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+from iobench.integrations.dcp import StorageWriter
+
+def save(path):
+    return dcp.async_save(
+        {"a": torch.ones(4)},
+        storage_writer=StorageWriter(path, "buffered"),
+        async_checkpointer_type=AsyncCheckpointerType.PROCESS,
+    )
+
+def main(root):
+    dist.init_process_group("gloo", init_method=f"file://{root}/store", rank=0, world_size=1)
+    refused = save(f"{root}/a-file/step").exception()
+    (cause, _), = refused.failures.values()
+    save(f"{root}/step-1").result()
+    child = executor._CHECKPOINT_PROCESS._save_process
+    os.kill(child.pid, signal.SIGKILL)
+    child.join()
+    dead = save(f"{root}/step-2").exception()
+    print(json.dumps([type(cause).__name__, cause.errno, type(dead).__name__]))
+    sys.stdout.flush()
+    os._exit(0)  # see JOB
+
+if __name__ == "__main__":
+    main(sys.argv[1])
+"""
+
+
+def test_failures_of_a_child_process(tmp_path: Path) -> None:
+    """They are in the future, with our error and its errno; so is the end of the child itself."""
+    (tmp_path / "a-file").write_bytes(b"")
+    script = tmp_path / "job.py"
+    script.write_text(IN_CHILD)
+    ended = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-5000:]
+    name, number, dead = json.loads(ended.stdout)
+    assert (name, number) == ("TransferError", errno.ENOTDIR)
+    assert dead in ("RuntimeError", "BrokenPipeError")  # as torch notices it, or the pipe
+    assert (tmp_path / "step-1" / ".metadata").is_file()
+    assert not (tmp_path / "step-2").exists()

@@ -80,8 +80,13 @@ def test_honest_writers_are_believed_on(
 
 
 @pytest.mark.root
+@pytest.mark.parametrize("goal", ["save", "stall"])
 def test_a_tuning_eliminates_liars(
-    shared_filesystems: Mount, tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    goal: str,
+    shared_filesystems: Mount,
+    tiny_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A trial of each ends in an error that names the lie; that of an honest writer does not."""
     root = shared_filesystems("ext4", 1024 * MIB) / tmp_path.name
@@ -93,7 +98,7 @@ def test_a_tuning_eliminates_liars(
         target_of(str(root), []),
         workload=workloads.load(str(tiny_path)),
         rank=0,
-        objective=Objective(goal="save"),
+        objective=Objective(goal=goal),
         seed=1,
         pool_bytes=16 * MIB,
         began_s=0.0,

@@ -24,7 +24,7 @@ import iobench.safetensors
 import iobench.torch
 from iobench.errors import SaveError, UsageError
 from iobench.formats import torch_image
-from iobench.integrations import default_writer, safetensors_transfer
+from iobench.integrations import default_writer, safetensors_transfer, stock_path
 from iobench.testing import moto_s3
 from iobench.writers.s3 import S3Writer
 
@@ -413,6 +413,22 @@ def test_what_is_left_of_an_old_file(
         reason = ""
     assert len(log_lines()) == bool(reason)
     assert all(reason in line for line in log_lines())
+
+
+@pytest.mark.parametrize("text", [None, "Name:\tpython\n"])
+def test_an_unknown_umask(
+    text: str | None, tmp_path: Path, told: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where /proc is not mounted, or old: stock torch writes over a file, and the log says why."""
+    status = tmp_path / "status"
+    if text is not None:
+        status.write_text(text)
+    monkeypatch.setattr(stock_path, "_STATUS", status)
+    for value in (1, 2):  # only the second one has an old file
+        iobench.torch.save({"a": value}, tmp_path / "m.pt", writer=WRITER)
+        assert torch.load(tmp_path / "m.pt") == {"a": value}
+    (line,) = told()
+    assert f"the umask is unknown ({status}" in line
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling", "hard", "private", "open", "plain"])

@@ -45,6 +45,9 @@ def test_plan_with_the_reference_record(iobench: Command) -> None:
     assert rows["odirect"]["saved_per_month"]["gpu_hours"] > 0
     assert any("scaled to 75.31 GiB by the measured rate" in note for note in found["notes"])
     table = iobench("plan", "--results", RECORD, *options, "--formulas").stdout
+    assert "by the exact equation for failures without memory" in table
+    assert rows["odirect"]["interval_method"] == "equation"
+    assert rows["odirect"]["constant_rate"] is None
     assert table.startswith("Save every 13 min 55 s (216 steps of 3.87 s): 17.3% of the time is ")
     low, high = rows["odirect"]["ettr_ci95"]
     assert f"{rows['odirect']['ettr']:.4f}  {low:.4f}-{high:.4f}" in table
@@ -79,6 +82,32 @@ def test_plan_by_hand(iobench: Command) -> None:
     markdown = iobench("plan", *HAND, *behind, "--formulas", "--format", "md").stdout
     assert "| given | async | 2.00 s + 20.00 s |" in markdown
     assert "| given | async | CheckFreq | 61.9 s | 16 |" in markdown
+
+
+def test_plan_for_failures_in_groups(iobench: Command) -> None:
+    """The shape changes interval and loss; the answer says how, and by which method."""
+    options = ("--results", RECORD, "--nodes", "2048", "--failure-shape", "0.7")
+    options += ("--simulate", "20000")
+    found = document(iobench("plan", *options, "--format", "json"))
+    for row in found["forecasts"]:
+        assert (row["failure_shape"], row["interval_method"]) == (0.7, "numeric")
+        constant = row["constant_rate"]
+        assert constant["ettr_change"] == row["ettr"] - constant["ettr"] > 0
+        assert constant["ettr_change_ci95"][0] <= constant["ettr_change"]
+        assert row["ettr_ci95"][0] <= row["ettr"] <= row["ettr_ci95"][1]
+        names = [one["formula"] for one in row["proposals"]]
+        assert names[:3] == ["best", "constant rate", "Young"]
+        assert row["proposals"][1]["interval_s"] == constant["interval_s"] < row["interval_s"]
+        for one in row["proposals"]:
+            assert one["ettr"] <= row["ettr"]
+            assert abs(one["simulated"]["ettr"] - one["ettr"]) < 4 * one["simulated"]["ettr_error"]
+    table = iobench("plan", *options, "--formulas").stdout
+    # What test_plan_with_the_reference_record has at the constant rate.
+    assert table.splitlines()[1] == (
+        "With a constant failure rate: save every 13 min 55 s: 17.3% of the time is lost."
+    )
+    assert "6.5 failures per 1000 node-days (Weibull shape 0.7)" in table
+    assert "by a numeric search for shape 0.7" in table
 
 
 def test_invalid_samples_are_left_out_unless_told(iobench: Command, tmp_path: Path) -> None:
@@ -122,6 +151,7 @@ def test_invalid_samples_are_left_out_unless_told(iobench: Command, tmp_path: Pa
         (2, "--save is measured in --results", (*HAND, "--results", RECORD)),
         (2, "Invalid value for '--seed'", (*HAND, "--seed", "-1")),
         (2, "less than or equal to 4294967295", (*HAND, "--seed", "4294967296")),
+        (2, "failure-shape must be from 0.3 to 3, and is 0;", (*HAND, "--failure-shape", "0")),
         (2, "too many to simulate", ("--save", "0.001ms", "--restore", "1s", "--nodes", "1")),
         (1, "no such file", ("--nodes", "8", "--results", "nowhere.jsonl")),
     ],

@@ -8,6 +8,7 @@ the table of docs/statistics.md:
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -169,6 +170,16 @@ class InventsPhases(Liar):
         return replace(done, phases_s={"gather": 10.0, "write": done.elapsed_s})
 
 
+class NotANumber(Liar):
+    name = "not-a-number"
+    lie = "reports phases of NaN and infinite seconds"
+    reason = "phases that its time cannot hold"
+
+    def write(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
+        done = super().write(image, target, **how)
+        return replace(done, phases_s={"gather": math.nan, "sync": math.inf})
+
+
 class InventsPaths(Liar):
     name = "invents-paths"
     lie = "reports half of its bytes by `direct`, and no others"
@@ -181,7 +192,7 @@ class InventsPaths(Liar):
 
 LIARS: tuple[type[Liar], ...] = (
     *(SkipsSync, AdmitsIt, Unlinks, Garbage, FromMemory, Elsewhere),
-    *(InventsPhases, InventsPaths),
+    *(InventsPhases, NotANumber, InventsPaths),
 )
 
 

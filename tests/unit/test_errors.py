@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import inspect
+import pickle
 import re
+from collections.abc import Callable
 
 import pytest
 
@@ -12,6 +15,7 @@ from iobench import errors
 from iobench.errors import (
     DataMismatchError,
     IobenchError,
+    StateMismatchError,
     TargetError,
     TransferError,
     UnavailableError,
@@ -53,6 +57,32 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
     assert message == "unknown writer 'odirct'; did you mean 'odirect'? Known: odirect, uring."
     assert "did you mean" not in str(UnknownNameError("writer", "zzz", ["odirect"]))
     assert str(UnknownNameError("writer", "zzz", [])) == "unknown writer 'zzz'. Known: none."
+
+
+def _made(kind: type[IobenchError]) -> IobenchError:
+    if kind is UnknownNameError:
+        return kind("writer", "odirct", ["odirect"])
+    if kind is UnavailableError:
+        return kind("uring", "io_uring is disabled.", "Use odirect.")
+    if kind is StateMismatchError:
+        return kind("step-1", missing=["a"], misshaped={"b": ("[1]", "[2]")})
+    return kind(errno.EIO, "failed", "f") if issubclass(kind, OSError) else kind("failed")
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+@pytest.mark.parametrize("remake", [lambda one: pickle.loads(pickle.dumps(one)), copy.copy])
+def test_errors_of_other_processes(
+    name: str, remake: Callable[[IobenchError], IobenchError]
+) -> None:
+    """Ranks and child processes send errors as pickles: type, text, attributes and notes stay."""
+    error = _made(getattr(errors, name))
+    error.add_note("a note")
+    other = remake(error)
+    assert type(other) is type(error)
+    assert (str(other), other.args, vars(other)) == (str(error), error.args, vars(error))
+    if isinstance(error, OSError):
+        assert isinstance(other, OSError)
+        assert (other.errno, other.filename) == (error.errno, error.filename)
 
 
 def test_unavailable_says_why_and_what_to_do() -> None:

@@ -7,6 +7,7 @@ fallback, a note, a missing counter, a volatile target) are reasons that invalid
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -260,7 +261,8 @@ def _phases_wrong(sample: Sample) -> Iterator[Reason]:
     written_s = phases.get("write", 0.0)
     rest_s = sum(phases.values()) - written_s
     most_s = sample.elapsed_s * (1 + _CLOCK_SLACK) + _CLOCK_SLACK_S
-    if min(phases.values(), default=0.0) < 0 or max(written_s, rest_s) > most_s:
+    finite = all(math.isfinite(seconds) and seconds >= 0 for seconds in phases.values())
+    if not finite or max(written_s, rest_s) > most_s:
         shown = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in phases.items())
         yield Reason(
             text="phases that its time cannot hold",

@@ -2,7 +2,7 @@
 
 The names are those of Meta's own model code, and the embedding is split along its width. The files
 were written by torch before 2.1. Their archive is named `consolidated` in a single file and
-`consolidated.NN` in a shard. The file of Llama 2 7B has the published size, to the byte.
+`consolidated.NN` in a shard. The files of Llama 2 7B and 70B have the published sizes, to the byte.
 Source: meta-llama/llama, llama/model.py and llama/generation.py.
 """
 

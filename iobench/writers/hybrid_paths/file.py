@@ -218,6 +218,8 @@ class HybridFile:
         flags = os.O_WRONLY if self._writing else os.O_RDONLY
         try:
             fd = os.open(self._reopen_path, flags | os.O_DIRECT | os.O_CLOEXEC)
+        except FileNotFoundError as error:  # not of the file, which is open
+            raise _RefusedError("O_DIRECT needs /proc, which is not mounted") from error
         except OSError as error:
             _raise_refusal("opening with O_DIRECT", error)
             raise

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from iobench.errors import UnavailableError
 from iobench.writers.s3_store.errors import CorruptedError, explain, judge, without_login
+from iobench.writers.s3_store.rate_floor import set_rate_floor
 from iobench.writers.s3_store.retry import RetryPolicy
 from iobench.writers.transfer import Meter
 
@@ -55,11 +56,6 @@ class S3Client:
                 if made is not self._made[0]:
                     made.close()
             return self._made[0]
-
-    @property
-    def patience_s(self) -> float:
-        """Seconds without an answer after which a request fails."""
-        return self._options.read_timeout_s
 
     @property
     def endpoint(self) -> str:
@@ -146,6 +142,7 @@ class S3Client:
                 f"boto3 makes no client ({text}).",
                 "Check the AWS_* variables and the writer's options.",
             ) from None
+        set_rate_floor(made, options.read_timeout_s)
         if _RAW_LOGIN.search(str(made.meta.endpoint_url)):
             made.close()
             raise UnavailableError(

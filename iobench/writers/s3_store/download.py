@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from iobench.errors import DataMismatchError, TransferError
-from iobench.units import KIB, MIB
+from iobench.units import MIB
 from iobench.writers.image import Bytes
 from iobench.writers.s3_store.checksum import Checksum
 from iobench.writers.s3_store.client import S3Client
@@ -22,7 +21,6 @@ __all__ = ["RANGED_GET", "S3Download"]
 
 RANGED_GET = "ranged get"
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
-_SLOWEST = KIB  # bytes per second; a body that arrives more slowly has failed
 _AT_ONCE = MIB  # bytes per checksum step, few enough to be still in the processor's cache
 
 
@@ -55,7 +53,7 @@ class S3Download:
 
     def fill(self, views: Sequence[Bytes], begin: int, end: int, meter: Meter) -> None:
         """Fill `views` with the bytes [begin, end). A retry continues where a connection broke."""
-        state = _Filling(views, self._checksum, self._client.patience_s)
+        state = _Filling(views, self._checksum)
 
         def attempt(s3: Any) -> None:
             start = begin + state.filled
@@ -140,8 +138,8 @@ def _fastest(body: Any) -> Any:
 class _OneReceive:
     """A file object of http.client whose `readinto` returns after one receive.
 
-    `BufferedReader.readinto` waits until the buffer is full, however slowly the bytes arrive. The
-    rate could not be checked then.
+    `BufferedReader.readinto` waits until the buffer is full. When the connection breaks before
+    that, the bytes that have arrived are lost.
     """
 
     def __init__(self, file: Any) -> None:
@@ -155,51 +153,28 @@ class _OneReceive:
         return getattr(self._file, name)
 
 
-class _Pace:
-    """Checks the rate of a body. Raises TimeoutError after `window_s` seconds below 1 KiB/s."""
-
-    def __init__(self, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._window_s, self._clock = window_s, clock
-        self._since, self._bytes = clock(), 0
-
-    def arrived(self, size_bytes: int) -> None:
-        self._bytes += size_bytes
-        passed_s = self._clock() - self._since
-        if passed_s < self._window_s:
-            return
-        if self._bytes < _SLOWEST * passed_s:
-            raise TimeoutError(
-                f"{self._bytes} bytes arrived in {passed_s:.1f} s, less than 1 KiB/s"
-            )
-        self._since, self._bytes = self._since + passed_s, 0
-
-
 class _Filling:
     """Fills views in order, and keeps its position and checksum across broken connections."""
 
-    def __init__(
-        self, views: Sequence[Bytes], checksum: Checksum | None, patience_s: float
-    ) -> None:
+    def __init__(self, views: Sequence[Bytes], checksum: Checksum | None) -> None:
         self._pieces = [
             view.data[start : start + _AT_ONCE]
             for view in views
             for start in range(0, len(view), _AT_ONCE)
         ]
-        self._checksum, self._patience_s = checksum, patience_s
+        self._checksum = checksum
         self._index = 0
         self._within = 0
         self.filled = 0
         self.value = 0
 
     def fill(self, source: Any) -> None:
-        pace = _Pace(self._patience_s)
         while self._index < len(self._pieces):
             piece = self._pieces[self._index]
             while self._within < len(piece):
                 count = source.readinto(piece[self._within :])
                 if not count:
                     raise ConnectionError(f"the body ended after {self.filled} bytes")
-                pace.arrived(count)
                 self._within += count
                 self.filled += count
             if self._checksum is not None:

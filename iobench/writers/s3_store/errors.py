@@ -14,8 +14,9 @@ from iobench.errors import (
     TransferError,
     UnavailableError,
 )
+from iobench.writers.s3_store.rate_floor import SlowAnswerError
 from iobench.writers.s3_store.retry import Trouble
-from iobench.writers.s3_store.tls import broken_tls, explain_tls
+from iobench.writers.s3_store.tls import broken_tls, chain, explain_tls
 
 __all__ = [
     "CorruptedError",
@@ -195,7 +196,9 @@ def _answered(error: Exception, code: str, doing: str, where: object) -> Excepti
 def _broke(error: Exception, kind: str, doing: str, where: object) -> TransferError:
     inner = error.__cause__ or error.__context__
     number = getattr(error, "errno", None) or getattr(inner, "errno", None)
-    text = without_login(" ".join(str(error).split())) or type(error).__name__
+    # urllib3 says "timed out" for it, as for silence.
+    slow = next((one for one in chain(error) if isinstance(one, SlowAnswerError)), None)
+    text = without_login(" ".join(str(slow or error).split())) or type(error).__name__
     if kind in ("EndpointConnectionError", "ConnectTimeoutError", "ProxyConnectionError"):
         number = number or errno.ECONNREFUSED
         text += "; check endpoint_url (AWS_ENDPOINT_URL_S3), the network and the proxy settings"

@@ -6,7 +6,7 @@ import os
 import ssl
 from collections.abc import Iterator
 
-__all__ = ["broken_tls", "explain_tls"]
+__all__ = ["broken_tls", "chain", "explain_tls"]
 
 _BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 _TRUST = "Set AWS_CA_BUNDLE to {}, or the option verify_tls=false."
@@ -38,12 +38,12 @@ _VERIFY = {
 
 def broken_tls(error: BaseException) -> bool:
     """Return whether the connection below TLS broke, which is transient."""
-    return any(isinstance(one, _BROKEN) for one in _chain(error))
+    return any(isinstance(one, _BROKEN) for one in chain(error))
 
 
 def explain_tls(error: BaseException) -> tuple[str, str]:
     """Return why TLS with the endpoint fails, and the remedy."""
-    for one in _chain(error):
+    for one in chain(error):
         if isinstance(one, ssl.SSLCertVerificationError) and one.verify_code in _VERIFY:
             return _VERIFY[one.verify_code]
         if type(one).__name__ == "CertificateError" or getattr(one, "verify_code", 0) in (62, 64):
@@ -60,7 +60,7 @@ def explain_tls(error: BaseException) -> tuple[str, str]:
                 f"the file of certificate authorities {_ca_file()} cannot be used ({one}).",
                 "Name a PEM file with certificates, or unset it to use the default ones.",
             )
-    text = next((str(one) for one in _chain(error) if isinstance(one, ssl.SSLError)), str(error))
+    text = next((str(one) for one in chain(error) if isinstance(one, ssl.SSLError)), str(error))
     return f"TLS with the endpoint fails ({text}).", "Check endpoint_url and the proxy settings."
 
 
@@ -69,7 +69,7 @@ def _ca_file() -> str:
     return f"AWS_CA_BUNDLE={named}" if named else "(ca_bundle of the AWS configuration)"
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def chain(error: BaseException) -> Iterator[BaseException]:
     """Return `error` and its causes, innermost first: boto3 and urllib3 wrap the errors of ssl."""
     found: list[BaseException] = []
     left: list[BaseException | None] = [error]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import threading
@@ -18,13 +19,17 @@ from iobench.bench.contenders.choose import choose
 from iobench.bench.counters import monitor as counters
 from iobench.bench.counters.sampler import Sampler
 from iobench.bench.data.replay import Replay
+from iobench.bench.judging.verdict import violations
 from iobench.bench.targets.directory import DirectoryScratch
 from iobench.bench.trial import Trial
 from iobench.checkpoint.staged import MANIFEST
 from iobench.errors import TransferError
+from iobench.results.codec import from_record, to_record
 from iobench.workloads import Workload
 from iobench.writers import transfer
 from iobench.writers.base import Writer
+from iobench.writers.buffered import BufferedWriter
+from iobench.writers.image import FileImage
 from iobench.writers.registry import make
 
 from .conftest import make_trial, replay_of
@@ -267,3 +272,35 @@ def test_nothing_of_ours_runs_inside_the_clock(
         assert sample.series is not None
         assert (sample.series.completed is None) is contender.is_peer
         assert len(sample.series.counted or ()) == math.ceil(sample.elapsed_s / 0.1)
+
+
+class _NoFigures(BufferedWriter):
+    """Reports figures that JSON cannot hold."""
+
+    name = "no-figures"
+
+    def write(self, image: FileImage, target: str | Path, **how: Any) -> transfer.Transfer:
+        return replace(
+            super().write(image, target, **how),
+            phases_s={"gather": math.nan, "sync": -math.inf},
+            paths={"buffered": transfer.PathCount(operations=1, bytes=math.nan)},  # type: ignore[arg-type]
+        )
+
+    def write_many(self, images: Any, target: str | Path, **how: Any) -> transfer.Transfer:
+        return Writer.write_many(self, images, target, **how)
+
+
+def test_figures_that_no_record_can_hold(tmp_path: Path, tiny: Workload, idle: Any) -> None:
+    """They are recorded as -1 with a note, so that the run goes on and the verdict is INVALID."""
+    sample = trial(_NoFigures(), tiny, tmp_path, idle).save()
+    assert sample is not None
+    assert from_record(json.loads(json.dumps(to_record(sample), allow_nan=False))) == sample
+    assert (sample.phases_s["gather"], sample.phases_s["sync"]) == (-1, -1)
+    assert sample.notes == (
+        "the writer reports nan s for the phase gather",
+        "the writer reports -inf s for the phase sync",
+        "the writer reports nan bytes for the path buffered",
+    )
+    texts = [reason.text for reason in violations(sample)]
+    assert "phases that its time cannot hold" in texts
+    assert "its paths do not add up to the bytes moved" in texts

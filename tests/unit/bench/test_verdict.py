@@ -1,5 +1,6 @@
 """What makes a figure VALID, VALID (scaled) or INVALID, rule by rule."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -139,6 +140,14 @@ def test_a_smaller_workload_is_valid_scaled_and_says_how() -> None:
         (
             replace(RESTORE, elapsed_s=1.0, phases_s={"read": 0.7, "scatter": -0.1}),
             "phases that its time cannot hold (read 0.7 s, scatter -0.1 s in 1 s)",
+        ),
+        (
+            replace(RESTORE, elapsed_s=1.0, phases_s={"read": 0.7, "scatter": math.nan}),
+            "phases that its time cannot hold (read 0.7 s, scatter nan s in 1 s)",
+        ),
+        (
+            replace(SAVE, elapsed_s=1.0, phases_s={"write": math.inf}),
+            "phases that its time cannot hold (write inf s in 1 s)",
         ),
         (
             replace(SAVE, paths={"direct": PathCount(operations=2, bytes=SIZE // 2)}),

@@ -1,13 +1,19 @@
 """Forecasts: the best of the formulas, what is saved by hand, intervals, and honest warnings."""
 
+import io
+from dataclasses import replace
+
 import pytest
 
+from iobench.bench.judging.stats import Interval
 from iobench.errors import OptionError
 from iobench.goodput import goodput
 from iobench.goodput.costs import Costs
 from iobench.goodput.forecast import Forecast, Method, forecast
 from iobench.goodput.job import MONTH_S, TrainingJob
 from iobench.goodput.measured import SavingMethod, from_results
+from iobench.report.forecast import Outlook, write
+from iobench.report.render import DocumentFormat
 from iobench.results import ResultFile
 
 QUICK = Method(failures=20_000)
@@ -136,3 +142,48 @@ def test_an_interval_that_is_given_is_judged_like_the_formulas_own() -> None:
     assert (limited.proposals[-1].interval_s, limited.proposals[-1].raised) == (3600, True)
     with pytest.raises(OptionError, match="--interval must be above zero"):
         Method(interval_s=0.0)
+
+
+def test_a_shape_is_compared_with_a_constant_rate() -> None:
+    """What the exact optimum of shape 1 gives, in its own world and in that of the shape."""
+    constant, shaped = TrainingJob(nodes=2048), TrainingJob(nodes=2048, failure_shape=0.7)
+    at_1, found = one(SLOW.costs, constant), one(SLOW.costs, shaped)
+    assert (at_1.constant_rate, at_1.interval_method) == (None, "equation")
+    assert found.interval_method == "numeric"
+    assert found.constant_rate is not None
+    assert (found.constant_rate.interval_s, found.constant_rate.ettr) == (
+        at_1.best.interval_s,
+        at_1.best.ettr,
+    )
+    assert found.constant_rate.ettr_change == found.best.ettr - at_1.best.ettr
+    assert found.constant_rate.ettr_change_interval is None
+    best, second = found.proposals[:2]
+    assert (second.formula, second.interval_s) == ("constant rate", at_1.best.interval_s)
+    assert best.ettr == max(p.ettr for p in found.proposals) > second.ettr
+    assert "believe neither" not in texts(found)
+    limited = one(Costs(blocking_s=1, persist_s=3600, restore_s=60), shaped)
+    assert (limited.best.raised, limited.interval_method) == (True, "slots")
+    assert "the persist time sets the interval" in texts(limited)
+
+
+def test_a_change_that_may_be_none_has_its_interval() -> None:
+    """No figure without its interval when the interval includes 0."""
+    found = one(SLOW.costs, TrainingJob(nodes=2048, failure_shape=0.7))
+    assert found.constant_rate is not None
+
+    def heading(spread: Interval | None) -> str:
+        assert found.constant_rate is not None
+        changed = replace(found.constant_rate, ettr_change_interval=spread)
+        text = io.StringIO()
+        outlook = Outlook(
+            title="given",
+            method=QUICK,
+            forecasts=(replace(found, constant_rate=changed),),
+            notes=(),
+        )
+        write(outlook, DocumentFormat.TABLE, text)
+        return text.getvalue()
+
+    assert "(the change is -0.2 to +0.1 points)." in heading(Interval(-0.001, 0.002))
+    assert "the change is" not in heading(Interval(0.001, 0.002))
+    assert "the change is" not in heading(None)

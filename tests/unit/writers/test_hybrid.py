@@ -259,13 +259,19 @@ def _refused(call: str, real, number: int):
     return refusing
 
 
-def test_without_direct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When O_DIRECT is refused, the next path is used, and the fallback is recorded."""
-    monkeypatch.setattr(os, "open", _refused("open", os.open, errno.EINVAL))
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(errno.EINVAL, "O_DIRECT is refused"), (errno.ENOENT, "/proc, which is not mounted")],
+)
+def test_without_direct(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, reason: str
+) -> None:
+    """When O_DIRECT or /proc is missing, the next path is used, and the fallback is recorded."""
+    monkeypatch.setattr(os, "open", _refused("open", os.open, number))
     data, writer = content(4 * _BLOCK + 5), _writer()
     answer = writer.available(tmp_path)
     assert answer.ok
-    assert "O_DIRECT is refused" in answer.reason
+    assert reason in answer.reason
     moved = writer.write(FileImage.of("file", [data]), tmp_path)
     assert (tmp_path / "file").read_bytes() == data.tobytes()
     assert "direct" not in moved.paths
