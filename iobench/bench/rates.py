@@ -79,7 +79,7 @@ def measure_rates(
     Assumes that several processes together reach the rate of one process, and that files of every
     shape reach the rate of this file.
     """
-    probed = {}
+    probed: dict[tuple[Contender, str | None], tuple[float, float]] = {}
     best = []
     for value, target in targets.items():
         here = dict.fromkeys(one.contender for one in variants if one.target == value)

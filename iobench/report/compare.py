@@ -191,8 +191,8 @@ def _controls(before: _Side, after: _Side) -> Iterator[tuple[_Control, float]]:
             for target, ceiling in find_ceilings(one).items():
                 name = at_target("fio", target)
                 for operation in _OPERATIONS:
-                    found = levels.setdefault((name, operation, target), ([], []))
-                    found[position].extend(rate for rate in [ceiling.of(operation)] if rate)
+                    both = levels.setdefault((name, operation, target), ([], []))
+                    both[position].extend(rate for rate in [ceiling.of(operation)] if rate)
     for key in before.runs.keys() & after.runs.keys():
         if _is_control(key, before, after):
             setting = before.runs[key][0][0].setting

@@ -82,7 +82,7 @@ def test_written_bytes(plan: Plan) -> None:
 def test_without_fio_there_is_no_ceiling(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing fio takes its bytes out of the plan, and the plan says how to get it."""
     monkeypatch.setattr(module, "fio_version", lambda: None)
-    assert not plan.measures_ceiling
+    assert plan.ceiling_targets == ()
     assert plan.written_bytes == 3 * plan.size_bytes * 2
     assert plan.to_dict()["ceiling_jobs"] == []
     assert "apt-get install fio" in "\n".join(plan_lines(plan))
