@@ -25,7 +25,7 @@ class CeilingJobs:
     """
 
     run_id: str
-    target: str | None
+    target: str | None = None
     directory: Path
     size_bytes: int
     fallocate: bool

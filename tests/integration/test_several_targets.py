@@ -51,25 +51,30 @@ def arguments(tiny_path: Path, *targets: object, repeat: int = 2) -> list[str]:
 
 @pytest.mark.skipif(fio_version() is None, reason="fio is not installed")
 def test_two_file_systems(
-    iobench: Command, tiny_path: Path, places: tuple[Path, Path], tmp_path: Path
+    iobench: Command,
+    iobench_inside: Command,
+    tiny_path: Path,
+    places: tuple[Path, Path],
+    tmp_path: Path,
 ) -> None:
-    """Every writer and fio job in both, also in several processes; the record shows the same."""
+    """Every writer and fio job in both, in two processes; the record shows the same."""
     record = tmp_path / "run.jsonl"
-    how = ("--writer", "buffered", "--numjobs", "1,2", "-o", str(record), "--format", "json")
-    done = iobench(*arguments(tiny_path, *places), *how)
+    how = ("--writer", "buffered", "--numjobs", "2", "-o", str(record), "--format", "json")
+    done = iobench(*arguments(tiny_path, *places, repeat=1), *how)
     assert done.returncode == 0, done.stderr
     assert [os.listdir(place) for place in places] == [[], []]
     document = json.loads(done.stdout)
     rows = Counter((one["target"], one["operation"]) for one in document["summaries"])
-    assert rows == {(str(p), operation): 2 for p in places for operation in ("save", "restore")}
+    assert rows == {(str(p), operation): 1 for p in places for operation in ("save", "restore")}
     kinds = [one["fs_type"] for one in document["environment"]["storages"].values()]
     assert kinds == ["ext4", "tmpfs"]
     for place in places:
         assert document["ceilings"][str(place)]["save_bytes_per_s"] > 0
-        assert f"buffered target={place} save: " in done.stderr
-    assert {one["operation"] for one in document["target_winners"]} == {"save", "restore"}
+        assert f"buffered numjobs=2 target={place} save: " in done.stderr
+    (winner,) = document["target_winners"]  # no restore from tmpfs is cold
+    assert winner["operation"] == "save"
     assert {s.verified.mismatches for s in read(record).samples if s.verified} == {0}
-    shown = iobench("show", record, "--format", "json")
+    shown = iobench_inside("show", record, "--format", "json")
     assert json.loads(shown.stdout)["summaries"] == document["summaries"]
 
 
@@ -175,7 +180,7 @@ def test_one_interrupt_cleans_every_target(
 
 
 def test_what_is_refused_writes_nothing(
-    iobench: Command, tiny_path: Path, places: tuple[Path, Path], tmp_path: Path
+    iobench_inside: Command, tiny_path: Path, places: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """Twice the same, one that is missing, one that is too small: exit code 2 and one line."""
     first, second = places
@@ -184,11 +189,11 @@ def test_what_is_refused_writes_nothing(
         ((first, ""), "a target is missing between the commas"),
         ((first, tmp_path / "missing"), "no such directory"),
     ):
-        done = iobench(*arguments(tiny_path, *targets), "--writer", "buffered")
+        done = iobench_inside(*arguments(tiny_path, *targets), "--writer", "buffered")
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         assert says in done.stderr
     small = ("run", "-w", "llama7b", "--target", f"{first},{second}", "--writer", "buffered")
-    done = iobench(*small, "--size", "900MiB")
+    done = iobench_inside(*small, "--size", "900MiB")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "does not fit" in done.stderr
     assert [os.listdir(place) for place in places] == [[], []]
