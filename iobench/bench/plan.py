@@ -229,7 +229,10 @@ class Plan:
 
 def first_of_each_target(variants: Sequence[Variant]) -> list[Variant]:
     """Return the first variant of each target."""
-    return list({one.target: one for one in reversed(variants)}.values())
+    first: dict[str | None, Variant] = {}
+    for one in variants:
+        first.setdefault(one.target, one)
+    return list(first.values())
 
 
 def _described(variant: Variant) -> Mapping[str, Any]:

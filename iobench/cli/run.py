@@ -183,7 +183,7 @@ def run(
             "--baseline",
             help="The writer with which the others are compared, pair by pair: a name, with "
             "options and axes where they matter: 'odirect numjobs=1'.",
-            show_default="peer:torch-save where it takes part",
+            show_default="peer:torch-save where it takes part; of several targets the first",
             rich_help_panel=_RULES,
         ),
     ] = None,
