@@ -17,7 +17,7 @@ record's bytes (tests/unit/results/test_codec.py) has the new key.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Self, TypeVar
@@ -38,11 +38,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A contender with files of one shape, saved and restored by `numjobs` processes at once."""
+    """A contender with files of one shape, saved and restored by `numjobs` processes at once.
+
+    `target` is the location, in a run of several targets; None in a run of one.
+    """
 
     contender: Contender
     shape: Shape = field(default_factory=Shape)
     numjobs: int = 1
+    target: str | None = None
 
     def setting(self, restored: float | None = None) -> Setting:
         """Return the setting for a record; `restored` is the part of the bytes that is restored.
@@ -55,6 +59,7 @@ class Variant:
             granularity=None if granularity is None else str(granularity),
             restore_as=None if restored is None else subset.text_of(restored),
             numjobs=self.numjobs,
+            target=self.target,
         )
         return Setting(writer=self.contender.name, options=self.contender.options, axes=axes)
 
@@ -65,6 +70,8 @@ class Variant:
 
     def is_meant_by(self, text: str) -> bool:
         """Return whether a text such as `odirect,threads=4` or `odirect numjobs=4` matches."""
+        if text == self.label:  # the name of a target may contain spaces
+            return True
         who, *axes = text.split() or [""]
         mine = set(self.setting().axes.texts())
         return who in (self.contender.name, self.contender.label) and set(axes) <= mine
@@ -76,11 +83,15 @@ class Axes:
 
     `shapes` are the combinations of serializers and granularities. `subsets` are the parts of the
     bytes that are restored (None for all). `numjobs` are the numbers of concurrent processes.
+    `targets` are the locations of several targets, or None for the one target of a run. `absent`
+    has the reasons why contenders take no part in some of them, by contender and location.
     """
 
     shapes: tuple[Shape, ...] = (Shape(),)
     subsets: tuple[float | None, ...] = (None,)
     numjobs: tuple[int, ...] = (1,)
+    targets: tuple[str | None, ...] = (None,)
+    absent: Mapping[tuple[Contender, str | None], str] = field(default_factory=dict)
 
     @classmethod
     def parse(
@@ -128,6 +139,7 @@ class Axes:
             ),
             "restore_subsets": list(self.subsets),
             "numjobs": list(self.numjobs),
+            **({"targets": list(self.targets)} if len(self.targets) > 1 else {}),
         }
 
     def variants(self, contenders: Sequence[Contender]) -> Iterator[Variant]:
@@ -139,15 +151,17 @@ class Axes:
             for shape in self.shapes:
                 if one.is_peer and shape.serializer != self.shapes[0].serializer:
                     continue
-                for numjobs in self.numjobs:
-                    yield Variant(contender=one, shape=shape, numjobs=numjobs)
+                for numjobs, target in product(self.numjobs, self.targets):
+                    if (one, target) not in self.absent:
+                        yield Variant(contender=one, shape=shape, numjobs=numjobs, target=target)
 
     def skipped(self, contenders: Sequence[Contender]) -> list[str]:
         """Return the combinations that are left out, each with its reason."""
+        reasons = list(self.absent.values())
         serializers = dict.fromkeys(shape.serializer for shape in self.shapes)
         if len(serializers) == 1:
-            return []
-        return [
+            return reasons
+        return reasons + [
             f"{one.name} with --serializer {', '.join(map(str, list(serializers)[1:]))}: "
             "it has a format of its own, and takes part once"
             for one in contenders

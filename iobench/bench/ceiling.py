@@ -12,29 +12,35 @@ from iobench.bench.plan import Plan
 from iobench.bench.targets.base import Scratch
 from iobench.errors import CeilingError
 from iobench.results import CeilingSample, Operation, Run
+from iobench.results.setting import at_target
 
 __all__ = ["CeilingJobs"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CeilingJobs:
-    """The fio jobs of one run, with files of the size of its checkpoint.
+    """The fio jobs of one run in one target, with files of the size of its checkpoint.
 
     `able` are the jobs that have not failed. A failure is recorded, and the job is removed.
     """
 
     run_id: str
+    target: str | None = None
     directory: Path
     size_bytes: int
     fallocate: bool
     able: list[fio.FioJob] = field(default_factory=lambda: list(fio.JOBS))
 
     @classmethod
-    def of(cls, run: Run, plan: Plan, scratch: Scratch) -> CeilingJobs:
-        """Return the jobs of `run` in the directory of `scratch`; only for plans with a ceiling."""
+    def of(cls, run: Run, plan: Plan, scratch: Scratch, target: str | None) -> CeilingJobs:
+        """Return the jobs of `run` in the directory of `scratch`, which is in `target`.
+
+        Only for targets with a ceiling.
+        """
         assert scratch.directory is not None
         return cls(
             run_id=run.run_id,
+            target=target,
             directory=scratch.directory,
             size_bytes=run.workload.bytes,
             fallocate=_reserves(plan),
@@ -49,9 +55,10 @@ class CeilingJobs:
         operation and returns when that operation may begin.
         """
         operations: tuple[Operation, ...] = ("save", "restore")
+        name = at_target(f"fio {job.name}", self.target)
         try:
             for operation in operations:
-                settled(f"fio {job.name} {operation}", repetition)
+                settled(f"{name} {operation}", repetition)
                 sample = self._sample(repetition, order, job, operation)
                 yield sample
                 if sample.error:
@@ -75,6 +82,7 @@ class CeilingJobs:
             run_id=self.run_id,
             repetition=repetition,
             order=order,
+            target=self.target,
             job=job.describe(),
             operation=operation,
             bytes=size,

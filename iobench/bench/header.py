@@ -25,7 +25,9 @@ __all__ = ["header"]
 
 def header(plan: Plan, executor: Executor) -> Run:
     """Return the header of a run that `executor` makes next, with a new id and the time now."""
-    machine, storage = plan.target.describe()
+    described = [target.describe() for target in plan.targets]
+    storages = [storage for _, storage in described]
+    several = len(storages) > 1
     asked = plan.to_dict()
     sizes = [
         executor.ask(plan.axes.most_jobs, partial(Job.sizes, shape=i, subsets=plan.axes.subsets))
@@ -38,7 +40,11 @@ def header(plan: Plan, executor: Executor) -> Run:
         started_at=utc_now(),
         command=("iobench", *sys.argv[1:]),
         config_hash=config_hash({k: v for k, v in asked.items() if k != "seed"}),
-        environment=Environment(machine=machine, storage=storage),
+        environment=Environment(
+            machine=described[0][0],
+            storage={} if several else storages[0],
+            storages=dict(zip(asked["targets"], storages, strict=True)) if several else {},
+        ),
         workload=WorkloadFacts(
             name=plan.workload.name,
             rank=plan.rank,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,7 @@ from iobench.errors import TargetError, UsageError
 from iobench.units import MIB, format_size
 from iobench.workloads import FileSpec, Workload
 
-__all__ = ["DEFAULT_SECONDS", "LEAST_POOL", "RESERVE", "Plan"]
+__all__ = ["DEFAULT_SECONDS", "LEAST_POOL", "RESERVE", "Plan", "first_of_each_target"]
 
 RESERVE = "5% of the free space and 256 MiB stay free"
 """What `DirectoryTarget.free_bytes` leaves out, for messages."""
@@ -39,7 +39,7 @@ class Plan:
     full_bytes: int
     rank: int
     contenders: tuple[Contender, ...]
-    target: Target
+    targets: tuple[Target, ...]
     repeat: Repeat
     pool_bytes: int
     """Memory that stands in for all tensors, of all processes together."""
@@ -53,7 +53,10 @@ class Plan:
     axes: Axes = field(default_factory=Axes)
     """What is varied besides the contenders."""
     baseline: Variant | None = None
-    """Of the variants, the one that the others' rates are given as ratios to."""
+    """Of the variants, the one that the others' rates are given as ratios to.
+
+    Several targets without a baseline are compared with the first of them, contender by contender.
+    """
 
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
@@ -62,8 +65,13 @@ class Plan:
 
     @property
     def taking_part(self) -> tuple[Variant, ...]:
-        """The variants of each repetition; with A/A the first one is there twice."""
-        return (*self.variants, *(self.variants[:1] if self.aa else ()))
+        """The variants of each repetition; with A/A the first one of each target is there twice."""
+        return (*self.variants, *(first_of_each_target(self.variants) if self.aa else ()))
+
+    @property
+    def by_location(self) -> dict[str | None, Target]:
+        """The targets by the value that variants have in `target`."""
+        return dict(zip(self.axes.targets, self.targets, strict=True))
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -106,14 +114,16 @@ class Plan:
     @property
     def written_bytes(self) -> int:
         """Bytes that the whole run writes, at least."""
-        jobs = len(JOBS) if self.measures_ceiling else 0
+        jobs = len(JOBS) * len(self.ceiling_targets)
         storing = sum(one.numjobs for one in self.taking_part if one.contender.stores)
         return self.repeat.times * self.size_bytes * (storing + jobs)
 
     @property
-    def measures_ceiling(self) -> bool:
-        """Whether fio is requested, installed, and able to use the target."""
-        return self.ceiling and not self.target.no_ceiling and fio_version() is not None
+    def ceiling_targets(self) -> tuple[str | None, ...]:
+        """The targets that fio measures: it is requested, installed, and able to use them."""
+        if not self.ceiling or fio_version() is None:
+            return ()
+        return tuple(value for value, target in self.by_location.items() if not target.no_ceiling)
 
     def setups(self) -> list[JobSetup]:
         """The setup of each job; a single one runs in the run's own process.
@@ -136,19 +146,26 @@ class Plan:
 
     def check(self) -> None:
         """Raise TargetError or UnavailableError for a plan that cannot work. Writes nothing."""
-        self.target.check()
+        for target in self.targets:
+            target.check()
         self._check_memory()
-        for one in self.contenders:
-            one.require(self.target.location)
-        if any(one.stores for one in self.contenders):
-            free, most = self.target.free_bytes(), self.axes.most_jobs
-            if free is not None and self.size_bytes * most > free:
-                each = "" if most == 1 else f" in each of {most} processes"
-                raise TargetError(
-                    f"--target {self.target.location}: a checkpoint of "
-                    f"{format_size(self.size_bytes)}{each} does not fit, "
-                    f"{format_size(free)} may be used ({RESERVE}); choose a smaller --size"
-                )
+        for value, target in self.by_location.items():
+            here = dict.fromkeys(one.contender for one in self.variants if one.target == value)
+            for contender in here:
+                contender.require(target.location)
+            if any(contender.stores for contender in here):
+                self._check_space(target)
+
+    def _check_space(self, target: Target) -> None:
+        """Raise TargetError unless one checkpoint fits: a run removes each before the next."""
+        free, most = target.free_bytes(), self.axes.most_jobs
+        if free is not None and self.size_bytes * most > free:
+            each = "" if most == 1 else f" in each of {most} processes"
+            raise TargetError(
+                f"--target {target.location}: a checkpoint of "
+                f"{format_size(self.size_bytes)}{each} does not fit, "
+                f"{format_size(free)} may be used ({RESERVE}); choose a smaller --size"
+            )
 
     def _check_memory(self) -> None:
         most, available = self.axes.most_jobs, available_bytes()
@@ -173,6 +190,12 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan for the record and for `--dry-run`."""
+        locations = [target.location for target in self.targets]
+        several = len(locations) > 1
+        no_ceiling = {one.location: one.no_ceiling for one in self.targets if one.no_ceiling}
+        baseline = self.baseline and _described(self.baseline)
+        if baseline is None and several:
+            baseline = {"target": locations[0], "label": locations[0]}
         return {
             "workload": self.workload.name,
             "rank": self.rank,
@@ -189,19 +212,27 @@ class Plan:
             "left_out": list(self.left_out),
             **self.axes.to_dict(),
             "ranks": list(self.ranks),
-            "baseline": self.baseline and _described(self.baseline),
-            "target": self.target.location,
+            "baseline": baseline,
+            "target": ",".join(locations),
             "repeat": self.repeat.times,
             "precision": self.repeat.precision,
             "max_s": self.repeat.max_s,
             "aa": self.aa,
             "pool_bytes": self.pool_bytes,
-            "ceiling_jobs": [job.name for job in JOBS] if self.measures_ceiling else [],
-            "no_ceiling": self.target.no_ceiling or None,
+            "ceiling_jobs": [job.name for job in JOBS] if self.ceiling_targets else [],
+            "no_ceiling": (no_ceiling if several else self.targets[0].no_ceiling) or None,
             "crc32": self.crc,
             "seed": self.seed,
             "written_bytes": self.written_bytes,
         }
+
+
+def first_of_each_target(variants: Sequence[Variant]) -> list[Variant]:
+    """Return the first variant of each target."""
+    first: dict[str | None, Variant] = {}
+    for one in variants:
+        first.setdefault(one.target, one)
+    return list(first.values())
 
 
 def _described(variant: Variant) -> Mapping[str, Any]:

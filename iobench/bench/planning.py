@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from iobench import workloads
 from iobench.bench.axes import Axes, Variant
 from iobench.bench.contenders.choose import choose, find_baseline
 from iobench.bench.judging.repeat import Repeat
-from iobench.bench.plan import DEFAULT_SECONDS, LEAST_POOL, RESERVE, Plan
+from iobench.bench.plan import (
+    DEFAULT_SECONDS,
+    LEAST_POOL,
+    RESERVE,
+    Plan,
+    first_of_each_target,
+)
 from iobench.bench.rates import measure_rates
 from iobench.bench.targets.base import Location, Target
-from iobench.bench.targets.choose import target_of
+from iobench.bench.targets.choose import targets_of
 from iobench.errors import TargetError, UsageError
 from iobench.units import format_rate, format_seconds, format_size, parse_size
 from iobench.workloads import Workload
@@ -26,7 +33,7 @@ def make_plan(
     *,
     workload: str,
     writers: str,
-    target: Location,
+    target: Location | tuple[Location, ...],
     size: str | None = None,
     repeat: int | Repeat = 5,
     aa: bool = False,
@@ -38,8 +45,9 @@ def make_plan(
     baseline: str | None = None,
     axes: Axes | None = None,
 ) -> Plan:
-    """Return a checked plan: names known, writers available, target writable and large enough.
+    """Return a checked plan: names known, writers available, targets writable and large enough.
 
+    `target` is one location, or several that are compared. A writer takes part where it works.
     Without `size` the workload is scaled to fit in the target and in about 90 seconds. Short
     probes of each writer give the rates for that. Raises UsageError, its subclasses, and
     UnavailableError.
@@ -49,16 +57,20 @@ def make_plan(
         raise UsageError(f"workload {full.name!r}: rank {rank} writes no files; choose another")
     full_bytes = full.size_bytes(rank)
     axes = axes or Axes()
-    chosen, left_out = choose(writers, target)
+    locations = target if isinstance(target, tuple) else (target,)
+    several = len(locations) > 1
+    chosen, left_out = choose(writers, *locations)
     pool_bytes = max(parse_size(pool), LEAST_POOL * axes.most_jobs)
-    place = target_of(target, chosen)
-    place.check()
-    for one in chosen:
-        one.require(target)
+    targets, absent = targets_of(locations, chosen)
+    if several:
+        axes = replace(axes, targets=tuple(one.location for one in targets), absent=absent)
+    by_location = dict(zip(axes.targets, targets, strict=True))
     often = Repeat(times=repeat) if isinstance(repeat, int) else repeat
     variants = list(axes.variants(chosen))
-    taking_part = [*variants, *(variants[:1] if aa else ())]
-    scaled = _scaled(full, rank, full_bytes, size, taking_part, axes, place, often.times, ceiling)
+    taking_part = [*variants, *(first_of_each_target(variants) if aa else ())]
+    scaled = _scaled(
+        full, rank, full_bytes, size, taking_part, axes, by_location, often.times, ceiling
+    )
     plan = Plan(
         workload=scaled,
         full_bytes=full_bytes,
@@ -66,8 +78,8 @@ def make_plan(
         contenders=tuple(chosen),
         left_out=(*left_out, *axes.skipped(chosen)),
         axes=axes,
-        baseline=find_baseline(baseline, variants),
-        target=place,
+        baseline=None if several and baseline is None else find_baseline(baseline, variants),
+        targets=targets,
         repeat=often,
         aa=aa,
         pool_bytes=pool_bytes,
@@ -86,7 +98,7 @@ def _scaled(
     size: str | None,
     variants: Sequence[Variant],
     axes: Axes,
-    target: Target,
+    targets: Mapping[str | None, Target],
     repeat: int,
     ceiling: bool,
 ) -> Workload:
@@ -94,16 +106,19 @@ def _scaled(
         return full
     if size is not None:
         return full.scaled(parse_size(size), rank)
-    storing = any(one.contender.stores for one in variants)
-    free = target.free_bytes() if storing else full_bytes * axes.most_jobs
-    if free == 0:
-        raise TargetError(
-            f"--target {target.location}: no space is left for a checkpoint ({RESERVE}); make room"
-        )
-    rates = measure_rates(variants, axes.subsets, target)
-    ceiling = ceiling and not target.no_ceiling
+    storing = {one.target for one in variants if one.contender.stores}
+    fits = []
+    for target in (one for value, one in targets.items() if value in storing):
+        free = target.free_bytes()
+        if free == 0:
+            raise TargetError(
+                f"--target {target.location}: no space is left for a checkpoint ({RESERVE}); "
+                "make room"
+            )
+        fits += [] if free is None else [free // axes.most_jobs]
+    rates = measure_rates(variants, axes.subsets, targets)
+    ceiling = ceiling and not all(one.no_ceiling for one in targets.values())
     affordable = rates.affordable_bytes(DEFAULT_SECONDS, repeat=repeat, ceiling=ceiling)
-    fits = [] if free is None else [free // axes.most_jobs]
     return full.scaled(min(affordable, full_bytes, *fits), rank)
 
 
@@ -127,15 +142,18 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     yield from _axis_lines(plan)
     for line in plan.left_out:
         yield f"left out  {line}"
-    free = plan.target.free_bytes()
-    usable = "" if free is None else f", {format_size(free)} usable"
-    yield f"target    {plan.target.location}{usable}"
-    jobs = "with fio" if plan.measures_ceiling else "no ceiling"
-    if plan.ceiling and plan.target.no_ceiling:
-        jobs += f" ({plan.target.no_ceiling})"
-    elif plan.ceiling and not plan.measures_ceiling:
+    for target in plan.targets:
+        free = target.free_bytes()
+        usable = "" if free is None else f", {format_size(free)} usable"
+        yield f"target    {target.location}{usable}"
+    reasons = [one.no_ceiling for one in plan.targets if one.no_ceiling]
+    jobs = "with fio" if plan.ceiling_targets else "no ceiling"
+    if plan.ceiling and reasons:
+        jobs += f" ({', '.join(dict.fromkeys(reasons))})"
+    elif plan.ceiling and not plan.ceiling_targets:
         jobs += " (fio is not installed: apt-get install fio)"
-    twice = f"{plan.variants[0].label} twice (A/A), " if plan.aa else ""
+    again = ", ".join(one.label for one in first_of_each_target(plan.variants))
+    twice = f"{again} twice (A/A), " if plan.aa else ""
     yield (
         f"run       {plan.repeat}, {twice}{jobs}, "
         f"{format_size(plan.written_bytes)} written in all, "
@@ -165,6 +183,7 @@ def _axis_lines(plan: Plan) -> Iterator[str]:
 
 def expected_line(plan: Plan) -> str:
     """Return a line with the expected duration, from short probes of the plan's writers."""
-    rates = measure_rates(plan.taking_part, plan.axes.subsets, plan.target)
-    run_s = rates.run_s(plan.size_bytes, repeat=plan.repeat.times, ceiling=plan.measures_ceiling)
+    rates = measure_rates(plan.taking_part, plan.axes.subsets, plan.by_location)
+    ceiling = bool(plan.ceiling_targets)
+    run_s = rates.run_s(plan.size_bytes, repeat=plan.repeat.times, ceiling=ceiling)
     return f"expected  about {format_seconds(run_s)}, probed at {format_rate(max(rates.save))}"

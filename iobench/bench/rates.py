@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from iobench.bench.axes import Variant
+from iobench.bench.contenders.base import Contender
 from iobench.bench.data.replay import Replay
 from iobench.bench.fio import JOBS
 from iobench.bench.targets.base import Location, Target
@@ -26,17 +27,20 @@ class Rates:
     """Rates of short probes, in bytes per second: one for each save and restore of a repetition.
 
     `saved` and `restored` are the bytes that each of them moves, in units of the bytes of one
-    process. Empty means 1 for each.
+    process. Empty means 1 for each. `best` has the highest save and restore rate in each target
+    that fio may measure. Empty means those of all.
     """
 
     save: tuple[float, ...]
     restore: tuple[float, ...]
     saved: tuple[float, ...] = ()
     restored: tuple[float, ...] = ()
+    best: tuple[tuple[float, float], ...] = ()
 
     def run_s(self, size_bytes: int, *, repeat: int, ceiling: bool) -> float:
         """Return the seconds of a run with checkpoints of `size_bytes`, with its rests."""
-        steps = len(self.save) + len(self.restore) + (2 * len(JOBS) if ceiling else 0)
+        steps = len(self.save) + len(self.restore)
+        steps += 2 * len(JOBS) * max(len(self.best), 1) if ceiling else 0
         moving = size_bytes * self.run_s_per_byte(repeat=repeat, ceiling=ceiling)
         return moving + repeat * steps * _REST_S
 
@@ -55,7 +59,8 @@ class Rates:
         per_repetition = _seconds(saved, self.save) + _seconds(restored, self.restore)
         per_repetition += _OWN_S_PER_BYTE * sum(saved)
         if ceiling:
-            per_repetition += len(JOBS) * (1 / max(self.save) + 1 / max(self.restore))
+            best = self.best or ((max(self.save), max(self.restore)),)
+            per_repetition += len(JOBS) * sum(1 / save + 1 / restore for save, restore in best)
         return per_repetition * repeat
 
 
@@ -64,30 +69,47 @@ def _seconds(times: Iterable[float], rates: Iterable[float]) -> float:
 
 
 def measure_rates(
-    variants: Sequence[Variant], subsets: Sequence[float | None], target: Target
+    variants: Sequence[Variant],
+    subsets: Sequence[float | None],
+    targets: Mapping[str | None, Target],
 ) -> Rates:
-    """Save and restore a short random file with each contender, once. For planning only.
+    """Save and restore a short random file with each contender in each of its targets, once.
 
+    For planning only. `targets` are the targets by the value that variants have in `target`.
     Assumes that several processes together reach the rate of one process, and that files of every
     shape reach the rate of this file.
     """
-    probed = {}
+    probed: dict[tuple[Contender, str | None], tuple[float, float]] = {}
+    best = []
+    for value, target in targets.items():
+        here = dict.fromkeys(one.contender for one in variants if one.target == value)
+        found = _probe(list(here), target)
+        probed |= {(one, value): rates for one, rates in zip(here, found, strict=True)}
+        if not target.no_ceiling:
+            best.append((max(save for save, _ in found), max(restore for _, restore in found)))
+    restores = [(one, subset) for one in variants for subset in subsets]
+    return Rates(
+        save=tuple(probed[one.contender, one.target][0] for one in variants),
+        saved=tuple(float(one.numjobs) for one in variants),
+        restore=tuple(probed[one.contender, one.target][1] for one, _ in restores),
+        restored=tuple(one.numjobs * (subset or 1.0) for one, subset in restores),
+        best=tuple(best),
+    )
+
+
+def _probe(contenders: Sequence[Contender], target: Target) -> list[tuple[float, float]]:
+    """Return the rates of a save and a restore of each contender in one target."""
+    found = []
     free = target.free_bytes()
     size = _REMOTE_PROBE_BYTES if free is None else min(_PROBE_BYTES, free)
     size = size or _PROBE_BYTES  # no free space: no contender stores anything
     with target.scratch() as scratch:
-        for one in dict.fromkeys(variant.contender for variant in variants):
+        for one in contenders:
             replay, where = _short_replay(size), scratch.locate("probe")
             replay.prepare()
-            probed[one] = (_rate(one.save, replay, where), _rate(one.restore, replay, where))
+            found.append((_rate(one.save, replay, where), _rate(one.restore, replay, where)))
             scratch.remove("probe")
-    restores = [(one, subset) for one in variants for subset in subsets]
-    return Rates(
-        save=tuple(probed[one.contender][0] for one in variants),
-        saved=tuple(float(one.numjobs) for one in variants),
-        restore=tuple(probed[one.contender][1] for one, _ in restores),
-        restored=tuple(one.numjobs * (subset or 1.0) for one, subset in restores),
-    )
+    return found
 
 
 def _short_replay(size_bytes: int) -> Replay:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -12,13 +13,12 @@ from typing import Protocol
 from iobench.bench import fio
 from iobench.bench.axes import Variant
 from iobench.bench.ceiling import CeilingJobs
-from iobench.bench.counters.sampler import Sampler
 from iobench.bench.data.subset import text_of
 from iobench.bench.header import header
 from iobench.bench.plan import Plan
 from iobench.bench.processes.group import Executor, InProcess, ProcessGroup
 from iobench.bench.processes.job import Job
-from iobench.bench.targets.base import OpenTarget, Scratch
+from iobench.bench.targets.base import Location, OpenTarget
 from iobench.bench.trial import Trial
 from iobench.results import (
     CeilingSample,
@@ -59,50 +59,47 @@ class Runner:
     def run(self) -> None:
         """Write the run's header, then a record per timed operation, as each one ends.
 
-        No file of the run stays in the target, also after an error. A contender or fio job that
-        fails is recorded and takes no further part. When no contender is left, the run ends with
-        the error of the last one.
+        No file of the run stays in a target, also after an error. A contender or fio job that fails
+        in a target is recorded and takes no further part there. When no contender is left, the run
+        ends with the error of the last one.
         """
         plan = self.plan
         plan.check()
         steps = len(plan.taking_part) * (1 + len(plan.axes.subsets))
-        steps += 2 * len(fio.JOBS) if plan.measures_ceiling else 0
+        steps += 2 * len(fio.JOBS) * len(plan.ceiling_targets)
         self.progress.begin(1 + steps * plan.repeat.times)
-        monitor = plan.target.monitor()
-        with (
-            plan.target.scratch() as scratch,
-            self._executor(scratch) as executor,
-            Sampler(monitor.files) as sampler,
-        ):
+        with ExitStack() as undo:
+            targets = {
+                value: undo.enter_context(OpenTarget.of(target))
+                for value, target in plan.by_location.items()
+            }
+            warm_ups = [target.scratch.locate(_WARM_UP) for target in targets.values()]
+            executor = undo.enter_context(self._executor(warm_ups))
             self.progress.step("preparing")
             run = header(plan, executor)
             self.results.write(run)
-            ceiling = CeilingJobs.of(run, plan, scratch) if plan.measures_ceiling else None
             trials = _Trials(
                 plan=plan,
                 run_id=run.run_id,
-                ceiling=ceiling,
+                ceilings=[
+                    CeilingJobs.of(run, plan, targets[value].scratch, value)
+                    for value in plan.ceiling_targets
+                ],
                 executor=executor,
-                target=OpenTarget(
-                    scratch=scratch,
-                    monitor=monitor,
-                    sampler=sampler,
-                    notes=plan.target.notes,
-                    instruments=scratch.instruments(monitor),
-                ),
+                targets=targets,
                 progress=self.progress,
             )
-            trials.warm_up()
+            trials.warm_up(warm_ups)
             for record in trials.records():
                 self.results.write(record)
                 self.progress.result(record)
 
-    def _executor(self, scratch: Scratch) -> Executor:
+    def _executor(self, warm_ups: Sequence[Location]) -> Executor:
         """Return an executor: this process, or the largest number of concurrent child processes."""
         setups = self.plan.setups()
         if len(setups) == 1:
             return InProcess(setups[0])
-        return ProcessGroup(setups, partial(Job.warm_up, directory=scratch.locate(_WARM_UP)))
+        return ProcessGroup(setups, partial(Job.warm_up, directories=warm_ups))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,22 +108,21 @@ class _Trials:
 
     plan: Plan
     run_id: str
-    ceiling: CeilingJobs | None
+    ceilings: Sequence[CeilingJobs]
     executor: Executor
-    target: OpenTarget
+    targets: Mapping[str | None, OpenTarget]
     progress: RunProgress
 
-    def warm_up(self) -> None:
+    def warm_up(self, directories: Sequence[Location]) -> None:
         """Do each contender's first-use work, outside any clock.
 
         A contender that fails here also fails in its trial, which records the failure. The
         processes of a ProcessGroup did this work when they started.
         """
         if not self.executor.apart:
-            self.executor.ask(
-                1, partial(Job.warm_up, directory=self.target.scratch.locate(_WARM_UP))
-            )
-        self.target.scratch.remove(_WARM_UP)
+            self.executor.ask(1, partial(Job.warm_up, directories=directories))
+        for target in self.targets.values():
+            target.scratch.remove(_WARM_UP)
 
     def records(self) -> Iterator[_Record]:
         order = random.Random(self.plan.seed)
@@ -140,10 +136,11 @@ class _Trials:
                 for one in self.plan.taking_part
                 if one in able
             ]
-            if self.ceiling is not None:
-                steps += [
-                    _bound(self.ceiling.records, job, self._settled) for job in self.ceiling.able
-                ]
+            steps += [
+                _bound(ceiling.records, job, self._settled)
+                for ceiling in self.ceilings
+                for job in ceiling.able
+            ]
             order.shuffle(steps)
             for position, step in enumerate(steps):
                 for record in step(repetition, position):
@@ -176,7 +173,7 @@ class _Trials:
             shape=shape,
             files=[files[shape] for files in plan.files_of_jobs[: variant.numjobs]],
             executor=self.executor,
-            target=self.target,
+            target=self.targets[variant.target],
         )
         subsets = list(plan.axes.subsets)
         random_.shuffle(subsets)
@@ -202,9 +199,11 @@ class _Trials:
             trial.clear()
 
     def _settled(self, what: str, repetition: int) -> None:
+        """Wait until earlier work has left every target alone: they may share devices and CPUs."""
         of = "" if self.plan.repeat.precision is not None else f"/{self.plan.repeat.times}"
         self.progress.step(f"{repetition + 1}{of} {what}")
-        self.target.settle()
+        for target in self.targets.values():
+            target.settle()
 
 
 def _bound(

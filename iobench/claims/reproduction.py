@@ -77,7 +77,11 @@ def _judge_files(claim: Claim, result: ResultFile, operation: str) -> ClaimFindi
 
 
 def _valid(result: ResultFile, writer: str, operation: str) -> dict[int, float]:
-    """Return seconds by repetition. Raises ResultFileError for samples of several settings."""
+    """Return seconds by repetition. Raises ResultFileError for several settings or targets."""
+    if targets := result.run.environment.storages:
+        raise ResultFileError(
+            f"{result.path} is of {len(targets)} targets; a claim is judged by a record of one"
+        )
     context = Context.of(result.run)
     samples = [
         sample

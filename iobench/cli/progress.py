@@ -18,6 +18,7 @@ from rich.table import Column
 
 from iobench.cli import interrupts
 from iobench.results import CeilingSample, Failure, Sample, TrainBlock
+from iobench.results.setting import at_target
 from iobench.text import printable
 from iobench.units import GIB, format_rate, format_seconds
 
@@ -105,7 +106,7 @@ class StderrProgress(_Steps):
 
     def result(self, record: Sample | CeilingSample | Failure) -> None:
         if isinstance(record, CeilingSample):
-            writer = f"fio {record.job['name']}"
+            writer = at_target(f"fio {record.job['name']}", record.target)
         else:
             writer = record.setting.name
         last = "failed"

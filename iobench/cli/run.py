@@ -52,7 +52,10 @@ def run(
     target: Annotated[
         str,
         typer.Option(
-            "--target", help="The directory to measure, or s3://bucket/prefix.", show_default="here"
+            "--target",
+            help="The directory to measure, or s3://bucket/prefix. Several, separated by commas, "
+            "are compared.",
+            show_default="here",
         ),
     ] = HERE,
     s3_local: Annotated[
@@ -146,7 +149,7 @@ def run(
             "--baseline",
             help="The writer with which the others are compared, pair by pair: a name, with "
             "options and axes where they matter: 'odirect numjobs=1'.",
-            show_default="peer:torch-save where it takes part",
+            show_default="peer:torch-save where it takes part; of several targets the first",
         ),
     ] = None,
     output: Annotated[
@@ -181,6 +184,7 @@ def run(
             from iobench.bench.axes import Axes
             from iobench.bench.judging.repeat import Repeat
             from iobench.bench.planning import expected_line, make_plan, plan_lines
+            from iobench.bench.targets.choose import split_targets
 
             if output is not None:
                 check_output(output)
@@ -190,13 +194,13 @@ def run(
                 restore_as=restore_as,
                 numjobs=numjobs,
             )
-            place = stack.enter_context(server(s3_local, target))
+            targets = split_targets(stack.enter_context(server(s3_local, target)))
             name = the_workload(workload, workload_option)
             with quiet_stdout():
                 plan = make_plan(
                     workload=name,
-                    writers=(_S3 if is_s3(place) else _FILES) if writer is None else writer,
-                    target=place,
+                    writers=_default_writers(targets) if writer is None else writer,
+                    target=targets,
                     size=size,
                     repeat=Repeat.parse(repeat, precision, max_time),
                     aa=aa,
@@ -219,6 +223,10 @@ def run(
             print_plan([line])
         else:
             _run(plan, output, format_, details=details, quiet=quiet)
+
+
+def _default_writers(targets: tuple[str, ...]) -> str:
+    return ",".join(dict.fromkeys(_S3 if is_s3(one) else _FILES for one in targets))
 
 
 def _check_effects(

@@ -25,13 +25,13 @@ def unlike(old: Run, new: Run) -> list[str]:
     return [
         f"{name}: {before[name]} before, {after[name]} now"
         for name in before
-        if before[name] != after[name]
+        if name in after and before[name] != after[name]
     ]
 
 
 def _facts(run: Run) -> Iterator[tuple[str, str]]:
     """Yield the facts that must be equal, as name and words; `unknown` where a record lacks one."""
-    machine, storage = run.environment.machine, run.environment.storage
+    machine = run.environment.machine
     cpu, memory = _part(machine, "cpu"), _part(machine, "memory")
     yield "CPU", _word(cpu.get("model"))
     yield "CPUs", _word(cpu.get("usable_cpus"))
@@ -41,8 +41,13 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     names = [gpu.get("name") for gpu in gpus if isinstance(gpu, Mapping)] if gpus else []
     yield "GPUs", ", ".join(sorted(map(str, names))) or "none"
     yield "kernel", _word(machine.get("kernel"))
-    yield "file system", _word(storage.get("fs_type"))
-    yield "device", ", ".join(map(_device, leaf_devices(storage.get("device")))) or _word(None)
+    storages = run.environment.storages
+    yield "targets", ", ".join(sorted(storages)) or "one"
+    for target, storage in (storages or {"": run.environment.storage}).items():
+        of = f" of {target}" if target else ""
+        yield f"file system{of}", _word(storage.get("fs_type"))
+        devices = ", ".join(map(_device, leaf_devices(storage.get("device"))))
+        yield f"device{of}", devices or _word(None)
     yield "workload", f"{run.workload.name}, rank {run.workload.rank}"
     yield "size", f"{format_size(run.workload.bytes)} ({run.workload.bytes} bytes)"
     yield from _rules(run.plan)

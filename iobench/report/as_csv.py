@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TextIO
 
 from iobench.report.summary import Report, Summary
-from iobench.results.setting import AXIS_NAMES
+from iobench.results.setting import AXES_IF_SET, AXIS_NAMES
 
 
 def _axis(name: str, _: Report, one: Summary) -> Any:
@@ -44,11 +44,14 @@ def write(report: Report, stream: TextIO) -> None:
     """Write one line per summary. Numbers are unrounded; a missing value is empty.
 
     Phases, paths and decisions become columns `phase.<name>_s`, `path.<name>` and
-    `decision.<name>`. They are empty for a writer that lacks them.
+    `decision.<name>`. They are empty for a writer that lacks them. A run of several targets has the
+    column `target`.
     """
     rows = [_row(report, summary) for summary in report.summaries]
     columns = dict.fromkeys([*_COLUMNS, *(column for row in rows for column in row)])
-    writer = csv.DictWriter(stream, list(columns), lineterminator="\n")
+    unset = {name for name in AXES_IF_SET if not any(row[name] for row in rows)}
+    shown = [name for name in columns if name not in unset]
+    writer = csv.DictWriter(stream, shown, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
     writer.writerows(rows)
 

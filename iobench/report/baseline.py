@@ -19,10 +19,16 @@ def baseline_samples(
 ) -> Sequence[Sample]:
     """Return the baseline's samples of the same operation as `of`; empty where `of` is one of them.
 
-    `baseline` has the contender's `name` and `options`, and the axes of saves that the run had. It
-    is None where there is no baseline.
+    `baseline` has the contender's `name` and `options`, and the axes of saves that the run had.
+    Without a `name` it is a target: the same contender there is the baseline of `of`. It is None
+    where there is no baseline.
     """
-    if baseline is None or is_contender(of, baseline):
+    if baseline is None:
+        return []
+    if "name" not in baseline:
+        own = {"name": of.writer, "options": dict(of.options), **of.axes.of_saves()}
+        baseline = own | {name: value for name, value in baseline.items() if name in own}
+    if is_contender(of, baseline):
         return []
     kind = of.operation, of.axes.restore_as
     found = (

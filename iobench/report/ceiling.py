@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from iobench.bench.judging.stats import median, rate
-from iobench.results import CeilingSample, Operation, to_plain
+from iobench.results import CeilingSample, Operation, ResultFile, to_plain
 
-__all__ = ["NO_JOB", "Ceiling", "find_ceiling"]
+__all__ = ["NO_JOB", "Ceiling", "find_ceiling", "find_ceilings"]
 
 NO_JOB = "no fio job ran"
 """The reason that a ceiling has where no job ran and no other reason is known."""
@@ -32,6 +32,20 @@ class Ceiling:
     def of(self, operation: Operation) -> float | None:
         """Return the rate of `operation` in bytes per second; None if not measured."""
         return self.save_bytes_per_s if operation == "save" else self.restore_bytes_per_s
+
+
+def find_ceilings(result: ResultFile) -> dict[str | None, Ceiling]:
+    """Return the ceiling of each target; the key is None in a run of one target."""
+    why_none = result.run.plan.get("no_ceiling")
+    if not result.run.environment.storages:
+        return {None: find_ceiling(result.ceiling, why_none)}
+    reasons = why_none if isinstance(why_none, Mapping) else {}
+    return {
+        target: find_ceiling(
+            (sample for sample in result.ceiling if sample.target == target), reasons.get(target)
+        )
+        for target in result.run.environment.storages
+    }
 
 
 def find_ceiling(samples: Iterable[CeilingSample], why_none: str | None = None) -> Ceiling:

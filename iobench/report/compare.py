@@ -25,16 +25,17 @@ from iobench.bench.judging.stats import median, rate
 from iobench.bench.judging.verdict import Context, Verdict, VerdictStatus
 from iobench.peers import PREFIX
 from iobench.report.alike import unlike
-from iobench.report.ceiling import find_ceiling
+from iobench.report.ceiling import find_ceilings
 from iobench.report.summary import Figure, group, verdict_of
 from iobench.results import Operation, ResultFile, Sample, contender_of, to_plain
-from iobench.results.setting import HasSetting, Setting
+from iobench.results.setting import HasSetting, Setting, at_target
 
 __all__ = ["SCHEMA", "Comparison", "ComparisonRow", "compare", "unlike_runs"]
 
 SCHEMA = "iobench.compare/2"
 
 _Key = Figure
+_Control = tuple[str, Operation, str | None]  # name, operation, target
 _SPOILT = (VerdictStatus.INVALID, VerdictStatus.FAILED)
 _OPERATIONS: tuple[Operation, ...] = ("save", "restore")
 
@@ -167,7 +168,7 @@ def compare(old: Sequence[ResultFile], new: Sequence[ResultFile], threshold: flo
         threshold=threshold,
         unlike=tuple(unlike_runs(old, new)),
         rows=tuple(rows),
-        controls={f"{name} {operation}": ratio for (name, operation), ratio in controls.items()},
+        controls={f"{name} {kind}": ratio for (name, kind, _), ratio in controls.items()},
         missing=before.names(key for key in before.runs if key not in matched[0]),
         added=after.names(key for key in after.runs if key not in matched[1]),
         failed={
@@ -178,24 +179,26 @@ def compare(old: Sequence[ResultFile], new: Sequence[ResultFile], threshold: flo
     )
 
 
-def _controls(before: _Side, after: _Side) -> Iterator[tuple[tuple[str, Operation], float]]:
+def _controls(before: _Side, after: _Side) -> Iterator[tuple[_Control, float]]:
     """Yield how the rates of unchanged code changed: fio, and peers if all versions are the same.
 
     With one run a side each of them counts. With several runs, only a change beyond its own floor
     counts.
     """
-    levels: dict[tuple[str, Operation], tuple[list[float], list[float]]] = {}
-    for operation in _OPERATIONS:
-        ceilings = [
-            [rate for one in side.results if (rate := find_ceiling(one.ceiling).of(operation))]
-            for side in (before, after)
-        ]
-        levels["fio", operation] = ceilings[0], ceilings[1]
+    levels: dict[_Control, tuple[list[float], list[float]]] = {}
+    for position, side in enumerate((before, after)):
+        for one in side.results:
+            for target, ceiling in find_ceilings(one).items():
+                name = at_target("fio", target)
+                for operation in _OPERATIONS:
+                    both = levels.setdefault((name, operation, target), ([], []))
+                    both[position].extend(rate for rate in [ceiling.of(operation)] if rate)
     for key in before.runs.keys() & after.runs.keys():
         if _is_control(key, before, after):
-            name = before.runs[key][0][0].setting.name
-            levels[name, key[1]] = (_levels(before.runs[key]), _levels(after.runs[key]))
-    for who, (old, new) in sorted(levels.items()):
+            setting = before.runs[key][0][0].setting
+            sides = _levels(before.runs[key]), _levels(after.runs[key])
+            levels[setting.name, key[1], setting.axes.target] = sides
+    for who, (old, new) in sorted(levels.items(), key=lambda level: level[0][:2]):
         if not old or not new:
             continue
         if len(old) == len(new) == 1:
@@ -236,18 +239,23 @@ def _pairs(before: Collection[_Key], after: Collection[_Key]) -> list[tuple[_Key
 def _others(
     key: _Key, groups: Collection[_Key], before: Collection[_Key], after: Collection[_Key]
 ) -> list[_Key]:
-    """Return the keys in `groups` of the same writer and operation, without those of both sides."""
+    """Return the keys in `groups` of the same writer, target and operation that one side has."""
     return [
         other
         for other in groups
         if not (other in before and other in after)
-        and (_writer(other), other[1:]) == (_writer(key), key[1:])
+        and (_writer(other), _target(other), other[1:]) == (_writer(key), _target(key), key[1:])
     ]
 
 
 def _writer(key: _Key) -> str:
-    writer: str = json.loads(key[0])[0]
+    writer: str = json.loads(key[0])["writer"]
     return writer
+
+
+def _target(key: _Key) -> str | None:
+    target: str | None = json.loads(key[0]).get("target")
+    return target
 
 
 def _name(samples: Sequence[Sample]) -> str:
@@ -258,7 +266,7 @@ def _row(
     one: _Key,
     other: _Key,
     sides: tuple[_Side, _Side],
-    controls: Mapping[tuple[str, Operation], float],
+    controls: Mapping[_Control, float],
     threshold: float,
 ) -> ComparisonRow:
     before, after = sides
@@ -273,8 +281,8 @@ def _row(
     control = one == other and _is_control(one, before, after)
     moved = {
         name: ratio
-        for (name, operation), ratio in controls.items()
-        if operation == one[1] and not control
+        for (name, operation, target), ratio in controls.items()
+        if (operation, target) == (one[1], last.axes.target) and not control
     }
     difference, few = _difference(new, old, moved.values())
     ratio, finding = difference.ratio, None if spoilt else difference.finding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from iobench.bench.judging import stats
@@ -24,9 +24,9 @@ from iobench.bench.judging.verdict import (
     with_verification,
 )
 from iobench.report.baseline import baseline_samples, paired_ratio
-from iobench.report.ceiling import Ceiling, find_ceiling
+from iobench.report.ceiling import Ceiling, find_ceilings
 from iobench.report.row import Summary
-from iobench.report.winners import RANKED, Winner, find_winners
+from iobench.report.winners import RANKED, Winner, find_target_winners, find_winners
 from iobench.results import (
     Environment,
     Failure,
@@ -39,6 +39,7 @@ from iobench.results import (
     to_plain,
 )
 from iobench.results.labels import labels
+from iobench.results.setting import IF_SET
 from iobench.text import printable
 from iobench.units import GIB, format_rate
 
@@ -71,19 +72,29 @@ class Report:
     `baseline` is the contender that ratios refer to. `failures` are the operations that raised.
     INVALID or FAILED figures cannot win. `record` is the path of the result file, `target` the
     measured place. `stopped` says how far a run got that did not finish.
+
+    A run of several targets has a ceiling of each in `ceilings`, and no figure in `ceiling`.
+    `target_winners` are the fastest targets of each operation.
     """
 
     schema: str = SCHEMA
     environment: Environment
     workload: WorkloadFacts
     ceiling: Ceiling
+    ceilings: Mapping[str, Ceiling] = field(default_factory=dict, metadata=IF_SET)
     baseline: Mapping[str, Any] | None = None
     summaries: tuple[Summary, ...]
     winners: tuple[Winner, ...] = ()
+    target_winners: tuple[Winner, ...] = field(default=(), metadata=IF_SET)
     failures: tuple[Failure, ...] = ()
     record: str | None = None
     target: str | None = None
     stopped: str | None = None
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The locations of several targets; empty in a run of one."""
+        return tuple(self.environment.storages)
 
     def document(self) -> dict[str, Any]:
         """The report as plain JSON values, described in docs/results.md."""
@@ -94,7 +105,7 @@ class Report:
 def summarise(result: ResultFile) -> Report:
     """Return the report of one result file, complete or not."""
     context = Context.of(result.run)
-    ceiling = find_ceiling(result.ceiling, result.run.plan.get("no_ceiling"))
+    ceilings = find_ceilings(result)
     groups = group(result)
     baseline = result.run.plan.get("baseline")
     failed = {contender_of(failure): failure for failure in result.failures}
@@ -103,7 +114,7 @@ def summarise(result: ResultFile) -> Report:
             _summary(
                 samples,
                 context,
-                ceiling,
+                ceilings.get(samples[0].axes.target, Ceiling()),
                 against=baseline_samples(groups, baseline, samples[0]),
                 failure=failed.get(contender),
             ),
@@ -117,13 +128,16 @@ def summarise(result: ResultFile) -> Report:
         (replace(summary, label=name), samples)
         for name, (summary, samples) in zip(names, pairs, strict=True)
     ]
+    targets = tuple(result.run.environment.storages)
     return Report(
         environment=result.run.environment,
         workload=result.run.workload,
-        ceiling=ceiling,
+        ceiling=ceilings.get(None, Ceiling(reason="each of the targets has its own")),
+        ceilings={target: one for target, one in ceilings.items() if target is not None},
         baseline=baseline,
         summaries=tuple(summary for summary, _ in rows),
         winners=tuple(find_winners(rows, baseline)),
+        target_winners=tuple(find_target_winners(rows, targets)),
         failures=result.failures,
         record=printable(str(result.path)),
         target=result.run.plan.get("target"),

@@ -1,9 +1,9 @@
-"""Winners: the fastest contender of a run for each operation, and its lead."""
+"""Winners: the fastest contender of a run for each operation, or the fastest target; its lead."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from iobench.bench.judging.comparison import (
@@ -18,8 +18,9 @@ from iobench.bench.judging.verdict import VerdictStatus
 from iobench.report.baseline import is_contender
 from iobench.report.row import Summary
 from iobench.results import Operation, Sample
+from iobench.results.setting import IF_SET
 
-__all__ = ["RANKED", "Winner", "find_winners"]
+__all__ = ["RANKED", "Winner", "find_target_winners", "find_winners"]
 
 RANKED = (VerdictStatus.VALID, VerdictStatus.SCALED)
 """Verdicts of the figures that can win."""
@@ -27,13 +28,16 @@ RANKED = (VerdictStatus.VALID, VerdictStatus.SCALED)
 _REFERENCE = "buffered"  # what most frameworks do by default
 
 _Row = tuple[Summary, Sequence[Sample]]
+_IsMeant = Callable[[_Row], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Winner:
     """The fastest contender of one operation. The `label` of its summary names a contender.
 
-    Full restores and each kind of partial restore (`restore_as`) have a winner each.
+    Full restores and each kind of partial restore (`restore_as`) have a winner each. In a run of
+    several targets each of them has one in each `target`. A winner among the targets names their
+    locations, not labels.
 
     `equals` are the contenders for which no difference from the fastest is shown; it is empty if
     the fastest won. `floor` is the part up to which a difference is noise; `measured` says whether
@@ -46,6 +50,7 @@ class Winner:
 
     operation: Operation
     restore_as: str | None = None
+    target: str | None = field(default=None, metadata=IF_SET)
     fastest: str
     equals: tuple[str, ...]
     floor: float
@@ -55,57 +60,107 @@ class Winner:
     ratio: float | None = None
     ratio_ci95: tuple[float, float] | None = None
 
+    @property
+    def what(self) -> str:
+        """What is fastest here: `save`, `restore subset=0.1 on /mnt/a`."""
+        on = f"on {self.target}" if self.target else None
+        return " ".join(part for part in (self.operation, self.restore_as, on) if part)
+
 
 def find_winners(rows: Sequence[_Row], baseline: Mapping[str, Any] | None) -> Iterator[Winner]:
     """Yield the winner of each operation that has several ranked contenders or an A/A.
 
     `rows` are summaries with their samples; `baseline` is the contender of the run's plan.
     """
-    kinds = dict.fromkeys((summary.operation, summary.axes.restore_as) for summary, _ in rows)
-    for operation, restore_as in sorted(kinds, key=lambda kind: (kind[0] != "save", kind[1] or "")):
-        ranked = [
-            row
-            for row in rows
-            if (row[0].operation, row[0].axes.restore_as) == (operation, restore_as)
-            and row[0].verdict in RANKED
-        ]
-        if not ranked:
-            continue
-        measured = noise_floor(sample for _, samples in ranked for sample in samples)
-        if len(ranked) == 1 and measured is None:
-            continue
-        floor = max(measured or 0.0, LEAST_FLOOR)
-        best = fastest([samples for _, samples in ranked], floor)
-        first = ranked[best.first]
-        slower = [row for i, row in enumerate(ranked) if i != best.first and i not in best.equals]
-        yield Winner(
-            operation=operation,
-            restore_as=restore_as,
-            fastest=first[0].label,
-            equals=tuple(ranked[position][0].label for position in best.equals),
-            floor=floor,
-            measured=measured is not None,
-            repetitions=len(rates_by_repetition(first[1])),
-            **_reference(first, slower, baseline, floor),
-        )
+
+    def is_usual(row: _Row) -> bool:
+        return row[0].writer == _REFERENCE
+
+    def is_baseline(row: _Row) -> bool:
+        return baseline is not None and "name" in baseline and is_contender(row[1][0], baseline)
+
+    for kind in _kinds(rows):
+        for target in sorted({row[0].axes.target for row in rows}, key=str):
+            ranked = [row for row in _ranked(rows, kind) if row[0].axes.target == target]
+            measured = _measured_floor(ranked)
+            if len(ranked) > 1 or measured is not None:
+                names = [summary.label for summary, _ in ranked]
+                lead = _lead(ranked, names, measured, (is_usual, is_baseline))
+                yield Winner(operation=kind[0], restore_as=kind[1], target=target, **lead)
 
 
-def _reference(
-    first: _Row, slower: Sequence[_Row], baseline: Mapping[str, Any] | None, floor: float
+def find_target_winners(rows: Sequence[_Row], targets: Sequence[str]) -> Iterator[Winner]:
+    """Yield the fastest target of each operation, by the fastest contender of each target.
+
+    `rows` are as for `find_winners`. The first of `targets` is the reference where it is slower.
+    """
+    for kind in _kinds(rows):
+        ranked = _ranked(rows, kind)
+        best = {
+            target: max(there, key=lambda row: row[0].median_bytes_per_s)
+            for target in targets
+            if (there := [row for row in ranked if row[0].axes.target == target])
+        }
+        if len(best) > 1:
+            lead = _lead(
+                list(best.values()),
+                list(best),
+                _measured_floor(ranked),
+                (lambda row: row[0].axes.target == targets[0],),
+            )
+            yield Winner(operation=kind[0], restore_as=kind[1], **lead)
+
+
+def _kinds(rows: Sequence[_Row]) -> list[tuple[Operation, str | None]]:
+    kinds = {(summary.operation, summary.axes.restore_as) for summary, _ in rows}
+    return sorted(kinds, key=lambda kind: (kind[0] != "save", kind[1] or ""))
+
+
+def _ranked(rows: Sequence[_Row], kind: tuple[Operation, str | None]) -> list[_Row]:
+    return [
+        row
+        for row in rows
+        if (row[0].operation, row[0].axes.restore_as) == kind and row[0].verdict in RANKED
+    ]
+
+
+def _measured_floor(rows: Sequence[_Row]) -> float | None:
+    return noise_floor(sample for _, samples in rows for sample in samples)
+
+
+def _lead(
+    rows: Sequence[_Row],
+    names: Sequence[str],
+    measured: float | None,
+    references: Sequence[_IsMeant],
 ) -> dict[str, Any]:
-    """Compare the fastest with one of `slower`; return fields of `Winner`, or {} without any."""
+    """Return the fields of the `Winner` among `rows`, which `names` name.
+
+    It is compared with the slowest row, or with one that `references` mean; the last one counts
+    most.
+    """
+    floor = max(measured or 0.0, LEAST_FLOOR)
+    best = fastest([samples for _, samples in rows], floor)
+    first = rows[best.first]
+    lead = {
+        "fastest": names[best.first],
+        "equals": tuple(names[position] for position in best.equals),
+        "floor": floor,
+        "measured": measured is not None,
+        "repetitions": len(rates_by_repetition(first[1])),
+    }
+    slower = [i for i in range(len(rows)) if i != best.first and i not in best.equals]
     if not slower:
-        return {}
-    chosen = min(slower, key=lambda row: row[0].median_bytes_per_s)
-    chosen = next((row for row in slower if row[0].writer == _REFERENCE), chosen)
-    if baseline is not None:
-        chosen = next((row for row in slower if is_contender(row[1][0], baseline)), chosen)
-    difference = compare_paired(first[1], chosen[1], floor)
+        return lead
+    chosen = min(slower, key=lambda i: rows[i][0].median_bytes_per_s)
+    for is_meant in references:
+        chosen = next((i for i in slower if is_meant(rows[i])), chosen)
+    difference = compare_paired(first[1], rows[chosen][1], floor)
     assert difference is not None, "a contender that is slower has common repetitions"
     assert difference.finding is Finding.BETTER
     interval = difference.ratio.interval
-    return {
-        "reference": chosen[0].label,
+    return lead | {
+        "reference": names[chosen],
         "ratio": difference.ratio.ratio,
         "ratio_ci95": (interval.low, interval.high) if interval else None,
     }

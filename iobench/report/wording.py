@@ -7,7 +7,7 @@ from typing import Any
 
 from iobench.bench.judging.stats import ENOUGH_SAMPLES, confidence_of, interval_heading
 from iobench.bench.judging.verdict import VerdictStatus
-from iobench.report.ceiling import NO_JOB
+from iobench.report.ceiling import NO_JOB, Ceiling
 from iobench.report.grid import Grid
 from iobench.report.summary import Report, Summary
 from iobench.report.winners import RANKED
@@ -72,6 +72,8 @@ def grid(report: Report, *, details: bool = False) -> Grid:
     shown = columns(report, details=details)
     interval = interval_heading(one.samples for one in report.summaries)
     headers = {**_COLUMNS, "interval": (interval, True)}
+    if report.baseline is not None and "name" not in report.baseline:
+        headers["ratio"] = (f"times\n{_baseline(report.baseline)}", True)
     rows = [cells(one) for one in report.summaries]
     return Grid(
         columns=tuple(headers[name] for name in shown),
@@ -142,15 +144,16 @@ def urgent_notes(report: Report) -> list[str]:
     bad = {
         reason for one in report.summaries if one.verdict not in RANKED for reason in one.reasons
     }
-    fio = _ceiling_lines(report)[-1:] if report.ceiling.reason not in (None, NO_JOB) else []
+    fio = [
+        _no_ceiling(of, one) for of, one in _ceilings(report) if one.reason not in (None, NO_JOB)
+    ]
     return [*_failure_lines(report), *fio, *_reason_lines(report, bad)]
 
 
 def environment_line(report: Report) -> str:
     """Return host, kernel, CPU, memory, GPUs and storage in one line, without unknown facts."""
-    machine, storage = report.environment.machine, report.environment.storage
+    machine = report.environment.machine
     cpu, memory = _part(machine, "cpu"), _part(machine, "memory")
-    device = _part(storage, "device")
     gpus = [str(gpu.get("name", "GPU")) for gpu in _list(machine, "gpus")]
     total = memory.get("total_bytes")
     cpus = cpu.get("usable_cpus")
@@ -161,10 +164,19 @@ def environment_line(report: Report) -> str:
         f"{cpus} CPUs" if cpus else None,
         f"{format_size(total)} memory" if isinstance(total, int) else None,
         *(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)),
-        storage.get("fs_type") or storage.get("kind"),
-        device.get("model") or device.get("name"),
+        *_storage(report.environment.storage),
+        *(
+            f"{target}: {' '.join(_storage(storage))}"
+            for target, storage in report.environment.storages.items()
+        ),
     ]
     return ", ".join(str(fact) for fact in facts if fact) or "machine not known"
+
+
+def _storage(storage: Mapping[str, Any]) -> list[str]:
+    device = _part(storage, "device")
+    known = storage.get("fs_type") or storage.get("kind"), device.get("model") or device.get("name")
+    return [str(fact) for fact in known if fact]
 
 
 def _decision_lines(report: Report) -> list[str]:
@@ -181,16 +193,19 @@ def _winner_lines(report: Report) -> list[str]:
     """Return the winners, or that no difference is shown, and noise floors measured by an A/A."""
     lines = []
     for one in report.winners:
-        kind = one.operation, one.restore_as
-        what = " ".join(part for part in kind if part)
+        kind = one.operation, one.restore_as, one.target
         if one.equals:
             names = _some([one.fastest, *one.equals])
-            lines.append(f"fastest {what}: no difference shown between {names}")
-        elif sum((each.operation, each.axes.restore_as) == kind for each in report.summaries) > 1:
-            lines.append(f"fastest {what}: {one.fastest}")
+            lines.append(f"fastest {one.what}: no difference shown between {names}")
+        elif sum(_kind(each) == kind for each in report.summaries) > 1:
+            lines.append(f"fastest {one.what}: {one.fastest}")
         if one.measured:
-            lines.append(f"noise floor of {what}: {100 * one.floor:.1f}% by A/A")
+            lines.append(f"noise floor of {one.what}: {100 * one.floor:.1f}% by A/A")
     return lines
+
+
+def _kind(one: Summary) -> tuple[str, str | None, str | None]:
+    return one.operation, one.axes.restore_as, one.axes.target
 
 
 def _times(summary: Summary) -> str:
@@ -222,19 +237,31 @@ def _baseline(given: Mapping[str, Any]) -> str:
     return str(given.get("label") or given["name"])
 
 
+def _ceilings(report: Report) -> list[tuple[str, Ceiling]]:
+    """Return `ceiling`, or `ceiling of TARGET` for each of several targets, with its figures."""
+    if not report.ceilings:
+        return [("ceiling", report.ceiling)]
+    return [(f"ceiling of {target}", one) for target, one in report.ceilings.items()]
+
+
 def _ceiling_lines(report: Report) -> list[str]:
-    ceiling = report.ceiling
-    lines = [
-        f"ceiling: {operation} {format_rate(value)} by fio {job.get('name', 'job')}"
+    lines = []
+    for of, ceiling in _ceilings(report):
         for operation, value, job in (
             ("save", ceiling.save_bytes_per_s, ceiling.save_job),
             ("restore", ceiling.restore_bytes_per_s, ceiling.restore_job),
-        )
-        if value is not None and job is not None
-    ]
-    if ceiling.reason:
-        lines.append(f"ceiling: not measured ({ceiling.reason})")
+        ):
+            if value is not None and job is not None:
+                lines.append(
+                    f"{of}: {operation} {format_rate(value)} by fio {job.get('name', 'job')}"
+                )
+        if ceiling.reason:
+            lines.append(_no_ceiling(of, ceiling))
     return lines
+
+
+def _no_ceiling(of: str, ceiling: Ceiling) -> str:
+    return f"{of}: not measured ({ceiling.reason})"
 
 
 def _interval_line(report: Report) -> list[str]:

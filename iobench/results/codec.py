@@ -58,7 +58,8 @@ def from_record(values: Any) -> Record:
 def to_plain(value: Any) -> Any:
     """Return `value` with dataclasses and mappings as dict, tuples as list, paths as str.
 
-    The fields of a flattened dataclass, such as Setting, become keys of the enclosing object.
+    The fields of a flattened dataclass, such as Setting, become keys of the enclosing object. A
+    field with the metadata IF_SET is left out where it is empty.
     """
     if value is None or isinstance(value, str | int | float):
         return value
@@ -66,6 +67,8 @@ def to_plain(value: Any) -> Any:
         plain: dict[str, Any] = {}
         for field in dataclasses.fields(value):
             part = getattr(value, field.name)
+            if field.metadata.get("if_set") and not part:
+                continue
             plain |= to_plain(part) if _flattened(part) else {field.name: to_plain(part)}
         return plain
     if isinstance(value, Mapping):

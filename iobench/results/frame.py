@@ -28,7 +28,8 @@ def load(
     `phase.sync_s`, `path.direct.bytes`, `cold.resident_fraction`, `machine.<fact>`,
     `storage.<fact>`, `workload.<fact>`. Facts that a file lacks are missing values. Computed
     columns are `bytes_per_s`, and from the run `file`, `run_status`, `workload`, `hostname` and
-    `kernel`. Times are UTC timestamps. docs/results.md lists every column.
+    `kernel`. `storage.<fact>` is of the sample's target. Times are UTC timestamps.
+    docs/results.md lists every column.
 
     Raises ResultFileError like `read`.
     """
@@ -56,13 +57,15 @@ def _rows(result: ResultFile) -> list[dict[str, Any]]:
         "kernel": run.environment.machine.get("kernel"),
     }
     facts = _flat(
-        {
-            "workload": to_plain(run.workload),
-            "machine": to_plain(run.environment.machine),
-            "storage": to_plain(run.environment.storage),
-        }
+        {"workload": to_plain(run.workload), "machine": to_plain(run.environment.machine)}
     )
-    return [about_run | _row(sample) | facts for sample in result.samples]
+    storages = {
+        target: _flat({"storage": to_plain(run.environment.storage_of(target))})
+        for target in {sample.axes.target for sample in result.samples}
+    }
+    return [
+        about_run | _row(sample) | facts | storages[sample.axes.target] for sample in result.samples
+    ]
 
 
 def _row(sample: Sample) -> dict[str, Any]:

@@ -36,8 +36,8 @@ def contender_of(sample: Sample | Failure) -> str:
 
     Full and partial restores have the same key: they read the same saved files.
     """
-    axes = sample.axes.of_saves().values()
-    return json.dumps([sample.writer, to_plain(sample.options), *axes], sort_keys=True)
+    whose = {"writer": sample.writer, "options": to_plain(sample.options)}
+    return json.dumps(whose | sample.axes.of_saves(), sort_keys=True)
 
 
 def figure_of(sample: Sample) -> tuple[str, Operation, str | None]:

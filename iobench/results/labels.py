@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from iobench.results.setting import AXIS_NAMES, AxisValues, Setting
+from iobench.results.setting import AXES_IF_SET, AXIS_NAMES, AxisValues, Setting
 from iobench.units import format_size_exact
 
 __all__ = ["common_axes", "labels"]
@@ -25,7 +25,9 @@ def labels(settings: Iterable[Setting]) -> list[str]:
             for name, value in one.options.items()
             if any(name not in other.options or other.options[name] != value for other in others)
         ]
-        differing = [name for name in AXIS_NAMES if len(_values(others, name)) > 1]
+        differing = [
+            name for name in AXIS_NAMES if name in AXES_IF_SET or len(_values(others, name)) > 1
+        ]
         texts.append(" ".join([one.writer, *shown, *one.axes.texts(differing)]))
     return texts
 
@@ -33,7 +35,7 @@ def labels(settings: Iterable[Setting]) -> list[str]:
 def common_axes(settings: Iterable[Setting]) -> list[str]:
     """Return the axes that `labels` omits because all settings share them, except defaults."""
     given = list(settings)
-    values = {name: _values(given, name) - {None} for name in AXIS_NAMES}
+    values = {name: _values(given, name) - {None} for name in AXIS_NAMES if name not in AXES_IF_SET}
     shared = {name: found.pop() for name, found in values.items() if len(found) == 1}
     return AxisValues(**shared).changed()
 

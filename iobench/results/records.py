@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from iobench.results.setting import AxisValues, HasSetting, Setting
+from iobench.results.setting import IF_SET, AxisValues, HasSetting, Setting
 from iobench.writers.transfer import Fallback, PathCount
 
 __all__ = [
@@ -43,10 +43,18 @@ Operation: TypeAlias = Literal["save", "restore"]
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """Facts of the machine, and of the storage under the target."""
+    """Facts of the machine, and of the storage under the target.
+
+    A run of several targets has `storages`, by location, and an empty `storage`.
+    """
 
     machine: Mapping[str, Any]
     storage: Mapping[str, Any]
+    storages: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata=IF_SET)
+
+    def storage_of(self, target: str | None) -> Mapping[str, Any]:
+        """Return the storage under a target, which is None in a run of one."""
+        return self.storage if target is None else self.storages.get(target, {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,13 +243,17 @@ class Sample(HasSetting):
 
 @dataclass(frozen=True, kw_only=True)
 class CeilingSample:
-    """One fio job, timed like a sample. `job` has its parameters, `error` why it failed."""
+    """One fio job, timed like a sample. `job` has its parameters, `error` why it failed.
+
+    `target` is the location in runs of several targets, and None in runs of one.
+    """
 
     kind: ClassVar[str] = "ceiling"
 
     run_id: str
     repetition: int
     order: int
+    target: str | None = field(default=None, metadata=IF_SET)
     job: Mapping[str, Any]
     operation: Operation
     bytes: int

@@ -10,12 +10,26 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
-__all__ = ["AXIS_NAMES", "AxisValues", "HasSetting", "Setting"]
+__all__ = [
+    "AXES_IF_SET",
+    "AXIS_NAMES",
+    "IF_SET",
+    "AxisValues",
+    "HasSetting",
+    "Setting",
+    "at_target",
+]
+
+IF_SET: Mapping[str, bool] = {"if_set": True}
+"""Metadata of a field that a record has only where it is not empty."""
 
 
-def _axis(option: str, default: Any = None, *, of_restores: bool = False) -> Any:
+def _axis(
+    option: str, default: Any = None, *, of_restores: bool = False, if_set: bool = False
+) -> Any:
     """Return a field of AxisValues with the option of `iobench run` that sets it."""
-    return field(default=default, metadata={"option": option, "of_restores": of_restores})
+    metadata = {"option": option, "of_restores": of_restores, "if_set": if_set}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +38,8 @@ class AxisValues:
 
     `format`: serialization of the files. `granularity`: how tensors are distributed over files.
     None means the workload's own. `restore_as`: the part that a restore loads; None for all.
-    `numjobs`: concurrent processes. A new axis needs a default, so that older records still load.
+    `numjobs`: concurrent processes. `target`: the location, in runs of several targets; None and
+    not written in runs of one. A new axis needs a default, so that older records still load.
     """
 
     flattened: ClassVar[bool] = True
@@ -33,6 +48,7 @@ class AxisValues:
     granularity: str | None = _axis("granularity")
     restore_as: str | None = _axis("restore-as", of_restores=True)
     numjobs: int = _axis("numjobs", default=1)
+    target: str | None = _axis("target", if_set=True)
 
     def __post_init__(self) -> None:
         if self.numjobs < 1:
@@ -40,7 +56,8 @@ class AxisValues:
 
     def of_saves(self) -> dict[str, Any]:
         """Return the axes of a save, by name. The others only affect how a restore reads."""
-        return {name: getattr(self, name) for name in _SAVED}
+        values = {name: getattr(self, name) for name in _SAVED}
+        return {name: value for name, value in values.items() if value or name not in AXES_IF_SET}
 
     def changed(self) -> list[str]:
         """Return the axes that differ from their defaults, as text."""
@@ -60,6 +77,8 @@ _DEFAULTS: Mapping[str, Any] = {one.name: one.default for one in fields(AxisValu
 _SAVED = tuple(one.name for one in fields(AxisValues) if not one.metadata["of_restores"])
 AXIS_NAMES = tuple(_OPTIONS)
 """The axes in the order of the record."""
+AXES_IF_SET = tuple(one.name for one in fields(AxisValues) if one.metadata["if_set"])
+"""The axes that only some runs have. Their records and labels have them wherever they are set."""
 _SHOWN = (*_SAVED, *(name for name in AXIS_NAMES if name not in _SAVED))  # in the order of labels
 
 
@@ -81,6 +100,11 @@ class Setting:
     def at(self, **axes: Any) -> Self:
         """Return the same writer and options with other values of the given axes."""
         return replace(self, axes=replace(self.axes, **axes))
+
+
+def at_target(name: str, target: str | None) -> str:
+    """Return `name` with its target, if there are several, as in labels: `fio target=/mnt/a`."""
+    return " ".join([name, *AxisValues(target=target).changed()])
 
 
 class HasSetting:

@@ -15,7 +15,7 @@ import pytest
 from iobench import results
 from iobench.environment import fio_version, probe_directory
 from iobench.results import read
-from iobench.results.setting import AXIS_NAMES
+from iobench.results.setting import AXES_IF_SET, AXIS_NAMES
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -25,7 +25,7 @@ SUMMARY_KEYS = {
         "label",
         "writer",
         "options",
-        *AXIS_NAMES,
+        *(set(AXIS_NAMES) - set(AXES_IF_SET)),
         "operation",
         "samples",
         "bytes",

@@ -216,7 +216,7 @@ def run(directory: Path, writers: Sequence[Writer]) -> ResultFile:
         full_bytes=workload.size_bytes(),
         rank=0,
         contenders=tuple(map(WriterContender, writers)),
-        target=DirectoryTarget(path=target),
+        targets=(DirectoryTarget(path=target),),
         repeat=Repeat(times=1),
         pool_bytes=16 * MIB,
         ceiling=False,

@@ -13,15 +13,15 @@ from iobench.bench.targets.base import Location
 from iobench.errors import IobenchError, UnknownNameError, UsageError
 from iobench.writers import registry
 
-__all__ = ["choose", "find_baseline"]
+__all__ = ["choose", "find_baseline", "refusals"]
 
 _ALL = "all"
 _BASELINE = f"{peers.PREFIX}torch-save"
 _HARNESS = "null"  # no contender: it stores nothing
 
 
-def choose(text: str, target: Location) -> tuple[list[Contender], list[str]]:
-    """The contenders of `odirect,threads=4,peer:dcp`; `all` adds those that work in `target`.
+def choose(text: str, *targets: Location) -> tuple[list[Contender], list[str]]:
+    """The contenders of `odirect,threads=4,peer:dcp`; `all` adds those that work in a target.
 
     Also returns the lines that say which contenders `all` leaves out, and why. Raises UsageError or
     a subclass for a wrong text, UnavailableError for a contender that cannot be imported.
@@ -40,16 +40,31 @@ def choose(text: str, target: Location) -> tuple[list[Contender], list[str]]:
             continue
         try:
             one = _make(name, {})
-            one.check_scheme(target)
-            one.require(target)
         except UsageError:
-            continue  # for targets of another kind
+            continue
         except IobenchError as error:
             left_out.append(str(error))
-        else:
+            continue
+        refused = refusals(one, targets)
+        if len(refused) < len(targets):
             if not _among(one, chosen):
                 chosen.append(one)
+            continue
+        why = (error for error in refused.values() if not isinstance(error, UsageError))
+        left_out += list(dict.fromkeys(map(str, why)))  # none where all are of another kind
     return _on_equal_terms(chosen), left_out
+
+
+def refusals(one: Contender, targets: Sequence[Location]) -> dict[Location, IobenchError]:
+    """Return the targets in which the contender does not work, and why: UsageError for the kind."""
+    found: dict[Location, IobenchError] = {}
+    for target in targets:
+        try:
+            one.check_scheme(target)
+            one.require(target)
+        except IobenchError as error:
+            found[target] = error
+    return found
 
 
 def find_baseline(text: str | None, chosen: Sequence[Variant]) -> Variant | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Self
 
@@ -81,7 +81,8 @@ class Context:
 
     `restored_bytes` are the bytes of a restore that reads only a part of them. `variants` give the
     bytes of samples with their axes; other samples move the workload's bytes. `scale` says how the
-    workload was scaled down. `volatile` names a file system that is held in memory.
+    workload was scaled down. `volatile` names a file system that is held in memory, and
+    `volatile_targets` those of several targets, by location.
     """
 
     workload_bytes: int
@@ -89,6 +90,7 @@ class Context:
     variants: tuple[VariantFacts, ...] = ()
     scale: str | None = None
     volatile: str | None = None
+    volatile_targets: Mapping[str, str | None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, run: Run) -> Self:
@@ -99,7 +101,15 @@ class Context:
             variants=run.variants,
             scale=(run.workload.scale or "smaller than full size") if run.workload.scaled else None,
             volatile=volatile_of(run.environment.storage),
+            volatile_targets={
+                target: volatile_of(storage) for target, storage in run.environment.storages.items()
+            },
         )
+
+    def volatile_under(self, sample: Sample) -> str | None:
+        """Return the file system in memory that the sample was measured on; None for others."""
+        target = sample.axes.target
+        return self.volatile if target is None else self.volatile_targets.get(target)
 
     def expected_bytes(self, sample: Sample) -> int:
         """Return the bytes that the sample must have moved."""
@@ -181,7 +191,7 @@ def _is_proof(restore: Sample, context: Context) -> bool:
     if restore.verified.mismatches:
         return True
     # Where the files themselves are in memory, no restore can be cold.
-    warm = context.volatile is None and any(_not_cold(restore))
+    warm = context.volatile_under(restore) is None and any(_not_cold(restore))
     return not warm and not any(violations(restore))
 
 
@@ -355,8 +365,8 @@ def _noted(sample: Sample, context: Context) -> Iterator[Reason]:
         brought = f"{part} of the bytes, {sample.axes.restore_as} was asked"
         yield Reason(text="only some tensors were restored", measured=(brought,))
     if sample.stores:
-        if context.volatile is not None:
-            yield Reason(text=f"not durable: {context.volatile}")
+        if volatile := context.volatile_under(sample):
+            yield Reason(text=f"not durable: {volatile}")
         yield from _unreached(sample)[1]
         yield from _unproved(sample, context)
     for fallback in sample.fallbacks:
@@ -368,7 +378,7 @@ def _noted(sample: Sample, context: Context) -> Iterator[Reason]:
 def _unproved(sample: Sample, context: Context) -> Iterator[Reason]:
     """Yield a note where no dirty pages and no device counter can show a missing sync of a save."""
     unseen = sample.stored.unseen if sample.stored is not None else ""
-    if sample.operation != "save" or not unseen or context.volatile is not None:
+    if sample.operation != "save" or not unseen or context.volatile_under(sample) is not None:
         return
     if _counts(sample)["device"] is None:
         yield Reason(text=f"not proved durable: {unseen}, and the device has no counter")

@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 from iobench import linux
 from iobench.bench.contenders.base import Contender
@@ -92,10 +93,11 @@ class Job:
             restored.append(sum(replay.restored_bytes))
         return CheckpointSizes(saved=replay.size_bytes(), restored=tuple(restored))
 
-    def warm_up(self, directory: Location) -> None:
+    def warm_up(self, directories: Sequence[Location]) -> None:
         """Do each contender's first-use work. Errors are ignored: its save raises them again."""
-        for one in self.contenders:
+        for directory, one in product(directories, self.contenders):
             with contextlib.suppress(Exception):
+                one.check_scheme(directory)
                 one.warm_up(self._own(directory))
 
     def prepare(self, shape: int) -> None:

@@ -5,8 +5,8 @@ The interfaces `Target` and `Scratch` hide the difference from the runner and it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -94,6 +94,20 @@ class OpenTarget:
     """Facts about the target that change how a restore's figures are read."""
     instruments: Instruments | None = None
     """What the kernel shows of its files; None where there are no files."""
+
+    @classmethod
+    @contextmanager
+    def of(cls, target: Target) -> Iterator[OpenTarget]:
+        """Yield `target` with a sampler and a space of its own, which is removed at the end."""
+        monitor = target.monitor()
+        with target.scratch() as scratch, Sampler(monitor.files) as sampler:
+            yield cls(
+                scratch=scratch,
+                monitor=monitor,
+                sampler=sampler,
+                notes=target.notes,
+                instruments=scratch.instruments(monitor),
+            )
 
     def inspect(self, name: str, files: Mapping[str, int]) -> Stored | None:
         """Inspect the files of the checkpoint `name`; None where there are no files."""

@@ -41,7 +41,7 @@ def crew(workload: Workload, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     )
     where = tmp_path_factory.mktemp("warm-up")
     setups = [first, replace(first, number=1, seed=2)]
-    with ProcessGroup(setups, partial(Job.warm_up, directory=where)) as made:
+    with ProcessGroup(setups, partial(Job.warm_up, directories=[where])) as made:
         yield made
 
 

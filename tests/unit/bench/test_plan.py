@@ -49,7 +49,7 @@ def plan(tiny: Workload, tmp_path: Path) -> Plan:
         full_bytes=tiny.size_bytes(),
         rank=0,
         contenders=chosen("buffered,null,uncached"),
-        target=DirectoryTarget(path=tmp_path),
+        targets=(DirectoryTarget(path=tmp_path),),
         repeat=Repeat(times=3),
         pool_bytes=16 * MIB,
         ceiling=True,
@@ -82,7 +82,7 @@ def test_written_bytes(plan: Plan) -> None:
 def test_without_fio_there_is_no_ceiling(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing fio takes its bytes out of the plan, and the plan says how to get it."""
     monkeypatch.setattr(module, "fio_version", lambda: None)
-    assert not plan.measures_ceiling
+    assert plan.ceiling_targets == ()
     assert plan.written_bytes == 3 * plan.size_bytes * 2
     assert plan.to_dict()["ceiling_jobs"] == []
     assert "apt-get install fio" in "\n".join(plan_lines(plan))
@@ -95,7 +95,7 @@ def test_the_record_of_a_plan(plan: Plan) -> None:
     assert sum(file["bytes"] for file in record["files"]) == record["size_bytes"]
     assert [writer["name"] for writer in record["writers"]] == ["buffered", "null", "uncached"]
     assert record["ceiling_jobs"] == [job.name for job in JOBS]
-    assert (record["scale"], record["target"]) == (None, plan.target.location)
+    assert (record["scale"], record["target"]) == (None, plan.targets[0].location)
 
 
 def test_free_space_keeps_a_margin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_null_needs_no_space(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Non
     without.check()
     assert expected_line(without).startswith("expected  about ")
     monkeypatch.setattr(planning, "measure_rates", lambda *_: RATES)
-    assert make_tiny_plan(plan.target.location).size_bytes > 0
+    assert make_tiny_plan(plan.targets[0].location).size_bytes > 0
 
 
 def test_more_memory_than_there_is(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +280,7 @@ def test_probing_leaves_nothing(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> 
     """The expected time comes from short probes of each writer that are removed again."""
     monkeypatch.setattr(rates_module, "_PROBE_BYTES", MIB)
     assert expected_line(plan).startswith("expected  about ")
-    assert os.listdir(plan.target.location) == []
+    assert os.listdir(plan.targets[0].location) == []
 
 
 def test_changed_options_are_shown(plan: Plan) -> None:

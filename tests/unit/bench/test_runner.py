@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from iobench.bench import fio
 from iobench.bench import plan as plan_module
+from iobench.bench.axes import Axes
 from iobench.bench.contenders.base import WriterContender
 from iobench.bench.counters import monitor as counters
 from iobench.bench.fio import JOBS, FioJob, FioSample
@@ -114,16 +115,19 @@ def execute(fake_fio: FakeFio, tiny: Workload, tmp_path: Path) -> Callable[..., 
         ceiling: bool = True,
         log: Log | None = None,
         error: type[BaseException] | None = None,
+        names: Sequence[str] = ("target",),
     ) -> ResultFile:
-        target, path = tmp_path / "target", tmp_path / "run.jsonl"
-        target.mkdir(exist_ok=True)
+        targets, path = [tmp_path / name for name in names], tmp_path / "run.jsonl"
+        for target in targets:
+            target.mkdir(exist_ok=True)
         path.unlink(missing_ok=True)
         plan = Plan(
             workload=tiny,
             full_bytes=tiny.size_bytes(),
             rank=0,
             contenders=tuple(map(WriterContender, writers)),
-            target=DirectoryTarget(path=target),
+            targets=tuple(DirectoryTarget(path=target) for target in targets),
+            axes=Axes(targets=tuple(map(str, targets)) if len(targets) > 1 else (None,)),
             repeat=Repeat(times=repeat) if isinstance(repeat, int) else repeat,
             aa=aa,
             pool_bytes=16 * MIB,
@@ -136,7 +140,7 @@ def execute(fake_fio: FakeFio, tiny: Workload, tmp_path: Path) -> Callable[..., 
                 _run(plan, path, log or Log())
         else:
             _run(plan, path, log or Log())
-        assert os.listdir(target) == []
+        assert [os.listdir(target) for target in targets] == [[]] * len(targets)
         return read(path)
 
     return run
@@ -331,9 +335,69 @@ def test_a_contender_that_fails_beside_others(execute: Callable[..., ResultFile]
     assert (result.end.status, result.end.samples) == ("complete", len(result.samples))
 
 
+def test_several_targets_take_turns(execute: Callable[..., ResultFile], tmp_path: Path) -> None:
+    """In each repetition every writer, its A/A twin and every fio job come once per target."""
+    log = Log()
+    names, writers = ("a", "b"), (make("buffered"), make("uncached"))
+    result = execute(*writers, repeat=3, aa=True, log=log, names=names)
+    places = [str(tmp_path / name) for name in names]
+    assert list(result.run.environment.storages) == result.run.plan["targets"] == places
+    assert (result.run.environment.storage, result.run.plan["target"]) == ({}, ",".join(places))
+    assert result.run.plan["baseline"] == {"target": places[0], "label": places[0]}
+    assert len(log.steps) == log.announced
+    for repetition in range(3):
+        saves = [
+            (one.order, one.writer if isinstance(one, Sample) else one.job["name"], target)
+            for one in (*result.samples, *result.ceiling)
+            if (one.repetition, one.operation) == (repetition, "save")
+            and (target := one.axes.target if isinstance(one, Sample) else one.target)
+        ]
+        jobs = [job.name for job in JOBS]
+        assert Counter(saved[1:] for saved in saves) == Counter(
+            (name, place)
+            for place in places
+            for name in ("buffered", "buffered", "uncached", *jobs)
+        )
+    orders = [[one.axes.target for one in result.samples if one.repetition == n] for n in range(3)]
+    assert len(set(map(tuple, orders))) > 1
+
+
+class _FullThere(BufferedWriter):
+    """A disk that is full from the twelfth file on, in one target."""
+
+    def __init__(self, there: Path) -> None:
+        super().__init__()
+        self.there, self.files = there, 0
+
+    def write(self, image: FileImage, target: str | Path, **options: Any) -> Transfer:
+        if str(target).startswith(str(self.there)):
+            self.files += 1
+            if self.files > 11:
+                raise TransferError(28, "No space left on device", image.path)
+        return super().write(image, target, **options)
+
+
+def test_a_target_that_fails_beside_others(
+    execute: Callable[..., ResultFile], tmp_path: Path
+) -> None:
+    """Its failure is recorded once, and the writer goes on where there is room."""
+    writer = _FullThere(tmp_path / "b")
+    result = execute(writer, repeat=3, ceiling=False, names=("a", "b"))
+    (failure,) = result.failures
+    assert (failure.setting.axes.target, failure.repetition) == (str(tmp_path / "b"), 1)
+    counts = Counter((one.axes.target, one.operation) for one in result.samples)
+    assert counts == {
+        **{(str(tmp_path / "a"), operation): 3 for operation in ("save", "restore")},
+        **{(str(tmp_path / "b"), operation): 1 for operation in ("save", "restore")},
+    }
+    assert result.end is not None
+    assert result.end.status == "complete"
+
+
+@pytest.mark.parametrize("names", [("target",), ("a", "b")])
 @pytest.mark.parametrize("call", [1, 4])
 def test_an_interrupt_during_fio(
-    execute: Callable[..., ResultFile], fake_fio: FakeFio, call: int
+    execute: Callable[..., ResultFile], fake_fio: FakeFio, call: int, names: tuple[str, ...]
 ) -> None:
     """Ctrl-C while a job runs ends the run as interrupted."""
 
@@ -342,7 +406,7 @@ def test_an_interrupt_during_fio(
             raise KeyboardInterrupt
 
     fake_fio.fails = fails
-    result = execute(make("buffered"), error=KeyboardInterrupt)
+    result = execute(make("buffered"), error=KeyboardInterrupt, names=names)
     assert result.end is not None
     assert result.end.status == "interrupted"
 

@@ -32,7 +32,7 @@ from iobench.results import (
     to_plain,
     to_record,
 )
-from iobench.results.setting import AXIS_NAMES
+from iobench.results.setting import AXES_IF_SET, AXIS_NAMES
 
 texts = st.text(max_size=8)
 sizes = st.integers(0, 2**62)
@@ -230,6 +230,12 @@ _FAILURE = (
 )
 
 
+_CEILING = (
+    '{"schema": "iobench.result/1", "kind": "ceiling", "run_id": "r", "repetition": 1, "order": 0, '
+    '"job": {}, "operation": "save", "bytes": 2, "elapsed_s": 0.5, "cpu_s": null, "error": null}'
+)
+
+
 @pytest.mark.parametrize("line", [_RUN, _SAMPLE, _FAILURE])
 def test_a_setting_is_written_as_keys_of_its_record(line: str) -> None:
     record = from_record(json.loads(line))
@@ -241,9 +247,25 @@ def test_a_setting_is_written_as_keys_of_its_record(line: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("line", "before", "added"),
+    [
+        (_RUN, '"storage": {}', ', "storages": {"/a": {"fs_type": "ext4"}, "/b": {}}'),
+        (_RUN, '"numjobs": 2', ', "target": "/b"'),
+        (_SAMPLE, '"numjobs": 2', ', "target": "/b"'),
+        (_FAILURE, '"numjobs": 2', ', "target": "/b"'),
+        (_CEILING, '"order": 0', ', "target": "/b"'),
+    ],
+)
+def test_only_a_run_of_several_targets_names_them(line: str, before: str, added: str) -> None:
+    several = line.replace(before, before + added)
+    for text in (line, several):
+        assert json.dumps(to_record(from_record(json.loads(text)))) == text
+
+
 def test_a_record_of_before_there_were_axes_still_loads(example: ResultFile) -> None:
     values = to_record(example.samples[0])
-    for name in AXIS_NAMES:
+    for name in set(AXIS_NAMES) - set(AXES_IF_SET):
         del values[name]
     sample = from_record(values)
     assert isinstance(sample, Sample)

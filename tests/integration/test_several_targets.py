@@ -1,0 +1,199 @@
+"""`iobench run` on several targets at once: real file systems, a bucket, a full disk, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from iobench.bench.targets.scratch import PREFIX
+from iobench.environment import fio_version
+from iobench.errors import UnavailableError
+from iobench.results import read
+from iobench.testing import Bucket, LocalS3, local_s3
+from iobench.units import MIB
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+_PATIENCE_S = 60
+
+
+@pytest.fixture
+def places(shared_filesystems: Callable[..., Path], target: Path) -> tuple[Path, Path]:
+    """An empty directory on ext4 and an empty tmpfs."""
+    return target, shared_filesystems("tmpfs", 512 * MIB)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LocalS3]:
+    """rclone's server."""
+    try:
+        with local_s3() as running:
+            yield running
+    except UnavailableError as error:
+        pytest.skip(str(error))
+
+
+def arguments(tiny_path: Path, *targets: object, repeat: int = 2) -> list[str]:
+    names = ",".join(map(str, targets))
+    return [
+        *("run", "-w", str(tiny_path), "--target", names, "--pool", "16MiB", "--size", "full"),
+        *("--repeat", str(repeat)),
+    ]
+
+
+@pytest.mark.skipif(fio_version() is None, reason="fio is not installed")
+def test_two_file_systems(
+    iobench: Command,
+    iobench_inside: Command,
+    tiny_path: Path,
+    places: tuple[Path, Path],
+    tmp_path: Path,
+) -> None:
+    """Every writer and fio job in both, in two processes; the record shows the same."""
+    record = tmp_path / "run.jsonl"
+    how = ("--writer", "buffered", "--numjobs", "2", "-o", str(record), "--format", "json")
+    done = iobench(*arguments(tiny_path, *places, repeat=1), *how)
+    assert done.returncode == 0, done.stderr
+    assert [os.listdir(place) for place in places] == [[], []]
+    document = json.loads(done.stdout)
+    rows = Counter((one["target"], one["operation"]) for one in document["summaries"])
+    assert rows == {(str(p), operation): 1 for p in places for operation in ("save", "restore")}
+    kinds = [one["fs_type"] for one in document["environment"]["storages"].values()]
+    assert kinds == ["ext4", "tmpfs"]
+    for place in places:
+        assert document["ceilings"][str(place)]["save_bytes_per_s"] > 0
+        assert f"buffered numjobs=2 target={place} save: " in done.stderr
+    (winner,) = document["target_winners"]  # no restore from tmpfs is cold
+    assert winner["operation"] == "save"
+    assert {s.verified.mismatches for s in read(record).samples if s.verified} == {0}
+    shown = iobench_inside("show", record, "--format", "json")
+    assert json.loads(shown.stdout)["summaries"] == document["summaries"]
+
+
+def test_a_directory_and_a_bucket(
+    iobench: Command, tiny_path: Path, target: Path, tmp_path: Path, server: LocalS3
+) -> None:
+    """The default writers go where they can; nothing is left in either."""
+    bucket, record = f"{server.target}/several", tmp_path / "run.jsonl"
+    how = ("--no-ceiling", "-o", str(record))
+    done = iobench(*arguments(tiny_path, target, bucket, repeat=1), *how, **server.environment)
+    assert done.returncode == 0, done.stderr
+    assert os.listdir(target) == []
+    with server.active():
+        assert not Bucket(bucket).names()
+    assert f"left out  {bucket}: writer 'buffered' writes files" in done.stderr
+    assert f"target    {bucket}\n" in done.stderr
+    took_part = {(one.writer, one.axes.target) for one in read(record).samples}
+    assert ("s3", bucket) in took_part
+    assert ("buffered", str(target)) in took_part
+    assert not {("s3", str(target)), ("buffered", bucket)} & took_part
+    assert done.stdout.startswith("Target:  1 sample cannot name the faster one")
+
+
+_FILLING = """
+import os, sys
+from iobench.cli import main
+from iobench.writers.buffered import BufferedWriter as Buffered
+
+def write(self, image, target, **options):
+    if str(target).startswith(small) and "step-1-" in str(target):
+        with open(os.path.join(small, "filler"), "ab") as filler:
+            os.posix_fallocate(filler.fileno(), 0, free())
+    return real(self, image, target, **options)
+
+def free():
+    found = os.statvfs(small)
+    return max(found.f_bavail - 16, 1) * found.f_frsize
+
+small = sys.argv.pop(1)
+real, Buffered.write = Buffered.write, write
+main.run()
+"""
+
+
+@pytest.mark.root
+def test_a_disk_that_fills_up(
+    new_filesystem: Callable[..., Path], tiny_path: Path, target: Path, tmp_path: Path
+) -> None:
+    """In the second repetition: the other target is measured to the end, and exit code is 1."""
+    small, record = new_filesystem("tmpfs", 512 * MIB), tmp_path / "run.jsonl"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", _FILLING, small),
+            *arguments(tiny_path, target, small, repeat=3),
+            *("--writer", "buffered", "--no-ceiling", "-o", record),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=_PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "No space left on device" in done.stderr.splitlines()[-1]
+    assert os.listdir(target) == []
+    assert os.listdir(small) == ["filler"]
+    result = read(record)
+    assert result.incomplete is None
+    (failure,) = result.failures
+    assert (failure.axes.target, failure.operation) == (str(small), "save")
+    saves = Counter(one.axes.target for one in result.samples if one.operation == "save")
+    assert saves == {str(target): 3, str(small): 1}
+    assert f"buffered target={small} save" in done.stdout
+
+
+def test_one_interrupt_cleans_every_target(
+    tiny_path: Path, places: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Whichever of them is written to; the table of what was measured is printed."""
+    with subprocess.Popen(
+        [
+            *(sys.executable, "-m", "iobench", *arguments(tiny_path, *places, repeat=1000)),
+            *("--writer", "buffered", "--no-ceiling", "-o", tmp_path / "run.jsonl"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        seen: set[str] = set()
+        while len(seen) < 2:  # both have been measured
+            line = process.stderr.readline()
+            assert line, process.poll()
+            seen |= {str(place) for place in places if f"target={place} restore: " in line}
+        assert all(next(place.iterdir()).name.startswith(PREFIX) for place in places)
+        process.send_signal(signal.SIGINT)
+        stdout, _ = process.communicate(timeout=_PATIENCE_S)
+    assert process.returncode == 130
+    assert stdout.startswith("Stopped: after ")
+    assert [os.listdir(place) for place in places] == [[], []]
+    end = read(tmp_path / "run.jsonl").end
+    assert end is not None
+    assert end.status == "interrupted"
+
+
+def test_what_is_refused_writes_nothing(
+    iobench_inside: Command, tiny_path: Path, places: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Twice the same, one that is missing, one that is too small: exit code 2 and one line."""
+    first, second = places
+    for targets, says in (
+        ((first, first), "is given twice"),
+        ((first, ""), "a target is missing between the commas"),
+        ((first, tmp_path / "missing"), "no such directory"),
+    ):
+        done = iobench_inside(*arguments(tiny_path, *targets), "--writer", "buffered")
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert says in done.stderr
+    small = ("run", "-w", "llama7b", "--target", f"{first},{second}", "--writer", "buffered")
+    done = iobench_inside(*small, "--size", "900MiB")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "does not fit" in done.stderr
+    assert [os.listdir(place) for place in places] == [[], []]
