@@ -148,7 +148,7 @@ def test_targets_that_are_refused(places: tuple[str, str], tmp_path: Path) -> No
             plan_of(first, second, name, size=None)
     with pytest.raises(TargetError, match="missing: no such directory; make it first"):
         plan_of(first, str(tmp_path / "missing"), size=None)
-    with pytest.raises(TargetError, match="file: is no directory"):
+    with pytest.raises(TargetError, match="file: is not a directory"):
         plan_of(first, str(tmp_path / "file"), size=None)
     assert os.listdir(first) == os.listdir(second) == []
 

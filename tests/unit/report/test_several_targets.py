@@ -83,8 +83,8 @@ def test_the_answer_begins_with_the_faster_target() -> None:
     )
     for operation in ("Save", "Restore"):
         texts = lines[operation]
-        assert texts[0] == f"{A}: odirect, 4.0x faster than buffered, 50 % of fio"
-        assert texts[2] == f"{B}: odirect, 3.0x faster than buffered, 50 % of fio"
+        assert texts[0] == f"{A}: odirect, 4.0x faster than buffered, 50% of fio"
+        assert texts[2] == f"{B}: odirect, 3.0x faster than buffered, 50% of fio"
         assert all("instead of" in text for text in (texts[1], texts[3]))
     assert lines["Next"][0] == f"iobench autotune llama7b --target {B}"
 
@@ -140,7 +140,7 @@ def test_ratios_are_to_the_first_target() -> None:
     assert rows[f"odirect target={B}"].ratio == pytest.approx(2.0)
     assert rows[f"buffered target={B}"].ratio == pytest.approx(8 / 3)
     assert rows[f"odirect target={A}"].ratio is None
-    assert f"baseline: {A}; ratios are of pairs, with 95 % intervals" in shown(TWICE, "md")
+    assert f"baseline: {A}; ratios are of pairs, each with its interval" in shown(TWICE, "md")
     one = RECORDED.run.plan["writers"][-1] | {"target": B, "label": f"odirect target={B}"}
     fixed = summarise(run_of({A: {"odirect": 2.0}, B: {"odirect": 1.0}}, baseline=one))
     assert [row.ratio for row in fixed.summaries[:2]] == [None, pytest.approx(0.5)]
