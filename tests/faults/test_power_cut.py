@@ -25,6 +25,7 @@ from iobench.testing import content
 from iobench.units import MIB
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
+from iobench.writers.local.new_file import write_text
 
 pytestmark = pytest.mark.root
 
@@ -149,7 +150,7 @@ def test_checkpointer(kind: str, disk: Disk, tmp_path: Path) -> None:
 
 
 def test_files_and_frameworks(disk: Disk, tmp_path: Path) -> None:
-    """torch files, sharded safetensors, DCP, and the directories of Accelerate and Transformers."""
+    """torch files, safetensors, DCP, the directories of Accelerate and Transformers, configs."""
     root = disk("ext4")
     state = {"a": torch.arange(60_000), "b": torch.ones(3)}
     buffered = iobench.load_writer("buffered")
@@ -166,10 +167,10 @@ def test_files_and_frameworks(disk: Disk, tmp_path: Path) -> None:
         lambda: safetensors.save(state, "model.safetensors", root / "shards", buffered),
         lambda: dcp.save(state, storage_writer=StorageWriter(root / "dcp", buffered), no_dist=True),
         staged,
+        lambda: write_text(root / "writer.toml", "writer"),
     ):
         way()
         with _after_power_cut(root, tmp_path) as after:
             assert _files(after) == _files(root)
-    assert {"model.pt", "shards/model.safetensors", "dcp/.metadata", "last/notes"} <= {
-        *_files(root)
-    }
+    written = {"model.pt", "shards/model.safetensors", "dcp/.metadata", "last/notes", "writer.toml"}
+    assert written <= {*_files(root)}
