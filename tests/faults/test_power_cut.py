@@ -56,7 +56,7 @@ def disk(new_filesystem: Callable[..., Path]) -> Disk:
 @contextmanager
 def _after_power_cut(root: Path, tmp_path: Path) -> Iterator[Path]:
     """What the device of `root` holds at this moment, mounted."""
-    image = Path(_run("losetup", "-no", "BACK-FILE", _run("findmnt", "-no", "SOURCE", root)))
+    image = Path(_run("losetup", "-nO", "BACK-FILE", _run("findmnt", "-no", "SOURCE", root)))
     copy, found = image.with_suffix(".cut"), tmp_path / "after"
     _run("cp", "--sparse=always", image, copy)
     found.mkdir()
@@ -149,6 +149,7 @@ def test_checkpointer(kind: str, disk: Disk, tmp_path: Path) -> None:
             assert not (after / "runs" / "a" / "step-3").exists()
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_files_and_frameworks(disk: Disk, tmp_path: Path) -> None:
     """torch files, safetensors, DCP, the directories of Accelerate and Transformers, configs."""
     root = disk("ext4")
