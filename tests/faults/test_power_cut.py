@@ -75,15 +75,15 @@ def _after_power_cut(root: Path, tmp_path: Path) -> Iterator[Path]:
 
 
 def _write(writer: Writer, root: Path, data: list[bytes]) -> None:
-    writer.write(FileImage.of("write/a/file", [data[0]]), root)
+    writer.write(FileImage.of("a/file", [data[0]]), root)
 
 
 def _write_many(writer: Writer, root: Path, data: list[bytes]) -> None:
-    writer.write_many([FileImage.of(f"many/{n}/file", [one]) for n, one in enumerate(data)], root)
+    writer.write_many([FileImage.of(f"{n}/file", [one]) for n, one in enumerate(data)], root)
 
 
 def _stream(writer: Writer, root: Path, data: list[bytes]) -> None:
-    with writer.open(root / "stream" / "a" / "file") as stream:
+    with writer.open(root / "a" / "file") as stream:
         stream.write(data[0])
 
 
@@ -92,18 +92,19 @@ def _files(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in found}
 
 
-@pytest.mark.parametrize("way", [_write, _write_many, _stream], ids=lambda way: way.__name__[1:])
-def test_writers(make: Callable[..., Writer], disk: Disk, tmp_path: Path, way) -> None:
-    """A new file in new directories, and then one that replaces it."""
+def test_writers(make: Callable[..., Writer], disk: Disk, tmp_path: Path) -> None:
+    """New files in new directories, and then others that replace them."""
     root = disk("ext4")
     writer = make(root)
-    for data in (_DATA, _DATA[::-1]):
-        way(writer, root, data)
-        with _after_power_cut(root, tmp_path) as after:
-            assert _files(after) == _files(root)
-            assert sorted(_files(after).values()) == sorted(
-                one.tobytes() for one in (data if way is _write_many else data[:1])
-            )
+    for way in (_write, _write_many, _stream):
+        home = root / way.__name__
+        for data in (_DATA, _DATA[::-1]):
+            way(writer, home, data)
+            with _after_power_cut(root, tmp_path) as after:
+                assert _files(after) == _files(root)
+                assert sorted(_files(after / home.name).values()) == sorted(
+                    one.tobytes() for one in (data if way is _write_many else data[:1])
+                )
 
 
 def test_the_cut_loses_what_is_not_durable(disk: Disk, tmp_path: Path) -> None:
