@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
 import struct
 from collections.abc import Callable
@@ -15,7 +16,13 @@ from iobench import linux
 from iobench.errors import DataMismatchError, TargetError, TransferError
 from iobench.testing import Footprint
 from iobench.writers.local import new_file
-from iobench.writers.local.new_file import PART_SUFFIX, NewFile, open_source, try_directory
+from iobench.writers.local.new_file import (
+    PART_SUFFIX,
+    NewFile,
+    open_source,
+    try_directory,
+    write_text,
+)
 from iobench.writers.transfer import Meter
 
 
@@ -433,3 +440,24 @@ def test_try_directory(tmp_path: Path) -> None:
     for wrong in ("file", "missing"):
         assert not try_directory(tmp_path / wrong).ok
     assert _names(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("plant", [os.symlink, os.link])
+@pytest.mark.parametrize("how", ["writer", "text"])
+def test_a_temporary_name_that_others_took(
+    how: str,
+    plant: Callable[[Path, Path], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A name that exists is never opened: it could be a link to a victim's file."""
+    victim, there = tmp_path / "victim", tmp_path / "there"
+    victim.write_bytes(b"old")
+    there.mkdir()
+    monkeypatch.setattr(secrets, "token_hex", lambda _: "guessed")
+    name = ".file.guessed.iobench-part" if how == "writer" else ".file.guessed"
+    plant(victim, there / name)
+    with pytest.raises(FileExistsError):
+        _new(there / "file") if how == "writer" else write_text(there / "file", "new")
+    assert victim.read_bytes() == b"old"
+    assert not (there / "file").exists()
