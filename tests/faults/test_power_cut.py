@@ -20,6 +20,7 @@ import iobench.torch
 from iobench.checkpoint.staged import MANIFEST
 from iobench.formats import safetensors
 from iobench.integrations.dcp import StorageWriter
+from iobench.integrations.removal import remove_file
 from iobench.integrations.staged_directory import StagedDirectory
 from iobench.testing import content
 from iobench.units import MIB
@@ -176,3 +177,6 @@ def test_files_and_frameworks(disk: Disk, tmp_path: Path) -> None:
             assert _files(after) == _files(root)
     written = {"model.pt", "shards/model.safetensors", "dcp/.metadata", "last/notes", "writer.toml"}
     assert written <= {*_files(root)}
+    remove_file(str(root / "dcp" / ".metadata"), buffered)  # DCP and Lightning remove by it
+    with _after_power_cut(root, tmp_path) as after:
+        assert not (after / "dcp" / ".metadata").exists()
