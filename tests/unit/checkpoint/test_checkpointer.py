@@ -650,6 +650,13 @@ def test_of_another_model(make: Make) -> None:
     assert "step 5 is of another model: missing 1 (model.c)" in str(caught.value)
     same = {"model": {"a": torch.zeros(2), "b": torch.zeros(2, 3)}}
     assert ckpt.load(like=same)["step"] == 5
+    for b, described in (
+        (torch.zeros(3, 2), "float32 [3, 2]"),
+        (torch.zeros(2, 3, dtype=torch.int32), "int32 [2, 3]"),
+    ):
+        with pytest.raises(iobench.errors.StateMismatchError) as caught:
+            ckpt.load(like={"model": {"a": torch.zeros(2), "b": b}})
+        assert caught.value.misshaped == {"model.b": (described, "float32 [2, 3]")}
     with pytest.raises(iobench.errors.StateMismatchError, match=r"missing 1 \(extra.c"):
         ckpt.load(like={**same, "extra": {"c": torch.zeros(1)}})
 

@@ -9,6 +9,7 @@ import stat
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -227,12 +228,24 @@ def test_only_a_regular_file_is_replaced(
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644, 0o666, 0o400, 0o755, 0o060])
-def test_permissions_are_copied(mode: int, tmp_path: Path) -> None:
+def test_permissions_are_copied(mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For any umask; the new file never has wider permissions than the old one."""
     (tmp_path / "file").write_bytes(b"old")
     (tmp_path / "file").chmod(mode)
-    meter = Meter()
-    with NewFile(tmp_path / "file", 0, meter) as file:
+    meter, copied, created = Meter(), new_file.copy_metadata, []
+
+    def copy(fd: int, *rest: Any) -> int:
+        created.append(stat.S_IMODE(os.fstat(fd).st_mode))
+        return copied(fd, *rest)
+
+    monkeypatch.setattr(new_file, "copy_metadata", copy)
+    before = os.umask(0)
+    try:
+        file = NewFile(tmp_path / "file", 0, meter)
+    finally:
+        os.umask(before)
+    with file:
+        assert [one & ~mode for one in created] == [0]
         assert stat.S_IMODE(os.fstat(file.fd).st_mode) == mode | 0o600
         file.publish(sync_names=False)
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
