@@ -119,6 +119,7 @@ class Checkpointer:
         self._pid = os.getpid()
         self.loaded: Loaded | None = None
         """Step that the last `load` restored, and the damaged checkpoints that it skipped."""
+        # `close` detaches it, so `alive` also says that this Checkpointer is open.
         self._unclosed = weakref.finalize(
             self, _close_unclosed, self._store, self._pid, self._persister
         )

@@ -13,7 +13,7 @@ import weakref
 from pathlib import Path
 
 from iobench.errors import TargetError, TransferError
-from iobench.writers.local.new_file import sync_directory
+from iobench.writers.local.new_file import make_directories
 
 __all__ = ["LOCK", "DirectoryLock", "lock_directory"]
 
@@ -117,11 +117,8 @@ def lock_directory(directory: Path) -> DirectoryLock:
 
     Raises TargetError when it cannot be made or another process holds the lock.
     """
-    missing = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for path in missing:
-            sync_directory(path.parent)
+        make_directories(directory)
     except OSError as error:
         raise TargetError(
             error.errno, f"cannot be made ({error.strerror})", str(directory)

@@ -12,7 +12,7 @@ from iobench.checkpoint.staged import STAGING_SUFFIX, exchange, reraise
 from iobench.errors import UsageError, transfer_errors
 from iobench.writers.local.deferred_free import remove_tree
 from iobench.writers.local.file_metadata import copy_owner, existing_file
-from iobench.writers.local.new_file import sync_directory
+from iobench.writers.local.new_file import make_directories, sync_directory
 
 __all__ = ["StagedDirectory"]
 
@@ -52,7 +52,8 @@ class StagedDirectory:
         """
         with transfer_errors("staging", self.root):
             self.discard()
-            self.root.mkdir(parents=True)
+            make_directories(self.root.parent)
+            self.root.mkdir()
             if self.final.is_dir():
                 self.path.mkdir(parents=True)
                 _take_after(self.final, self.path)
@@ -69,7 +70,7 @@ class StagedDirectory:
             if keep_others and self.final.is_dir():
                 _adopt(self.final, self.path, made)
             _sync_tree(self.path)
-            self.final.parent.mkdir(parents=True, exist_ok=True)
+            make_directories(self.final.parent)
             give = self._exchange if self.final.exists() else self._rename
             give()
             try:

@@ -47,7 +47,7 @@ _PATHS = {
     "uncached": (IoPath.UNCACHED, IoPath.BUFFERED),
 }
 
-_Move = Callable[[int, int, DirectEngine], None]
+_MoveBlock = Callable[[int, int, DirectEngine], None]
 
 _SYNCS = 32  # concurrent fsyncs in threads of the kernel; measured in docs/decisions/0020
 _PIECE = 2 * MIB  # one operation on a ring; measured in docs/decisions/0036
@@ -204,7 +204,7 @@ class HybridWriter(PosixWriter):
         hybrid: HybridFile,
         start: int,
         stop: int,
-        move: _Move,
+        move: _MoveBlock,
         meter: Meter,
         *,
         writes: bool,
@@ -232,7 +232,7 @@ class HybridWriter(PosixWriter):
         hybrid: HybridFile,
         start: int,
         stop: int,
-        move: _Move,
+        move: _MoveBlock,
         meter: Meter,
         *,
         writes: bool,

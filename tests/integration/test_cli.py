@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from typer.main import get_command
 
 from iobench.bench.targets.scratch import PREFIX
 from iobench.cli.main import app
+from iobench.errors import DataMismatchError, RegressionError, UnavailableError, UsageError
 from iobench.results import read
 from iobench.units import GIB, MIB
 
@@ -114,6 +116,39 @@ def test_no_arguments_give_help(iobench: Command, arguments: tuple[str, ...]) ->
     done = iobench(*arguments)
     assert done.returncode == 2
     assert "Commands:" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/mnt/x"), 1, "No space left on device"),
+        (MemoryError(), 1, "out of memory; choose a smaller"),
+        (UsageError("two\nlines"), 2, "two lines"),
+        (UnavailableError("uring", "no ring.", "Use threads."), 3, "no ring"),
+        (DataMismatchError("other bytes"), 4, "other bytes"),
+        (RegressionError("slower"), 5, "slower"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+    ids=lambda one: type(one).__name__ if isinstance(one, BaseException) else "",
+)
+def test_an_error_is_one_line_and_a_code(
+    iobench_inside: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+    says: str,
+) -> None:
+    """Whatever a verb raises: the documented exit code, and no traceback."""
+
+    def app(standalone_mode: bool) -> None:
+        raise error
+
+    monkeypatch.setattr("iobench.cli.main.app", app)
+    done = iobench_inside("run")
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith("iobench: ")
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_version(iobench: Command) -> None:

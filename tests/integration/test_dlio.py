@@ -18,9 +18,11 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from iobench.errors import DataMismatchError, UnknownNameError
 
+_PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
 _BASE = "dlio_benchmark.checkpointing.base_checkpointing"
 _PYTORCH = "dlio_benchmark.checkpointing.pytorch_checkpointing"
 
@@ -123,8 +125,15 @@ def test_the_interface(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Found by its name as DLIO finds it, one object; stock loads ours and ours loads stock."""
-    found = dict(vars(dlio))["Checkpointing"]
+    """Found as DLIO finds it, by the name in docs/integrations.md, one object.
+
+    Stock loads what ours saved, and ours loads what stock saved.
+    """
+    (block,) = re.findall(r"^```yaml\n(.*?)^```$", _PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    named = yaml.safe_load(block)["checkpoint"]["checkpoint_mechanism_classname"]
+    module, _, name = named.rpartition(".")
+    assert module == dlio.__name__
+    found = dict(vars(dlio))[name]
     assert issubclass(found, BaseCheckpointing)
     monkeypatch.setenv("IOBENCH_WRITER", "odirect")
     made = found.get_instance()

@@ -1,12 +1,15 @@
 """README.md and docs/: every python block runs, in the order of its page, in an empty directory.
 
 Stand-ins take the place of what a reader has: a model, data, a trainer of some framework, a bucket.
-docs/checkpointer.md has a test of its own: tests/unit/checkpoint/test_documented.py.
+Two pages have tests of their own: checkpointer.md in tests/unit/checkpoint/test_documented.py, and
+writers.md in tests/unit/writers/test_documented.py. tests/unit/test_docs_commands.py checks that no
+block is left out.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,11 +28,12 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # the frameworks' own
 Names = dict[str, Any]
 
 _ROOT = Path(__file__).parents[2]
+_EXAMPLE = _ROOT / "tests" / "unit" / "results" / "example.jsonl"
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _PAGES = [
     page
     for page in (_ROOT / "README.md", *sorted((_ROOT / "docs").rglob("*.md")))
-    if _BLOCK.search(page.read_text()) and page.name != "checkpointer.md"
+    if _BLOCK.search(page.read_text()) and page.name not in ("checkpointer.md", "writers.md")
 ]
 _ELSEWHERE = {"/mnt/nvme": "nvme", '"cuda:1"': '"cpu"', '"cuda"': '"cpu"'}
 """What a page names and this machine may lack."""
@@ -157,6 +161,14 @@ def _gds() -> Iterator[Names]:
     assert names["state"]["step"] == 7
 
 
+def _results() -> Iterator[Names]:
+    Path("results").mkdir()
+    shutil.copy(_EXAMPLE, "results/20260131T120000Z-llama7b.jsonl")
+    names: Names = {}
+    yield names
+    assert {"bytes_per_s", "file", "run_status"} <= set(names["samples"].columns)
+
+
 def _exec() -> Iterator[Names]:
     Path("step-100").mkdir()  # stock torch.save needs it too
     names = _training()
@@ -174,6 +186,7 @@ _STAND_INS: dict[str, Callable[[], Iterator[Names]]] = {
     "exec.md": _exec,
     "gds.md": _gds,
     "integrations.md": _integrations,
+    "results.md": _results,
     "s3.md": _s3,
 }
 

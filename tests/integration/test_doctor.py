@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -16,8 +18,11 @@ from typer.testing import CliRunner, Result
 
 from iobench.cli.doctor import doctor
 from iobench.environment import DeviceMonitor, describe_storage
+from iobench.environment.advice import Advice
 from iobench.errors import TargetError
 from iobench.units import MIB
+
+_PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 
 Mounter = Callable[..., Path]
 
@@ -49,10 +54,14 @@ def test_table_of_this_directory(tmp_path: Path) -> None:
 
 
 def test_document_of_this_directory(tmp_path: Path) -> None:
-    """The JSON is one document with its schema and its four parts, and nothing else is printed."""
+    """The JSON is one document with the fields that docs/doctor.md shows, and nothing else."""
     document = as_json(tmp_path)
     assert document["schema"] == "iobench.doctor/1"
-    assert set(document) == {"schema", "machine", "storage", "probes", "advice"}
+    shown = re.search(r"^    (\{.*\n(?:    .*\n)*)", _PAGE.read_text(), re.MULTILINE)
+    assert shown is not None
+    named = set(re.findall(r'"(\w+)"', re.sub(r'"note"\|"warn"\|"fail"', "", shown[1])))
+    fields = {field.name for field in dataclasses.fields(Advice)}
+    assert named == {*document, *document["probes"][0], *fields}
     assert document["storage"]["path"] == str(tmp_path.resolve())
     assert {probe["name"] for probe in document["probes"]} >= {"O_DIRECT", "eviction", "fsync"}
     failed = {f"probe.{probe['name']}" for probe in document["probes"] if not probe["ok"]}

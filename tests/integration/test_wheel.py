@@ -28,22 +28,27 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def _required(name: str, extras: frozenset[str] = frozenset()) -> set[str]:
-    """The distributions that `name` needs when it is installed, itself included."""
+def _required(wheel: Path) -> set[str]:
+    """The distributions that pip installs with `wheel`, by the requirements that it states."""
+    (info,) = (one for one in zipfile.Path(wheel).iterdir() if one.name.endswith(".dist-info"))
     found: set[str] = set()
-    todo = [(name, extras)]
+    todo = [("", frozenset[str]())]
     while todo:
         name, extras = todo.pop()
         if name in found and not extras:
             continue
         found.add(name)
-        for text in metadata.requires(name) or ():
+        for text in (metadata.requires(name) if name else _stated(info)) or ():
             wanted = Requirement(text)
             if wanted.marker is None or any(
                 wanted.marker.evaluate({"extra": extra}) for extra in extras or {""}
             ):
                 todo.append((wanted.name, frozenset(wanted.extras)))
-    return found
+    return found - {""}
+
+
+def _stated(info: zipfile.Path) -> list[str]:
+    return metadata.PathDistribution(info).requires or []
 
 
 def _link(name: str, site: Path) -> None:
@@ -60,7 +65,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("installed")
     venv.create(base, symlinks=True)
     (site,) = base.glob("lib/python*/site-packages")
-    for name in _required("iobench") - {"iobench"}:
+    for name in _required(wheel):
         _link(name, site)
     python = base / "bin" / "python"
     install = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps"]

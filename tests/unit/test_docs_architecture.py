@@ -41,3 +41,11 @@ def test_every_file_exists() -> None:
     homes = [_ROOT, *(_ROOT / "iobench" / part for part in ("", "writers", "bench"))]
     known = {path for path in named if any((home / path).exists() for home in homes)}
     assert not {path for path in named - known if "NAME" not in path}
+
+
+def test_every_class_exists() -> None:
+    """Names in code spans that look like classes are classes of the package."""
+    named = set(re.findall(r"`([A-Z][A-Za-z]+[a-z])`", _PAGE))
+    assert len(named) > 10
+    text = "\n".join(path.read_text() for path in (_ROOT / "iobench").rglob("*.py"))
+    assert not {name for name in named if not re.search(rf"^class {name}\b", text, re.MULTILINE)}

@@ -1,9 +1,10 @@
-"""README.md and docs/: every command line in a code block is one that iobench understands."""
+"""README.md and docs/: every command in a code block is right, and every block has a test."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,31 @@ from typing import Any
 import pytest
 import typer.main
 
+from iobench import peers
 from iobench.cli.main import app
 
+_BLOCKS = re.DOTALL | re.MULTILINE
 _ROOT = Path(__file__).parents[2]
 _PAGES = [_ROOT / "README.md", _ROOT / "CONTRIBUTING.md", *sorted((_ROOT / "docs").rglob("*.md"))]
 _SCRIPT = re.compile(r"benchmarks/(\w+)\.py")
+_ENVIRONMENT = re.compile(r"^(?:sudo |[A-Z_]+=\S+ )+")
+
+_PRINTED = "iobench exec:"  # output, not a command
+_COMMANDS = {"iobench", "python", "make", "pip", "git"}
+_LANGUAGES = {
+    "python": "test_docs_python.py, and test_documented.py of checkpointer and writers",
+    "sh": "here, like indented commands",
+    "text": "test_docs_tables.py: marked as an output",
+    "toml": "test_documented.py of writers; here for peers",
+    "yaml": "test_schema.py of workloads; test_dlio.py for integrations",
+}
+_SHOWN = {
+    "checkpointer.md": "test_documented.py of checkpointer",
+    "doctor.md": "test_doctor.py",
+    "exec.md": "test_summary.py of integrations",
+    "0038-channel.md": "a drawing",
+}
+"""Pages with an indented block that is not a command, and the test of that block."""
 
 
 def _code_lines(page: Path) -> Iterator[str]:
@@ -24,7 +45,7 @@ def _code_lines(page: Path) -> Iterator[str]:
     fenced = re.findall(r"^```(?:sh|text)?\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     indented = re.findall(r"^ {4}(.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.S | re.M), re.M)
     for line in [*"".join(fenced).splitlines(), *indented]:
-        yield line.removeprefix("$ ").strip()
+        yield _ENVIRONMENT.sub("", line.removeprefix("$ ").strip())
 
 
 def _commands(first: str) -> list[Any]:
@@ -32,7 +53,7 @@ def _commands(first: str) -> list[Any]:
     found: dict[str, Any] = {}
     for page in _PAGES:
         for line in _code_lines(page):
-            if line.startswith(f"{first} ") and not line.startswith("iobench exec:"):
+            if line.startswith(f"{first} ") and not line.startswith(_PRINTED):
                 plain = re.sub(r"\[[^\]]*\]", "", line)
                 words = shlex.split(plain, comments=True)[1:]
                 found[f"{page.name}: {line}"] = pytest.param(words, id=f"{page.stem}-{line[:60]}")
@@ -61,7 +82,7 @@ def test_a_wrong_command_is_found(words: list[str]) -> None:
         _parse(words)
 
 
-@pytest.mark.parametrize("words", _commands("python"))
+@pytest.mark.parametrize("words", [one for one in _commands("python") if one.values[0][0] != "-m"])
 def test_the_script_has_the_options(words: list[str]) -> None:
     """The script is in the repository and names each option."""
     script, *rest = words
@@ -75,6 +96,40 @@ def test_the_script_has_the_options(words: list[str]) -> None:
 def test_make_has_the_target(words: list[str]) -> None:
     """What is typed is a target of the Makefile."""
     assert f"\n{words[0]}:" in (_ROOT / "Makefile").read_text()
+
+
+def test_pip_finds_the_extras() -> None:
+    """`pip install 'iobench[extra]'`: each is one of pyproject.toml."""
+    lines = [line for page in _PAGES for line in _code_lines(page) if line.startswith("pip ")]
+    named = {re.findall(r"^pip install 'iobench\[(.*)\]'", line)[0] for line in lines}
+    assert named >= {"gds", "s3"}
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
+    assert named <= set(project["optional-dependencies"])
+
+
+def test_the_entry_point_of_a_peer() -> None:
+    """docs/peers.md shows the group that iobench reads."""
+    (block,) = re.findall(r"^```toml\n(.*?)^```$", (_ROOT / "docs/peers.md").read_text(), _BLOCKS)
+    (group,) = tomllib.loads(block)["project"]["entry-points"]
+    assert group == peers.GROUP
+
+
+@pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.name)
+def test_every_block_has_a_test(page: Path) -> None:
+    """Fenced blocks by their language; indented ones by their first word, or by their page."""
+    text = page.read_text(encoding="utf-8")
+    languages = re.findall(r"^```(\w*)\n.*?^```$", text, _BLOCKS)
+    assert set(languages) <= set(_LANGUAGES)
+    marked = len(re.findall(r"^<!-- output: .* -->\n```text$", text, re.MULTILINE))
+    assert languages.count("text") == marked
+    plain = re.sub(r"^```.*?^```$", "", text, flags=_BLOCKS)
+    shown = [
+        block
+        for block in re.findall(r"(?:^|(?<=\n\n))((?: {4}.*\n)+)", plain)
+        if _ENVIRONMENT.sub("", block.strip()).split()[0] not in _COMMANDS
+        or block.strip().startswith(_PRINTED)
+    ]
+    assert len(shown) == (page.name in _SHOWN), shown
 
 
 def test_benchmarks_that_pages_name_exist() -> None:

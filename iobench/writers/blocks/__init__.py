@@ -1,1 +1,1 @@
-"""Building blocks of the writers: background work."""
+"""Parts that writers share: blocks and their workers, background work, waits for threads."""

@@ -25,7 +25,8 @@ from iobench.writers.transfer import Meter
 
 __all__ = [
     *("PART_SUFFIX", "NewFile", "ProbeFile"),
-    *("missing_directories", "open_source", "sync_directory", "try_directory", "write_text"),
+    *("make_directories", "missing_directories", "open_source"),
+    *("sync_directory", "try_directory", "write_text"),
 ]
 
 PART_SUFFIX = ".iobench-part"
@@ -58,6 +59,14 @@ def missing_directories(directory: str | os.PathLike[str]) -> list[str]:
         missing.append(path)
         path = os.path.dirname(path)
     return missing[::-1]
+
+
+def make_directories(directory: str | os.PathLike[str]) -> None:
+    """Make `directory` and its parents if they are missing; their names are durable on return."""
+    missing = missing_directories(directory)
+    os.makedirs(directory, exist_ok=True)
+    for path in missing:
+        sync_directory(os.path.dirname(path))
 
 
 def _make_parents(directory: str) -> None:

@@ -89,21 +89,22 @@ class PosixWriter(Writer):
             if ring:
                 unpublished.enter_context(ring)
             syncing = BatchSync(ring)
-            synced: list[NewFile] = []
+            in_sync: list[NewFile] = []
             try:
                 for start in range(0, len(listed), TOGETHER):
                     batch = listed[start : start + TOGETHER]
                     written = self._write_batch(batch, target, unpublished, meter)
                     names.update(dict.fromkeys(d for file in written for d in file.directories))
+                    ready = written
                     if durable:
-                        if synced:
+                        if in_sync:
                             _wait_for(syncing, meter)
                         syncing.begin(written)
-                        synced, written = written, synced
-                    _publish(written)
-                if synced:
+                        ready, in_sync = in_sync, written
+                    _publish(ready)
+                if in_sync:
                     _wait_for(syncing, meter)
-                    _publish(synced)
+                    _publish(in_sync)
             finally:
                 syncing.end()
         if durable and sync_directory:

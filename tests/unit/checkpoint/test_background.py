@@ -133,30 +133,58 @@ def test_nothing_follows_an_earlier_failure(tmp_path: Path) -> None:
     assert writer.order[-1] == "then"
 
 
-def test_nothing_follows_a_failure_told_meanwhile(tmp_path: Path) -> None:
-    """What waited for a file that failed is not done, though the failure was raised already."""
-    writer = Held()
-    background = BackgroundFiles(writer, slots=3)
-    begun, go = threading.Event(), threading.Event()
-    write = writer.write
+class HoldsSecond(Held):
+    """Fails to write 1.pt, and then waits before 2.pt."""
 
-    def hold_second(image: Any, target: Any, **options: Any) -> Transfer:
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails = "1.pt"
+        self.second_begun, self.go_on = threading.Event(), threading.Event()
+
+    def write(self, image: Any, target: Any, **options: Any) -> Transfer:
         if image.path == "2.pt":
-            begun.set()
-            assert go.wait(30)
-        return write(image, target, **options)
+            self.second_begun.set()
+            assert self.go_on.wait(30)
+        return super().write(image, target, **options)
 
-    writer.write = hold_second  # type: ignore[method-assign]
-    writer.fails = "1.pt"
+
+def test_nothing_follows_a_failure_that_was_raised(tmp_path: Path) -> None:
+    """What waited for a file that failed is not done, though the failure was raised already."""
+    writer = HoldsSecond()
+    background = BackgroundFiles(writer, slots=3)
     for name in ("1.pt", "2.pt"):
         background.save({"n": 1}, tmp_path / name)
     background.afterwards(lambda: writer.order.append("never"))
     writer.go.set()
-    assert begun.wait(30)
+    assert writer.second_begun.wait(30)
     with pytest.raises(TransferError, match="refused"):
         background.raise_failure()
-    go.set()
+    writer.go_on.set()
     background.close()
+    assert writer.order == ["1.pt", "2.pt"]
+
+
+def test_nothing_follows_a_failure_that_is_not_raised_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file fails right after `afterwards` found no failure, while the next one is written."""
+    writer = HoldsSecond()
+    background = BackgroundFiles(writer, slots=3)
+    for name in ("1.pt", "2.pt"):
+        background.save({"n": 1}, tmp_path / name)
+    raise_failure = background.raise_failure
+
+    def fails_then() -> None:
+        raise_failure()
+        writer.go.set()
+        assert writer.second_begun.wait(30)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(background, "raise_failure", fails_then)
+        background.afterwards(lambda: writer.order.append("never"))
+    writer.go_on.set()
+    with pytest.raises(TransferError, match="refused"):
+        background.close()
     assert writer.order == ["1.pt", "2.pt"]
 
 

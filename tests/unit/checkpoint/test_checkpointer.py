@@ -383,7 +383,11 @@ def test_killed_while_it_replaces(make: Make, runs: Path, monkeypatch, renames: 
             ckpt.save(_state(20), 2)
     assert len(done) == renames
     ckpt.close()
-    ckpt = make()
+    synced: list[Path] = []
+    with monkeypatch.context() as patch:
+        patch.setattr("iobench.checkpoint.staged.sync_directory", synced.append)
+        ckpt = make()
+    assert synced == ([runs] if renames == 1 else [])  # a name that is put back is durable
     assert ckpt.steps() == [1, 2]
     assert _value(ckpt.load(2)) == (2 if renames == 1 else 20)
     assert {path.name for path in runs.iterdir()} == {"step-1", "step-2", ".iobench-lock"}
@@ -646,6 +650,13 @@ def test_of_another_model(make: Make) -> None:
     assert "step 5 is of another model: missing 1 (model.c)" in str(caught.value)
     same = {"model": {"a": torch.zeros(2), "b": torch.zeros(2, 3)}}
     assert ckpt.load(like=same)["step"] == 5
+    for b, described in (
+        (torch.zeros(3, 2), "float32 [3, 2]"),
+        (torch.zeros(2, 3, dtype=torch.int32), "int32 [2, 3]"),
+    ):
+        with pytest.raises(iobench.errors.StateMismatchError) as caught:
+            ckpt.load(like={"model": {"a": torch.zeros(2), "b": b}})
+        assert caught.value.misshaped == {"model.b": (described, "float32 [2, 3]")}
     with pytest.raises(iobench.errors.StateMismatchError, match=r"missing 1 \(extra.c"):
         ckpt.load(like={**same, "extra": {"c": torch.zeros(1)}})
 

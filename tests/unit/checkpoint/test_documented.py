@@ -60,6 +60,14 @@ def test_the_trainer_resumes() -> None:
     assert torch.equal(second.model.weight, whole.model.weight)
 
 
+def test_the_files_of_a_checkpoint() -> None:
+    """The page lists all of them."""
+    with iobench.Checkpointer("runs/a", writer="buffered") as ckpt:
+        ckpt.save({"w": torch.ones(3)}, 500)
+    listed = re.findall(r"^    (runs/a/\S+)", _PAGE.read_text(), re.MULTILINE)
+    assert {str(one) for one in Path("runs").rglob("*") if one.is_file()} == set(listed)
+
+
 def test_lazy() -> None:
     """The copy is over before the optimizer changes what it copies."""
     training = _Training(0)

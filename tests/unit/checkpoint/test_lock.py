@@ -14,6 +14,7 @@ import pytest
 
 from iobench.checkpoint.lock import LOCK, DirectoryLock, lock_directory
 from iobench.errors import TargetError, TransferError
+from iobench.writers.local import new_file
 
 _CHILD = """
 import sys
@@ -96,9 +97,14 @@ def test_forked_children_do_not_keep_it(tmp_path: Path) -> None:
         os.close(fd)
 
 
-def test_makes_the_directory(tmp_path: Path) -> None:
-    """A directory that is not there yet is made; a file in its place is told."""
+def test_makes_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing directory is made, durable under its name; a file in its place is an error."""
+    synced: list[str] = []
+    monkeypatch.setattr(new_file, "sync_directory", synced.append)
     lock_directory(tmp_path / "runs" / "a").release()
+    assert synced == [str(tmp_path), str(tmp_path / "runs")]
+    lock_directory(tmp_path / "runs" / "a").release()
+    assert len(synced) == 2
     (tmp_path / "file").touch()
     with pytest.raises(TargetError, match="file"):
         lock_directory(tmp_path / "file" / "a")

@@ -14,6 +14,7 @@ from iobench import linux
 from iobench.errors import TransferError, UsageError
 from iobench.integrations import staged_directory
 from iobench.integrations.staged_directory import StagedDirectory
+from iobench.writers.local import new_file
 
 
 def write(staged: StagedDirectory, text: str, *names: str) -> None:
@@ -85,6 +86,25 @@ def test_published_and_replaced(
     assert tree(tmp_path) == {"new/last/a": "1", "new/last/below/b": "1"}
     publish(final, "2", "a", "c")
     assert tree(tmp_path) == {"new/last/a": "2", "new/last/c": "2"}
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_made_parents_are_synced(
+    apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new directory above the checkpoint is durable under its name too."""
+    synced: list[str] = []
+
+    def spy(directory: str) -> None:
+        synced.append(str(directory))
+
+    monkeypatch.setattr(new_file, "sync_directory", spy)
+    root = tmp_path / "a" / "hidden" if apart else None
+    staged = StagedDirectory(tmp_path / "a" / "b" / "last", root=root)
+    staged.begin()
+    write(staged, "1", "file")
+    staged.publish()
+    assert synced == [str(tmp_path), str(tmp_path / "a")]
 
 
 def test_others_are_kept(tmp_path: Path) -> None:

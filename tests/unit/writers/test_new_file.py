@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,13 @@ from iobench import linux
 from iobench.errors import DataMismatchError, TargetError, TransferError
 from iobench.testing import Footprint
 from iobench.writers.local import new_file
-from iobench.writers.local.new_file import PART_SUFFIX, NewFile, open_source, try_directory
+from iobench.writers.local.new_file import (
+    PART_SUFFIX,
+    NewFile,
+    open_source,
+    try_directory,
+    write_text,
+)
 from iobench.writers.transfer import Meter
 
 
@@ -220,12 +228,24 @@ def test_only_a_regular_file_is_replaced(
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644, 0o666, 0o400, 0o755, 0o060])
-def test_permissions_are_copied(mode: int, tmp_path: Path) -> None:
+def test_permissions_are_copied(mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For any umask; the new file never has wider permissions than the old one."""
     (tmp_path / "file").write_bytes(b"old")
     (tmp_path / "file").chmod(mode)
-    meter = Meter()
-    with NewFile(tmp_path / "file", 0, meter) as file:
+    meter, copied, created = Meter(), new_file.copy_metadata, []
+
+    def copy(fd: int, *rest: Any) -> int:
+        created.append(stat.S_IMODE(os.fstat(fd).st_mode))
+        return copied(fd, *rest)
+
+    monkeypatch.setattr(new_file, "copy_metadata", copy)
+    before = os.umask(0)
+    try:
+        file = NewFile(tmp_path / "file", 0, meter)
+    finally:
+        os.umask(before)
+    with file:
+        assert [one & ~mode for one in created] == [0]
         assert stat.S_IMODE(os.fstat(file.fd).st_mode) == mode | 0o600
         file.publish(sync_names=False)
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
@@ -433,3 +453,24 @@ def test_try_directory(tmp_path: Path) -> None:
     for wrong in ("file", "missing"):
         assert not try_directory(tmp_path / wrong).ok
     assert _names(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("plant", [os.symlink, os.link])
+@pytest.mark.parametrize("how", ["writer", "text"])
+def test_a_temporary_name_that_others_took(
+    how: str,
+    plant: Callable[[Path, Path], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A name that exists is never opened: it could be a link to a victim's file."""
+    victim, there = tmp_path / "victim", tmp_path / "there"
+    victim.write_bytes(b"old")
+    there.mkdir()
+    monkeypatch.setattr(secrets, "token_hex", lambda _: "guessed")
+    name = ".file.guessed.iobench-part" if how == "writer" else ".file.guessed"
+    plant(victim, there / name)
+    with pytest.raises(FileExistsError):
+        _new(there / "file") if how == "writer" else write_text(there / "file", "new")
+    assert victim.read_bytes() == b"old"
+    assert not (there / "file").exists()

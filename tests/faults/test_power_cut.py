@@ -1,0 +1,182 @@
+"""A power cut right after a save: what was durable on return is there, whole and under its name.
+
+The image of a file system is copied and mounted again. The copy holds what the device has: pages
+that only the kernel has in memory are lost, as in a power cut.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import iobench
+import iobench.torch
+from iobench.checkpoint.staged import MANIFEST
+from iobench.formats import safetensors
+from iobench.integrations.dcp import StorageWriter
+from iobench.integrations.removal import remove_file
+from iobench.integrations.staged_directory import StagedDirectory
+from iobench.testing import content
+from iobench.units import MIB
+from iobench.writers.base import Writer
+from iobench.writers.image import FileImage
+from iobench.writers.local.new_file import write_text
+
+pytestmark = pytest.mark.root
+
+_DATA = [content(200_003, seed) for seed in range(3)]  # several blocks and a tail
+_MINUTES = "remount,commit=600"  # ext4 commits its journal every 5 s otherwise
+
+Disk = Callable[[str], Path]
+Cut = Callable[[Path], "contextmanager[Path]"]
+
+
+def _run(*command: str | Path) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def disk(new_filesystem: Callable[..., Path]) -> Disk:
+    """Makes a file system that writes nothing back of its own accord for minutes."""
+
+    def made(kind: str) -> Path:
+        root = new_filesystem(kind, (48 if kind == "ext4" else 512) * MIB)
+        if kind == "ext4":
+            _run("mount", "-o", _MINUTES, root)
+        return root
+
+    return made
+
+
+@contextmanager
+def _after_power_cut(root: Path, tmp_path: Path) -> Iterator[Path]:
+    """What the device of `root` holds at this moment, mounted."""
+    image = Path(_run("losetup", "-nO", "BACK-FILE", _run("findmnt", "-no", "SOURCE", root)))
+    copy, found = image.with_suffix(".cut"), tmp_path / "after"
+    _run("cp", "--sparse=always", image, copy)
+    found.mkdir()
+    device = _run("losetup", "--find", "--show", copy)
+    try:
+        options = ["-o", "nouuid"] if _run("findmnt", "-no", "FSTYPE", root) == "xfs" else []
+        _run("mount", *options, device, found)
+        try:
+            yield found
+        finally:
+            _run("umount", found)
+    finally:
+        _run("losetup", "--detach", device)
+        copy.unlink()
+        found.rmdir()
+
+
+def _write(writer: Writer, root: Path, data: list[bytes]) -> None:
+    writer.write(FileImage.of("a/file", [data[0]]), root)
+
+
+def _write_many(writer: Writer, root: Path, data: list[bytes]) -> None:
+    writer.write_many([FileImage.of(f"{n}/file", [one]) for n, one in enumerate(data)], root)
+
+
+def _stream(writer: Writer, root: Path, data: list[bytes]) -> None:
+    with writer.open(root / "a" / "file") as stream:
+        stream.write(data[0])
+
+
+def _files(root: Path) -> dict[str, bytes]:
+    found = (path for path in root.rglob("*") if path.is_file())
+    return {str(path.relative_to(root)): path.read_bytes() for path in found}
+
+
+def test_writers(make: Callable[..., Writer], disk: Disk, tmp_path: Path) -> None:
+    """New files in new directories, and then others that replace them."""
+    root = disk("ext4")
+    writer = make(root)
+    for way in (_write, _write_many, _stream):
+        home = root / way.__name__
+        for data in (_DATA, _DATA[::-1]):
+            way(writer, home, data)
+            with _after_power_cut(root, tmp_path) as after:
+                assert _files(after) == _files(root)
+                assert sorted(_files(after / home.name).values()) == sorted(
+                    one.tobytes() for one in (data if way is _write_many else data[:1])
+                )
+
+
+def test_the_cut_loses_what_is_not_durable(disk: Disk, tmp_path: Path) -> None:
+    """The check itself can fail."""
+    root = disk("ext4")
+    iobench.load_writer("buffered").write(FileImage.of("file", _DATA), root, durable=False)
+    assert _files(root)
+    with _after_power_cut(root, tmp_path) as after:
+        assert not any(_files(after).values())
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+def test_checkpointer(kind: str, disk: Disk, tmp_path: Path) -> None:
+    """Each committed step can be loaded, and retention removes none that a newer one needs."""
+    root = disk(kind)
+    runs = root / "runs" / "a"
+
+    def expect(value: int, step: int, steps: list[int]) -> None:
+        with _after_power_cut(root, tmp_path) as after:
+            found = after / "runs" / "a"
+            assert iobench.load_checkpoint(found, step)["w"][-1] == value
+            assert iobench.load_checkpoint(found)["step"] == step
+            assert sorted(one.parent.name for one in found.glob(f"step-*/{MANIFEST}")) == [
+                f"step-{one}" for one in steps
+            ]
+
+    def state(step: int, value: int) -> dict[str, object]:
+        return {"w": torch.full((50_001,), value), "step": step}
+
+    with iobench.Checkpointer(runs, writer="buffered", keep=iobench.KeepLast(2)) as ckpt:
+        ckpt.save(state(1, 10), 1)
+        expect(10, 1, [1])
+        ckpt.save_async(state(2, 20), 2)
+        ckpt.wait()
+        expect(20, 2, [1, 2])
+        ckpt.save(state(3, 30), 3)  # removes step 1
+        expect(30, 3, [2, 3])
+        ckpt.load(2)
+        ckpt.save(state(3, 31), 3)  # replaces step 3
+        expect(31, 3, [2, 3])
+        ckpt.remove(3)
+        with _after_power_cut(root, tmp_path) as after:
+            assert not (after / "runs" / "a" / "step-3").exists()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_files_and_frameworks(disk: Disk, tmp_path: Path) -> None:
+    """torch files, safetensors, DCP, the directories of Accelerate and Transformers, configs."""
+    root = disk("ext4")
+    state = {"a": torch.arange(60_000), "b": torch.ones(3)}
+    buffered = iobench.load_writer("buffered")
+
+    def staged() -> None:
+        directory = StagedDirectory(root / "last")
+        directory.begin()
+        directory.path.mkdir(exist_ok=True)
+        (directory.path / "notes").write_bytes(b"x" * 100_000)
+        directory.publish()
+
+    for way in (
+        lambda: iobench.torch.save(state, root / "model.pt", writer=buffered),
+        lambda: safetensors.save(state, "model.safetensors", root / "shards", buffered),
+        lambda: dcp.save(state, storage_writer=StorageWriter(root / "dcp", buffered), no_dist=True),
+        staged,
+        lambda: write_text(root / "writer.toml", "writer"),
+    ):
+        way()
+        with _after_power_cut(root, tmp_path) as after:
+            assert _files(after) == _files(root)
+    written = {"model.pt", "shards/model.safetensors", "dcp/.metadata", "last/notes", "writer.toml"}
+    assert written <= {*_files(root)}
+    remove_file(str(root / "dcp" / ".metadata"), buffered)  # DCP and Lightning remove by it
+    with _after_power_cut(root, tmp_path) as after:
+        assert not (after / "dcp" / ".metadata").exists()
