@@ -161,9 +161,9 @@ def _arm(one: TrainingCost) -> Callable[[TrainBlock], bool]:
     )
 
 
-def arms(path: Path) -> str:
-    """The record of a benchmark script, an arm a row."""
-    found = benchmark.read(path).arms
+def arms(path: Path, only: str = "") -> str:
+    """The record of a benchmark script, an arm a row; `only` those whose name matches."""
+    found = {name: of for name, of in benchmark.read(path).arms.items() if re.search(only, name)}
     with_rate = all("bytes" in one or "files" in one for of in found.values() for one in of)
     with_cpu = all("cpu_s" in one and "bytes" in one for of in found.values() for one in of)
     removes = any("removal_s" in one for of in found.values() for one in of)

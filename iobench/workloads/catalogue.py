@@ -113,8 +113,18 @@ def _check_arch(
         ("max_positions", {"P"}, True),
         ("num_kv_heads", {"NKV", "QKV"}, False),
         ("head_dim", {"HD", "QKV"}, False),
+        ("num_experts", {"E"}, True),
+        ("expert_ffn_size", {"FE", "FS"}, True),
+        ("num_shared_experts", {"FS"}, True),
+        ("num_dense_layers", {"dense layers"}, False),
+        ("q_lora_rank", {"QR"}, True),
+        ("kv_lora_rank", {"KR", "KVA"}, True),
+        ("qk_nope_head_dim", {"QD", "KVB"}, True),
+        ("qk_rope_head_dim", {"QD", "KVA"}, True),
+        ("v_head_dim", {"VD", "KVB"}, True),
     ):
-        value, used = getattr(arch, name), bool(symbols & family.symbols)
+        known = family.symbols | ({"dense layers"} if family.dense_layer else set())
+        value, used = getattr(arch, name), bool(symbols & known)
         if value is not None and not used:
             unused = f"family {family.id!r} does not use it; remove it"
             raise problem(path, field("arch", name), value, unused)
@@ -122,6 +132,9 @@ def _check_arch(
             raise WorkloadFileError(
                 f"{path}: field {field('arch', name)!r} is missing: family {family.id!r} needs it"
             )
+    if arch.num_dense_layers and arch.num_dense_layers > arch.num_layers:
+        limit = f"must be at most num_layers, {arch.num_layers}"
+        raise problem(path, field("arch", "num_dense_layers"), arch.num_dense_layers, limit)
     heads, kv_heads, hidden = arch.num_heads, arch.num_kv_heads, arch.hidden_size
     if heads > hidden or (family.whole_heads and not arch.head_dim and hidden % heads):
         raise problem(path, field("arch", "num_heads"), heads, f"must divide hidden_size {hidden}")

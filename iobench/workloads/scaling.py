@@ -1,11 +1,12 @@
 """Scaling of a model to a size limit: whole blocks are dropped, so the tensor sizes stay real.
 
-When not even one layer (per pipeline stage) fits, the width is divided by a power of two.
+When not even one layer (per pipeline stage) fits, routed experts are dropped, down to eight of each
+layer. When that is not enough, the width is divided by a power of two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
@@ -15,6 +16,7 @@ from iobench.workloads.models.model import Model
 
 __all__ = ["Scale", "scale_model"]
 
+_FEWEST_EXPERTS = 8  # with fewer, the tensors of a layer are no longer mostly those of experts
 _NEAR = 0.95
 """Combinations with at least this fraction of the largest size compete by kinds of blocks."""
 
@@ -27,6 +29,9 @@ class Scale:
     full_layers: int
     embedding: bool
     head: bool
+    experts: int
+    """Routed experts of each layer that are kept; 0 for a model without experts."""
+    full_experts: int
     width_divisor: int
     size_bytes: int
     full_bytes: int
@@ -42,6 +47,8 @@ class Scale:
         parts = [f"{self.layers} of {self.full_layers} layers"]
         parts += [] if self.embedding else ["no embedding"]
         parts += [] if self.head else ["no head"]
+        if self.experts < self.full_experts:
+            parts.append(f"{self.experts} of {self.full_experts} experts")
         parts += [f"1/{self.width_divisor} of the width"] if self.width_divisor > 1 else []
         return ", ".join(parts)
 
@@ -65,20 +72,22 @@ def scale_model(
     """
     full_bytes = rank_bytes(model)
     smallest = full_bytes
-    divisor = 1
-    while True:
-        try:
-            narrow = model.shrunk(divisor) if divisor > 1 else model
+    try:
+        for narrow, divisor in _narrower(model):
             one_layer = narrow.kept(layers=layer_step, embedding=False, head=False)
-            smallest = min(smallest, rank_bytes(one_layer))
-        except ValueError:
-            raise UsageError(
-                f"workload {name!r} cannot be scaled to {format_size(max_bytes)}: the smallest is "
-                f"{format_size_exact(smallest)} ({format_size(smallest)})"
-            ) from None
-        if smallest <= max_bytes:
-            break
-        divisor *= 2
+            try:
+                smallest = min(smallest, rank_bytes(one_layer))
+            except ValueError:
+                if divisor > 1:
+                    raise
+                continue  # so few experts cannot be divided among the ranks
+            if smallest <= max_bytes:
+                break
+    except ValueError:
+        raise UsageError(
+            f"workload {name!r} cannot be scaled to {format_size(max_bytes)}: the smallest is "
+            f"{format_size_exact(smallest)} ({format_size(smallest)})"
+        ) from None
     fitting = _fitting(narrow, rank_bytes, max_bytes, layer_step)
     largest = max(size for size, _ in fitting)
     near = [entry for entry in fitting if entry[0] >= _NEAR * largest]
@@ -90,10 +99,29 @@ def scale_model(
         full_layers=model.arch.num_layers,
         embedding=best.keep_embedding,
         head=best.keep_head,
+        experts=best.arch.num_experts or 0,
+        full_experts=model.arch.num_experts or 0,
         width_divisor=divisor,
         size_bytes=size,
         full_bytes=full_bytes,
     )
+
+
+def _narrower(model: Model) -> Iterator[tuple[Model, int]]:
+    """Yield `model` with half as many experts each time, then narrower, and the width's divisor.
+
+    Ends with the ValueError of a width that cannot be divided.
+    """
+    yield model, 1
+    experts = model.arch.num_experts or 0
+    while experts >= 2 * _FEWEST_EXPERTS:
+        experts //= 2
+        model = model.with_experts(experts)
+        yield model, 1
+    divisor = 1
+    while True:
+        divisor *= 2
+        yield model.shrunk(divisor), divisor
 
 
 def _fitting(
@@ -104,15 +132,15 @@ def _fitting(
     fitting = []
     for embedding, head in product((True, False), repeat=2):
         best: tuple[int, Model] | None = None
-        low, high = 0, len(steps)
-        while low < high:
-            middle = (low + high) // 2
-            candidate = model.kept(layers=steps[middle], embedding=embedding, head=head)
+        low, high, next_ = 0, len(steps), 0
+        while low < high:  # steps of twice the length first: few layers are quicker to compute
+            candidate = model.kept(layers=steps[next_], embedding=embedding, head=head)
             size = rank_bytes(candidate)
             if size <= max_bytes:
-                best, low = (size, candidate), middle + 1
+                best, low = (size, candidate), next_ + 1
             else:
-                high = middle
+                high = next_
+            next_ = min(2 * low, (low + high) // 2)
         if best:
             fitting.append(best)
     return fitting

@@ -50,6 +50,15 @@ class ArchEntry(_Entry):
     num_kv_heads: Length | None = None
     head_dim: Length | None = None
     max_positions: Length | None = None
+    num_experts: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    expert_ffn_size: Length | None = None
+    num_shared_experts: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    num_dense_layers: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    q_lora_rank: Length | None = None
+    kv_lora_rank: Length | None = None
+    qk_nope_head_dim: Length | None = None
+    qk_rope_head_dim: Length | None = None
+    v_head_dim: Length | None = None
 
 
 class ModelEntry(_Entry):

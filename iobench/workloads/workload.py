@@ -48,20 +48,17 @@ class Workload:
 
         Raises UsageError when there is no such rank.
         """
-        if not 0 <= rank < self.world_size:
-            raise UsageError(
-                f"workload {self.name!r} has no rank {rank}: it has 0 to {self.world_size - 1}"
-            )
-        return self.layout.files(self.layout.prepare(self.model), rank)
+        return self.layout.files(self._prepared(rank), rank)
 
     def size_bytes(self, rank: int = 0) -> int:
         """Return the bytes on storage that `rank` writes. Raises UsageError like `files`."""
-        return sum(file.size_bytes for file in self.files(rank))
+        return self.layout.size_bytes(self._prepared(rank), rank)
 
     def total_size_bytes(self) -> int:
         """Return the bytes on storage of the whole checkpoint, all ranks together."""
-        classes = self.layout.rank_classes(self.layout.prepare(self.model))
-        return sum(count * self.size_bytes(rank) for rank, count in classes)
+        prepared = self.layout.prepare(self.model)
+        classes = self.layout.rank_classes(prepared)
+        return sum(count * self.layout.size_bytes(prepared, rank) for rank, count in classes)
 
     @property
     def world_size(self) -> int:
@@ -88,7 +85,7 @@ class Workload:
         def rank_bytes(model: Model) -> int:
             prepared = self.layout.prepare(model)
             self.layout.check(prepared)
-            return sum(file.size_bytes for file in self.layout.files(prepared, rank))
+            return self.layout.size_bytes(prepared, rank)
 
         if self.size_bytes(rank) <= max_bytes:
             return self
@@ -96,6 +93,13 @@ class Workload:
             self.model, rank_bytes, max_bytes, layer_step=self.layout.layer_step, name=self.name
         )
         return replace(self, model=model, scale=scale)
+
+    def _prepared(self, rank: int) -> Model:
+        if not 0 <= rank < self.world_size:
+            raise UsageError(
+                f"workload {self.name!r} has no rank {rank}: it has 0 to {self.world_size - 1}"
+            )
+        return self.layout.prepare(self.model)
 
     def describe(self) -> dict[str, object]:
         """Return model, layout and sources as plain JSON values, without sizes and files."""

@@ -17,6 +17,7 @@ from iobench.workloads.layouts.layout import (
     CONFIG,
     DTYPES,
     HF_FAMILIES,
+    MOE_FAMILIES,
     Layout,
     index_file,
     raw_file,
@@ -40,7 +41,7 @@ class HfExport(Layout):
     """One process saves only the weights, in shards of at most `max_shard_size` bytes."""
 
     id: ClassVar[str] = "hf-export"
-    families: ClassVar[tuple[str, ...]] = HF_FAMILIES
+    families: ClassVar[tuple[str, ...]] = HF_FAMILIES + MOE_FAMILIES
 
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     max_shard_size: Size = 5_000_000_000

@@ -16,6 +16,7 @@ from iobench.workloads.layouts.layout import (
     CONFIG,
     DTYPES,
     HF_FAMILIES,
+    MOE_FAMILIES,
     Layout,
     Ranks,
     raw_file,
@@ -36,7 +37,7 @@ class HfTrainer(Layout):
     """
 
     id: ClassVar[str] = "hf-trainer"
-    families: ClassVar[tuple[str, ...]] = HF_FAMILIES
+    families: ClassVar[tuple[str, ...]] = HF_FAMILIES + MOE_FAMILIES
 
     world_size: Ranks = 1
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -71,7 +72,8 @@ class HfTrainer(Layout):
 
 def _adamw_state(model: Model, dtype: str) -> Iterator[TensorSpec]:
     """Yield torch.optim.AdamW.state_dict()["state"]: parameters with weight decay come first."""
-    parameters = sorted(model.parameters(), key=lambda parameter: not parameter.decays)
+    trained = (parameter for parameter in model.parameters() if parameter.trained)
+    parameters = sorted(trained, key=lambda parameter: not parameter.decays)
     for index, parameter in enumerate(parameters):
         yield TensorSpec(name=f"state/{index}/step", dtype="float32", shape=())
         for moment in ("exp_avg", "exp_avg_sq"):

@@ -21,6 +21,7 @@ __all__ = [
     "DTYPES",
     "HF_FAMILIES",
     "MAX_RANKS",
+    "MOE_FAMILIES",
     "STEP",
     "Layout",
     "Ranks",
@@ -40,6 +41,9 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 HF_FAMILIES = ("llama", "gpt2", "bloom")
 """Families whose tensors are named as transformers names them."""
+
+MOE_FAMILIES = ("mixtral", "qwen3-moe", "deepseek-v3")
+"""The same with mixtures of experts."""
 
 MAX_RANKS = 2**17
 """Largest world size. It limits the time that a wrong number in a workload file can cost."""
@@ -72,6 +76,10 @@ class Layout(ABC):
     @abstractmethod
     def files(self, model: Model, rank: int) -> tuple[FileSpec, ...]:
         """Return every file that `rank` writes, in write order. `model` is a prepared model."""
+
+    def size_bytes(self, model: Model, rank: int) -> int:
+        """Return the bytes of all files of `rank`. A layout may know them without its files."""
+        return sum(file.size_bytes for file in self.files(model, rank))
 
     @property
     def layer_step(self) -> int:

@@ -22,6 +22,7 @@ class Coordinates(NamedTuple):
     tensor: int
     data: int
     pipeline: int
+    expert: int
 
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
@@ -29,14 +30,17 @@ class Megatron(Layout):
     """`tensor_parallel` x `pipeline_parallel` x `data_parallel` ranks, weights in `precision`.
 
     Ranks count tensor parallel first, then data, then pipeline (megatron/core/parallel_state.py).
-    The optimizer keeps fp32 master weights and two fp32 moments: 14 bytes per parameter.
+    The optimizer keeps fp32 master weights and two fp32 moments: 14 bytes per parameter. The data
+    parallel ranks of a stage form groups of `expert_parallel`, which divide the routed experts
+    among them; the experts of a rank are split by tensor parallelism like everything else.
     """
 
-    families: ClassVar[tuple[str, ...]] = ("megatron-gpt",)
+    families: ClassVar[tuple[str, ...]] = ("megatron-gpt", "megatron-moe")
 
     tensor_parallel: Ranks = 1
     pipeline_parallel: Ranks = 1
     data_parallel: Ranks = 1
+    expert_parallel: Ranks = 1
     precision: Literal["bf16", "fp16"] = "bf16"
 
     @property
@@ -62,11 +66,21 @@ class Megatron(Layout):
         """Raise ValueError when heads, widths or layers do not divide by the parallel ranks."""
         super().check(model)
         arch = model.arch
+        if self.data_parallel % self.expert_parallel:
+            raise ValueError(
+                f"expert_parallel is {self.expert_parallel}: must divide data_parallel, which is "
+                f"{self.data_parallel}"
+            )
+        if self.expert_parallel > 1 and not model.family.has_experts:
+            raise ValueError(
+                f"expert_parallel is {self.expert_parallel}, but {model.name} has none"
+            )
         for name, value, by in (
             ("num_heads", arch.num_heads, "tensor_parallel"),
             ("hidden_size", arch.hidden_size, "tensor_parallel"),
             ("ffn_hidden_size", arch.ffn_hidden_size, "tensor_parallel"),
             ("num_layers", arch.num_layers, "pipeline_parallel"),
+            ("num_experts", arch.num_experts or self.expert_parallel, "expert_parallel"),
         ):
             divisor = getattr(self, by)
             if value % divisor:
@@ -75,10 +89,10 @@ class Megatron(Layout):
                 )
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Tensor, data and pipeline parallel rank of `rank`."""
+        """Tensor, data, pipeline and expert parallel rank of `rank`."""
         rest, tensor = divmod(rank, self.tensor_parallel)
         pipeline, data = divmod(rest, self.data_parallel)
-        return Coordinates(tensor, data, pipeline)
+        return Coordinates(tensor, data, pipeline, data % self.expert_parallel)
 
     def stage_kind(self, at: Coordinates) -> tuple[bool, bool]:
         """Whether the stage has the embedding, and whether it has the head."""
@@ -96,11 +110,19 @@ class Megatron(Layout):
             chain.from_iterable(model.layer(index) for index in range(layers)),
             model.head() if last else (),
         )
-        return (parameter.split_by(self.tensor_parallel) for parameter in blocks)
+        each = (model.arch.num_experts or 0) // self.expert_parallel
+        own = range(at.expert * each, (at.expert + 1) * each)
+        return (
+            parameter.split_by(self.tensor_parallel)
+            for parameter in blocks
+            if parameter.expert is None or parameter.expert in own
+        )
 
     def output_copy(self, model: Model, at: Coordinates) -> Parameter | None:
-        """Return the copy of the word embedding, the last stage's output layer; else None."""
+        """Return the last stage's output layer if it is a copy of the word embedding; else None."""
         if at.pipeline == 0 or not self.stage_kind(at)[1] or not model.keep_head:
+            return None
+        if any(parameter.name == "output_layer.weight" for parameter in model.head()):
             return None
         whole = replace(model, keep_embedding=True)
         word_embedding = whole.embedding()[0].split_by(self.tensor_parallel)

@@ -1,6 +1,7 @@
 """`megatron-legacy`: Megatron-LM's torch format, one directory per model parallel rank.
 
-Only data parallel rank 0 writes. Source: megatron/training/checkpointing.py
+Only data parallel rank 0 writes; with expert parallelism, the first rank of each expert parallel
+rank, which adds the other tensors to its own experts. Source: megatron/training/checkpointing.py
 (get_checkpoint_name, get_distributed_optimizer_checkpoint_name) and megatron/core/optimizer.
 """
 
@@ -35,12 +36,12 @@ class MegatronLegacy(Megatron):
         """The blocks that the stage holds, and whether the rank writes."""
         del model
         at = self.coordinates(rank)
-        return rank == 0, at.data == 0 and self.stage_kind(at)
+        return rank == 0, at.data == at.expert and self.stage_kind(at)
 
     def files(self, model: Model, rank: int) -> tuple[FileSpec, ...]:
-        """mp_rank_XX[_YYY]/model_optim_rng.pt, distrib_optim.pt; rank 0 adds the tracker."""
+        """mp_rank_XX[_YYY][_ZZZ]/model_optim_rng.pt, distrib_optim.pt; rank 0 adds the tracker."""
         at = self.coordinates(rank)
-        if at.data:
+        if at.data != at.expert:
             return ()
         parameters = list(self.held(model, at))
         if copy := self.output_copy(model, at):
@@ -61,7 +62,8 @@ class MegatronLegacy(Megatron):
 
     def _directory(self, at: Coordinates) -> str:
         stage = f"_{at.pipeline:03d}" if self.pipeline_parallel > 1 else ""
-        return self.path(f"mp_rank_{at.tensor:02d}{stage}")
+        expert = f"_{at.expert:03d}" if self.expert_parallel > 1 else ""
+        return self.path(f"mp_rank_{at.tensor:02d}{stage}{expert}")
 
 
 def _optimizer(parameters: list[Parameter]) -> list[TensorSpec]:

@@ -58,27 +58,41 @@ class MegatronTorchDist(Megatron):
         )
 
     def _slices(self, parameters: list[Parameter], at: Coordinates) -> Iterator[TensorSpec]:
-        """Yield this rank's part of the flat optimizer buffer, split at parameter boundaries."""
-        share = -(-sum(parameter.elements for parameter in parameters) // self.data_parallel)
-        begin, end = at.data * share, (at.data + 1) * share
-        cursor = 0
-        for parameter in parameters:
-            length = min(end, cursor + parameter.elements) - max(begin, cursor)
-            cursor += parameter.elements
-            if length <= 0 or not _saves(parameter, at):
-                continue
-            for state in _STATES:
-                name = f"optimizer.state.{state}.{parameter.name}"
-                yield TensorSpec(name=name, dtype="float32", shape=(length,))
+        """Yield this rank's part of each flat optimizer buffer, split at parameter boundaries."""
+        for held, ranks, index in self._groups(parameters, at):
+            share = -(-sum(parameter.elements for parameter in held) // ranks)
+            begin, end = index * share, (index + 1) * share
+            cursor = 0
+            for parameter in held:
+                length = min(end, cursor + parameter.elements) - max(begin, cursor)
+                cursor += parameter.elements
+                if length <= 0 or not _saves(parameter, at):
+                    continue
+                for state in _STATES:
+                    name = f"optimizer.state.{state}.{parameter.name}"
+                    yield TensorSpec(name=name, dtype="float32", shape=(length,))
 
     def _weights(self, parameters: list[Parameter], at: Coordinates) -> list[TensorSpec]:
         """Return the weights that this data parallel rank saves."""
-        weights = [
-            TensorSpec(name=parameter.name, dtype=self.dtype, shape=parameter.shape)
-            for parameter in parameters
-            if _saves(parameter, at)
+        return [
+            weight
+            for held, ranks, index in self._groups(parameters, at)
+            for weight in _deal((self._weight(p) for p in held if _saves(p, at)), ranks)[index]
         ]
-        return _deal(weights, self.data_parallel)[at.data]
+
+    def _weight(self, parameter: Parameter) -> TensorSpec:
+        return TensorSpec(name=parameter.name, dtype=self.dtype, shape=parameter.shape)
+
+    def _groups(
+        self, parameters: list[Parameter], at: Coordinates
+    ) -> Iterator[tuple[list[Parameter], int, int]]:
+        """Yield (parameters, ranks that hold them, index of this rank): experts are a group."""
+        shared = [parameter for parameter in parameters if parameter.expert is None]
+        yield shared, self.data_parallel, at.data
+        if len(shared) < len(parameters):
+            experts = [parameter for parameter in parameters if parameter.expert is not None]
+            ranks = self.data_parallel // self.expert_parallel
+            yield experts, ranks, at.data // self.expert_parallel
 
     def _chunks(self, model: Model) -> int:
         """Return the number of tensors in all files: weights, and optimizer slices per rank."""

@@ -2,13 +2,17 @@
 
 A template row is (name, shape, split). The shape uses the symbols of `Arch.symbols`, such as
 ("NH*HD", "H"). `split` is the dimension that tensor parallelism splits; None means that every
-tensor parallel rank holds a copy.
+tensor parallel rank holds a copy. In a name `{i}` is the layer and `{e}` the expert; neighbouring
+rows with `{e}` are repeated together, once per expert.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from itertools import groupby
 from math import prod
 
 __all__ = ["Arch", "Family", "Model", "Parameter", "Row"]
@@ -22,6 +26,12 @@ class Arch:
 
     By default `num_kv_heads` is `num_heads` and `head_dim` is `hidden_size // num_heads`. Only
     families with learned positions use `max_positions` (GPT-2, Megatron GPT).
+
+    Mixture-of-experts families use `num_experts`, the routed experts of a layer, each of width
+    `expert_ffn_size`; `num_shared_experts`, which see every token; and `num_dense_layers`, the
+    first layers, which have one network of `ffn_hidden_size` instead. Multi-head latent attention
+    has the ranks of its projections, `q_lora_rank` and `kv_lora_rank`, and the parts of a head:
+    `qk_nope_head_dim`, `qk_rope_head_dim`, `v_head_dim`.
     """
 
     vocab_size: int
@@ -32,9 +42,22 @@ class Arch:
     num_kv_heads: int | None = None
     head_dim: int | None = None
     max_positions: int | None = None
+    num_experts: int | None = None
+    expert_ffn_size: int | None = None
+    num_shared_experts: int | None = None
+    num_dense_layers: int | None = None
+    q_lora_rank: int | None = None
+    kv_lora_rank: int | None = None
+    qk_nope_head_dim: int | None = None
+    qk_rope_head_dim: int | None = None
+    v_head_dim: int | None = None
 
     def symbols(self) -> dict[str, int]:
-        """Return the symbols of template shapes. QKV is the width of q, k and v, as in DLIO."""
+        """Return the symbols of template shapes. QKV is the width of q, k and v, as in DLIO.
+
+        FE is the width of an expert and FS that of all shared ones together. QD is a latent query
+        head, KVA the compressed key and value with the rotary part, KVB a key and value head.
+        """
         kv_heads = self.num_kv_heads or self.num_heads
         head_dim = self.head_dim or self.hidden_size // self.num_heads
         return {
@@ -47,26 +70,42 @@ class Arch:
             "F": self.ffn_hidden_size,
             "P": self.max_positions or 0,
             "QKV": self.hidden_size + 2 * head_dim * kv_heads,
+            "E": self.num_experts or 0,
+            "FE": self.expert_ffn_size or 0,
+            "FS": (self.num_shared_experts or 0) * (self.expert_ffn_size or 0),
+            "QR": self.q_lora_rank or 0,
+            "KR": self.kv_lora_rank or 0,
+            "QD": (self.qk_nope_head_dim or 0) + (self.qk_rope_head_dim or 0),
+            "KVA": (self.kv_lora_rank or 0) + (self.qk_rope_head_dim or 0),
+            "KVB": (self.qk_nope_head_dim or 0) + (self.v_head_dim or 0),
+            "VD": self.v_head_dim or 0,
         }
 
     def shrunk(self, factor: int) -> Arch:
         """Return `1/factor` of the width: hidden, ffn, heads or their dimension, and vocabulary.
 
-        `factor` is a power of two. Raises ValueError when hidden, ffn or heads cannot be divided.
+        The latent ranks shrink too. `factor` is a power of two. Raises ValueError when one of them
+        cannot be divided.
         """
         kv_heads = self.num_kv_heads or self.num_heads
         head_dim = self.head_dim or self.hidden_size // self.num_heads
         heads = 1
         while heads < factor and not (self.num_heads % (2 * heads) or kv_heads % (2 * heads)):
             heads *= 2
+        others = ("expert_ffn_size", "q_lora_rank", "kv_lora_rank")
+        widths = {name: value for name in others if (value := getattr(self, name)) is not None}
+        head_parts = 0 if self.kv_lora_rank is None else factor // heads - 1  # they stay whole
         if (
-            self.hidden_size % factor
+            any(width % factor for width in widths.values())
+            or self.hidden_size % factor
             or self.ffn_hidden_size % factor
             or head_dim % (factor // heads)
+            or head_parts
         ):
             raise ValueError(f"width {self.hidden_size} cannot be divided by {factor}")
         return replace(
             self,
+            **{name: width // factor for name, width in widths.items()},
             vocab_size=-(-self.vocab_size // factor),
             hidden_size=self.hidden_size // factor,
             ffn_hidden_size=self.ffn_hidden_size // factor,
@@ -83,6 +122,10 @@ class Parameter:
     name: str
     shape: tuple[int, ...]
     split: int | None
+    expert: int | None = None
+    """The index of the routed expert that it belongs to; None for all other tensors."""
+    trained: bool = True
+    """Whether the optimizer updates it. Buffers are saved with the weights, without moments."""
 
     @property
     def elements(self) -> int:
@@ -109,7 +152,9 @@ class Family:
 
     A tied output layer is saved once, as the embedding, and is not listed. The framework pads the
     vocabulary to a multiple of `vocab_multiple` per tensor parallel rank. With `whole_heads` the
-    hidden size must be a multiple of the heads.
+    hidden size must be a multiple of the heads. `dense_layer` has the rows of the first layers of a
+    mixture-of-experts model, if they differ. `buffers` are ends of names of tensors that no
+    optimizer updates.
     """
 
     id: str
@@ -118,11 +163,18 @@ class Family:
     head: tuple[Row, ...]
     vocab_multiple: int = 1
     whole_heads: bool = True
+    dense_layer: tuple[Row, ...] = ()
+    buffers: tuple[str, ...] = ()
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether its layers have routed experts."""
+        return any("{e}" in name for name, _, _ in self.layer)
 
     @property
     def symbols(self) -> frozenset[str]:
         """The symbols that the templates are written in."""
-        rows = (*self.embedding, *self.layer, *self.head)
+        rows = (*self.embedding, *self.layer, *self.dense_layer, *self.head)
         return frozenset(
             term for _, shape, _ in rows for length in shape for term in length.split("*")
         )
@@ -159,7 +211,14 @@ class Model:
 
     def layer(self, index: int) -> tuple[Parameter, ...]:
         """Return the tensors of layer `index`."""
-        return self._expand(self.family.layer, index)
+        dense = index < (self.arch.num_dense_layers or 0)
+        return self._expand(self.family.dense_layer if dense else self.family.layer, index)
+
+    def layer_kinds(self) -> list[tuple[int, int]]:
+        """Return (index of the first, number of layers) for each kind of layer."""
+        dense = self.arch.num_dense_layers or 0
+        kinds = [(0, dense), (dense, self.arch.num_layers - dense)]
+        return [(first, count) for first, count in kinds if count]
 
     def head(self) -> tuple[Parameter, ...]:
         """Return the head's tensors; empty when it was dropped."""
@@ -172,23 +231,46 @@ class Model:
             yield from self.layer(index)
         yield from self.head()
 
+    @cached_property
+    def shapes(self) -> Counter[tuple[tuple[int, ...], bool]]:
+        """The number of tensors of each shape, by (shape, whether it is trained)."""
+        found: Counter[tuple[tuple[int, ...], bool]] = Counter()
+        blocks = [(self.embedding(), 1), (self.head(), 1)]
+        blocks += [(self.layer(first), count) for first, count in self.layer_kinds()]
+        for parameters, count in blocks:
+            for parameter in parameters:
+                found[parameter.shape, parameter.trained] += count
+        return found
+
     @property
     def num_parameters(self) -> int:
-        """Exact number of parameters, including the padded vocabulary."""
-        blocks = (*self.embedding(), *self.head())
-        per_layer = sum(parameter.elements for parameter in self.layer(0))
-        return sum(p.elements for p in blocks) + self.arch.num_layers * per_layer
+        """Exact number of parameters, including the padded vocabulary and buffers."""
+        return sum(count * prod(shape) for (shape, _), count in self.shapes.items())
 
     @property
     def num_tensors(self) -> int:
-        """Number of tensors."""
-        layers = self.arch.num_layers * len(self.family.layer)
-        return len(self.embedding()) + layers + len(self.head())
+        """Number of tensors, including buffers."""
+        return self.shapes.total()
+
+    @property
+    def num_trained(self) -> int:
+        """Number of tensors that the optimizer updates."""
+        return sum(count for (_, trained), count in self.shapes.items() if trained)
 
     def kept(self, *, layers: int, embedding: bool, head: bool) -> Model:
-        """Return the model with only `layers` layers, with or without the other blocks."""
+        """Return the model with only `layers` layers, with or without the other blocks.
+
+        Dense layers of a mixture-of-experts model keep their share, rounded.
+        """
         arch = replace(self.arch, num_layers=layers)
+        if arch.num_dense_layers:
+            dense = round(arch.num_dense_layers * layers / self.arch.num_layers)
+            arch = replace(arch, num_dense_layers=dense)
         return replace(self, arch=arch, keep_embedding=embedding, keep_head=head)
+
+    def with_experts(self, number: int) -> Model:
+        """Return the model with `number` routed experts a layer."""
+        return replace(self, arch=replace(self.arch, num_experts=number))
 
     def shrunk(self, factor: int) -> Model:
         """Return the model at `1/factor` of its width. Raises ValueError like `Arch.shrunk`."""
@@ -210,14 +292,28 @@ class Model:
 
     def _expand(self, rows: tuple[Row, ...], index: int = 0) -> tuple[Parameter, ...]:
         symbols = self.symbols
-        return tuple(
-            Parameter(
-                name=name.replace("{i}", str(index)),
-                shape=tuple(_product(length, symbols) for length in shape),
-                split=split,
-            )
-            for name, shape, split in rows
-        )
+        found = []
+        for routed, group in groupby(rows, key=lambda row: "{e}" in row[0]):
+            shaped = [
+                (
+                    name.replace("{i}", str(index)),
+                    tuple(_product(length, symbols) for length in shape),
+                    split,
+                )
+                for name, shape, split in group
+            ]
+            for expert in range(symbols["E"]) if routed else (None,):
+                found += [
+                    Parameter(
+                        name=name.replace("{e}", str(expert)) if routed else name,
+                        shape=shape,
+                        split=split,
+                        expert=expert,
+                        trained=not name.endswith(self.family.buffers),
+                    )
+                    for name, shape, split in shaped
+                ]
+        return tuple(found)
 
 
 def _product(expression: str, symbols: Mapping[str, int]) -> int:
