@@ -102,7 +102,7 @@ def test_pace(
         (("--mode", "sync=2"), "none, sync, async or lazy"),
         (("--writer", "peer:dcp"), "only peer:torch-save"),
         (("--steps", "3", "--every", "4"), "fewer than --every 4"),
-        (("--steps", "1", "--every", "1"), "followed by one"),
+        (("--steps", "1", "--every", "1"), "a step before and after it"),
         (("--every", "often"), "2xpersist"),
         (("--every", "2xpersist", "--mode", "sync"), "add async to --mode"),
         (("--simulate-step",), "no published step time"),
