@@ -7,9 +7,10 @@ import secrets
 from collections.abc import Iterator
 
 import pytest
+from support.check_groups import check_groups, run_checks
 
 from iobench.errors import UnavailableError
-from iobench.testing import Bucket, Check, LocalS3, local_s3, moto_s3, writer_checks
+from iobench.testing import Bucket, Check, LocalS3, local_s3, moto_s3
 from iobench.writers import registry
 
 _SETTINGS = (
@@ -38,9 +39,10 @@ def server(request: pytest.FixtureRequest) -> Iterator[LocalS3]:
 
 
 @pytest.mark.parametrize(("server", "options"), _CASES, indirect=["server"])
-@pytest.mark.parametrize("item", writer_checks(), ids=str)
-def test_s3(item: Check, options: dict[str, object], server: LocalS3) -> None:
+@pytest.mark.parametrize("checks", check_groups().values(), ids=check_groups())
+def test_s3(checks: tuple[Check, ...], options: dict[str, object], server: LocalS3) -> None:
     """Each claim holds in a bucket."""
+    prefix = f"{server.target}/{secrets.token_hex(4)}"
+    make = functools.partial(registry.make, "s3", **options)
     with server.active():
-        prefix = Bucket(f"{server.target}/{item.name}-{secrets.token_hex(4)}")
-        item(functools.partial(registry.make, "s3", **options), prefix)
+        run_checks(checks, make, lambda check: Bucket(f"{prefix}/{check}"))

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.check_groups import run_checks
 
 from iobench.errors import UnavailableError
-from iobench.testing import Check, Directory, moto_s3, mounted_s3fs, writer_checks
+from iobench.testing import Directory, moto_s3, mounted_s3fs, writer_checks
 from iobench.writers import registry
 
 _ONLY = (
@@ -47,11 +48,12 @@ def bucket() -> Iterator[Path]:
 
 @pytest.mark.root
 @pytest.mark.parametrize("name", _SETTINGS)
-@pytest.mark.parametrize("item", [c for c in writer_checks() if c.name in _ONLY], ids=str)
-def test_s3fs(item: Check, name: str, bucket: Path) -> None:
+def test_s3fs(name: str, bucket: Path) -> None:
     """Each selected claim holds on s3fs."""
     make = functools.partial(registry.make, name, block_size="64KiB", **_SETTINGS[name])
     answer = make().available(bucket)
     if not answer.ok:
         pytest.skip(f"{answer.reason} {answer.remedy}")
-    item(make, Directory(bucket / name / item.name))
+    checks = [check for check in writer_checks() if check.name in _ONLY]
+    assert len(checks) == len(_ONLY)
+    run_checks(checks, make, lambda check: Directory(bucket / name / check.name))

@@ -65,11 +65,22 @@ def direct(target: Path) -> None:
 
 
 @pytest.fixture
-def run(iobench: Command, tiny_path: Path, target: Path, tmp_path: Path) -> Command:
+def run(iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path) -> Command:
     """`iobench run` of the tiny workload, twice, its record in run.jsonl; leaves nothing else."""
+    return _of_the_tiny_workload(iobench_inside, tiny_path, target, tmp_path)
 
+
+@pytest.fixture
+def run_apart(iobench: Command, tiny_path: Path, target: Path, tmp_path: Path) -> Command:
+    """The same in a process of its own, which finds fio on its own PATH."""
+    return _of_the_tiny_workload(iobench, tiny_path, target, tmp_path)
+
+
+def _of_the_tiny_workload(
+    command: Command, tiny_path: Path, target: Path, tmp_path: Path
+) -> Command:
     def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        done = iobench(
+        done = command(
             *("run", "--workload", tiny_path, "--target", target, "--pool", "16MiB"),
             *("--repeat", "2", "-o", tmp_path / "run.jsonl", *arguments),
             **environment,
@@ -92,9 +103,9 @@ def by_label(document: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 @needs_fio
-def test_every_writer_beside_fio(run: Command, direct: None, tmp_path: Path) -> None:
+def test_every_writer_beside_fio(run_apart: Command, direct: None, tmp_path: Path) -> None:
     """One JSON document of the promised shape, valid figures, and a record that loads."""
-    document = document_of(run("--writer", WRITERS, "--size", "4MiB", "--format", "json"))
+    document = document_of(run_apart("--writer", WRITERS, "--size", "4MiB", "--format", "json"))
 
     assert set(document) == {
         *("schema", "environment", "workload", "ceiling"),
@@ -158,15 +169,15 @@ def test_full_size_is_valid(run: Command, direct: None) -> None:
     assert all(summary["ci95_bytes_per_s"] is None for summary in document["summaries"])
 
 
-def test_show_gives_the_same_table(run: Command, iobench: Command, tmp_path: Path) -> None:
+def test_show_gives_the_same_table(run: Command, iobench_inside: Command, tmp_path: Path) -> None:
     """`show` prints from the record what the run printed, in every format."""
     done = run("--writer", "buffered", "--size", "full", "--no-ceiling")
     assert done.returncode == 0, done.stderr
     assert "buffered  restore" in done.stdout
-    shown = iobench("show", tmp_path / "run.jsonl")
+    shown = iobench_inside("show", tmp_path / "run.jsonl")
     assert (shown.returncode, shown.stdout, shown.stderr) == (0, done.stdout, "")
     for style in ("json", "csv", "md"):
-        again = iobench("show", tmp_path / "run.jsonl", "--format", style)
+        again = iobench_inside("show", tmp_path / "run.jsonl", "--format", style)
         assert (again.returncode, again.stderr) == (0, "")
         assert "buffered" in again.stdout
 
@@ -189,19 +200,19 @@ def test_without_a_ceiling(run: Command) -> None:
     assert {summary["of_ceiling"] for summary in document["summaries"]} == {None}
 
 
-def test_fio_is_missing(run: Command, tmp_path: Path) -> None:
+def test_fio_is_missing(run_apart: Command, tmp_path: Path) -> None:
     """Without fio on PATH the run goes on, the ceiling not measured, the remedy on stderr."""
     empty = tmp_path / "empty"
     empty.mkdir()
     arguments = ("--writer", "buffered", "--size", "full", "--repeat", "1", "--details")
-    done = run(*arguments, PATH=str(empty))
+    done = run_apart(*arguments, PATH=str(empty))
     assert done.returncode == 0, done.stderr
     assert "ceiling: not measured" in done.stdout
     assert "fio is not installed: apt-get install fio" in done.stderr
 
 
 @needs_fio
-def test_a_fio_that_fails(run: Command, tmp_path: Path) -> None:
+def test_a_fio_that_fails(run_apart: Command, tmp_path: Path) -> None:
     """A broken fio costs the ceiling and nothing else; its words are in the report."""
     program = tmp_path / "bin/fio"
     program.parent.mkdir()
@@ -210,7 +221,7 @@ def test_a_fio_that_fails(run: Command, tmp_path: Path) -> None:
     )
     program.chmod(0o755)
     arguments = ("--writer", "buffered", "--size", "full", "--repeat", "1")
-    done = run(*arguments, PATH=f"{program.parent}:/usr/bin:/bin")
+    done = run_apart(*arguments, PATH=f"{program.parent}:/usr/bin:/bin")
     assert done.returncode == 0, done.stderr
     assert "ceiling: not measured" in done.stdout
     assert "no disk" in done.stdout
@@ -248,10 +259,10 @@ def test_a_seed_gives_one_order(run: Command, tmp_path: Path) -> None:
 
 
 def test_a_file_system_that_is_named_by_default(
-    iobench: Command, tiny_path: Path, target: Path
+    iobench_inside: Command, tiny_path: Path, target: Path
 ) -> None:
     """Without --target and -o the directory one is in is measured, the record below results/."""
-    done = iobench(
+    done = iobench_inside(
         *("run", "-w", tiny_path, "--writer", "buffered", "--no-ceiling", "--repeat", "1"),
         *("--size", "full"),
         cwd=target,
@@ -296,14 +307,14 @@ def test_without_crc(run: Command, tmp_path: Path) -> None:
 
 
 @needs_fio
-def test_a_dry_run(run: Command, iobench: Command, tiny_path: Path, tmp_path: Path) -> None:
+def test_a_dry_run(run: Command, iobench_inside: Command, tiny_path: Path, tmp_path: Path) -> None:
     """The plan, bytes and time are printed, and neither record nor results directory is made."""
     done = run("--writer", "null,buffered", "--size", "full", "--dry-run")
     assert (done.returncode, done.stdout) == (0, "")
     words = [line.split()[0] for line in done.stderr.splitlines()]
     assert words == ["workload", "files", "writers", "target", "run", "expected"]
     assert not (tmp_path / "run.jsonl").exists()
-    assert iobench("run", "-w", tiny_path, "--writer", "null", "--dry-run").returncode == 0
+    assert iobench_inside("run", "-w", tiny_path, "--writer", "null", "--dry-run").returncode == 0
     assert os.listdir(tmp_path / "here") == []
 
 
