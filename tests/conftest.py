@@ -28,7 +28,8 @@ _MKFS = {"ext4": ("-m", "0"), "xfs": (), "btrfs": ()}  # no room kept for root, 
 _NEEDS = {"fuse": "bindfs", **{kind: f"mkfs.{kind}" for kind in _MKFS}}
 
 NOBODY = 65534  # the user without rights
-_LEFT_BY_KILLED = ("pymp-", "torchelastic_")  # multiprocessing, torchrun: removed by their process
+# Of multiprocessing and torchrun, removed by their process unless it is killed; torch's cache.
+_NOT_OURS = ("pymp-", "torchelastic_", "torchinductor_")
 
 settings.register_profile("iobench", deadline=None)  # timings never decide a test
 settings.load_profile("iobench")
@@ -62,7 +63,7 @@ def _no_temporary_files(temporary_directory: Path) -> Iterator[None]:
     before = {*os.listdir(temporary_directory)}
     yield
     left = {*os.listdir(temporary_directory)} - before
-    left = {name for name in left if not name.startswith(_LEFT_BY_KILLED)}
+    left = {name for name in left if not name.startswith(_NOT_OURS)}
     assert not left, f"temporary files were left: {sorted(left)}"
 
 
