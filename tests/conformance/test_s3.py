@@ -44,7 +44,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[LocalS3]:
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize(("server", "options", "checks"), _cases(), indirect=["server"])
+@pytest.mark.parametrize(("server", "options", "checks"), list(_cases()), indirect=["server"])
 def test_s3(checks: tuple[Check, ...], options: dict[str, object], server: LocalS3) -> None:
     """Each claim holds in a bucket."""
     prefix = f"{server.target}/{secrets.token_hex(4)}"

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,20 +67,9 @@ def direct(target: Path) -> None:
 @pytest.fixture
 def run(iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path) -> Command:
     """`iobench run` of the tiny workload, twice, its record in run.jsonl; leaves nothing else."""
-    return _of_the_tiny_workload(iobench_inside, tiny_path, target, tmp_path)
 
-
-@pytest.fixture
-def run_apart(iobench: Command, tiny_path: Path, target: Path, tmp_path: Path) -> Command:
-    """The same in a process of its own, which finds fio on its own PATH."""
-    return _of_the_tiny_workload(iobench, tiny_path, target, tmp_path)
-
-
-def _of_the_tiny_workload(
-    command: Command, tiny_path: Path, target: Path, tmp_path: Path
-) -> Command:
     def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        done = command(
+        done = iobench_inside(
             *("run", "--workload", tiny_path, "--target", target, "--pool", "16MiB"),
             *("--repeat", "2", "-o", tmp_path / "run.jsonl", *arguments),
             **environment,
@@ -89,6 +78,14 @@ def _of_the_tiny_workload(
         return done
 
     return call
+
+
+@pytest.fixture
+def fio_unknown() -> Iterator[None]:
+    """The version of fio is looked up again in this test, and in the next one that needs it."""
+    fio_version.cache_clear()
+    yield
+    fio_version.cache_clear()
 
 
 def document_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -103,9 +100,19 @@ def by_label(document: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 @needs_fio
-def test_every_writer_beside_fio(run_apart: Command, direct: None, tmp_path: Path) -> None:
-    """One JSON document of the promised shape, valid figures, and a record that loads."""
-    document = document_of(run_apart("--writer", WRITERS, "--size", "4MiB", "--format", "json"))
+def test_every_writer_beside_fio(
+    iobench: Command, direct: None, tiny_path: Path, target: Path, tmp_path: Path
+) -> None:
+    """One JSON document of the promised shape, valid figures, and a record that loads.
+
+    In a process of its own, as a user has it; the other tests of this file run in this process.
+    """
+    done = iobench(
+        *("run", tiny_path, "--target", target, "--pool", "16MiB", "--repeat", "2"),
+        *("--writer", WRITERS, "--size", "4MiB", "--format", "json", "-o", tmp_path / "run.jsonl"),
+    )
+    assert os.listdir(target) == []
+    document = document_of(done)
 
     assert set(document) == {
         *("schema", "environment", "workload", "ceiling"),
@@ -200,19 +207,19 @@ def test_without_a_ceiling(run: Command) -> None:
     assert {summary["of_ceiling"] for summary in document["summaries"]} == {None}
 
 
-def test_fio_is_missing(run_apart: Command, tmp_path: Path) -> None:
+def test_fio_is_missing(run: Command, fio_unknown: None, tmp_path: Path) -> None:
     """Without fio on PATH the run goes on, the ceiling not measured, the remedy on stderr."""
     empty = tmp_path / "empty"
     empty.mkdir()
     arguments = ("--writer", "buffered", "--size", "full", "--repeat", "1", "--details")
-    done = run_apart(*arguments, PATH=str(empty))
+    done = run(*arguments, PATH=str(empty))
     assert done.returncode == 0, done.stderr
     assert "ceiling: not measured" in done.stdout
     assert "fio is not installed: apt-get install fio" in done.stderr
 
 
 @needs_fio
-def test_a_fio_that_fails(run_apart: Command, tmp_path: Path) -> None:
+def test_a_fio_that_fails(run: Command, fio_unknown: None, tmp_path: Path) -> None:
     """A broken fio costs the ceiling and nothing else; its words are in the report."""
     program = tmp_path / "bin/fio"
     program.parent.mkdir()
@@ -221,7 +228,7 @@ def test_a_fio_that_fails(run_apart: Command, tmp_path: Path) -> None:
     )
     program.chmod(0o755)
     arguments = ("--writer", "buffered", "--size", "full", "--repeat", "1")
-    done = run_apart(*arguments, PATH=f"{program.parent}:/usr/bin:/bin")
+    done = run(*arguments, PATH=f"{program.parent}:/usr/bin:/bin")
     assert done.returncode == 0, done.stderr
     assert "ceiling: not measured" in done.stdout
     assert "no disk" in done.stdout
@@ -314,7 +321,8 @@ def test_a_dry_run(run: Command, iobench_inside: Command, tiny_path: Path, tmp_p
     words = [line.split()[0] for line in done.stderr.splitlines()]
     assert words == ["workload", "files", "writers", "target", "run", "expected"]
     assert not (tmp_path / "run.jsonl").exists()
-    assert iobench_inside("run", "-w", tiny_path, "--writer", "null", "--dry-run").returncode == 0
+    again = iobench_inside("run", tiny_path, "--writer", "null", "--dry-run", "--no-ceiling")
+    assert again.returncode == 0
     assert os.listdir(tmp_path / "here") == []
 
 
