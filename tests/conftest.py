@@ -31,6 +31,10 @@ NOBODY = 65534  # the user without rights
 # Of multiprocessing and torchrun, removed by their process unless it is killed; torch's cache.
 _NOT_OURS = ("pymp-", "torchelastic_", "torchinductor_")
 
+# Operators that torch compiles, such as DeepSpeed's: scripts/setup builds them here. In the user's
+# cache, which all checkouts share, a build of another environment would begin anew in a test.
+os.environ.setdefault("TORCH_EXTENSIONS_DIR", os.path.join(sys.prefix, "torch_extensions"))
+
 settings.register_profile("iobench", deadline=None)  # timings never decide a test
 settings.load_profile("iobench")
 
