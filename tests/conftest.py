@@ -1,8 +1,9 @@
-"""What all tests share: real file systems to try things on."""
+"""What all tests share: a temporary directory, real file systems, and the command."""
 
 from __future__ import annotations
 
 import gc
+import io
 import os
 import shutil
 import signal
@@ -12,13 +13,14 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import FrameType
 
 import pytest
 from hypothesis import settings
 
+from iobench.cli.main import run as run_command
 from iobench.units import MIB
 from iobench.writers.blocks.channel import Channel
 
@@ -26,17 +28,47 @@ _MKFS = {"ext4": ("-m", "0"), "xfs": (), "btrfs": ()}  # no room kept for root, 
 _NEEDS = {"fuse": "bindfs", **{kind: f"mkfs.{kind}" for kind in _MKFS}}
 
 NOBODY = 65534  # the user without rights
+# Of multiprocessing and torchrun, removed by their process unless it is killed; torch's cache.
+_NOT_OURS = ("pymp-", "torchelastic_", "torchinductor_")
+
+# Operators that torch compiles, such as DeepSpeed's: scripts/setup builds them here. In the user's
+# cache, which all checkouts share, a build of another environment would begin anew in a test.
+os.environ.setdefault("TORCH_EXTENSIONS_DIR", os.path.join(sys.prefix, "torch_extensions"))
 
 settings.register_profile("iobench", deadline=None)  # timings never decide a test
 settings.load_profile("iobench")
 
 MakeFilesystem = Callable[..., Path]
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def pytest_collection_finish() -> None:
     """Have no later collection look at modules and tests: with torch each takes 0.1 s otherwise."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Directory for the temporary files of all tests and of their children; like /tmp, it is open
+    to every user. It is removed at the end, with what killed children left in it."""
+    tmp_path_factory.getbasetemp()  # that of tmp_path stays where pytest keeps it
+    with tempfile.TemporaryDirectory(prefix="iobench-tests-") as name:
+        os.chmod(name, 0o1777)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TMPDIR", name)
+            patch.setattr(tempfile, "tempdir", name)
+            yield Path(name)
+
+
+@pytest.fixture(autouse=True)
+def _no_temporary_files(temporary_directory: Path) -> Iterator[None]:
+    """Fail a test that leaves temporary files behind, itself or in a child process."""
+    before = {*os.listdir(temporary_directory)}
+    yield
+    left = {*os.listdir(temporary_directory)} - before
+    left = {name for name in left if not name.startswith(_NOT_OURS)}
+    assert not left, f"temporary files were left: {sorted(left)}"
 
 
 def _run(*command: str | Path) -> str:
@@ -226,3 +258,71 @@ def _impatient(event: threading.Event) -> Iterator[None]:
         left.set()
         done.wait(10)
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """The empty directory in which commands run."""
+    made = tmp_path / "here"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def iobench(here: Path) -> Command:
+    """Runs `iobench` with the given arguments, by default in an empty directory."""
+
+    def run(
+        *arguments: str | Path, cwd: Path = here, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-W", "error::ResourceWarning", "-m", "iobench", *arguments],
+            cwd=cwd,
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def iobench_inside(here: Path) -> Command:
+    """The same command in this process, where torch is imported already and has one thread.
+
+    A process of its own takes 1 to 3 s, most of it for imports. It is needed where a test is about
+    signals, a terminal, or what is imported. Nothing waits for an idle device between samples here.
+    """
+    import torch
+
+    from iobench.bench.targets import directory
+
+    def run(
+        *arguments: str | Path, cwd: Path = here, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        stdout, stderr = io.StringIO(), io.StringIO()
+        asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+        handlers = [signal.getsignal(number) for number in asked]
+        threads = torch.get_num_threads()
+        try:
+            torch.set_num_threads(1)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(sys, "argv", ["iobench", *map(str, arguments)])
+                patch.setattr(directory, "settle", lambda *_: None)
+                patch.chdir(cwd)
+                for name, value in environment.items():
+                    patch.setenv(name, value)
+                with redirect_stdout(stdout), redirect_stderr(stderr):
+                    run_command()
+        except SystemExit as ended:
+            code = ended.code or 0
+        finally:
+            torch.set_num_threads(threads)
+            for number, handler in zip(asked, handlers, strict=True):
+                signal.signal(number, handler)
+        assert isinstance(code, int)
+        return subprocess.CompletedProcess(sys.argv, code, stdout.getvalue(), stderr.getvalue())
+
+    return run

@@ -22,6 +22,15 @@ __all__ = ["Bucket", "LocalS3", "local_s3", "moto_s3"]
 
 _T = TypeVar("_T")
 
+# The server writes the headers and the body of an answer on their own. Nagle's algorithm would hold
+# each body back until the client acknowledges the headers, which takes 40 ms.
+_MOTO = """
+from socketserver import StreamRequestHandler
+StreamRequestHandler.disable_nagle_algorithm = True
+from moto.server import main
+main()
+"""
+
 
 @contextmanager
 def moto_s3() -> Iterator[LocalS3]:
@@ -34,7 +43,7 @@ def moto_s3() -> Iterator[LocalS3]:
         raise UnavailableError("moto", "it is not installed.", "Type: pip install 'moto[server]'.")
 
     def command(port: int, directory: Path) -> list[str]:  # noqa: ARG001 -- keeps no files
-        return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        return [sys.executable, "-c", _MOTO, "-H", "127.0.0.1", "-p", str(port)]
 
     with run_server(command) as server:
         yield server

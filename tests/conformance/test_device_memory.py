@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.check_groups import check_groups, run_checks
 from support.fake_device import FakeDevice, on_device
 
-from iobench.testing import Bucket, Check, local_s3, writer_checks
+from iobench.testing import Bucket, Check, local_s3
 from iobench.writers import registry
 
 _SETTINGS: dict[str, dict[str, object]] = {
@@ -34,14 +35,14 @@ def _cases() -> Iterator[object]:
         stores = registry.writer_class(name).stores
         for mixed in (False, True) if name in _MIXED and options is _SETTINGS[name] else (False,):
             shown = ",".join([name, *(f"{k}={v}" for k, v in options.items())])
-            for item in writer_checks(stores=stores):
+            for group, checks in check_groups(stores=stores).items():
                 where = "mixed" if mixed else "device"
-                yield pytest.param(item, name, options, mixed, id=f"{shown}-{where}-{item}")
+                yield pytest.param(checks, name, options, mixed, id=f"{shown}-{where}-{group}")
 
 
-@pytest.mark.parametrize(("item", "name", "options", "mixed"), list(_cases()))
+@pytest.mark.parametrize(("checks", "name", "options", "mixed"), list(_cases()))
 def test_files(
-    item: Check, name: str, options: dict[str, object], mixed: bool, tmp_path: Path
+    checks: tuple[Check, ...], name: str, options: dict[str, object], mixed: bool, tmp_path: Path
 ) -> None:
     """Each claim holds for device memory; every copy uses pinned memory, and none is left over."""
     device = FakeDevice()
@@ -49,7 +50,10 @@ def test_files(
     answer = make().available(tmp_path)
     if not answer.ok:
         pytest.skip(f"{answer.reason} {answer.remedy}")
-    item(make, tmp_path)
+    run_checks(checks, make, lambda _: tmp_path, lambda: _expect_none_left(device))
+
+
+def _expect_none_left(device: FakeDevice) -> None:
     assert not device.pending
     assert not device.pageable
 
@@ -60,11 +64,11 @@ def bucket() -> Iterator[str]:
         yield server.target
 
 
-@pytest.mark.parametrize("item", [pytest.param(item, id=str(item)) for item in writer_checks()])
-def test_buckets(item: Check, bucket: str) -> None:
+@pytest.mark.parametrize("checks", check_groups().values(), ids=check_groups())
+def test_buckets(checks: tuple[Check, ...], bucket: str) -> None:
     """The same for `s3`, with parts of 5 MiB."""
     device = FakeDevice()
     kind = on_device(registry.writer_class("s3"), device, mixed=True)
-    item(functools.partial(kind, part_size="5MiB"), Bucket(f"{bucket}/device/{item}"))
-    assert not device.pending
-    assert not device.pageable
+    make = functools.partial(kind, part_size="5MiB")
+    target = lambda check: Bucket(f"{bucket}/device/{check}")  # noqa: E731
+    run_checks(checks, make, target, lambda: _expect_none_left(device))

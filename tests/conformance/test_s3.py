@@ -7,9 +7,10 @@ import secrets
 from collections.abc import Iterator
 
 import pytest
+from support.check_groups import GROUPS, check_groups, run_checks
 
 from iobench.errors import UnavailableError
-from iobench.testing import Bucket, Check, LocalS3, local_s3, moto_s3, writer_checks
+from iobench.testing import Bucket, Check, LocalS3, local_s3, moto_s3
 from iobench.writers import registry
 
 _SETTINGS = (
@@ -18,13 +19,19 @@ _SETTINGS = (
     {"checksum": "none", "addressing_style": "path"},
 )
 _SERVERS = {"rclone": local_s3, "moto": moto_s3}
-_CASES = [
-    pytest.param(server, options, id=",".join([server, *(f"{k}={v}" for k, v in options.items())]))
-    for server in _SERVERS
-    for options in _SETTINGS
-    # moto returns a CRC32C for multipart objects that does not match their bytes.
-    if (server, options.get("checksum")) != ("moto", "crc32c")
-]
+_OF_OTHERS = ("bytes", "reads", "streams", "failures")
+"""Groups of checks with the second and third setting; the first one runs all groups."""
+
+
+def _cases() -> Iterator[object]:
+    for server in _SERVERS:
+        for number, options in enumerate(_SETTINGS):
+            # moto returns a CRC32C for multipart objects that does not match their bytes.
+            if (server, options.get("checksum")) == ("moto", "crc32c"):
+                continue
+            shown = ",".join([server, *(f"{k}={v}" for k, v in options.items())])
+            for group, checks in check_groups(groups=_OF_OTHERS if number else GROUPS).items():
+                yield pytest.param(server, options, checks, id=f"{shown}-{group}")
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +44,10 @@ def server(request: pytest.FixtureRequest) -> Iterator[LocalS3]:
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize(("server", "options"), _CASES, indirect=["server"])
-@pytest.mark.parametrize("item", writer_checks(), ids=str)
-def test_s3(item: Check, options: dict[str, object], server: LocalS3) -> None:
+@pytest.mark.parametrize(("server", "options", "checks"), list(_cases()), indirect=["server"])
+def test_s3(checks: tuple[Check, ...], options: dict[str, object], server: LocalS3) -> None:
     """Each claim holds in a bucket."""
+    prefix = f"{server.target}/{secrets.token_hex(4)}"
+    make = functools.partial(registry.make, "s3", **options)
     with server.active():
-        prefix = Bucket(f"{server.target}/{item.name}-{secrets.token_hex(4)}")
-        item(functools.partial(registry.make, "s3", **options), prefix)
+        run_checks(checks, make, lambda check: Bucket(f"{prefix}/{check}"))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.check_groups import check_groups, run_checks
 
 from iobench.bench.targets.instruments import Instruments
 from iobench.environment import DeviceMonitor
@@ -176,6 +177,24 @@ def test_storage_checks_refuse_a_writer_that_stores_nothing(tmp_path: Path) -> N
     """A check of stored bytes does not silently pass for a writer that stores none."""
     with pytest.raises(AssertionError, match="does not apply to 'null'"):
         _CHECKS["nested_paths"](NullWriter, tmp_path)
+
+
+def test_every_check_is_in_a_group() -> None:
+    """The groups, in which other tests run the suite, leave no check out."""
+    for stores in (True, False):
+        grouped = [item for checks in check_groups(stores=stores).values() for item in checks]
+        assert grouped == writer_checks(stores=stores)
+
+
+def test_a_group_reports_every_check_that_fails(tmp_path: Path) -> None:
+    """The error has each failed check with its claim; the checks after the first run too."""
+    checks = [_CHECKS[name] for name in ("nested_paths", "missing_file", "partial_reads")]
+    calls: list[int] = []
+    with pytest.raises(ExceptionGroup, match="nested_paths, partial_reads") as caught:
+        run_checks(checks, _LeavesAFile, lambda _: tmp_path, lambda: calls.append(1))
+    for error, name in zip(caught.value.exceptions, ("nested_paths", "partial_reads"), strict=True):
+        assert _CHECKS[name].claim in error.__notes__[0]
+    assert len(calls) == 1
 
 
 def test_every_check_has_a_claim() -> None:

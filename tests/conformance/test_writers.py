@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
+from support.check_groups import GROUPS, check_groups, run_checks
 
-from iobench.testing import (
-    Check,
-    check_contract,
-    check_durability,
-    check_torch,
-    writer_checks,
-)
+from iobench.testing import Check
 from iobench.writers import registry
+from iobench.writers.base import Writer
 
 _SETTINGS = {
     "buffered": (
@@ -80,21 +76,22 @@ _ELSEWHERE = {
 }
 
 
-_ONLY_FIRST = {*vars(check_torch), *vars(check_contract), *vars(check_durability)}
+_OF_OTHERS = ("bytes", "memory", "reads", "streams", "failures")
 
 
 def _cases(
-    settings: dict[str, tuple[dict[str, object], ...]], only_first: Collection[str] = ()
+    settings: dict[str, tuple[dict[str, object], ...]], of_others: Iterable[str] = GROUPS
 ) -> list[object]:
+    """Each group of checks with the first setting of each writer; `of_others` with the others."""
     cases = []
     for name, several in settings.items():
         stores = registry.writer_class(name).stores
         for number, options in enumerate(several):
             shown = ",".join([name, *(f"{k}={v}" for k, v in options.items())])
+            groups = check_groups(stores=stores, groups=of_others if number else GROUPS)
             cases += [
-                pytest.param(item, name, options, id=f"{shown}-{item}")
-                for item in writer_checks(stores=stores)
-                if number == 0 or item.name not in only_first
+                pytest.param(checks, name, options, id=f"{shown}-{group}")
+                for group, checks in groups.items()
             ]
     return cases
 
@@ -104,23 +101,24 @@ def test_no_writer_is_forgotten() -> None:
     assert set(_SETTINGS) == set(registry.names())
 
 
-@pytest.mark.parametrize(("item", "name", "options"), _cases(_SETTINGS))
-def test_here(item: Check, name: str, options: dict[str, object], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("checks", "name", "options"), _cases(_SETTINGS))
+def test_here(
+    checks: tuple[Check, ...], name: str, options: dict[str, object], tmp_path: Path
+) -> None:
     """Each claim holds on the file system of the temporary directory."""
-    make = functools.partial(registry.make, name, **options)
-    _require(make, tmp_path)
-    item(make, tmp_path)
+    _run(checks, functools.partial(registry.make, name, **options), tmp_path)
 
 
-@pytest.mark.parametrize(("item", "name", "options"), _cases(_ELSEWHERE, _ONLY_FIRST))
-def test_mounted(item: Check, name: str, options: dict[str, object], mounted: Path) -> None:
+@pytest.mark.parametrize(("checks", "name", "options"), _cases(_ELSEWHERE, _OF_OTHERS))
+def test_mounted(
+    checks: tuple[Check, ...], name: str, options: dict[str, object], mounted: Path
+) -> None:
     """Each claim holds on every kind of file system that is available here."""
-    make = functools.partial(registry.make, name, **options)
-    _require(make, mounted)
-    item(make, mounted)
+    _run(checks, functools.partial(registry.make, name, **options), mounted)
 
 
-def _require(make, directory: Path) -> None:
+def _run(checks: tuple[Check, ...], make: Callable[[], Writer], directory: Path) -> None:
     answer = make().available(directory)
     if not answer.ok:
         pytest.skip(f"{answer.reason} {answer.remedy}")
+    run_checks(checks, make, lambda _: directory)

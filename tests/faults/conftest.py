@@ -117,6 +117,7 @@ def writer(server: ScriptedS3) -> Iterator[S3Writer]:
         part_size="5MiB",
         threads=2,
         max_attempts=4,
+        connect_timeout_s=2,  # also the timeout of a request's body
         read_timeout_s=2,
     )
     yield made

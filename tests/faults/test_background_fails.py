@@ -186,6 +186,7 @@ def test_collected_in_its_own_worker(
         return result
 
     write, storage.write = storage.write, collecting  # type: ignore[method-assign]
+    before = {*threading.enumerate()}  # also the one of pytest-timeout
     gc.disable()
     try:
         with Footprint.unchanged():
@@ -193,12 +194,14 @@ def test_collected_in_its_own_worker(
             stream.cycle = stream
             stream.write(_DATA[:_BLOCK])
             assert storage.waits.wait(_SOON_S)
-            threads = [t for t in threading.enumerate() if t is not threading.main_thread()]
+            threads = {*threading.enumerate()} - before
+            assert threads
             del stream
             storage.go_on.set()
             assert written.wait(_SOON_S)
             for thread in threads:
                 thread.join(_SOON_S)
+                assert not thread.is_alive()
     finally:
         gc.enable()
     assert os.listdir(tmp_path) == []

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -135,23 +135,19 @@ def test_checkpoints(server: LocalS3, kills: dict[str, int]) -> None:
     assert len(met) >= 4
 
 
-def _iobench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "iobench", *arguments], capture_output=True, text=True, check=False
-    )
-
-
-def test_abort_uploads(server: LocalS3) -> None:
+def test_abort_uploads(
+    server: LocalS3, iobench_inside: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
     """The command lists what a killed save left and aborts it; no object is touched."""
     target = f"{server.target}/aborted"
     seen = _Seen(target)
     with killed_saves("s3", _OPTIONS, target, how="write", size_bytes=_SIZE) as saves:
         saves.save(1)
         saves.kill(2, phase="upload", entry=1)
-    listed = _iobench("s3", "list-uploads", target)
+    listed = iobench_inside("s3", "list-uploads", target)
     assert listed.returncode == 0, listed.stderr
     assert len(listed.stdout.splitlines()) == 1
-    aborted = _iobench("s3", "abort-uploads", target)
+    aborted = iobench_inside("s3", "abort-uploads", target)
     assert aborted.returncode == 0, aborted.stderr
     assert aborted.stdout == f"aborted {target}/model\n"
     assert server.secret_key not in listed.stderr + aborted.stderr

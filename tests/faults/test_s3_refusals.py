@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from support.scripted_s3 import answer
 
@@ -65,7 +62,7 @@ def test_refusals(
         (None, 3, "no credentials were found (NoCredentialsError). Set AWS_PROFILE"),
     ],
 )
-def test_at_the_command_line(server, fault, exit_code, says, monkeypatch) -> None:
+def test_at_the_command_line(server, iobench_inside, fault, exit_code, says, monkeypatch) -> None:
     """`iobench run` says it in one line, with the exit code of that kind of error."""
     if fault is None:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
@@ -73,10 +70,7 @@ def test_at_the_command_line(server, fault, exit_code, says, monkeypatch) -> Non
     else:
         server.fail("create", fault, times=99)
     writer = f"s3,endpoint_url={server.endpoint_url},addressing_style=path"
-    command = ("run", "--workload", "llama7b", "--writer", writer, "--target", _TARGET)
-    done = subprocess.run(
-        [sys.executable, "-m", "iobench", *command], capture_output=True, text=True, check=False
-    )
+    done = iobench_inside("run", "--workload", "llama7b", "--writer", writer, "--target", _TARGET)
     assert (done.returncode, done.stdout) == (exit_code, "")
     assert done.stderr.count("\n") == 1, done.stderr
     assert says in done.stderr
@@ -96,12 +90,9 @@ def test_an_endpoint_that_nobody_answers(writer, server, expect_no_secret) -> No
         nobody.require(_TARGET)
 
 
-def test_uploads_of_an_endpoint_that_nobody_answers(server) -> None:
+def test_uploads_of_an_endpoint_that_nobody_answers(server, iobench_inside) -> None:
     """The commands that list and abort say the same."""
-    command = ("s3", "abort-uploads", _TARGET, "--endpoint-url", "http://127.0.0.1:9")
-    done = subprocess.run(
-        [sys.executable, "-m", "iobench", *command], capture_output=True, text=True, check=False
-    )
+    done = iobench_inside("s3", "abort-uploads", _TARGET, "--endpoint-url", "http://127.0.0.1:9")
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.count("\n") == 1, done.stderr
     assert "AWS_ENDPOINT_URL_S3" in done.stderr

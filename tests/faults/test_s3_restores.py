@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -152,19 +150,14 @@ def test_another_header_than_was_looked_at(server, writer) -> None:
         safetensors.load("model", _TARGET, writer)
 
 
-def test_changed_at_the_command_line(server) -> None:
+def test_changed_at_the_command_line(server, iobench_inside) -> None:
     """`iobench run` ends with one line and exit code 4, and nothing is left in the bucket."""
     server.fail("get", answer(412, "PreconditionFailed"), times=99, after=1)
     writer = f"s3,endpoint_url={server.endpoint_url},addressing_style=path"
     workload = Path(__file__).parents[1] / "integration" / "tiny.yaml"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "iobench", "run", "--workload", str(workload)),
-            *("--writer", writer, "--target", _TARGET, "--repeat", "1", "--pool", "32MiB"),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
+    done = iobench_inside(
+        *("run", "--workload", workload, "--writer", writer, "--target", _TARGET),
+        *("--repeat", "1", "--pool", "32MiB"),
     )
     assert done.returncode == 4, done.stderr
     assert done.stderr.splitlines()[-1].startswith("iobench: s3://bucket/run/")

@@ -21,7 +21,7 @@ def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1])
 
-state = {"model": {str(i): torch.zeros(20_000) for i in range(50)}, "step": 0}
+state = {"model": {str(i): torch.zeros(20_000) for i in range(10)}, "step": 0}
 lazy = sys.argv[2] == "lazy"
 ckpt = Checkpointer(sys.argv[1], writer="hybrid", slots=3, keep=KeepLast(2), lazy=lazy)
 for step in range(int(sys.argv[3])):

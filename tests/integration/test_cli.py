@@ -64,19 +64,9 @@ _PLAN = re.compile(r"(workload|scaled|files|writers|target|run) +|\d+ \w+ (save|
 
 @pytest.fixture
 def refused(
-    iobench_inside: Command,
-    tiny_path: Path,
-    target: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    iobench_inside: Command, here: Path, tiny_path: Path, target: Path, tmp_path: Path
 ) -> Command:
-    """`iobench run` that must fail without touching target, results or the current directory.
-
-    In this process, which has imported torch: 30 processes would do that for a minute.
-    """
-    here = tmp_path / "here"
-    here.mkdir()
-    monkeypatch.chdir(here)
+    """`iobench run` that must fail without touching target, results or the current directory."""
 
     def call(code: int, *arguments: str | Path, words: tuple[str, ...] = ()) -> str:
         options = {"-w": tiny_path, "--target": target, "-o": tmp_path / "run.jsonl"}
@@ -95,9 +85,9 @@ def refused(
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_help_of_every_verb(iobench: Command, verb: str) -> None:
+def test_help_of_every_verb(iobench_inside: Command, verb: str) -> None:
     """`-h` is on stdout, names its verb, and ends well."""
-    done = iobench(*verb.split(), "-h")
+    done = iobench_inside(*verb.split(), "-h")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"iobench {verb}" in done.stdout
 
@@ -111,9 +101,9 @@ def test_help_lists_the_verbs(iobench: Command) -> None:
 
 
 @pytest.mark.parametrize("arguments", [(), ("workloads",)])
-def test_no_arguments_give_help(iobench: Command, arguments: tuple[str, ...]) -> None:
+def test_no_arguments_give_help(iobench_inside: Command, arguments: tuple[str, ...]) -> None:
     """Without a verb the help is printed, and the exit code is that of a usage error."""
-    done = iobench(*arguments)
+    done = iobench_inside(*arguments)
     assert done.returncode == 2
     assert "Commands:" in done.stdout + done.stderr
 
@@ -175,38 +165,38 @@ def test_what_answers_at_once_imports_nothing_heavy(arguments: list[str], tmp_pa
     assert done.stdout.split() == []
 
 
-def test_workloads_list(iobench: Command) -> None:
+def test_workloads_list(iobench_inside: Command) -> None:
     """Every named workload is in the table and in the document, with its bytes."""
-    document = json.loads(iobench("workloads", "list", "--format", "json").stdout)
+    document = json.loads(iobench_inside("workloads", "list", "--format", "json").stdout)
     assert document["schema"] == "iobench.workloads/1"
     named = {one["name"]: one for one in document["workloads"]}
     assert named["llama7b"]["rank_bytes"] > 70 * GIB
-    table = iobench("workloads", "list").stdout
+    table = iobench_inside("workloads", "list").stdout
     assert [line.split()[0] for line in table.splitlines()[2:]] == list(named)
 
 
-def test_workloads_show(iobench: Command, tiny_path: Path) -> None:
+def test_workloads_show(iobench_inside: Command, tiny_path: Path) -> None:
     """Facts, files and tensors of a rank, as text and as a document that agree."""
-    facts = iobench("workloads", "show", "llama7b").stdout
+    facts = iobench_inside("workloads", "show", "llama7b").stdout
     assert "step time  3.87 s on 8 H100" in facts
     assert "model.safetensors" not in facts
-    files = iobench("workloads", "show", tiny_path, "--rank", "1", "--files").stdout
+    files = iobench_inside("workloads", "show", tiny_path, "--rank", "1", "--files").stdout
     assert "rng_state_1.pth" in files
-    tensors = iobench("workloads", "show", tiny_path, "--tensors").stdout
+    tensors = iobench_inside("workloads", "show", tiny_path, "--tensors").stdout
     assert "model.layers.1.mlp.up_proj.weight" in tensors
-    done = iobench("workloads", "show", tiny_path, "--tensors", "--format", "json")
+    done = iobench_inside("workloads", "show", tiny_path, "--tensors", "--format", "json")
     document = json.loads(done.stdout)
     assert document["schema"] == "iobench.workload/1"
     assert sum(file["bytes"] for file in document["files"]) == document["rank_bytes"]
     weights = next(file for file in document["files"] if file["path"] == "model.safetensors")
     assert len(weights["tensors"]) == weights["tensor_count"] > 10
-    plain = json.loads(iobench("workloads", "show", tiny_path, "--format", "json").stdout)
+    plain = json.loads(iobench_inside("workloads", "show", tiny_path, "--format", "json").stdout)
     assert plain["files"] is None
 
 
-def test_writers(iobench: Command, target: Path) -> None:
+def test_writers(iobench_inside: Command, target: Path) -> None:
     """Every writer with its options and whether it works there, as text and as a document."""
-    document = json.loads(iobench("writers", "--target", target, "--format", "json").stdout)
+    document = json.loads(iobench_inside("writers", "--target", target, "--format", "json").stdout)
     listed = {one["name"]: one for one in document["writers"]}
     assert {"null", "buffered", "uncached", "odirect"} <= set(listed)
     assert listed["buffered"]["available"]
@@ -217,24 +207,24 @@ def test_writers(iobench: Command, target: Path) -> None:
     assert peers["peer:torch-save"]["available"]
     assert not peers["peer:obstore"]["available"]
     assert "s3://bucket/prefix" in peers["peer:obstore"]["remedy"]
-    table = iobench("writers", "--target", target).stdout
+    table = iobench_inside("writers", "--target", target).stdout
     assert re.search(r"^buffered +yes ", table, re.MULTILINE)
     assert re.search(r"^peer:dcp +yes ", table, re.MULTILINE)
     assert os.listdir(target) == []
 
 
-def test_show_of_the_example(iobench: Command) -> None:
+def test_show_of_the_example(iobench_inside: Command) -> None:
     """A record of schema 1 prints its table."""
-    done = iobench("show", EXAMPLE)
+    done = iobench_inside("show", EXAMPLE)
     assert done.returncode == 0
     assert "GiB/s" in done.stdout
 
 
-def test_show_of_a_run_that_was_killed(iobench: Command, tmp_path: Path) -> None:
+def test_show_of_a_run_that_was_killed(iobench_inside: Command, tmp_path: Path) -> None:
     """Without an end record what there is is shown, with a warning."""
     path = tmp_path / "killed.jsonl"
     path.write_text("".join(EXAMPLE.read_text().splitlines(keepends=True)[:-1]))
-    done = iobench("show", path)
+    done = iobench_inside("show", path)
     assert done.returncode == 0
     assert "GiB/s" in done.stdout
     assert "has no end" in done.stderr
@@ -394,16 +384,16 @@ def test_a_rank_that_writes_nothing(refused: Command) -> None:
 
 
 @pytest.mark.parametrize("verb", ["rnu", "workload\x1b[2J"])
-def test_an_unknown_verb(iobench: Command, verb: str) -> None:
+def test_an_unknown_verb(iobench_inside: Command, verb: str) -> None:
     """One line that names it and the help, and commands no terminal."""
     shown = verb.replace("\x1b", r"\x1b")
-    check(iobench(verb), 2, f"No such command '{shown}'", "--help")
+    check(iobench_inside(verb), 2, f"No such command '{shown}'", "--help")
 
 
-def test_arguments_that_are_missing(iobench: Command) -> None:
+def test_arguments_that_are_missing(iobench_inside: Command) -> None:
     """The message names the missing argument and the command's help."""
-    check(iobench("show"), 2, "Missing argument 'path'; see iobench show --help")
-    check(iobench("workloads", "show"), 2, "Missing argument")
+    check(iobench_inside("show"), 2, "Missing argument 'path'; see iobench show --help")
+    check(iobench_inside("workloads", "show"), 2, "Missing argument")
 
 
 @pytest.mark.parametrize(
@@ -467,12 +457,12 @@ def test_a_workload_file_of_noise(refused: Command, tmp_path: Path) -> None:
 
 
 def test_an_output_file_that_exists(
-    iobench: Command, tiny_path: Path, target: Path, tmp_path: Path
+    iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path
 ) -> None:
     """A record is never overwritten: the run does not begin."""
     path = tmp_path / "mine.jsonl"
     path.write_text("mine")
-    done = iobench(
+    done = iobench_inside(
         *("run", "-w", tiny_path, "--target", target, "--no-ceiling", "--writer", "buffered"),
         *("--size", "full", "-o", path),
     )
@@ -521,22 +511,15 @@ def test_a_working_directory_that_is_read_only(
         ),
         (("reproduce", "async"), 1, "run it where results/ can be created"),
     )
-    with (
-        mounted(tmp_path / "ro", "-t", "tmpfs", "-o", "ro,size=16m", "tmpfs") as place,
-        pytest.MonkeyPatch.context() as patch,  # leaves the directory before it is unmounted
-    ):
-        patch.chdir(place)
+    with mounted(tmp_path / "ro", "-t", "tmpfs", "-o", "ro,size=16m", "tmpfs") as place:
         for arguments, code, words in cases:
-            check(iobench_inside(*arguments, "--target", target), code, words)
+            check(iobench_inside(*arguments, "--target", target, cwd=place), code, words)
     assert os.listdir(target) == []
 
 
-def test_a_run_without_arguments(
-    iobench_inside: Command, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_without_arguments(iobench_inside: Command, target: Path) -> None:
     """The workload llama7b, by the default writers, here; a directory without results/ too."""
-    monkeypatch.chdir(target)
-    done = iobench_inside("run", "--dry-run", "--size", "700MiB", "--no-ceiling")
+    done = iobench_inside("run", "--dry-run", "--size", "700MiB", "--no-ceiling", cwd=target)
     assert done.returncode == 0
     assert "workload  llama7b, rank 0" in done.stderr
     assert "writers   buffered, uncached, odirect" in done.stderr
@@ -580,18 +563,18 @@ def test_doctor_strict(iobench_inside: Command, target: Path) -> None:
     ids=["missing", "empty", "noise", "foreign", "csv", "truncated", "newer", "headless"],
 )
 def test_damaged_result_files(
-    iobench: Command, tmp_path: Path, content: bytes | None, words: tuple[str, ...]
+    iobench_inside: Command, tmp_path: Path, content: bytes | None, words: tuple[str, ...]
 ) -> None:
     """A file that cannot be shown is refused in one line that says where and why."""
     path = tmp_path / "results.jsonl"
     if content is not None:
         path.write_bytes(content)
-    check(iobench("show", path), 1, "results.jsonl", *words)
+    check(iobench_inside("show", path), 1, "results.jsonl", *words)
 
 
-def test_a_directory_as_result_file(iobench: Command, tmp_path: Path) -> None:
+def test_a_directory_as_result_file(iobench_inside: Command, tmp_path: Path) -> None:
     """A directory is no result file."""
-    check(iobench("show", tmp_path), 1, "cannot be read")
+    check(iobench_inside("show", tmp_path), 1, "cannot be read")
 
 
 # Targets that cannot be used.
@@ -666,10 +649,10 @@ def test_a_directory_that_is_too_small(refused: Command, tmp_path: Path) -> None
 
 
 @pytest.mark.root
-def test_no_room_at_all(iobench: Command, tiny_path: Path, tmp_path: Path) -> None:
+def test_no_room_at_all(iobench_inside: Command, tiny_path: Path, tmp_path: Path) -> None:
     """Without a size, too, a full file system is refused."""
     with mounted(tmp_path / "full", "-t", "tmpfs", "-o", "size=8m", "tmpfs") as place:
-        done = iobench("run", "-w", tiny_path, "--target", place, "--writer", "buffered")
+        done = iobench_inside("run", "-w", tiny_path, "--target", place, "--writer", "buffered")
         check(done, 2, "no space is left")
         assert os.listdir(place) == []
 

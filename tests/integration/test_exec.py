@@ -383,10 +383,10 @@ def test_a_python_without_iobench(run: Run, reported: Callable[[], dict[str, Any
     ids=str,
 )
 def test_commands_that_cannot_be_meant(
-    arguments: tuple[str, ...], code: int, words: str, iobench: Run
+    arguments: tuple[str, ...], code: int, words: str, iobench_inside: Run
 ) -> None:
     """One line on stderr, and the script does not run."""
-    done = iobench("exec", *arguments)
+    done = iobench_inside("exec", *arguments)
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.count("\n") == 1
     assert words in done.stderr

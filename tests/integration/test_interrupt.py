@@ -147,17 +147,17 @@ def test_one_signal_is_enough(
 ) -> None:
     """One Ctrl-C or SIGTERM, whatever is going on, ends the run and removes everything."""
     ceiling = "--ceiling" if moment is in_fio else "--no-ceiling"
-    process = start("--writer", "odirect", ceiling)
+    process = start("--writer", "odirect,threads=4", ceiling)
     wait_for(lambda: moment(target), process)
     process.send_signal(number)
     check_interrupted(process, target, tmp_path / "run.jsonl")
 
 
-@pytest.mark.parametrize("writer", ["buffered", "uncached,threads=4", "odirect,threads=4"])
+@pytest.mark.parametrize("writer", ["buffered", "uncached,threads=4"])
 def test_every_writer_can_be_interrupted(
     start: Callable[..., Run], target: Path, tmp_path: Path, writer: str
 ) -> None:
-    """Threads that write in the background end with the run."""
+    """Threads that write in the background end with the run; those of odirect do above."""
     process = start("--writer", writer, "--no-ceiling")
     wait_for(lambda: in_save(target), process)
     process.send_signal(signal.SIGINT)
@@ -283,7 +283,11 @@ def test_nohup_is_honoured(iobench: Command, tiny_path: Path, target: Path, tmp_
 
 
 def test_a_killed_runs_files_go_with_the_next_run(
-    start: Callable[..., Run], iobench: Command, tiny_path: Path, target: Path, tmp_path: Path
+    start: Callable[..., Run],
+    iobench_inside: Command,
+    tiny_path: Path,
+    target: Path,
+    tmp_path: Path,
 ) -> None:
     """kill -9 leaves a directory and a record without end; the next run clears the one away."""
     process = start("--writer", "buffered", "--no-ceiling")
@@ -292,10 +296,10 @@ def test_a_killed_runs_files_go_with_the_next_run(
     process.communicate()
     (left,) = target.iterdir()
     assert left.name.startswith(PREFIX)
-    shown = iobench("show", tmp_path / "run.jsonl")
+    shown = iobench_inside("show", tmp_path / "run.jsonl")
     assert shown.returncode == 0
     assert "the run was killed or is still running" in shown.stderr
-    done = iobench(
+    done = iobench_inside(
         *("run", "-w", tiny_path, "--target", target, "--writer", "buffered", "--size", "full"),
         *("--no-ceiling", "--repeat", "1", "-o", tmp_path / "next.jsonl"),
     )
@@ -304,12 +308,16 @@ def test_a_killed_runs_files_go_with_the_next_run(
 
 
 def test_two_runs_at_once(
-    start: Callable[..., Run], iobench: Command, tiny_path: Path, target: Path, tmp_path: Path
+    start: Callable[..., Run],
+    iobench_inside: Command,
+    tiny_path: Path,
+    target: Path,
+    tmp_path: Path,
 ) -> None:
     """A run does not take a live run's files for a killed one's."""
     process = start("--writer", "buffered", "--no-ceiling")
     wait_for(lambda: in_restore(target), process)
-    done = iobench(
+    done = iobench_inside(
         *("run", "-w", tiny_path, "--target", target, "--writer", "buffered", "--size", "full"),
         *("--no-ceiling", "--repeat", "1", "-o", tmp_path / "other.jsonl"),
     )

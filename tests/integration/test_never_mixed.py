@@ -50,7 +50,7 @@ class _Delayed(BufferedWriter):
 
     def _pause(self) -> None:
         # Yielding to the trainer matters, not how long: it runs until it gives way.
-        deadline = self._random.choice((0, 0, 50, 500))
+        deadline = self._random.choice((0, 0, 20, 100))
         for _ in range(deadline):
             np.random.default_rng(0)
 

@@ -85,7 +85,7 @@ def check_samples(record: ResultFile) -> None:
 
 
 def test_processes_side_by_side(
-    iobench: Command, tiny_path: Path, target: Path, tmp_path: Path
+    iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path
 ) -> None:
     """One and two processes in one run: twice the bytes and proofs, both ends shown."""
     arguments = ("run", "-w", tiny_path, "--target", target, "--writer", "buffered,peer:torch-save")
@@ -99,7 +99,7 @@ def test_processes_side_by_side(
         "--size",
         "full",
     )
-    done = iobench(*arguments, *more, "--no-ceiling", "-o", tmp_path / "run.jsonl")
+    done = iobench_inside(*arguments, *more, "--no-ceiling", "-o", tmp_path / "run.jsonl")
     assert done.returncode == 0, done.stderr
     assert os.listdir(target) == []
     assert "first done (s)" in done.stdout
@@ -114,19 +114,19 @@ def test_processes_side_by_side(
             assert one.bytes == 2 * single.bytes
             if one.verified and single.verified:
                 assert one.verified.tensors == 2 * single.verified.tensors
-    shown = iobench("show", tmp_path / "run.jsonl", "--format", "json")
+    shown = iobench_inside("show", tmp_path / "run.jsonl", "--format", "json")
     assert {one["verdict"] for one in summaries(shown)} == {"VALID"}
-    assert iobench("show", tmp_path / "run.jsonl", "--series").returncode == 0
-    compared = iobench("compare", tmp_path / "run.jsonl", tmp_path / "run.jsonl")
+    assert iobench_inside("show", tmp_path / "run.jsonl", "--series").returncode == 0
+    compared = iobench_inside("compare", tmp_path / "run.jsonl", tmp_path / "run.jsonl")
     assert compared.returncode == 0, compared.stderr
     assert "buffered numjobs=2 restore-as=subset=0.3" in compared.stdout
 
 
 def test_serializers_and_granularities_side_by_side(
-    iobench: Command, tiny_path: Path, target: Path, tmp_path: Path
+    iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path
 ) -> None:
     """One file against many and format against format in one run; a peer has its own format."""
-    done = iobench(
+    done = iobench_inside(
         *("run", "-w", tiny_path, "--target", target, "--writer", "buffered,peer:safetensors"),
         *("--serializer", "safetensors,torch", "--granularity", "blob,layer", "--repeat", "1"),
         *("--size", "full", "--no-ceiling", "--format", "json", "-o", tmp_path / "run.jsonl"),

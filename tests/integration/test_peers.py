@@ -76,10 +76,10 @@ def test_a_state_that_is_not_there(tmp_path: Path, name: str) -> None:
         peer.restore(str(tmp_path / "missing"), described(state()))
 
 
-def test_one_table(iobench: Command, tiny_path: Path, target: Path, tmp_path: Path) -> None:
+def test_one_table(iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path) -> None:
     """Writers and peers in one run: all verified, the same bytes, stdout is one document."""
     names = ["buffered", "peer:torch-save", "peer:torch-save-mmap", "peer:safetensors", "peer:dcp"]
-    done = iobench(
+    done = iobench_inside(
         *("run", "-w", tiny_path, "--target", target, "--writer", ",".join(names)),
         *("--repeat", "1", "--size", "full", "--no-ceiling", "--format", "json"),
         *("-o", tmp_path / "run.jsonl"),

@@ -23,13 +23,13 @@ def document(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return found
 
 
-def test_plan_with_the_reference_record(iobench: Command) -> None:
+def test_plan_with_the_reference_record(iobench_inside: Command) -> None:
     """The issue's own command: each writer with interval, ETTR, lost work and savings."""
     options = (
         *("--nodes", "2048", "--gpus-per-node", "8"),
         *("--failures-per-1000-node-days", "6.5", "--restart", "5min"),
     )
-    found = document(iobench("plan", "--results", RECORD, *options, "--format", "json"))
+    found = document(iobench_inside("plan", "--results", RECORD, *options, "--format", "json"))
     rows = {one["writer"]: one for one in found["forecasts"]}
     assert set(rows) == {"odirect", "uncached", "buffered"}
     assert rows["buffered"]["baseline"]
@@ -44,7 +44,7 @@ def test_plan_with_the_reference_record(iobench: Command) -> None:
     assert rows["odirect"]["ettr"] > rows["buffered"]["ettr"]
     assert rows["odirect"]["saved_per_month"]["gpu_hours"] > 0
     assert any("scaled to 75.31 GiB by the measured rate" in note for note in found["notes"])
-    table = iobench("plan", "--results", RECORD, *options, "--formulas").stdout
+    table = iobench_inside("plan", "--results", RECORD, *options, "--formulas").stdout
     assert "by the exact equation for failures without memory" in table
     assert rows["odirect"]["interval_method"] == "equation"
     assert rows["odirect"]["constant_rate"] is None
@@ -57,9 +57,11 @@ def test_plan_with_the_reference_record(iobench: Command) -> None:
     assert "simulated: 100,000 failures for each figure, seed 0" in table
 
 
-def test_plan_over_sizes(iobench: Command) -> None:
+def test_plan_over_sizes(iobench_inside: Command) -> None:
     """A row for each size and writer, up to 131,072 nodes, and where the formulas break."""
-    done = iobench("plan", "--results", RECORD, "--nodes", "1024-131072", "--simulate", "20000")
+    done = iobench_inside(
+        "plan", "--results", RECORD, "--nodes", "1024-131072", "--simulate", "20000"
+    )
     assert done.returncode == 0
     rows = [line.split()[0] for line in done.stdout.splitlines() if "  odirect " in line]
     assert rows[0] == "1,024"
@@ -68,27 +70,27 @@ def test_plan_over_sizes(iobench: Command) -> None:
     assert "as Young, availability and the first-order ETTR assume [from " in done.stdout
 
 
-def test_plan_by_hand(iobench: Command) -> None:
+def test_plan_by_hand(iobench_inside: Command) -> None:
     """Synchronous and asynchronous saves side by side; the same seed gives the same answer."""
     behind = ("--blocking", "2s", "--persist", "20s", "--step", "3.87s", "--simulate", "5000")
-    done = iobench("plan", *HAND, *behind, "--format", "json")
+    done = iobench_inside("plan", *HAND, *behind, "--format", "json")
     modes = {one["mode"]: one for one in document(done)["forecasts"]}
     assert modes["sync"]["baseline"]
     expected = {"blocking_s": 2.0, "restore_s": 60.0, "persist_s": 20.0, "slots": 1}
     assert modes["async"]["costs"] == expected
     assert modes["async"]["ettr"] > modes["sync"]["ettr"]
     assert modes["async"]["ettr_ci95"] is None
-    assert iobench("plan", *HAND, *behind, "--format", "json").stdout == done.stdout
-    markdown = iobench("plan", *HAND, *behind, "--formulas", "--format", "md").stdout
+    assert iobench_inside("plan", *HAND, *behind, "--format", "json").stdout == done.stdout
+    markdown = iobench_inside("plan", *HAND, *behind, "--formulas", "--format", "md").stdout
     assert "| given | async | 2.00 s + 20.00 s |" in markdown
     assert "| given | async | CheckFreq | 61.9 s | 16 |" in markdown
 
 
-def test_plan_for_failures_in_groups(iobench: Command) -> None:
+def test_plan_for_failures_in_groups(iobench_inside: Command) -> None:
     """The shape changes interval and loss; the answer says how, and by which method."""
     options = ("--results", RECORD, "--nodes", "2048", "--failure-shape", "0.7")
     options += ("--simulate", "20000")
-    found = document(iobench("plan", *options, "--format", "json"))
+    found = document(iobench_inside("plan", *options, "--format", "json"))
     for row in found["forecasts"]:
         assert (row["failure_shape"], row["interval_method"]) == (0.7, "numeric")
         constant = row["constant_rate"]
@@ -101,7 +103,7 @@ def test_plan_for_failures_in_groups(iobench: Command) -> None:
         for one in row["proposals"]:
             assert one["ettr"] <= row["ettr"]
             assert abs(one["simulated"]["ettr"] - one["ettr"]) < 4 * one["simulated"]["ettr_error"]
-    table = iobench("plan", *options, "--formulas").stdout
+    table = iobench_inside("plan", *options, "--formulas").stdout
     # What test_plan_with_the_reference_record has at the constant rate.
     assert table.splitlines()[1] == (
         "With a constant failure rate: save every 13 min 55 s: 17.3% of the time is lost."
@@ -110,7 +112,7 @@ def test_plan_for_failures_in_groups(iobench: Command) -> None:
     assert "by a numeric search for shape 0.7" in table
 
 
-def test_invalid_samples_are_left_out_unless_told(iobench: Command, tmp_path: Path) -> None:
+def test_invalid_samples_are_left_out_unless_told(iobench_inside: Command, tmp_path: Path) -> None:
     """A record whose odirect restores were warm: that writer is named and not planned for."""
     lines = []
     for line in RECORD.read_text().splitlines():
@@ -121,10 +123,10 @@ def test_invalid_samples_are_left_out_unless_told(iobench: Command, tmp_path: Pa
     warm = tmp_path / "warm.jsonl"
     warm.write_text("\n".join(lines) + "\n")
     options = ("--results", warm, "--nodes", "64", "--simulate", "0", "--format", "json")
-    found = document(iobench("plan", *options))
+    found = document(iobench_inside("plan", *options))
     assert {one["writer"] for one in found["forecasts"]} == {"uncached", "buffered"}
     assert any(note.startswith("odirect: 5 invalid samples left out") for note in found["notes"])
-    found = document(iobench("plan", *options, "--include-invalid"))
+    found = document(iobench_inside("plan", *options, "--include-invalid"))
     assert {one["writer"] for one in found["forecasts"]} == {"odirect", "uncached", "buffered"}
 
 
@@ -157,12 +159,12 @@ def test_invalid_samples_are_left_out_unless_told(iobench: Command, tmp_path: Pa
     ],
 )
 def test_what_cannot_be_meant(
-    iobench: Command, code: int, words: str, arguments: tuple[str | Path, ...]
+    iobench_inside: Command, code: int, words: str, arguments: tuple[str | Path, ...]
 ) -> None:
     """One line on stderr that says what is wrong and what is allowed; no report."""
     if arguments[0] == RECORD:
         arguments = ("--nodes", "8", "--results", RECORD, "--baseline", str(arguments[1]))
-    done = iobench("plan", *arguments)
+    done = iobench_inside("plan", *arguments)
     assert (done.returncode, done.stdout) == (code, "")
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("iobench: ")

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from iobench.errors import UnavailableError
 from iobench.results import read
 from iobench.testing import Bucket, LocalS3, local_s3
 from iobench.writers.registry import make
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 _RUN = ("run", "--workload", "llama7b", "--size", "48MiB", "--repeat", "1", "--pool", "32MiB")
 
@@ -35,23 +37,11 @@ def server() -> Iterator[LocalS3]:
         pytest.skip(str(error))
 
 
-def _iobench(
-    *arguments: str | Path, environment: Mapping[str, str] = os.environ
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "iobench", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **environment},
-    )
-
-
-def test_s3_local(tmp_path: Path, server: LocalS3) -> None:
+def test_s3_local(iobench: Command, tmp_path: Path, server: LocalS3) -> None:
     """--s3-local saves and restores on a server of its own; the record is honest about it."""
     output = tmp_path / "run.jsonl"
     how = ("--writer", "s3,threads=2", "--s3-local", "--format", "json", "-o", output)
-    done = _iobench(*_RUN, *how)
+    done = iobench(*_RUN, *how)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     summaries = {entry["operation"]: entry for entry in report["summaries"]}
@@ -72,12 +62,12 @@ def test_s3_local(tmp_path: Path, server: LocalS3) -> None:
     )
 
 
-def test_a_bucket(tmp_path: Path, server: LocalS3) -> None:
+def test_a_bucket(iobench_inside: Command, tmp_path: Path, server: LocalS3) -> None:
     """A run in a bucket leaves nothing in it, and no credential in anything it writes."""
     output = tmp_path / "run.jsonl"
     target = f"{server.target}/somewhere"
     command = (*_RUN, "--writer", "null,s3,checksum=crc32c", "--target", target, "-o", output)
-    done = _iobench(*command, environment=server.environment)
+    done = iobench_inside(*command, **server.environment)
     assert done.returncode == 0, done.stderr
     with server.active():
         assert not Bucket(target).names()
@@ -143,27 +133,31 @@ def test_what_a_killed_run_left_is_removed(tmp_path: Path, server: LocalS3) -> N
         ("s3", ".", 2, "needs a target s3://bucket/prefix"),
         ("s3", "s3://no-such-bucket-here/run", 2, "no such bucket (NoSuchBucket)"),
         ("s3,part_size=1MiB", "s3://iobench/run", 2, "part_size"),
-        ("s3,endpoint_url=http://127.0.0.1:9", "s3://iobench/run", 3, "endpoint"),
+        ("s3,max_attempts=1,endpoint_url=http://127.0.0.1:9", "s3://iobench/run", 3, "endpoint"),
     ],
 )
-def test_bad_input(server: LocalS3, writer: str, target: str, code: int, says: str) -> None:
+def test_bad_input(
+    iobench_inside: Command, server: LocalS3, writer: str, target: str, code: int, says: str
+) -> None:
     """One line on stderr, and the exit code that the kind of error has."""
-    done = _iobench(*_RUN, "--writer", writer, "--target", target, environment=server.environment)
+    done = iobench_inside(*_RUN, "--writer", writer, "--target", target, **server.environment)
     assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
     assert says in done.stderr
 
 
-def test_wrong_credentials(server: LocalS3) -> None:
+def test_wrong_credentials(iobench_inside: Command, server: LocalS3) -> None:
     """Refused before anything is written, exit code 3, and the wrong secret is not shown."""
     wrong = {**server.environment, "AWS_SECRET_ACCESS_KEY": "n0t-the-right-one"}
-    done = _iobench(*_RUN, "--writer", "s3", "--target", server.target, environment=wrong)
+    done = iobench_inside(*_RUN, "--writer", "s3", "--target", server.target, **wrong)
     assert done.returncode == 3
     assert "SignatureDoesNotMatch" in done.stderr
     assert "n0t-the" not in done.stderr + done.stdout
 
 
-def test_local_server_and_target_exclude_each_other(tmp_path: Path) -> None:
+def test_local_server_and_target_exclude_each_other(
+    iobench_inside: Command, tmp_path: Path
+) -> None:
     """--s3-local has a target of its own."""
-    done = _iobench(*_RUN, "--writer", "s3", "--s3-local", "--target", tmp_path)
+    done = iobench_inside(*_RUN, "--writer", "s3", "--s3-local", "--target", tmp_path)
     assert done.returncode == 2
     assert "--s3-local" in done.stderr

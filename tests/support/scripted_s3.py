@@ -88,6 +88,9 @@ class Handler(BaseHTTPRequestHandler):
     """One connection. `operation` is one of the names in the module docstring."""
 
     protocol_version = "HTTP/1.1"
+    # Headers and body are two writes: Nagle's algorithm holds the second one back for 40 ms, until
+    # the client has acknowledged the first.
+    disable_nagle_algorithm = True
     server: Any
     key: str
     operation: str

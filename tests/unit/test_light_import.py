@@ -40,6 +40,7 @@ def test_testing_needs_no_pytest() -> None:
     assert done.stdout.split() == []
 
 
+@pytest.mark.slow
 def test_everything_by_attribute() -> None:
     """After `import iobench` alone all that is public resolves, and dir() lists it."""
     code = """

@@ -49,6 +49,7 @@ def processes(crew: ProcessGroup) -> list[subprocess.Popen[bytes]]:
     return [member._process for member in crew._members]
 
 
+@pytest.mark.slow
 def test_each_saves_and_restores_files_of_its_own(
     crew: ProcessGroup, workload: Workload, tmp_path: Path
 ) -> None:

@@ -88,7 +88,7 @@ class FakeFio:
 
 
 @pytest.fixture
-def fake_fio(monkeypatch: pytest.MonkeyPatch) -> FakeFio:
+def fake_fio(monkeypatch: pytest.MonkeyPatch, idle: object) -> FakeFio:
     """fio, syncs, the wait for a quiet device and the look at the machine, without any delay."""
     made = FakeFio()
     monkeypatch.setattr(fio, "run_job", made)
@@ -100,6 +100,8 @@ def fake_fio(monkeypatch: pytest.MonkeyPatch) -> FakeFio:
     # The tests' file system may be one that evicts nothing, and that is not the question here.
     cold = Cold(resident_bytes=0, resident_fraction=0.0, method="none", dropped_caches=False)
     monkeypatch.setattr(directory, "make_cold", lambda _files: cold)
+    # Nothing is read from the device, then, but other processes may: its counter decides nothing.
+    monkeypatch.setattr(directory, "DeviceMonitor", lambda _path: idle)
     return made
 
 

@@ -156,6 +156,7 @@ def test_wrong_values_name_line_and_field(path: Path) -> None:
     assert refusal(path, broken) == ", line 2: retries must be a whole number, and is 'none'"
 
 
+@pytest.mark.slow
 def test_cut_at_every_byte_it_loads_fewer_records_or_is_refused(path: Path) -> None:
     lines = [LINES[0], LINES[1], LINES[3], LINES[-1].replace(b'"samples": 12', b'"samples": 1')]
     whole, loaded = b"".join(lines), set()

@@ -108,6 +108,7 @@ def test_a_simulated_step_is_the_whole_step(
     assert clock.now_s == step_s + 4.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoil", [False, True])
 def test_resume(spoil: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One byte that differs after a resume is told; the losses alone would not show it."""

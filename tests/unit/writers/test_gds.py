@@ -11,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.check_groups import check_groups, run_checks
 from support.fake_cufile import Fails, FakeCuFile
 from support.fake_device import FakeDevice, on_device
 
 from iobench import linux
 from iobench.errors import TransferError, UnavailableError
-from iobench.testing import Check, content, writer_checks
+from iobench.testing import Check, content
 from iobench.writers import gds
 from iobench.writers.device import cufile
 from iobench.writers.device.cufile import CuFile, compatibility_reason
@@ -46,8 +47,10 @@ def _require_direct(directory: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mixed", [False, True], ids=["device", "mixed"])
-@pytest.mark.parametrize("item", writer_checks(), ids=str)
-def test_conforms(item: Check, mixed: bool, played: FakeCuFile, tmp_path: Path) -> None:
+@pytest.mark.parametrize("checks", check_groups().values(), ids=check_groups())
+def test_conforms(
+    checks: tuple[Check, ...], mixed: bool, played: FakeCuFile, tmp_path: Path
+) -> None:
     """Each claim of the suite holds, short operations continued; nothing stays registered."""
     _require_direct(tmp_path)
     played.most = 3 * linux.PAGE
@@ -55,11 +58,14 @@ def test_conforms(item: Check, mixed: bool, played: FakeCuFile, tmp_path: Path) 
     make = functools.partial(
         on_device(GdsWriter, device, mixed=mixed), block_size="64KiB", threads=3
     )
-    item(make, tmp_path)
-    assert not device.pending
-    assert not played.files
-    gc.collect()
-    assert not played.buffers
+
+    def expect_none_left() -> None:
+        assert not device.pending
+        assert not played.files
+        gc.collect()
+        assert not played.buffers
+
+    run_checks(checks, make, lambda _: tmp_path, expect_none_left)
 
 
 def _saved(tmp_path: Path, *memories: object, **options: object):
