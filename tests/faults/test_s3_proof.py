@@ -15,6 +15,7 @@ from iobench.testing import content
 from iobench.units import MIB
 from iobench.writers.image import FileImage
 from iobench.writers.s3_store.checksum import Checksum
+from iobench.writers.s3_store.proof import SentObject
 from iobench.writers.s3_store.retry import RetryPolicy
 
 _DATA = content(5 * MIB + 777)
@@ -76,6 +77,35 @@ def test_a_completion_that_only_a_proxy_answers(
         s3_save(writer, how, _DATA)
     assert server.objects == {"run/model": _OLD}
     assert not server.uploads
+
+
+@_HOW
+def test_a_completion_with_an_etag_that_no_store_gave(server, writer, how, s3_save) -> None:
+    """The store's checksum disproves it: the old object stays, and the upload is aborted."""
+    _as_told(server, "by HEAD")
+    server.objects["run/model"] = _OLD
+    server.fail("complete", _says(xml("CompleteMultipartUploadResult", ETag=etag(b"invented"))))
+    with pytest.raises(TransferError, match="the server stored something else"):
+        s3_save(writer, how, _DATA)
+    assert server.objects == {"run/model": _OLD}
+    assert not server.uploads
+
+
+@pytest.mark.parametrize(
+    ("found", "proved"),
+    [
+        ({"ContentLength": 3, "ETag": '"of-parts"'}, True),
+        ({"ContentLength": 4, "ETag": '"of-parts"'}, False),
+        ({"ContentLength": 3, "ETag": '"other"', "ChecksumCRC64NVME": _WRONG}, False),
+        ({"ETag": '"of-parts"'}, False),
+    ],
+)
+def test_what_proves_an_object(found: dict[str, object], proved: bool) -> None:
+    """The size, together with the checksum or the ETag."""
+    sent = SentObject(
+        size_bytes=3, checksum=Checksum.named("crc64nvme"), checksums=("x",), etag="of-parts"
+    )
+    assert sent.is_in(found) is proved
 
 
 @_HOW
