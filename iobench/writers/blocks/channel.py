@@ -7,8 +7,8 @@ A piece of work is a `Lease` on some memory. Its states:
     RUNNING              owned by a worker
     DONE, FAILED, LOST   ended, exactly once; LOST memory is never released
 
-A lease that is reserved or submitted and has not ended is outstanding. At most `limit` leases are:
-the entry in `_outstanding` is the permit.
+A lease is outstanding from `reserve` or `submit` to its end. At most `limit` are: the entry in
+`_outstanding` is the permit.
 
 A channel is open or closed; this is a state, not an item in the queue. The first failure is kept.
 After it, and after `close(drop=True)`, queued leases end as FAILED without being worked on.
@@ -21,8 +21,7 @@ collector or a signal handler may enter a method while its thread is in another 
   instruction leaves the lock locked.
 - A wait checks its condition again after `_LOOK_AGAIN_S`: an interrupt may prevent a notification,
   or a handler may change the state between the check and the wait.
-- Each check recovers from workers that died: their leases become LOST, queued ones get a new
-  worker.
+- Each check recovers from workers that died: begun leases become LOST, others get a new worker.
 """
 
 from __future__ import annotations
@@ -216,15 +215,18 @@ class Channel(Generic[T]):
     def serve(self, handle: Callable[[T], None]) -> None:
         """Call `handle` for one lease after the other; its exceptions are failures."""
         try:
-            while (lease := self.next()) is not None:
+            lease = self.next()
+            while lease is not None:
                 try:
                     handle(lease.item)
+                    state = LeaseState.DONE
                 except BaseException as error:  # noqa: BLE001 -- raised on the submitting side
                     self.fail(error)
-                    self.end(lease, LeaseState.FAILED)
-                else:
-                    self.end(lease, LeaseState.DONE)
-                del lease  # its memory must not be kept while this waits for the next lease
+                    state = LeaseState.FAILED
+                following = self.next(wait=False)  # first, as `end` makes room for a newer lease
+                self.end(lease, state)
+                lease = following  # its memory must not be kept while this waits
+                lease = lease or self.next()
         except BaseException as error:
             self.fail(error)
             self.end_all(LeaseState.FAILED)  # an interrupt may come just after `next` took one
@@ -254,7 +256,7 @@ class Channel(Generic[T]):
             self._remove(lease)
 
     def end_all(self, state: LeaseState, worker: threading.Thread | None = None) -> None:
-        """End every lease of `worker`, by default the calling thread. LOST is a failure."""
+        """End the leases begun by `worker`, by default this thread. LOST is a failure."""
         worker = worker or threading.current_thread()
         for lease in tuple(self._outstanding):
             if lease.worker is worker and lease.state is LeaseState.QUEUED:
@@ -324,8 +326,7 @@ class Channel(Generic[T]):
             raise
 
     def _queued(self, worker: Worker | None = None) -> list[Lease[T]]:
-        """Return the queued leases that `worker` was started for, or those for any worker."""
-        wanted = LeaseState.QUEUED, worker
+        wanted = LeaseState.QUEUED, worker  # which was started for them, or None
         return [one for one in tuple(self._outstanding) if (one.state, one.worker) == wanted]
 
     def _alive(self) -> list[Worker]:

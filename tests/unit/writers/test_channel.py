@@ -19,7 +19,7 @@ from support.every_bytecode import SOON_S, Boom, Place, Tracer, at_every_place, 
 
 from iobench.testing import Footprint
 from iobench.writers.blocks import channel as module
-from iobench.writers.blocks.channel import Channel, Lease, LeaseState
+from iobench.writers.blocks.channel import Channel, Lease, LeaseState, OnFull
 
 
 @pytest.fixture(autouse=True)
@@ -162,25 +162,41 @@ def test_the_newest_only() -> None:
     work.channel.close()
 
 
-def test_a_worker_begins_with_the_lease_that_it_was_started_for() -> None:
+def test_room_comes_after_the_choice_of_the_next() -> None:
+    """A caller that waits for room cannot supersede what was queued before."""
+    work = _Gated(limit=2, newest_only=True)
+    states: list[LeaseState] = []
+    work.channel._release = lambda _: states.append(leases[1].state)
+    leases = work.submitted(range(2))
+    work.go_on.release()
+    work.channel.wait(leases[0])
+    assert states == [LeaseState.RUNNING]
+    work.go_on.release()
+    work.channel.close()
+
+
+@pytest.mark.parametrize(("on_full", "expected"), [("wait", [0, 2]), ("supersede", [0, 3])])
+def test_a_worker_begins_with_the_lease_that_it_was_started_for(
+    on_full: OnFull, expected: list[int]
+) -> None:
     """No newer lease takes its turn, and none supersedes it, however late its thread comes."""
-    for on_full, expected in (("wait", [0, 2]), ("supersede", [0, 3])):
-        come, handled = threading.Event(), []
+    come, handled = threading.Event(), []
 
-        def work(come: threading.Event = come, handled: list[int] = handled) -> None:
-            assert come.wait(SOON_S)
-            channel.serve(handled.append)
+    def work() -> None:
+        assert come.wait(SOON_S)
+        channel.serve(handled.append)
 
-        channel = Channel[int](work, name="test", limit=3, newest_only=True)
-        for number in range(3):
-            channel.submit(Lease(number))
-        if on_full == "supersede":
-            assert channel.reserve(last := Lease(3), on_full)
-            assert [one.item for one in channel._outstanding] == [0, 2, 3]
-            channel.submit(last)
-        come.set()
-        channel.close()
-        assert handled == expected
+    channel = Channel[int](work, name="test", limit=3, newest_only=True)
+    for number in range(3):
+        channel.submit(Lease(number))
+    if on_full == "supersede":
+        last = Lease(3)
+        assert channel.reserve(last, on_full)
+        assert [one.item for one in channel._outstanding] == [0, 2, 3]
+        channel.submit(last)
+    come.set()
+    channel.close()
+    assert handled == expected
 
 
 def test_it_goes_on_after_a_failure() -> None:
