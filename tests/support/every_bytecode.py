@@ -82,7 +82,8 @@ class Tracer:
             if place == self._target and not self.hit:
                 self.hit = True
                 raise Boom
-            if frame.f_lasti not in _leaving_a_with(frame.f_code):
+            # Without a line: CPython's own end of a generator, where it runs no signal handler.
+            if frame.f_lasti not in _leaving_a_with(frame.f_code) and frame.f_lineno is not None:
                 self.passed[place] = None
         return self._opcode
 

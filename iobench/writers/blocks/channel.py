@@ -97,8 +97,7 @@ class Channel(Generic[T]):
         self._work, self._name, self._max_workers, self._limit = work, name, workers, limit
         self._release, self._lingers, self._daemon = release, lingers, daemon
         self._newest_only = newest_only
-        self._pid = os.getpid()
-        self._lock = threading.RLock()
+        self._pid, self._lock = os.getpid(), threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._outstanding: dict[Lease[T], None] = {}  # in the order of reservation
         self._workers: dict[Worker, None] = {}
@@ -165,9 +164,8 @@ class Channel(Generic[T]):
     def close(self, *, drop: bool = False) -> None:
         """Accept no more leases, wait until all submitted ones have ended, and end the threads.
 
-        Interrupts are raised after that; failures are not raised. The garbage collector may run
-        this call in one of the channel's own workers, which does not wait: see `afterwards`. A
-        forked child does nothing.
+        Raises interrupts after that, and no failures. A worker of this channel, in which the garbage
+        collector may call it, does not wait: see `afterwards`. A forked child does nothing.
         """
 
         def end() -> None:
@@ -186,10 +184,7 @@ class Channel(Generic[T]):
             uninterrupted(end, (KeyboardInterrupt, SystemExit, Exception))
 
     def afterwards(self, call: Callable[[], None]) -> None:
-        """Call `call` once no lease is outstanding and no worker is left: now, or in the last one.
-
-        A forked child calls it now.
-        """
+        """Call `call` once the channel is idle: now, or in its last worker. A child calls it now."""
         now = self.forked
         if not now:
             with self._lock:
@@ -369,20 +364,25 @@ class Channel(Generic[T]):
             self._changed.notify_all()
 
     def _take(self, wait: bool) -> Lease[T] | None:
-        me: Any = threading.current_thread()
         with self._lock:
-            while not (queued := self._queued(me) or self._queued()):
-                if self._closed or not wait:
-                    return None
-                if not self._lingers:
-                    self._workers.pop(me, None)
-                    return None
-                self._pause()
-            while self._newest_only and len(queued) > 1:
-                self.end(queued.pop(0), LeaseState.FAILED)
-            queued[0].worker = me  # first: a RUNNING lease without a worker would never end
-            queued[0].state = LeaseState.RUNNING
-            return queued[0]
+            lease = self._take_queued(wait)
+        return lease
+
+    def _take_queued(self, wait: bool) -> Lease[T] | None:
+        # Not inside the `with`: CPython 3.13 leaves a lock locked if a loop is interrupted there.
+        me: Any = threading.current_thread()
+        while not (queued := self._queued(me) or self._queued()):
+            if self._closed or not wait:
+                return None
+            if not self._lingers:
+                self._workers.pop(me, None)
+                return None
+            self._pause()
+        while self._newest_only and len(queued) > 1:
+            self.end(queued.pop(0), LeaseState.FAILED)
+        queued[0].worker = me  # first: a RUNNING lease without a worker would never end
+        queued[0].state = LeaseState.RUNNING
+        return queued[0]
 
     def _remove(self, lease: Lease[T]) -> None:
         with self._lock:
