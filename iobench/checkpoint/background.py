@@ -140,7 +140,8 @@ class BackgroundFiles:
 
     def _at_end(self) -> None:
         self._persister.wait()
-        self._unclosed()
+        if self._unclosed.detach():  # not a call: weakref makes none after its own atexit function
+            _finish_unclosed(os.getpid(), self._persister)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -293,7 +293,8 @@ class Checkpointer:
     def _at_end(self) -> None:
         self._finish_copy()
         self._persister.wait()
-        self._unclosed()
+        if self._unclosed.detach():  # not a call: weakref makes none after its own atexit function
+            _close_unclosed(self._store, self._pid, self._persister)
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:

@@ -164,7 +164,7 @@ class Channel(Generic[T]):
     def close(self, *, drop: bool = False) -> None:
         """Accept no more leases, wait until all submitted ones have ended, and end the threads.
 
-        Raises interrupts after that, and no failures. A worker of this channel, in which the garbage
+        Raises interrupts after that, and no failures. A worker of this channel, where the garbage
         collector may call it, does not wait: see `afterwards`. A forked child does nothing.
         """
 
@@ -184,7 +184,7 @@ class Channel(Generic[T]):
             uninterrupted(end, (KeyboardInterrupt, SystemExit, Exception))
 
     def afterwards(self, call: Callable[[], None]) -> None:
-        """Call `call` once the channel is idle: now, or in its last worker. A child calls it now."""
+        """Call `call` once the channel is idle: now or in its last worker. A child calls it now."""
         now = self.forked
         if not now:
             with self._lock:
@@ -365,8 +365,7 @@ class Channel(Generic[T]):
 
     def _take(self, wait: bool) -> Lease[T] | None:
         with self._lock:
-            lease = self._take_queued(wait)
-        return lease
+            return self._take_queued(wait)
 
     def _take_queued(self, wait: bool) -> Lease[T] | None:
         # Not inside the `with`: CPython 3.13 leaves a lock locked if a loop is interrupted there.
