@@ -9,14 +9,15 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from iobench.checkpoint.persister import Persister
+from iobench.checkpoint.persister import Persister, Snapshot
 from iobench.checkpoint.save import Save
-from iobench.checkpoint.slots import Slot, SlotPool
+from iobench.checkpoint.slots import SlotPool
 from iobench.checkpoint.snapshot import copy_image
 from iobench.errors import OptionError
 from iobench.formats import torch_image
@@ -25,6 +26,7 @@ from iobench.formats.torch_layout import TorchLayout
 from iobench.formats.torch_settings import crc32_setting
 from iobench.writers.base import Writer
 from iobench.writers.blocks import interpreter_end
+from iobench.writers.blocks.channel import Lease
 from iobench.writers.image import Bytes
 from iobench.writers.s3_store.target import is_s3
 
@@ -35,10 +37,8 @@ _REMEMBERED = 1000  # length of `saves`
 
 @dataclass(frozen=True, kw_only=True)
 class _File:
-    """A torch file whose storages were copied to a slot."""
+    """A torch file whose storages are copied to a slot."""
 
-    save: Save
-    slot: Slot
     layout: TorchLayout
     directory: str
 
@@ -54,9 +54,8 @@ class BackgroundFiles:
     def __init__(self, writer: Writer, *, slots: int = 2, budget_bytes: int | None = None) -> None:
         if slots < 1:
             raise OptionError(f"slots={slots}: at least 1")
-        self._pool = SlotPool(slots, budget_bytes)
         self._persist = _Persist(writer=writer)
-        self._persister = Persister(self._pool.slots, self._persist, in_order=True)
+        self._persister = Persister(SlotPool(slots, budget_bytes), self._persist, in_order=True)
         self._last: Save | None = None
         self.saves: deque[Save] = deque(maxlen=_REMEMBERED)
         """The last 1,000 saves with their status, oldest first."""
@@ -88,21 +87,17 @@ class BackgroundFiles:
         save = Save(
             step=step, status="copying", created_s=time.time(), size_bytes=layout.size_bytes
         )
+        file_to_write = _File(layout=layout.without_storages(), directory=directory)
+        lease = Lease(Snapshot(save=save, content=file_to_write))
         try:
-            slot = self._persister.take_from(
-                self._pool, save, pinned="cuda" in layout.devices, on_full="wait"
-            )
-            assert slot is not None
-            _copy(layout, slot.memory)
-            held = _File(
-                save=save, slot=slot, layout=layout.without_storages(), directory=directory
-            )
+            self._persister.take(lease, pinned="cuda" in layout.devices)
+            _copy(layout, lease.item.memory)
             self.saves.append(save)
             self._last = save
-            self._persister.submit(held)
+            self._persister.submit(lease)
         except BaseException as error:
             save.fail(error)
-            self._persister.give(save)
+            self._persister.give(lease)
             raise
         save.stall_s = time.perf_counter() - began_s
         return save
@@ -140,12 +135,13 @@ class BackgroundFiles:
     def close(self) -> None:
         """Wait for every file, free the memory, and raise what failed. `save` works afterwards."""
         self._persister.wait()
-        self._pool.free()
+        self._persister.pool.free()
         self.raise_failure()
 
     def _at_end(self) -> None:
         self._persister.wait()
-        self._unclosed()
+        if self._unclosed.detach():  # not a call: weakref makes none after its own atexit function
+            _finish_unclosed(os.getpid(), self._persister)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,21 +152,22 @@ class _Persist:
     """
 
     writer: Writer
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    # Reentrant: a signal handler that saves may run while this thread holds it.
+    lock: AbstractContextManager[object] = field(default_factory=threading.RLock)
     actions: list[tuple[Save, Callable[[], None]]] = field(default_factory=list)
     unraised: list[Save] = field(default_factory=list)
 
-    def __call__(self, held: _File) -> None:
+    def __call__(self, snapshot: Snapshot[_File]) -> None:
         try:
-            self._write(held)
+            self._write(snapshot)
         except BaseException:
             with self.lock:
-                self.unraised.append(held.save)
+                self.unraised.append(snapshot.save)
                 self.actions.clear()  # each of them needs this file too
             raise
         with self.lock:
-            held.save.status = "committed"
-            due = [action for save, action in self.actions if save is held.save]
+            snapshot.save.status = "committed"
+            due = [action for save, action in self.actions if save is snapshot.save]
             del self.actions[: len(due)]
         for action in due:
             action()
@@ -180,12 +177,12 @@ class _Persist:
         with self.lock:
             self.unraised[:] = [save for save in self.unraised if save.error is None]
 
-    def _write(self, held: _File) -> None:
+    def _write(self, snapshot: Snapshot[_File]) -> None:
         began_s = time.perf_counter()
-        held.save.status = "writing"
-        image = held.layout.image_in(held.slot.memory)
-        held.save.transfer = self.writer.write(image, held.directory)
-        held.save.persist_s = time.perf_counter() - began_s
+        save, file = snapshot.save, snapshot.content
+        save.status = "writing"
+        save.transfer = self.writer.write(file.layout.image_in(snapshot.memory), file.directory)
+        save.persist_s = time.perf_counter() - began_s
 
 
 def absolute(file: str | os.PathLike[str]) -> str:
@@ -226,6 +223,7 @@ def _finish_unclosed(pid: int, persister: Persister[_File]) -> None:
 
 
 def _report_failure(persister: Persister[_File]) -> None:
+    persister.pool.free()
     try:
         persister.raise_failure()
     except Exception as error:  # noqa: BLE001 -- no caller is left to raise it to

@@ -15,19 +15,20 @@ from typing import Any, Literal, Self
 from iobench.checkpoint.commit import Committer
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.order import by_age
-from iobench.checkpoint.persister import OnFull, Persister, Snapshot
+from iobench.checkpoint.persister import Persister, Snapshot
 from iobench.checkpoint.restore import Loaded, OnCorrupt, restore
 from iobench.checkpoint.retention import KeepAll, Retention
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.schedule import Schedule
 from iobench.checkpoint.serialized import Serialized
-from iobench.checkpoint.slots import Slot, SlotPool
+from iobench.checkpoint.slots import SlotPool
 from iobench.checkpoint.snapshot import LazyCopy, copy_into
 from iobench.checkpoint.store import CheckpointStore, store_at
 from iobench.errors import OptionError, UsageError
 from iobench.units import parse_size
 from iobench.writers.base import Writer
 from iobench.writers.blocks import interpreter_end
+from iobench.writers.blocks.channel import Channel, Lease, LeaseState, OnFull
 from iobench.writers.registry import make
 
 __all__ = ["Checkpointer"]
@@ -101,7 +102,7 @@ class Checkpointer:
         self._writer = make(writer) if isinstance(writer, str) else writer
         if not self._writer.stores:
             raise UsageError(f"writer {self._writer.name!r} stores nothing; choose another writer")
-        self._pool = SlotPool(slots, None if budget is None else parse_size(budget))
+        pool = SlotPool(slots, None if budget is None else parse_size(budget))
         self._schedule, self._on_full, self._lazy = schedule, on_full, lazy
         self._store = store_at(location, self._writer)
         self._store.acquire()
@@ -113,8 +114,12 @@ class Checkpointer:
             self._store.release()
             raise
         self._committer = Committer(store=self._store, writer=self._writer, ledger=self._ledger)
-        self._persister = Persister(self._pool.slots, _Persist(self._committer, limit))
-        self._copying: tuple[LazyCopy, Save] | None = None
+        self._persister = Persister(pool, _Persist(self._committer, limit))
+        copies: Channel[LazyCopy] = Channel(
+            lambda: copies.serve(LazyCopy.run), name="iobench-snapshot", lingers=False, daemon=False
+        )
+        self._copies = copies
+        self._lazy_save: Save | None = None
         self._saves: deque[Save] = deque(maxlen=_REMEMBERED)
         self._pid = os.getpid()
         self.loaded: Loaded | None = None
@@ -148,16 +153,22 @@ class Checkpointer:
         """
         began_s = time.perf_counter()
         serialized, save = self._begin(state, step)
+        lease = Lease(Snapshot(save=save, content=serialized))
+        copy: Lease[LazyCopy] | None = None
         try:
-            slot = self._take_slot(serialized, save, self._on_full)
-            if slot is None:
+            if not self._persister.take(lease, pinned=not serialized.on_cpu, on_full=self._on_full):
                 save.status = "skipped"
+            elif self._lazy and not interpreter_end.begun():
+                copy = Lease(LazyCopy(lease, self._persister))
+                self._lazy_save = save
+                self._copies.submit(copy)
             else:
-                self._copy(Snapshot(save=save, serialized=serialized, slot=slot))
+                copy_into(lease.item.memory, serialized)
+                self._persister.submit(lease)
         except BaseException as error:
             save.fail(error)
-            if self._copying is None:
-                self._persister.give(save)
+            if copy is None or copy.state is LeaseState.HELD:
+                self._persister.give(lease)
             raise
         save.stall_s = time.perf_counter() - began_s
         if self._schedule:
@@ -177,7 +188,7 @@ class Checkpointer:
             if serialized.on_cpu:
                 self._committer.commit(save, serialized, serialized.image())
             else:
-                self._save_from_gpu(serialized, save)
+                self._save_from_gpu(Lease(Snapshot(save=save, content=serialized)))
         except BaseException as error:
             save.fail(error)
             raise
@@ -260,7 +271,7 @@ class Checkpointer:
         try:
             self._persister.raise_failure()
         finally:  # `detach` last: if Ctrl-C comes before it, a second close() does the work
-            self._pool.free()
+            self._persister.pool.free()
             self._store.release()
             self._unclosed.detach()
 
@@ -278,7 +289,8 @@ class Checkpointer:
     def _at_end(self) -> None:
         self._finish_copy()
         self._persister.wait()
-        self._unclosed()
+        if self._unclosed.detach():  # not a call: weakref makes none after its own atexit function
+            _close_unclosed(self._store, self._pid, self._persister)
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
@@ -301,48 +313,28 @@ class Checkpointer:
         self._saves.append(save)
         return serialized, save
 
-    def _take_slot(self, serialized: Serialized, save: Save, on_full: OnFull) -> Slot | None:
-        """Return a slot with room for the state; None when the save is skipped."""
-        return self._persister.take_from(
-            self._pool, save, pinned=not serialized.on_cpu, on_full=on_full
-        )
-
-    def _copy(self, snapshot: Snapshot) -> None:
-        """Fill the slot, now or lazily, and submit it to the persister."""
-        if self._lazy:
-            self._copy_lazily(snapshot)
-            return
-        copy_into(snapshot.slot.memory, snapshot.serialized)
-        self._persister.submit(snapshot)
-
-    def _copy_lazily(self, snapshot: Snapshot) -> None:
-        copy = LazyCopy(snapshot, self._persister)
-        self._copying = copy, snapshot.save
-        try:
-            copy.begin()
-        except BaseException:
-            if not copy.begun:
-                self._copying = None
-            raise
-
     def _finish_copy(self) -> None:
         """Wait until a lazy copy is complete."""
-        if self._copying is None:
+        if os.getpid() != self._pid:
             return
-        copy, save = self._copying
         began_s = time.perf_counter()
-        copy.join()
-        save.stall_s += time.perf_counter() - began_s
-        self._copying = None
+        self._copies.drain(despite_failure=True)
+        if self._lazy_save:
+            self._lazy_save.stall_s += time.perf_counter() - began_s
+        self._lazy_save = None
+        if failure := self._copies.failure:  # of the channel: a LazyCopy reports its own failure
+            self._copies.failure = None
+            raise failure
 
-    def _save_from_gpu(self, serialized: Serialized, save: Save) -> None:
+    def _save_from_gpu(self, lease: Lease[Snapshot[Serialized]]) -> None:
+        save, serialized = lease.item.save, lease.item.content
         try:
-            slot = self._take_slot(serialized, save, "wait")
-            assert slot is not None
-            copy_into(slot.memory, serialized)
-            self._committer.commit(save, serialized, serialized.image_in(slot.memory))
+            self._persister.take(lease, pinned=True)
+            memory = lease.item.memory
+            copy_into(memory, serialized)
+            self._committer.commit(save, serialized, serialized.image_in(memory))
         finally:
-            self._persister.give(save)
+            self._persister.give(lease)
 
 
 def _check(name: str, value: object, *classes: type, example: str) -> None:
@@ -357,14 +349,14 @@ class _Persist:
     def __init__(self, committer: Committer, rate_bytes_per_s: int | None) -> None:
         self._committer, self._rate_bytes_per_s = committer, rate_bytes_per_s
 
-    def __call__(self, snapshot: Snapshot) -> None:
-        image = snapshot.serialized.image_in(snapshot.slot.memory)
+    def __call__(self, snapshot: Snapshot[Serialized]) -> None:
+        image = snapshot.content.image_in(snapshot.memory)
         self._committer.commit(
-            snapshot.save, snapshot.serialized, image, rate_bytes_per_s=self._rate_bytes_per_s
+            snapshot.save, snapshot.content, image, rate_bytes_per_s=self._rate_bytes_per_s
         )
 
 
-def _close_unclosed(store: CheckpointStore, pid: int, persister: Persister[Snapshot]) -> None:
+def _close_unclosed(store: CheckpointStore, pid: int, persister: Persister[Serialized]) -> None:
     """Finish the saves of a Checkpointer that was never closed, and report their failures.
 
     The garbage collector may call this in any thread, even in the persister's own, which must not
@@ -377,7 +369,8 @@ def _close_unclosed(store: CheckpointStore, pid: int, persister: Persister[Snaps
     persister.when_idle(lambda: _end_unclosed(store, persister))
 
 
-def _end_unclosed(store: CheckpointStore, persister: Persister[Snapshot]) -> None:
+def _end_unclosed(store: CheckpointStore, persister: Persister[Serialized]) -> None:
+    persister.pool.free()
     store.release()
     try:
         persister.raise_failure()

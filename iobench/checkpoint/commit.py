@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from iobench.checkpoint.checksums import record_of
@@ -13,7 +15,7 @@ from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import Serialized
 from iobench.checkpoint.store import CheckpointStore
 from iobench.writers.base import Writer
-from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
+from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.image import FileImage
 
 __all__ = ["Committer"]
@@ -46,14 +48,11 @@ class Committer:
         skeleton = serialized.skeleton_image()
         sent = PacedImage.over(image, rate_bytes_per_s) if rate_bytes_per_s else image
         with self.store.staged(save.step, replace=self.ledger.holds(save.step)) as staged:
-            checksums = _Checksums(image, serialized.pieces)
-            try:
+            with _recorded(image, serialized.pieces) as records:
                 save.transfer = self.writer.write_many(
                     [sent, skeleton], staged.directory, sync_directory=False
                 )
-            finally:
-                checksums.join()
-            files = (checksums.record, record_of(skeleton, [("", skeleton.size_bytes)]))
+            files = (*records, record_of(skeleton, [("", skeleton.size_bytes)]))
             staged.publish(self._manifest(save, files).to_dict())
             save.persist_s = time.perf_counter() - began_s
             save.status = "committed"
@@ -74,30 +73,21 @@ class Committer:
         )
 
 
-class _Checksums:
-    """Computes the record of an image in a thread, while the writer waits for storage."""
+@contextmanager
+def _recorded(image: FileImage, pieces: list[tuple[str, int]]) -> Iterator[list[FileRecord]]:
+    """Compute the record of `image` in a thread, while the body waits for storage.
 
-    def __init__(self, image: FileImage, pieces: list[tuple[str, int]]) -> None:
-        self._image, self._pieces = image, pieces
-        self._record: FileRecord | None = None
-        self._failure: BaseException | None = None
-        self._thread = Worker(target=self._run, name="iobench-checksums")
-        self._thread.start()
-
-    @property
-    def record(self) -> FileRecord:
-        """The record. Raises what the thread raised."""
-        if self._failure:
-            raise self._failure
-        assert self._record is not None
-        return self._record
-
-    def join(self) -> None:
-        """Wait until the thread reads the image's memory no more. Ctrl-C does not end the wait."""
-        uninterrupted(self._thread.join)
-
-    def _run(self) -> None:
-        try:
-            self._record = record_of(self._image, self._pieces)
-        except BaseException as error:  # noqa: BLE001 -- raised again by `record`
-            self._failure = error
+    The list contains it after the body. The thread reads the image's memory: it has ended then,
+    also after Ctrl-C. Raises what the thread raised.
+    """
+    records: list[FileRecord] = []
+    channel: Channel[FileImage] = Channel(
+        lambda: channel.serve(lambda image: records.append(record_of(image, pieces))),
+        name="iobench-checksums",
+    )
+    try:
+        channel.submit(Lease(image))
+        yield records
+        channel.drain()
+    finally:
+        channel.close()

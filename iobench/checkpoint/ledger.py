@@ -20,7 +20,7 @@ class Ledger:
 
     def __init__(self, store: CheckpointStore, keep: Retention) -> None:
         self._store, self._keep = store, keep
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler that saves may run while it is held
         self._saves: dict[int, Save] = {}
         self._replaceable: set[int] = set()
         self._serials: dict[int, int | None] = {}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import weakref
+from collections import deque
 
 import numpy as np
 
@@ -25,8 +27,8 @@ class Slot:
     """
 
     def __init__(self) -> None:
-        self.memory: Bytes = np.empty(0, dtype=np.uint8)
         self._pinned: Pinned | None = None
+        self.memory: Bytes = np.empty(0, dtype=np.uint8)
 
     def hold(self, size_bytes: int, *, pinned: bool) -> None:
         """Provide at least `size_bytes`. When the memory grows, its contents are lost."""
@@ -43,34 +45,43 @@ class Slot:
         self._pinned = None
         self.memory = np.empty(0, dtype=np.uint8)  # not memory[:0]: a view keeps its base alive
 
+    def __del__(self) -> None:
+        if self._pinned:  # CUDA must not keep an address that is unmapped
+            self._pinned.release()
+
 
 class SlotPool:
     """`count` slots of one size, allocated together at the first save.
 
     `budget_bytes` limits their sum. With None, the available memory is the limit, including the
-    limits of this process's control groups.
+    limits of this process's control groups. The caller takes no more than `count` slots.
+
+    There is no lock: a signal handler that saves may run inside `take`. `deque.popleft` and
+    `append` are atomic under the GIL. A slot that Ctrl-C loses between them is collected, and
+    `take` makes another one.
     """
 
     def __init__(self, count: int, budget_bytes: int | None = None) -> None:
-        self.slots = [Slot() for _ in range(count)]
+        self.count = count
+        self._free = deque(Slot() for _ in range(count))
+        self._slots = weakref.WeakSet(self._free)
         self._budget_bytes = budget_bytes
         self._size = 0
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all slots together."""
-        return sum(len(slot.memory) for slot in self.slots)
+        return sum(len(slot.memory) for slot in self._slots)
 
-    def grow(self, size_bytes: int) -> bool:
-        """Set the size of every slot to at least `size_bytes`. Return whether the size grew.
+    def grow(self, size_bytes: int, *, pinned: bool) -> None:
+        """Set the size of every slot to at least `size_bytes`. Allocate the free slots if it grew.
 
-        Raises StateError when the budget or the memory does not allow it. Nothing is allocated
-        here.
+        Raises StateError when the budget or the memory does not allow it.
         """
         size = _whole_pages(size_bytes)
         if size <= self._size:
-            return False
-        count, needed = len(self.slots), size * len(self.slots)
+            return
+        count, needed = self.count, size * self.count
         needs = f"the state is {format_size(size_bytes)}: {count} slots need {format_size(needed)}"
         if self._budget_bytes is not None and needed > self._budget_bytes:
             raise StateError(
@@ -84,15 +95,25 @@ class SlotPool:
                 "slots, or save() in place of save_async()"
             )
         self._size = size
-        return True
+        for _ in range(len(self._free)):  # one after the other, as a give appends
+            self.give(self.take(pinned=pinned))
 
-    def ready(self, slot: Slot, *, pinned: bool) -> None:
-        """Allocate the full size of the free `slot`."""
+    def take(self, *, pinned: bool) -> Slot:
+        """Return a free slot of the full size; its content is undefined."""
+        try:
+            slot = self._free.popleft()
+        except IndexError:
+            self._slots.add(slot := Slot())
         slot.hold(self._size, pinned=pinned)
+        return slot
+
+    def give(self, slot: Slot) -> None:
+        """Return a slot to the pool."""
+        self._free.append(slot)
 
     def free(self) -> None:
-        """Free all memory."""
-        for slot in self.slots:
+        """Free the memory of the free slots."""
+        for slot in tuple(self._free):
             slot.free()
 
 

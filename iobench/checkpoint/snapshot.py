@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,7 +13,7 @@ from iobench.checkpoint.persister import Persister, Snapshot
 from iobench.checkpoint.serialized import Serialized
 from iobench.errors import StateError
 from iobench.units import MIB
-from iobench.writers.blocks.interrupt_safe import Worker
+from iobench.writers.blocks.channel import Lease
 from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.transfer import Meter
@@ -99,43 +98,31 @@ def _versions(serialized: Serialized) -> dict[str, int]:
 
 
 class LazyCopy:
-    """`copy_into` in its own thread, during the next forward and backward pass.
+    """`copy_into` in a thread, during the next forward and backward pass.
 
-    Only torch tensors are read later; numpy arrays and plain values are copied at once. The thread
+    Only torch tensors are read later; numpy arrays and plain values are copied at once. `run`
     submits the complete snapshot to the persister. If a tensor changed during the copy, it reports
-    a StateError instead. The thread owns the slot from `begin` on, unless `begin` raises.
+    a StateError instead. From the begin of `run` on, its thread owns the slot.
     """
 
-    def __init__(self, snapshot: Snapshot, persister: Persister[Snapshot]) -> None:
-        self._thread = Worker(target=self._run, name="iobench-snapshot")
-        self._snapshot, self._persister = snapshot, persister
-        self._serialized = snapshot.serialized.with_arrays_copied()
+    def __init__(
+        self, lease: Lease[Snapshot[Serialized]], persister: Persister[Serialized]
+    ) -> None:
+        self._lease, self._persister = lease, persister
+        self._serialized = lease.item.content.with_arrays_copied()
         self._streams = None if self._serialized.on_cpu else SideStreams(self._serialized.leaves)
         self._versions = _versions(self._serialized)
-        self._beginning = threading.Lock()
-        self.begun = False
 
-    def begin(self) -> None:
-        """Start the thread. If this raises, Ctrl-C included, a started thread copies nothing."""
-        with self._beginning:
-            self._thread.start()
-            self.begun = True
-
-    def join(self) -> None:
-        """Wait until the thread ends. After Ctrl-C it can be called again."""
-        self._thread.join()
-
-    def _run(self) -> None:
-        with self._beginning:
-            if not self.begun:
-                return
+    def run(self) -> None:
+        """Copy and submit."""
         try:
-            copy_into(self._snapshot.slot.memory, self._serialized, self._streams)
+            copy_into(self._lease.item.memory, self._serialized, self._streams)
             self._check_unchanged()
-            self._persister.submit(self._snapshot)
+            self._persister.submit(self._lease)
         except BaseException as error:  # noqa: BLE001 -- raised in the trainer's thread
-            self._persister.fail(self._snapshot.save, error)
-            self._persister.give(self._snapshot.save)
+            self._persister.fail(self._lease.item.save, error)
+        finally:
+            self._persister.give(self._lease)
 
     def _check_unchanged(self) -> None:
         """Compare autograd's counters. They count in-place operations, except those on `.data`."""
@@ -144,6 +131,6 @@ class LazyCopy:
         if changed:
             raise StateError(
                 f"{changed[0]} ({len(changed)} tensors in all) was changed during its lazy copy, "
-                f"so step {self._snapshot.save.step} is not saved; call before_optimizer_step() "
+                f"so step {self._lease.item.save.step} is not saved; call before_optimizer_step() "
                 "before anything changes the state"
             )

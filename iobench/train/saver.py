@@ -18,7 +18,8 @@ from iobench.peers.torch_save import TorchSave
 from iobench.results import TrainSave
 from iobench.train.arm import Arm
 from iobench.writers.base import Writer
-from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
+from iobench.writers.blocks.channel import Channel, Lease
+from iobench.writers.blocks.interrupt_safe import uninterrupted
 from iobench.writers.local.new_file import sync_directory
 
 __all__ = ["Saver", "saver_for"]
@@ -143,8 +144,12 @@ class _StockSaver(Saver):
         directory.mkdir()
         self._peer, self._directory, self._background = peer, directory, background
         self._file = directory / f"latest{peer.suffix}"
-        self._thread: Worker | None = None
-        self._error: BaseException | None = None
+        self._channel: Channel[tuple[Any, int, float]] = Channel(
+            lambda: self._channel.serve(self._persist),
+            name="torch-save",
+            lingers=False,
+            daemon=False,
+        )
         self._saves: list[TrainSave] = []
 
     def save(self, state: Any, step: int) -> None:
@@ -156,20 +161,17 @@ class _StockSaver(Saver):
         self.wait()
         copied = _copied(state)
         stall_s = time.perf_counter() - began_s
-        self._thread = Worker(target=self._persist, args=(copied, step, stall_s), name="torch-save")
-        self._thread.start()
+        self._channel.submit(Lease((copied, step, stall_s)))
 
     def wait(self) -> None:
-        if self._thread:
-            uninterrupted(self._thread.join)
-            self._thread = None
-        if self._error:
-            error, self._error = self._error, None
-            raise error
+        uninterrupted(lambda: self._channel.drain(despite_failure=True))
+        if failure := self._channel.failure:
+            self._channel.failure = None
+            raise failure
 
     @property
     def persisting(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return not self._channel.idle
 
     def saves(self) -> tuple[TrainSave, ...]:
         return tuple(self._saves)
@@ -180,14 +182,11 @@ class _StockSaver(Saver):
     def close(self) -> None:
         self.wait()
 
-    def _persist(self, state: Any, step: int, stall_s: float) -> None:
+    def _persist(self, copied: tuple[Any, int, float]) -> None:
+        state, step, stall_s = copied
         began_s = time.perf_counter()
-        try:
-            self._write(state)
-        except BaseException as error:  # noqa: BLE001 -- raised by the next call
-            self._error = error
-        else:
-            self._note(step, "committed", stall_s, time.perf_counter() - began_s)
+        self._write(state)
+        self._note(step, "committed", stall_s, time.perf_counter() - began_s)
 
     def _write(self, state: Any) -> None:
         aside = self._file.with_suffix(".part")

@@ -18,7 +18,9 @@ import numpy as np
 from iobench import linux
 from iobench.units import MIB
 from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
+from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.image import Bytes
+from iobench.writers.transfer import Meter
 
 __all__ = ["RandomPool", "Window", "Windows"]
 
@@ -55,25 +57,15 @@ class RandomPool:
         streams = self._seeds.spawn(threads)
         share = -(-self.size_bytes // threads // _CHUNK) * _CHUNK
 
-        def fill(index: int) -> None:
-            random = np.random.Generator(np.random.SFC64(streams[index]))
-            end = min((index + 1) * share, self.size_bytes)
-            for start in range(index * share, end, _CHUNK):
-                words = self.memory[start : min(start + _CHUNK, end)].view(np.uint64)
-                words[:] = random.integers(0, 2**64 - 1, len(words), np.uint64, endpoint=True)
+        def fill(parts: Blocks, _: Meter) -> None:
+            for start, end in parts:
+                random = np.random.Generator(np.random.SFC64(streams[start // share]))
+                for at in range(start, end, _CHUNK):
+                    words = self.memory[at : min(at + _CHUNK, end)].view(np.uint64)
+                    words[:] = random.integers(0, 2**64 - 1, len(words), np.uint64, endpoint=True)
 
-        workers = [Worker(target=fill, args=(index,)) for index in range(threads)]
-
-        def join() -> None:
-            for worker in workers:
-                if worker.ident is not None:
-                    worker.join()
-
-        try:
-            for worker in workers:
-                worker.start()
-        finally:
-            uninterrupted(join)
+        parts = Blocks(0, self.size_bytes, share)
+        run_workers(threads, parts, fill, Meter(), caller_waits=True)
 
     def trim(self) -> None:
         """Drop the page-table entries beyond the pool's size; the ring keeps the bytes.

@@ -2,13 +2,13 @@
 
 A piece of work is a `Lease` on some memory. Its states:
 
-    HELD                 owned by its maker, also while `submit` waits for room
+    HELD                 owned by its maker, also while it is reserved
     QUEUED               submitted; no worker has begun it
     RUNNING              owned by a worker
     DONE, FAILED, LOST   ended, exactly once; LOST memory is never released
 
-A lease that is submitted and has not ended is outstanding. At most `limit` leases are: the entry
-in `_outstanding` is the permit, so that no permit exists without its lease.
+A lease is outstanding from `reserve` or `submit` to its end. At most `limit` are: the entry in
+`_outstanding` is the permit.
 
 A channel is open or closed; this is a state, not an item in the queue. The first failure is kept.
 After it, and after `close(drop=True)`, queued leases end as FAILED without being worked on.
@@ -21,8 +21,7 @@ collector or a signal handler may enter a method while its thread is in another 
   instruction leaves the lock locked.
 - A wait checks its condition again after `_LOOK_AGAIN_S`: an interrupt may prevent a notification,
   or a handler may change the state between the check and the wait.
-- Each check recovers from workers that died: their leases become LOST, queued ones get a new
-  worker.
+- Each check recovers from workers that died: begun leases become LOST, others get a new worker.
 """
 
 from __future__ import annotations
@@ -32,11 +31,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
 
-__all__ = ["Channel", "Lease", "LeaseState"]
+__all__ = ["Channel", "Lease", "LeaseState", "OnFull"]
+
+OnFull = Literal["wait", "skip", "supersede"]
 
 _LOOK_AGAIN_S = 1.0
 
@@ -47,7 +48,7 @@ T = TypeVar("T")
 
 
 class LeaseState(Enum):
-    """The state of a lease; see the docstring of the module."""
+    """The state of a lease; see above."""
 
     HELD = "held"
     QUEUED = "queued"
@@ -67,18 +68,18 @@ class Lease(Generic[T]):
     __slots__ = ("item", "state", "worker")
 
     def __init__(self, item: T) -> None:
-        self.item = item
-        self.state = LeaseState.HELD
+        self.item, self.state = item, LeaseState.HELD
         self.worker: Worker | None = None
 
 
 class Channel(Generic[T]):
     """Runs `work` in up to `workers` threads; `work` takes leases by `next` or `serve`.
 
-    `release` is called with the item of each submitted lease that ends, except LOST ones. Threads
-    start with the first leases. They refer to the channel and not to its user, so that an abandoned
-    user is collected. With `lingers` they wait for more work until the channel is closed; otherwise
-    they end when nothing is queued.
+    `release` is called with the item of each lease that ends, except LOST ones. Threads start with
+    the first leases. They refer to the channel and not to its user, so that an abandoned user is
+    collected. With `lingers` they wait for more work until the channel is closed; otherwise they
+    end when nothing is queued, and `drain` waits for that. A worker begins with the lease that it
+    was started for. With `newest_only` it takes the newest one next, and older ones end as FAILED.
     """
 
     def __init__(
@@ -91,68 +92,80 @@ class Channel(Generic[T]):
         release: Callable[[T], None] | None = None,
         lingers: bool = True,
         daemon: bool = True,
+        newest_only: bool = False,
     ) -> None:
         self._work, self._name, self._max_workers, self._limit = work, name, workers, limit
         self._release, self._lingers, self._daemon = release, lingers, daemon
-        self._pid = os.getpid()
-        self._lock = threading.RLock()
+        self._newest_only = newest_only
+        self._pid, self._lock = os.getpid(), threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._outstanding: dict[Lease[T], None] = {}  # in the order of submission
+        self._outstanding: dict[Lease[T], None] = {}  # in the order of reservation
         self._workers: dict[Worker, None] = {}
         self._threads: deque[Worker] = deque()  # to join: a worker leaves `_workers` before it ends
         self.failure: BaseException | None = None
-        """The first failure; None if there is none."""
+        """The first failure; None if there is none. Set it to None to go on after a failure."""
         self._closed = self._dropping = False
         self._afterwards: deque[Callable[[], None]] = deque()
 
+    @property
+    def forked(self) -> bool:
+        """Whether this is a forked child of the process that made the channel."""
+        return os.getpid() != self._pid
+
+    @property
+    def idle(self) -> bool:
+        """Whether no lease is outstanding and no worker is left."""
+        return not self._outstanding and not self._alive()
+
     # Called by the submitting side.
 
-    def submit(self, lease: Lease[T]) -> None:
-        """Submit `lease` once there is room.
+    def reserve(self, lease: Lease[T], on_full: OnFull = "wait") -> bool:
+        """Make `lease` outstanding, so that `submit` finds room. Return whether it is.
 
-        Raises the first failure. Raises RuntimeError if the channel is closed or no thread can be
-        started.
+        Without room, "skip" returns False. "supersede" ends the oldest queued lease as FAILED, or
+        waits. The lease stays HELD: `end` gives it back, also after an exception in here.
         """
 
-        def entered() -> bool:
-            if len(self._outstanding) < self._limit and self.failure is None:
+        def ready() -> bool:
+            full = len(self._outstanding) >= self._limit
+            if full and on_full == "supersede" and (queued := self._queued()):
+                self.end(queued[0], LeaseState.FAILED)
+            if len(self._outstanding) < self._limit:
                 self._outstanding[lease] = None
-            return lease in self._outstanding
+            return lease in self._outstanding or on_full == "skip"
 
-        self._check_process()
+        self._wait_until(ready)
+        return lease in self._outstanding
+
+    def submit(self, lease: Lease[T]) -> None:
+        """Submit `lease`: at once if it is reserved, otherwise once there is room.
+
+        Raises the first failure. Raises RuntimeError if the channel is closed or no thread can be
+        started. A reserved lease stays reserved then.
+        """
+        reserved = lease in self._outstanding
         try:
-            self._wait_until(entered)
+            self.reserve(lease)
             with self._lock:
-                if self._closed:
-                    raise RuntimeError(f"{self._name}: closed")
-                lease.state = LeaseState.QUEUED
-                self._start_worker()
-                self._changed.notify_all()
+                self._queue(lease)
         except BaseException:
-            with self._lock:
-                if lease.state is LeaseState.QUEUED:
-                    lease.state = LeaseState.HELD
-            if lease.state is LeaseState.HELD:
+            if lease.state is LeaseState.HELD and lease in self._outstanding and not reserved:
                 self._remove(lease)
-                self._call_afterwards()
             raise
 
     def wait(self, lease: Lease[T]) -> None:
         """Wait until `lease` has ended. Raises the first failure."""
-        self._check_process()
         self._wait_until(lambda: lease not in self._outstanding)
 
-    def drain(self) -> None:
-        """Wait until no submitted lease is outstanding. Raises the first failure."""
-        self._check_process()
-        self._wait_until(self._drained)
+    def drain(self, *, despite_failure: bool = False) -> None:
+        """Wait until no submitted lease is outstanding. Raises the first failure by default."""
+        self._wait_until(self._drained, despite_failure=despite_failure)
 
     def close(self, *, drop: bool = False) -> None:
         """Accept no more leases, wait until all submitted ones have ended, and end the threads.
 
-        Interrupts are raised after that; failures are not raised. The garbage collector may run
-        this call in one of the channel's own workers, which does not wait: see `afterwards`. In a
-        forked child this does nothing, as the parent owns the threads and leases.
+        Raises interrupts after that, and no failures. A worker of this channel, where the garbage
+        collector may call it, does not wait: see `afterwards`. A forked child does nothing.
         """
 
         def end() -> None:
@@ -166,20 +179,20 @@ class Channel(Generic[T]):
                     if thread.ident is not None:
                         thread.join()
 
-        if os.getpid() == self._pid:
+        if not self.forked:
             # `end` raises no Exception itself. A signal handler may: TimeoutError of an alarm.
             uninterrupted(end, (KeyboardInterrupt, SystemExit, Exception))
 
     def afterwards(self, call: Callable[[], None]) -> None:
-        """Call `call` once no lease is outstanding and no worker is left: now, or in the last one.
-
-        A forked child has neither, and calls it now.
-        """
-        if os.getpid() != self._pid:
+        """Call `call` once the channel is idle: now or in its last worker. A child calls it now."""
+        now = self.forked
+        if not now:
+            with self._lock:
+                now = self.idle
+                if not now:
+                    self._afterwards.append(call)
+        if now:
             call()
-            return
-        self._afterwards.append(call)
-        self._call_afterwards()
 
     # Called by a worker.
 
@@ -197,15 +210,18 @@ class Channel(Generic[T]):
     def serve(self, handle: Callable[[T], None]) -> None:
         """Call `handle` for one lease after the other; its exceptions are failures."""
         try:
-            while (lease := self.next()) is not None:
+            lease = self.next()
+            while lease is not None:
                 try:
                     handle(lease.item)
+                    state = LeaseState.DONE
                 except BaseException as error:  # noqa: BLE001 -- raised on the submitting side
                     self.fail(error)
-                    self.end(lease, LeaseState.FAILED)
-                else:
-                    self.end(lease, LeaseState.DONE)
-                del lease  # its memory must not be kept while this waits for the next lease
+                    state = LeaseState.FAILED
+                following = self.next(wait=False)  # first, as `end` makes room for a newer lease
+                self.end(lease, state)
+                lease = following  # its memory must not be kept while this waits
+                lease = lease or self.next()
         except BaseException as error:
             self.fail(error)
             self.end_all(LeaseState.FAILED)  # an interrupt may come just after `next` took one
@@ -235,10 +251,12 @@ class Channel(Generic[T]):
             self._remove(lease)
 
     def end_all(self, state: LeaseState, worker: threading.Thread | None = None) -> None:
-        """End every lease of `worker`, by default the calling thread. LOST is a failure."""
+        """End the leases begun by `worker`, by default this thread. LOST is a failure."""
         worker = worker or threading.current_thread()
         for lease in tuple(self._outstanding):
-            if lease.worker is worker:
+            if lease.worker is worker and lease.state is LeaseState.QUEUED:
+                lease.worker = None  # never begun: for another worker
+            elif lease.worker is worker:
                 if state is LeaseState.LOST:
                     self.fail(RuntimeError(f"{self._name}: a thread ended before its work"))
                 self.end(lease, state)
@@ -246,16 +264,15 @@ class Channel(Generic[T]):
 
     # Internals.
 
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise RuntimeError(f"{self._name}: its threads are in the parent process")
-
     def _drained(self) -> bool:
-        return all(lease.state is LeaseState.HELD for lease in tuple(self._outstanding))
+        held = all(lease.state is LeaseState.HELD for lease in tuple(self._outstanding))
+        return held and (self._lingers or not self._alive())
 
     def _wait_until(self, met: Callable[[], bool], *, despite_failure: bool = False) -> None:
         """Wait until `met()`. Unless `despite_failure`, stop at the first failure and raise it."""
         while True:
+            if self.forked:
+                raise RuntimeError(f"{self._name}: its threads are in the parent process")
             self._recover()
             with self._lock:
                 failure = None if despite_failure else self.failure
@@ -291,13 +308,26 @@ class Channel(Generic[T]):
             if not self._alive():
                 self.fail(error)
 
-    def _queued(self) -> list[Lease[T]]:
-        return [lease for lease in tuple(self._outstanding) if lease.state is LeaseState.QUEUED]
+    def _queue(self, lease: Lease[T]) -> None:
+        if self._closed:
+            raise RuntimeError(f"{self._name}: closed")
+        try:
+            lease.state = LeaseState.QUEUED
+            lease.worker = self._start_worker()
+            self._changed.notify_all()
+        except BaseException:
+            if lease.state is LeaseState.QUEUED:  # otherwise a handler let the worker begin it
+                lease.worker, lease.state = None, LeaseState.HELD
+            raise
+
+    def _queued(self, worker: Worker | None = None) -> list[Lease[T]]:
+        wanted = LeaseState.QUEUED, worker  # which was started for them, or None
+        return [one for one in tuple(self._outstanding) if (one.state, one.worker) == wanted]
 
     def _alive(self) -> list[Worker]:
         return [worker for worker in tuple(self._workers) if worker.working]
 
-    def _start_worker(self) -> None:
+    def _start_worker(self) -> Worker | None:
         """Start a worker if there is work for one more. Raises RuntimeError if it cannot start."""
         pending = [one for one in tuple(self._outstanding) if one.state in _PENDING]
         for dead in set(self._workers).difference(alive := self._alive()):
@@ -309,13 +339,13 @@ class Channel(Generic[T]):
             self._threads.append(worker)  # first, as an interrupted `start` may start it
             self._workers[worker] = None
             worker.start()
+            return worker
+        return None
 
     def _run(self) -> None:
         try:
             try:
-                if (
-                    threading.current_thread() in self._workers
-                ):  # else it was given up before it started
+                if threading.current_thread() in self._workers:  # else it was given up
                     self._work()
             except BaseException as error:  # noqa: BLE001 -- raised on the submitting side
                 self.fail(error)
@@ -323,6 +353,7 @@ class Channel(Generic[T]):
         except BaseException as error:  # noqa: BLE001 -- once more, after an interrupt
             self.fail(error)
             self._retire()
+        self._recover()  # of queued leases, if no thread waits
         self._call_afterwards()
 
     def _retire(self) -> None:
@@ -333,29 +364,36 @@ class Channel(Generic[T]):
             self._changed.notify_all()
 
     def _take(self, wait: bool) -> Lease[T] | None:
-        me: Any = threading.current_thread()
         with self._lock:
-            while not (queued := self._queued()):
-                if self._closed or not wait:
-                    return None
-                if not self._lingers:
-                    self._workers.pop(me, None)
-                    return None
-                self._pause()
-            queued[0].worker = me  # first: a RUNNING lease without a worker would never end
-            queued[0].state = LeaseState.RUNNING
-            return queued[0]
+            return self._take_queued(wait)
+
+    def _take_queued(self, wait: bool) -> Lease[T] | None:
+        # Not inside the `with`: CPython 3.13 leaves a lock locked if a loop is interrupted there.
+        me: Any = threading.current_thread()
+        while not (queued := self._queued(me) or self._queued()):
+            if self._closed or not wait:
+                return None
+            if not self._lingers:
+                self._workers.pop(me, None)
+                return None
+            self._pause()
+        while self._newest_only and len(queued) > 1:
+            self.end(queued.pop(0), LeaseState.FAILED)
+        queued[0].worker = me  # first: a RUNNING lease without a worker would never end
+        queued[0].state = LeaseState.RUNNING
+        return queued[0]
 
     def _remove(self, lease: Lease[T]) -> None:
         with self._lock:
             self._outstanding.pop(lease, None)
             self._changed.notify_all()
+        self._call_afterwards()
 
     def _call_afterwards(self) -> None:
         """Make the calls of `afterwards` if no lease is outstanding and no worker is left."""
         while True:
             with self._lock:
-                if not self._afterwards or self._outstanding or self._alive():
+                if not self._afterwards or not self.idle:
                     return
                 call = self._afterwards.popleft()
             call()

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
+import sys
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from queue import SimpleQueue
 from typing import ParamSpec, TypeVar, TypeVarTuple
 
-from iobench.writers.blocks.interrupt_safe import Worker, end_workers, start_workers
+from iobench.writers.blocks.channel import Channel, Lease
 
 __all__ = ["OwnLoop", "WorkerExecutor"]
 
@@ -24,22 +23,22 @@ _Ts = TypeVarTuple("_Ts")
 
 
 class WorkerExecutor(Executor):
-    """Runs calls in up to `threads` Workers, or in the caller if none can start.
+    """Runs calls in up to `threads` threads, or in the caller if none can start.
 
-    Used by one thread. The workers are daemons: an executor that is never shut down does not block
-    the end of the interpreter.
+    The threads are daemons: an executor that is never shut down does not block the end of the
+    interpreter.
     """
 
     def __init__(self, threads: int, name: str) -> None:
-        self._threads, self._name = threads, name
-        self._workers: list[Worker] = []
-        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._idle = threading.Semaphore(0)
-        self._is_shut_down = False
+        channel: Channel[Callable[[], None]] = Channel(
+            lambda: channel.serve(lambda call: call()),
+            name=name,
+            workers=threads,
+            limit=sys.maxsize,
+        )
+        self._channel = channel
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
-        if self._is_shut_down:
-            raise RuntimeError("the executor is shut down")
         future: Future[_T] = Future()
 
         def call() -> None:
@@ -52,33 +51,18 @@ class WorkerExecutor(Executor):
             else:
                 future.set_result(result)
 
-        if self._idle.acquire(blocking=False) or self._start_worker():
-            self._calls.put(call)
-        else:
+        try:
+            self._channel.submit(Lease(call))
+        except RuntimeError as error:
+            if "interpreter shutdown" not in str(error):
+                raise
             call()
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Wait for every call, whatever the arguments: each call uses memory or a descriptor."""
         del wait, cancel_futures
-        self._is_shut_down = True
-        end_workers(self._workers, self._calls)
-
-    def _start_worker(self) -> bool:
-        """Start a worker unless `threads` run; return whether there is any."""
-        if len(self._workers) < self._threads:
-            worker = Worker(
-                target=_work, args=(self._calls, self._idle), name=self._name, daemon=True
-            )
-            self._workers += start_workers([worker])
-        return bool(self._workers)
-
-
-def _work(calls: SimpleQueue[Callable[[], None] | None], idle: threading.Semaphore) -> None:
-    while (call := calls.get()) is not None:
-        call()
-        del call  # it holds the result
-        idle.release()
+        self._channel.close()
 
 
 class OwnLoop(asyncio.SelectorEventLoop):

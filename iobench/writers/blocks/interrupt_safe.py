@@ -9,10 +9,9 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
 from typing import Any
 
-__all__ = ["Worker", "end_workers", "start_workers", "uninterrupted"]
+__all__ = ["Worker", "start_workers", "uninterrupted"]
 
 
 class Worker(threading.Thread):
@@ -70,22 +69,6 @@ def start_workers(workers: Sequence[Worker]) -> list[Worker]:
             break
         started.append(worker)
     return started
-
-
-def end_workers(workers: Sequence[Worker], queue: SimpleQueue[Any]) -> None:
-    """Put a None for each worker into the `queue`, and wait until all workers have ended.
-
-    KeyboardInterrupt is raised after that.
-    """
-
-    def end() -> None:
-        for _ in workers:
-            queue.put(None)
-        for worker in workers:
-            if worker.is_alive():  # not if it could not be started
-                worker.join()
-
-    uninterrupted(end)
 
 
 def uninterrupted(

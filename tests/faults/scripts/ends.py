@@ -20,6 +20,8 @@ import types
 late = []
 atexit.register(lambda: [call() for call in late])  # called after all of iobench's
 
+# Before torch, which has weakref register its function of atexit: that one is then called first.
+import iobench.writers.blocks.interpreter_end  # noqa: E402, F401, I001
 import torch  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
 

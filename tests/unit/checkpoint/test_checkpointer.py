@@ -26,6 +26,7 @@ from iobench import Checkpointer, KeepEvery, KeepLast, load_checkpoint
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.save import Save
+from iobench.checkpoint.slots import Slot
 from iobench.checkpoint.staged import STAGING_SUFFIX
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import (
@@ -69,6 +70,13 @@ def _value(state: dict[str, Any]) -> float:
     values = {*state["w"].tolist(), state["step"], *state["a"].tolist()}
     assert len(values) == 1, "a mixed state"
     return values.pop()
+
+
+def _free_slots(ckpt: Checkpointer) -> list[Slot]:
+    """The slots that no save has; no slot is free twice."""
+    free = list(ckpt._persister.pool._free)
+    assert len(free) == len(set(free))
+    return free
 
 
 def _statuses(ckpt: Checkpointer) -> list[tuple[int, str]]:
@@ -599,11 +607,11 @@ def test_budget(make: Make) -> None:
     ckpt = make(budget="64KiB", slots=2)
     with pytest.raises(StateError, match=r"2 slots need 160.00 KiB.*the budget is 64.00 KiB"):
         ckpt.save_async(_state(1, size=10_000), 1)
-    assert ckpt._pool.size_bytes == 0
+    assert ckpt._persister.pool.size_bytes == 0
     assert _statuses(ckpt) == [(1, "failed")]
     ckpt.save(_state(1, size=10_000), 1)
     ckpt.save_async(_state(2), 2)
-    assert 0 < ckpt._pool.size_bytes <= 64 << 10
+    assert 0 < ckpt._persister.pool.size_bytes <= 64 << 10
     ckpt.wait()
     assert ckpt.steps() == [1, 2]
 
@@ -624,7 +632,7 @@ def test_state_that_grows(make: Make) -> None:
     ckpt.wait()
     sizes = [len(ckpt.load(save.step)["w"]) for save in ckpt.saves if save.status == "committed"]
     assert sizes[-1] == 200_000
-    assert len({len(slot.memory) for slot in ckpt._pool.slots} - {0}) <= 2
+    assert len({len(slot.memory) for slot in _free_slots(ckpt)} - {0}) <= 2
 
 
 def test_unsupported_object(make: Make) -> None:
@@ -818,7 +826,7 @@ def test_closed(make: Make) -> None:
     ckpt.save_async(_state(1), 1)
     ckpt.close()
     assert ckpt.saves[0].status == "committed"
-    assert ckpt._pool.size_bytes == 0
+    assert ckpt._persister.pool.size_bytes == 0
     ckpt.close()
     for use in (lambda: ckpt.save(_state(2), 2), lambda: ckpt.wait(), lambda: ckpt.load()):
         with pytest.raises(UsageError, match="closed"):
@@ -931,8 +939,7 @@ def test_interrupted_as_a_thread_begins(
     for thread in threading.enumerate():
         if thread.name in ("iobench-persister", "iobench-snapshot"):
             thread.join()
-    free = ckpt._persister._free
-    assert len(free) == len(set(free)) == 2
+    assert len(_free_slots(ckpt)) == 2
     assert _statuses(ckpt) == [(1, "failed")]
     assert ckpt.steps() == []
     ckpt.save_async(_state(1), 1)
@@ -1006,11 +1013,10 @@ def test_interrupted_as_the_writing_began(
         with pytest.raises(KeyboardInterrupt):
             ckpt.save_async(_state(1), 1)
     gated.begun.acquire()
-    assert len(ckpt._persister._free) == 1
+    assert len(_free_slots(ckpt)) == 1
     gated.let()
     ckpt.wait()
-    free = ckpt._persister._free
-    assert len(free) == len(set(free)) == 2
+    assert len(_free_slots(ckpt)) == 2
     assert ckpt.steps() == [1]
 
 
@@ -1142,17 +1148,17 @@ def test_interrupted_when_a_slot_was_taken(
 ) -> None:
     """Ctrl-C before the copy begins: the slot is not lost, and the next save gets it."""
     ckpt = make(writer=gated, slots=1)
-    ready = ckpt._persister.take_from
+    take = ckpt._persister.take
 
     def interrupted(*arguments: Any, **options: Any) -> None:
-        ready(*arguments, **options)
+        take(*arguments, **options)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(ckpt._persister, "take_from", interrupted)
+        patch.setattr(ckpt._persister, "take", interrupted)
         with pytest.raises(KeyboardInterrupt):
             ckpt.save_async(_state(1), 1)
-    assert len(ckpt._persister._free) == 1
+    assert len(_free_slots(ckpt)) == 1
     gated.let()
     ckpt.save_async(_state(2), 2)
     ckpt.wait()
@@ -1171,7 +1177,7 @@ def test_interrupted_while_it_closes(make: Make, gated, monkeypatch: pytest.Monk
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(ckpt._pool, "free", interrupted)
+        patch.setattr(ckpt._persister.pool, "free", interrupted)
         with pytest.raises(KeyboardInterrupt) as caught:
             ckpt.close()
     assert isinstance(caught.value.__context__, TransferError)

@@ -56,9 +56,38 @@ def test_more_than_the_control_group_leaves(
     monkeypatch.setattr(slots, "available_bytes", lambda: available_bytes(tmp_path))
     pool = SlotPool(2)
     with pytest.raises(StateError, match=r"need 6.00 MiB of host memory, 5.00 MiB are available"):
-        pool.grow(3 * MIB)
+        pool.grow(3 * MIB, pinned=False)
     assert pool.size_bytes == 0
-    assert pool.grow(2 * MIB)
+    pool.grow(2 * MIB, pinned=False)
+    assert pool.size_bytes == 4 * MIB
+
+
+class _Registered:
+    """Stands for memory that is registered with CUDA."""
+
+    alive = 0
+
+    def __init__(self, memory: Bytes) -> None:
+        type(self).alive += 1
+
+    def release(self) -> None:
+        type(self).alive -= 1
+
+
+def test_a_lost_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C just after it was taken: its memory is freed, and the pool makes another."""
+    monkeypatch.setattr(slots, "Pinned", _Registered)
+    pool = SlotPool(2)
+    pool.grow(MIB, pinned=True)
+    pool.take(pinned=True)  # no variable refers to it
+    assert (pool.size_bytes, _Registered.alive) == (MIB, 1)
+    taken = [pool.take(pinned=True) for _ in range(2)]
+    assert len(set(taken)) == 2
+    assert (pool.size_bytes, _Registered.alive) == (2 * MIB, 2)
+    for slot in taken:
+        pool.give(slot)
+    pool.free()
+    assert (pool.size_bytes, _Registered.alive) == (0, 0)
 
 
 def _owner(slot: Slot) -> object:

@@ -2,59 +2,30 @@
 
 from __future__ import annotations
 
-import dis
-import functools
 import gc
 import os
 import signal
 import sys
 import threading
-import traceback
 from collections import Counter
 from collections.abc import Callable
-from types import CodeType, FrameType
-from typing import Any
+from types import FrameType
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support.every_bytecode import SOON_S, Boom, Place, Tracer, at_every_place, within
 
 from iobench.testing import Footprint
 from iobench.writers.blocks import channel as module
-from iobench.writers.blocks.channel import Channel, Lease, LeaseState
-
-_FILE = module.__file__
-_SOON_S = 10  # a wait that takes longer hangs
-
-
-class _Boom(KeyboardInterrupt):
-    """The exception that is raised at one bytecode."""
+from iobench.writers.blocks.channel import Channel, Lease, LeaseState, OnFull
 
 
 @pytest.fixture(autouse=True)
 def _nothing_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_lost", [])
-
-
-def _within(seconds: float, call: Callable[[], None]) -> None:
-    """Run `call()` in a new thread; fail with its stack if it does not return in time."""
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            call()
-        except BaseException as error:  # noqa: BLE001 -- raised below
-            raised.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        frame = sys._current_frames()[thread.ident or 0]
-        pytest.fail("hangs:\n" + "".join(traceback.format_stack(frame)))
-    if raised:
-        raise raised[0]
 
 
 class _Work:
@@ -112,55 +83,150 @@ def test_no_wait_depends_on_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None
             work.channel.drain()
             work.channel.close()
 
-    _within(_SOON_S, use)
+    within(SOON_S, use)
+
+
+class _Gated(_Work):
+    """One worker, which waits before each item until `go_on` is released."""
+
+    def __init__(self, **options: Any) -> None:
+        self.begun, self.go_on = threading.Semaphore(0), threading.Semaphore(0)
+        super().__init__(self._wait, **{"workers": 1, "limit": 3} | options)
+
+    def _wait(self, _: object) -> None:
+        self.begun.release()
+        assert self.go_on.acquire(timeout=SOON_S)
+
+    def submitted(self, numbers: range) -> list[Lease[int]]:
+        """Submit leases; the first one is RUNNING on return."""
+        leases = [Lease(number) for number in numbers]
+        self.channel.submit(leases[0])
+        assert self.begun.acquire(timeout=SOON_S)
+        for lease in leases[1:]:
+            self.channel.submit(lease)
+        return leases
+
+
+def test_a_reserved_lease_is_a_permit() -> None:
+    """It finds room later. It can be given back, and drain does not wait for it."""
+    work = _Work(limit=2)
+    first, second, third = (Lease(number) for number in range(3))
+    assert work.channel.reserve(first)
+    work.channel.submit(second)
+    work.channel.drain()
+    assert work.channel.reserve(third)
+    assert not work.channel.reserve(Lease(3), "skip")
+    called: list[int] = []
+    work.channel.afterwards(lambda: called.append(1))
+    work.channel.submit(first)
+    work.channel.drain()
+    assert work.released == Counter([0, 1])
+    work.channel.close()
+    for _ in range(2):
+        work.channel.end(third, LeaseState.FAILED, among=(LeaseState.HELD,))
+    assert work.released == Counter([0, 1, 2])
+    assert called == [1]  # with the last lease, as no worker is left
+
+
+def test_supersede() -> None:
+    """The oldest queued lease ends for a new one; without one, `reserve` waits for room."""
+    work = _Gated()
+    _, oldest, newer = work.submitted(range(3))
+    last = Lease(3)
+    assert work.channel.reserve(last, "supersede")
+    assert (oldest.state, newer.state) == (LeaseState.FAILED, LeaseState.QUEUED)
+    assert work.released == Counter([1])
+    work.go_on.release(2)
+    work.channel.wait(newer)
+    assert work.channel.reserve(Lease(4))
+    assert work.channel.reserve(Lease(5))
+    waiting = threading.Thread(target=lambda: work.channel.reserve(Lease(6), "supersede"))
+    waiting.start()
+    work.channel.end(last, LeaseState.FAILED, among=(LeaseState.HELD,))
+    waiting.join(SOON_S)
+    assert not waiting.is_alive()
+    assert [lease.item for lease in work.channel._outstanding] == [4, 5, 6]
+    work.channel.close()
+
+
+def test_the_newest_only() -> None:
+    """A worker takes the newest queued lease, and the older ones end."""
+    work = _Gated(limit=4, newest_only=True)
+    leases = work.submitted(range(4))
+    work.go_on.release(2)
+    work.channel.drain()
+    assert work.handled == [0, 3]
+    assert [lease.state for lease in leases] == [
+        *(LeaseState.DONE, LeaseState.FAILED, LeaseState.FAILED, LeaseState.DONE)
+    ]
+    assert work.released == Counter(range(4))
+    work.channel.close()
+
+
+def test_room_comes_after_the_choice_of_the_next() -> None:
+    """A caller that waits for room cannot supersede what was queued before."""
+    work = _Gated(limit=2, newest_only=True)
+    states: list[LeaseState] = []
+    work.channel._release = lambda _: states.append(leases[1].state)
+    leases = work.submitted(range(2))
+    work.go_on.release()
+    work.channel.wait(leases[0])
+    assert states == [LeaseState.RUNNING]
+    work.go_on.release()
+    work.channel.close()
+
+
+@pytest.mark.parametrize(("on_full", "expected"), [("wait", [0, 2]), ("supersede", [0, 3])])
+def test_a_worker_begins_with_the_lease_that_it_was_started_for(
+    on_full: OnFull, expected: list[int]
+) -> None:
+    """No newer lease takes its turn, and none supersedes it, however late its thread comes."""
+    come, handled = threading.Event(), []
+
+    def work() -> None:
+        assert come.wait(SOON_S)
+        channel.serve(handled.append)
+
+    channel = Channel[int](work, name="test", limit=3, newest_only=True)
+    for number in range(3):
+        channel.submit(Lease(number))
+    if on_full == "supersede":
+        last = Lease(3)
+        assert channel.reserve(last, on_full)
+        assert [one.item for one in channel._outstanding] == [0, 2, 3]
+        channel.submit(last)
+    come.set()
+    channel.close()
+    assert handled == expected
+
+
+def test_it_goes_on_after_a_failure() -> None:
+    """Once `failure` is None again, leases are accepted and worked on."""
+    work = _Work(lambda number: 1 // number)
+    work.channel.submit(Lease(0))
+    with pytest.raises(ZeroDivisionError):
+        work.channel.drain()
+    work.channel.drain(despite_failure=True)
+    work.channel.failure = None
+    work.channel.submit(Lease(1))
+    work.channel.drain()
+    assert work.handled == [1]
+    work.channel.close()
+
+
+def test_a_drained_channel_that_does_not_linger_has_no_thread() -> None:
+    """So a call of `afterwards` is made at once, in the thread that drained."""
+    work = _Work(lingers=False)
+    for number in range(20):
+        work.channel.submit(Lease(number))
+        work.channel.drain()
+        assert work.channel.idle
+        called: list[threading.Thread] = []
+        work.channel.afterwards(lambda called=called: called.append(threading.current_thread()))
+        assert called == [threading.current_thread()]
 
 
 # An exception at every bytecode.
-
-_Place = tuple[CodeType, int]
-
-
-@functools.cache
-def _leaving_a_with(code: CodeType) -> frozenset[int]:
-    """Offsets of the calls of `__exit__` at the end of a `with`, arguments included.
-
-    CPython runs no signal handler there before the call, and the call is the RLock's own, in C.
-    """
-    found: set[int] = set()
-    steps = [step for step in dis.get_instructions(code) if step.opname != "PRECALL"]
-    for at in range(len(steps) - 3):
-        *nones, call = steps[at : at + 4]
-        if call.opname.startswith("CALL") and all(
-            step.opname == "LOAD_CONST" and step.argval is None for step in nones
-        ):
-            first = steps[at - 1] if steps[at - 1].opname == "SWAP" else nones[0]  # of a return
-            found.update(range(first.offset, call.offset + 2))
-    return frozenset(found)
-
-
-class _Tracer:
-    """Records the bytecodes of the channel that threads execute, or raises _Boom at one of them."""
-
-    def __init__(self, target: _Place | None = None) -> None:
-        self.passed: dict[_Place, None] = {}
-        self._target = target
-        self.hit = False
-
-    def __call__(self, frame: FrameType, event: str, arg: object) -> Any:
-        if frame.f_code.co_filename != _FILE:
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self._opcode
-
-    def _opcode(self, frame: FrameType, event: str, arg: object) -> Any:
-        if event == "opcode":
-            place = frame.f_code, frame.f_lasti
-            if place == self._target and not self.hit:
-                self.hit = True
-                raise _Boom
-            if frame.f_lasti not in _leaving_a_with(frame.f_code):
-                self.passed[place] = None
-        return self._opcode
 
 
 class _Watched(_Work):
@@ -189,19 +255,23 @@ def _submitters_life(work: _Work, leases: list[Lease[int]], *, drains: bool) -> 
             channel.wait(leases[2])
             channel.submit(leases[3])
             channel.drain()
+        else:
+            channel.reserve(leases[3], "supersede")
+            channel.submit(leases[3])
+            channel.reserve(leases[4], "skip")
     finally:
         channel.close(drop=True)
         channel.afterwards(lambda: called.append(1))
 
 
 def _check_over(work: _Work, leases: list[Lease[int]]) -> None:
-    """A closed channel has no outstanding lease, and each lease is HELD or has ended."""
+    """A closed channel has no lease outstanding but reserved ones. Each is HELD or has ended."""
     channel = work.channel
     with Footprint.unchanged():
         channel.close()
     for lease in leases:
         assert lease.state in (LeaseState.HELD, LeaseState.DONE, LeaseState.FAILED, LeaseState.LOST)
-    assert not channel._outstanding
+    assert all(lease.state is LeaseState.HELD for lease in channel._outstanding)
     assert not [thread for thread in channel._threads if thread.working]
     assert channel._lock.acquire(timeout=1)
     channel._lock.release()
@@ -211,33 +281,26 @@ def _check_over(work: _Work, leases: list[Lease[int]]) -> None:
             assert not work.released[lease.item]
         if lease.state is LeaseState.DONE:
             assert lease.item in work.handled
+    for lease in leases:
+        channel.end(lease, LeaseState.FAILED, among=(LeaseState.HELD,))
+    assert not channel._outstanding
+    assert max(work.released.values(), default=0) <= 1
 
 
-def _interrupted(where: str, place: _Place | None, **options: Any) -> _Tracer:
-    """Use and close a channel, with _Boom at `place` in the `submitter` or in a `worker`."""
-    tracer = _Tracer(place)
-    work = _Watched(**options)
-    leases = [Lease(number) for number in range(4)]
-    raised: list[BaseException] = []
-
-    def live() -> None:
-        if where == "submitter":
-            sys.settrace(tracer)
-        else:
-            threading.settrace(tracer)
-        try:
-            _submitters_life(work, leases, drains=options["lingers"])
-        except BaseException as error:  # noqa: BLE001 -- looked at below
-            raised.append(error)
-        finally:
-            sys.settrace(None)
-            threading.settrace(None)  # type: ignore[arg-type]
-
-    _within(_SOON_S, live)
-    _within(_SOON_S, lambda: _check_over(work, leases))
+def _interrupted(where: str, place: Place | None, **options: Any) -> Tracer:
+    """Use and close a channel, with Boom at `place` in the `submitter` or in a `worker`."""
+    tracer = Tracer([module.__file__], place)
+    # CPython 3.12 crashes when two threads trace the opcodes of one function.
+    crashes = where == "worker" and sys.version_info[:2] == (3, 12)
+    work = _Watched(workers=1 if crashes else 2, **options)
+    leases = [Lease(number) for number in range(5)]
+    raised = tracer.run(
+        lambda: _submitters_life(work, leases, drains=options["lingers"]),
+        in_threads=where == "worker",
+    )
+    within(SOON_S, lambda: _check_over(work, leases))
     if tracer.hit and where == "submitter":
-        assert raised
-        assert isinstance(raised[0], _Boom)
+        assert isinstance(raised, Boom)
     return tracer
 
 
@@ -249,27 +312,21 @@ def test_an_exception_at_every_bytecode(
 ) -> None:
     """At any place: the channel can be closed, and no lease or thread is left behind."""
     monkeypatch.setattr(module, "_LOOK_AGAIN_S", 0.005)
-    places: dict[_Place, None] = {}
-    for _ in range(3):
-        places |= _interrupted(where, None, lingers=lingers).passed
-    assert len(places) > 100
-    hits = 0
-    for place in places:
-        try:
-            hits += _interrupted(where, place, lingers=lingers).hit
-        except BaseException as error:
-            code, offset = place
-            lines = [line for start, stop, line in code.co_lines() if start <= offset < stop]
-            error.add_note(f"interrupted in {code.co_name}, line {lines}, offset {offset}")
-            raise
-    assert hits > 0.8 * len(places)
+    at_every_place(
+        lambda place: _interrupted(where, place, lingers=lingers, newest_only=not lingers)
+    )
 
 
 # Any order of calls.
 
 
+_FATES = ("do", "do", "fail", "lose")
+
+
 class _Any(RuleBasedStateMachine):
     """The machine decides how each lease ends; a watchdog limits each call of the channel."""
+
+    options: ClassVar[dict[str, Any]] = {}
 
     def __init__(self) -> None:
         super().__init__()
@@ -277,11 +334,11 @@ class _Any(RuleBasedStateMachine):
         self.fates: dict[int, str] = {}
         self.leases: list[Lease[int]] = []
         self.first: int | None = None
-        self.work = _Work(self._handle, workers=1, limit=3)
+        self.work = _Work(self._handle, workers=1, limit=3, **self.options)
         self.channel = self.work.channel
 
     def _handle(self, number: int) -> None:
-        assert self.gates[number].wait(_SOON_S)
+        assert self.gates[number].wait(SOON_S)
         if self.fates[number] == "fail":
             raise OSError(number, "failed")
         if self.fates[number] == "lose":
@@ -293,10 +350,10 @@ class _Any(RuleBasedStateMachine):
     def _expect(self, call: Callable[[], object]) -> None:
         """The first failure is raised if there is one, and nothing else."""
         if self.channel.failure is None:
-            _within(_SOON_S, call)
+            within(SOON_S, call)
             return
         with pytest.raises(type(self.channel.failure)) as caught:
-            _within(_SOON_S, call)
+            within(SOON_S, call)
         assert caught.value is self.channel.failure
 
     def _wait_for_worker(self) -> None:
@@ -306,23 +363,64 @@ class _Any(RuleBasedStateMachine):
             while True:
                 with self.channel._lock:
                     running = [one for one in self.leases if one.state is LeaseState.RUNNING]
-                    listed = list(self.channel._outstanding)
+                    listed = [
+                        one for one in self.channel._outstanding if one.state is not LeaseState.HELD
+                    ]
                     if all(not self.gates[one.item].is_set() for one in running) and (
-                        listed == self._pending() and (running or not listed)
+                        listed == self._pending() and (running or not listed)  # taken or ended
                     ):
                         return
                     self.channel._changed.wait(0.01)
 
-        _within(_SOON_S, wait)
+        within(SOON_S, wait)
 
-    @precondition(lambda self: len(self.channel._outstanding) < 3 or self.channel.failure)
-    @rule(fate=st.sampled_from(["do", "do", "fail", "lose"]))
-    def submit(self, fate: str) -> None:
+    def _new(self, fate: str) -> Lease[int]:
         number = len(self.leases)
         self.gates[number], self.fates[number] = threading.Event(), fate
         self.leases.append(Lease(number))
-        self._expect(lambda: self.channel.submit(self.leases[number]))
+        return self.leases[number]
+
+    def _reserved(self) -> list[Lease[int]]:
+        return [one for one in self.channel._outstanding if one.state is LeaseState.HELD]
+
+    @precondition(lambda self: len(self.channel._outstanding) < 3 or self.channel.failure)
+    @rule(fate=st.sampled_from(_FATES))
+    def submit(self, fate: str) -> None:
+        lease = self._new(fate)
+        self._expect(lambda: self.channel.submit(lease))
         self._wait_for_worker()
+
+    @rule(fate=st.sampled_from(_FATES))
+    def reserve_or_skip(self, fate: str) -> None:
+        lease, full = self._new(fate), len(self.channel._outstanding) >= 3
+        self._expect(lambda: self.channel.reserve(lease, "skip"))
+        failed = self.channel.failure is not None
+        assert (lease in self.channel._outstanding) == (not full and not failed)
+
+    @precondition(lambda self: self.channel._queued())
+    @rule(fate=st.sampled_from(_FATES))
+    def supersede(self, fate: str) -> None:
+        oldest, full = self.channel._queued()[0], len(self.channel._outstanding) >= 3
+        lease = self._new(fate)
+        self._expect(lambda: self.channel.reserve(lease, "supersede"))
+        failed = self.channel.failure is not None
+        assert (oldest.state is LeaseState.FAILED) == (full or failed)
+        assert (lease in self._reserved()) == (not failed)
+
+    @precondition(lambda self: self._reserved())
+    @rule(data=st.data())
+    def submit_reserved(self, data: st.DataObject) -> None:
+        lease = data.draw(st.sampled_from(self._reserved()))
+        self._expect(lambda: self.channel.submit(lease))
+        self._wait_for_worker()
+
+    @precondition(lambda self: self._reserved())
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        lease = data.draw(st.sampled_from(self._reserved()))
+        self.channel.end(lease, LeaseState.FAILED, among=(LeaseState.HELD,))
+        assert lease not in self.channel._outstanding
+        assert self.work.released[lease.item] == 1
 
     @precondition(lambda self: self._pending())
     @rule(data=st.data())
@@ -352,14 +450,19 @@ class _Any(RuleBasedStateMachine):
     def teardown(self) -> None:
         for gate in self.gates.values():
             gate.set()
-        _within(_SOON_S, self.channel.close)
+        within(SOON_S, self.channel.close)
         assert not self._pending()
-        assert not self.channel._outstanding
+        assert list(self.channel._outstanding) == self._reserved()
         assert not [thread for thread in self.channel._threads if thread.is_alive()]
 
 
-TestAnyOrder = _Any.TestCase
-TestAnyOrder.settings = settings(max_examples=30, stateful_step_count=12, deadline=None)
+class _AnyNewest(_Any):
+    options: ClassVar[dict[str, Any]] = {"newest_only": True, "lingers": False}
+
+
+TestAnyOrder, TestAnyOrderNewest = _Any.TestCase, _AnyNewest.TestCase
+for _case in (TestAnyOrder, TestAnyOrderNewest):
+    _case.settings = settings(max_examples=30, stateful_step_count=12, deadline=None)
 
 
 # Who else may enter.
@@ -368,7 +471,7 @@ TestAnyOrder.settings = settings(max_examples=30, stateful_step_count=12, deadli
 def test_a_forked_child_waits_for_nothing() -> None:
     """In the child `close` does nothing and `submit` raises; the parent's leases continue."""
     go_on = threading.Event()
-    work, called = _Work(lambda _: go_on.wait(_SOON_S)), []
+    work, called = _Work(lambda _: go_on.wait(SOON_S)), []
     work.channel.submit(Lease(1))
     with work.channel._lock:  # as if another thread held it: no thread releases it in the child
         child = os.fork()
@@ -376,7 +479,7 @@ def test_a_forked_child_waits_for_nothing() -> None:
             work.channel._lock = threading.Lock()  # type: ignore[assignment]
             work.channel._lock.acquire()
             try:
-                signal.alarm(_SOON_S)
+                signal.alarm(SOON_S)
                 work.channel.close()
                 work.channel.afterwards(lambda: called.append(1))
                 assert called == [1]
@@ -416,7 +519,7 @@ def test_collected_in_its_own_worker() -> None:
         over, closed_in = owner.over, owner.closed_in
 
         def handle(_: object) -> None:
-            assert collect.wait(_SOON_S)
+            assert collect.wait(SOON_S)
             gc.collect()
             in_time.append(not over.is_set())  # this thread still uses the memory
 
@@ -426,14 +529,14 @@ def test_collected_in_its_own_worker() -> None:
             work.channel.submit(lease)
         del owner
         collect.set()
-        assert over.wait(_SOON_S)
+        assert over.wait(SOON_S)
         assert [thread.name for thread in closed_in] == ["test"]
         assert in_time == [True]
         assert [lease.state for lease in leases] == [LeaseState.DONE, LeaseState.FAILED]
 
     gc.disable()
     try:
-        _within(_SOON_S, use)
+        within(SOON_S, use)
     finally:
         gc.enable()
 
@@ -444,7 +547,7 @@ def test_a_signal_handler_uses_the_channel_that_was_interrupted(
     """The handler submits and drains inside a locked region of its thread; both continue."""
     monkeypatch.setattr(module, "_LOOK_AGAIN_S", 0.01)
     go_on = threading.Event()
-    work = _Work(lambda _: go_on.wait(_SOON_S), workers=1, limit=3)
+    work = _Work(lambda _: go_on.wait(SOON_S), workers=1, limit=3)
     entered = []
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -460,7 +563,7 @@ def test_a_signal_handler_uses_the_channel_that_was_interrupted(
 
     drained = work.channel._drained
     before = signal.signal(signal.SIGUSR1, handle)
-    signal.alarm(_SOON_S)
+    signal.alarm(SOON_S)
     try:
         work.channel.submit(Lease("main"))
         monkeypatch.setattr(work.channel, "_drained", interrupted)
@@ -479,7 +582,7 @@ def test_any_interrupt_of_close_is_raised_after_it(raised: type[BaseException]) 
     go_on, waits = threading.Event(), threading.Event()
     work = _Watched()
     work._waits.set()
-    work._handle = lambda _: go_on.wait(_SOON_S)
+    work._handle = lambda _: go_on.wait(SOON_S)
     work.channel.submit(lease := Lease(1))
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -518,10 +621,13 @@ def test_a_thread_that_cannot_start(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, name, broken)
         lease = Lease(1)
-        for _ in range(2):
+        for reserved in (False, True):
+            if reserved:
+                work.channel.reserve(lease)
             with pytest.raises(error):
-                _within(_SOON_S, lambda: work.channel.submit(lease))
+                within(SOON_S, lambda: work.channel.submit(lease))
             assert lease.state is LeaseState.HELD
+            assert list(work.channel._outstanding) == [lease] * reserved
 
     def use() -> None:
         if work.channel.failure is None:
@@ -529,7 +635,7 @@ def test_a_thread_that_cannot_start(
             work.channel.drain()
         work.channel.close()
 
-    _within(_SOON_S, use)
+    within(SOON_S, use)
     assert work.handled == [1] or isinstance(work.channel.failure, RuntimeError)
 
 
@@ -545,6 +651,6 @@ def test_a_worker_that_dies_silently(monkeypatch: pytest.MonkeyPatch) -> None:
             work.channel.drain()
         work.channel.close()
 
-    _within(_SOON_S, drain)
+    within(SOON_S, drain)
     assert lease.state is LeaseState.LOST
     assert not work.released

@@ -52,7 +52,7 @@ def test_calls() -> None:
             failing.result(10)
         with pytest.raises(CancelledError):
             cancelled.result()
-    with pytest.raises(RuntimeError, match="shut down"):
+    with pytest.raises(RuntimeError, match="closed"):
         executor.submit(_fail)
 
 
@@ -61,9 +61,8 @@ def test_an_idle_thread_is_taken_first() -> None:
     with WorkerExecutor(8, "test") as executor:
         for _ in range(3):
             executor.submit(int).result(10)
-            assert executor._idle.acquire(timeout=10)
-            executor._idle.release()
-        assert len(executor._workers) == 1
+            executor._channel.drain()
+        assert len(executor._channel._threads) == 1
 
 
 @pytest.mark.usefixtures("ended")

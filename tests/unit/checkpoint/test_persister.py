@@ -1,0 +1,245 @@
+"""Persister: after any interrupt, in a forked child and in a signal handler no slot is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+import pytest
+import torch
+from support.every_bytecode import SOON_S, Boom, Place, Tracer, at_every_place, within
+
+from iobench import Checkpointer
+from iobench.checkpoint import persister as module
+from iobench.checkpoint import slots
+from iobench.checkpoint.background import BackgroundFiles
+from iobench.checkpoint.persister import Persister, Snapshot
+from iobench.checkpoint.save import Save
+from iobench.checkpoint.slots import SlotPool
+from iobench.writers.blocks import channel, interpreter_end
+from iobench.writers.blocks.channel import Lease, OnFull
+from iobench.writers.buffered import BufferedWriter
+
+
+class _Trainer:
+    """Saves one byte per step."""
+
+    def __init__(self) -> None:
+        self.written: list[int] = []
+        self.persister: Persister[int] = Persister(SlotPool(2), self._persist)
+        self.saves: list[Save] = []
+
+    def _persist(self, snapshot: Snapshot[int]) -> None:
+        assert snapshot.memory[0] == snapshot.content
+        snapshot.save.status = "writing"
+        self.written.append(snapshot.content)
+        snapshot.save.status = "committed"
+
+    def save(self, step: int, on_full: OnFull = "wait") -> None:
+        save = Save(step=step, status="copying", created_s=0, size_bytes=1)
+        self.saves.append(save)
+        lease = Lease(Snapshot(save=save, content=step))
+        try:
+            assert self.persister.take(lease, pinned=False, on_full=on_full)
+            lease.item.memory[0] = step
+            self.persister.submit(lease)
+        except BaseException as error:
+            save.fail(error)
+            self.persister.give(lease)
+            raise
+
+    def finish(self) -> None:
+        self.persister.wait()
+        self.persister.raise_failure()
+
+    def train(self) -> None:
+        for step in range(4):
+            self.save(step, "supersede" if step % 2 else "wait")
+        self.finish()
+
+    def check(self, place: Place | None) -> None:
+        """The persister is idle; both slots can be taken and written."""
+        self.persister.wait()
+        with suppress(Boom):
+            self.persister.raise_failure()
+        self.train()
+        assert self.written[-1] == 3
+        ended = {"committed", "superseded", "failed"}
+        if place and place[0].co_name == "_release":  # it did not come to set the status
+            ended.add("waiting")
+        assert {save.status for save in self.saves} <= ended
+        called: list[int] = []
+        self.persister.when_idle(lambda: called.append(1))
+        assert called == [1]
+        assert len(self.persister.pool._free) <= 2
+
+
+def _interrupted(where: str, place: Place | None) -> Tracer:
+    trainer, tracer = _Trainer(), Tracer([module.__file__, slots.__file__], place)
+    raised = tracer.run(trainer.train, in_threads=where == "worker")
+    assert raised is None or isinstance(raised, Boom)
+    within(SOON_S, lambda: trainer.check(place))
+    return tracer
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in `__del__`
+@pytest.mark.parametrize("where", ["trainer", "worker"])
+def test_an_exception_at_every_bytecode(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any place: every save ends, and both slots are free for the next ones."""
+    monkeypatch.setattr(channel, "_LOOK_AGAIN_S", 0.005)
+    monkeypatch.setattr("iobench.linux.yield_to_others", lambda _: None)
+    at_every_place(lambda place: _interrupted(where, place), least=50)
+
+
+def test_a_forked_child(tmp_path: Path) -> None:
+    """A child that is forked while the parent writes saves its own files, and takes no slot."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Gated(BufferedWriter):
+        def write(self, *arguments: object, **options: object) -> object:
+            begun.set()
+            assert go_on.wait(SOON_S)
+            return super().write(*arguments, **options)  # type: ignore[arg-type]
+
+    files = BackgroundFiles(Gated(), slots=1)
+    save = files.save({"n": torch.ones(3)}, tmp_path / "parent.pt")
+    assert begun.wait(SOON_S)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of fork, from Python 3.12
+        child = os.fork()
+    if not child:
+        code = 2
+        try:
+            signal.alarm(SOON_S)
+            go_on.set()
+            files.close()
+            files.save({"n": torch.ones(3)}, tmp_path / "child.pt")
+            files.close()
+            code = 0 if (tmp_path / "child.pt").exists() else 3
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert not (tmp_path / "parent.pt").exists()
+    go_on.set()
+    files.close()
+    assert save.status == "committed"
+
+
+@pytest.fixture
+def on_signal() -> object:
+    """`on_signal(call)` has `call()` made by the next signal, once; alarms end a deadlock."""
+    before = signal.getsignal(signal.SIGUSR1)
+
+    def set_up(call: Callable[[], object]) -> None:
+        calls = [call]
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            if calls:
+                calls.pop()()
+
+        signal.signal(signal.SIGUSR1, handle)
+        signal.alarm(SOON_S)
+
+    yield set_up
+    signal.alarm(0)
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_handler_saves_while_a_step_is_claimed(
+    runs: Path, on_signal: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal comes while this thread holds the lock of the ledger."""
+    state = {"w": torch.ones(3)}
+    pending = Save.on_the_way
+    with Checkpointer(runs, writer="buffered", slots=4) as ckpt:
+        ckpt.save_async(state, 1)
+
+        def interrupted(save: Save) -> bool:
+            signal.raise_signal(signal.SIGUSR1)
+            return bool(pending.fget(save))  # type: ignore[misc]
+
+        on_signal(lambda: ckpt.save_async(state, 3))
+        monkeypatch.setattr(Save, "on_the_way", property(interrupted))
+        ckpt.save_async(state, 2)
+        ckpt.wait()
+        assert sorted(save.step for save in ckpt.saves) == [1, 2, 3]
+        assert {save.status for save in ckpt.saves} <= {"committed", "superseded"}
+
+
+def test_a_handler_saves_while_slots_are_allocated(
+    on_signal: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes another slot than the one whose memory is being mapped, and both are written."""
+    trainer = _Trainer()
+    mapped = slots._map
+
+    def interrupted(size_bytes: int) -> object:
+        signal.raise_signal(signal.SIGUSR1)
+        return mapped(size_bytes)
+
+    on_signal(lambda: trainer.save(1))
+    monkeypatch.setattr(slots, "_map", interrupted)
+    trainer.save(2)
+    trainer.finish()
+    assert sorted(trainer.written) in ([1, 2], [2])
+    assert len({id(slot.memory) for slot in trainer.persister.pool._free}) == 2
+
+
+def test_a_handler_saves_while_the_end_waits(
+    on_signal: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interpreter ends: the handler's save is written by it, after the one on its way."""
+    trainer = _Trainer()
+    persist, go_on = trainer.persister._persist, threading.Event()
+
+    def gated(snapshot: Snapshot[int]) -> None:
+        assert go_on.wait(SOON_S)
+        persist(snapshot)
+
+    monkeypatch.setattr(trainer.persister, "_persist", gated)
+    trainer.save(1)
+    monkeypatch.setattr(interpreter_end._ending, "begun", True)
+    drained = trainer.persister._channel._drained
+
+    def interrupted() -> bool:
+        signal.raise_signal(signal.SIGUSR1)
+        return drained()
+
+    def save() -> None:
+        go_on.set()
+        trainer.save(2)
+
+    on_signal(save)
+    monkeypatch.setattr(trainer.persister._channel, "_drained", interrupted)
+    trainer.finish()
+    assert trainer.written == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["files", "checkpointer"])
+def test_a_failure_is_reported_after_finalizers(
+    kind: str, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """weakref's own function of atexit may come first: after it no `weakref.finalize` is called."""
+    reported: list[str] = []
+    monkeypatch.setattr(weakref.finalize, "_shutdown", True)
+    monkeypatch.setattr(interpreter_end, "lost", reported.append)
+    owner = BackgroundFiles(BufferedWriter()) if kind == "files" else Checkpointer(runs)
+    owner._persister.fail(Save(step=1, status="writing", created_s=0), OSError("broken"))
+    owner._at_end()
+    assert len(reported) == 1
+    assert "broken" in reported[0]
+
+
+def test_a_lazy_save_at_the_end(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread starts that the interpreter does not wait for: the save is written on return."""
+    monkeypatch.setattr(interpreter_end._ending, "begun", True)
+    with Checkpointer(runs, writer="buffered", lazy=True) as ckpt:
+        assert ckpt.save_async({"w": torch.ones(3)}, 1).status == "committed"
