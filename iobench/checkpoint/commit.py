@@ -14,6 +14,7 @@ from iobench.checkpoint.pacing import PacedImage
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import Serialized
 from iobench.checkpoint.store import CheckpointStore
+from iobench.errors import TransferError
 from iobench.writers.base import Writer
 from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.image import FileImage
@@ -39,9 +40,10 @@ class Committer:
     ) -> None:
         """Write the checkpoint whose tensor file is `image`. On return it is durable and visible.
 
-        `rate_bytes_per_s` limits the write rate. Raises TransferError and other errors of the
-        writer. Then no part of the checkpoint is visible, and a checkpoint of the same step stays.
-        When an older checkpoint cannot be removed after the commit, a RuntimeWarning says so.
+        `rate_bytes_per_s` limits the write rate. Raises TransferError, also if the writer reports
+        that the files are not durable, and other errors of the writer. Then no part of the
+        checkpoint is visible, and a checkpoint of the same step stays. When an older checkpoint
+        cannot be removed after the commit, a RuntimeWarning says so.
         """
         began_s = time.perf_counter()
         save.status = "writing"
@@ -51,6 +53,11 @@ class Committer:
             with _recorded(image, serialized.pieces) as records:
                 save.transfer = self.writer.write_many(
                     [sent, skeleton], staged.directory, sync_directory=False
+                )
+            if not save.transfer.durable:
+                raise TransferError(
+                    f"step {save.step}: writer {self.writer.name!r} did not make its files "
+                    "durable; the checkpoint is not committed"
                 )
             files = (*records, record_of(skeleton, [("", skeleton.size_bytes)]))
             staged.publish(self._manifest(save, files).to_dict())

@@ -82,7 +82,7 @@ def test_a_completion_that_only_a_proxy_answers(
 @_HOW
 def test_a_completion_with_an_etag_that_no_store_gave(server, writer, how, s3_save) -> None:
     """The store's checksum disproves it: the old object stays, and the upload is aborted."""
-    _as_told(server, "by HEAD")
+    _set_checksums(server, "by HEAD")
     server.objects["run/model"] = _OLD
     server.fail("complete", _says(xml("CompleteMultipartUploadResult", ETag=etag(b"invented"))))
     with pytest.raises(TransferError, match="the server stored something else"):

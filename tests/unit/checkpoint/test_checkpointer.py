@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 import xxhash
+from support.liars import AdmitsIt
 
 import iobench
 from iobench import Checkpointer, KeepEvery, KeepLast, load_checkpoint
@@ -1184,3 +1185,20 @@ def test_interrupted_while_it_closes(make: Make, gated, monkeypatch: pytest.Monk
     assert ckpt._unclosed.alive
     ckpt.close()
     assert not ckpt._unclosed.alive
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_save_that_is_not_durable(make: Make, runs: Path, background: bool) -> None:
+    """A writer that reports `durable=False` fails the save; the older checkpoint stays."""
+    with make(keep=KeepLast(1)) as ckpt:
+        ckpt.save({"w": torch.zeros(4)}, step=1)
+
+    def save(ckpt: Checkpointer) -> None:
+        (ckpt.save_async if background else ckpt.save)({"w": torch.ones(4)}, step=2)
+        ckpt.wait()
+
+    with make(keep=KeepLast(1), writer=AdmitsIt()) as ckpt:
+        with pytest.raises(TransferError, match="step 2: writer 'admits-it' did not make"):
+            save(ckpt)
+        assert ckpt.steps() == [1]
+    assert torch.equal(load_checkpoint(runs)["w"], torch.zeros(4))

@@ -83,12 +83,20 @@ def test_failed_files_keep_no_state(runs: Path) -> None:
 
 
 def test_errors_of_every_class(runs: Path) -> None:
-    """One whose class cannot be copied is told by its name and text."""
+    """Ours keep their class. One whose class cannot be copied becomes its name and text."""
+
+    class Strange(Exception):
+        def __init__(self, one: str, two: str) -> None:
+            super().__init__(f"{one} {two}")
+
     save = Save(step=1, status="writing", created_s=0)
     save.fail(UnavailableError("s3", "no key.", "Make one."))
-    assert isinstance(save.error, RuntimeError)
-    assert str(save.error) == "UnavailableError: s3 is not available here: no key. Make one."
+    assert isinstance(save.error, UnavailableError)
+    assert str(save.error) == "s3 is not available here: no key. Make one."
     assert save.status == "failed"
+    save.fail(Strange("no", "key"))
+    assert isinstance(save.error, RuntimeError)
+    assert str(save.error) == "Strange: no key"
 
 
 def test_what_was_loaded(runs: Path) -> None:
