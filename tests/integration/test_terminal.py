@@ -32,7 +32,7 @@ from iobench.writers.s3_store.target import S3Target
 
 ROOT = Path(__file__).parents[2]
 HEADERS = {
-    f"results/{path.name}": json.loads(path.open().readline())
+    f"results/{path.name}": json.loads(path.read_text().partition("\n")[0])
     for path in sorted((ROOT / "results").glob("reference-*.jsonl"))
 }
 RECORDS = {name: one for name, one in HEADERS.items() if one["schema"] == "iobench.result/1"}
