@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import json
 import os
 import re
 import shutil
@@ -30,11 +31,11 @@ from iobench.writers.s3_store.objects import UnfinishedUpload
 from iobench.writers.s3_store.target import S3Target
 
 ROOT = Path(__file__).parents[2]
-RECORDS = [
-    f"results/{path.name}"
+HEADERS = {
+    f"results/{path.name}": json.loads(path.read_text().partition("\n")[0])
     for path in sorted((ROOT / "results").glob("reference-*.jsonl"))
-    if "autotune" not in path.name
-]
+}
+RECORDS = {name: one for name, one in HEADERS.items() if one["schema"] == "iobench.result/1"}
 CLAIMS = {
     "hybrid-io": ("hybrid-io-llama7b", "hybrid-io-train-llama7b"),
     "checkfreq": ("checkfreq-gpt5b-nemo", "checkfreq-llama3-8b"),
@@ -98,9 +99,9 @@ def check_fits(shown: str, uncut: str, columns: int = 80) -> None:
 
 def _tables() -> Iterator[tuple[str, ...]]:
     """The arguments of each command that prints a table from files."""
-    for record in RECORDS:
+    for record, header in RECORDS.items():
         yield "show", record
-        if "train" not in record and "check" not in record and "async" not in record:
+        if header["plan"].get("verb") != "train":
             yield "show", record, "--details"
     one, other = "results/reference-llama7b.jsonl", "results/reference-aa-llama7b.jsonl"
     numjobs = "results/reference-numjobs-llama7b-zero3.jsonl"
