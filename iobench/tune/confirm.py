@@ -69,6 +69,12 @@ class Confirmation:
         able = self.able
         return bool(able) and all(len(self.losses.get(n, {})) >= LEAST_SAMPLES for n in able)
 
+    @property
+    def unbeaten(self) -> list[str]:
+        """The able contenders that no other is shown better than."""
+        able = self.able
+        return [name for name in able if not any(self._better(other, name) for other in able)]
+
     def compare(self, name: str, other: str) -> Difference | None:
         """Return how many times better `name` is than `other`; None without a common round."""
         mine, others = self.losses.get(name, {}), self.losses.get(other, {})
@@ -83,12 +89,7 @@ class Confirmation:
         if not self.enough:
             return None
         able = self.able
-        unbeaten = [
-            name
-            for name in able
-            if not any(self._finding(other, name) is Finding.BETTER for other in able)
-        ]
-        chosen = max(unbeaten or able, key=self._merit)
+        chosen = max(self.unbeaten or able, key=self._merit)
         baseline = self.baseline if self.baseline in able else None
         if baseline and chosen != baseline and not self._better(chosen, baseline):
             chosen = baseline
