@@ -28,7 +28,7 @@ STAYING = 4
 
 _CLEARLY_WORSE = 1.25  # times the best, in every round of the look
 _CONTRADICTED = 1.10  # the race's leader, of another family than the best
-_ROUNDS = 9  # from 9 samples on, an interval may leave out an extreme sample
+_MOST_ROUNDS = 20
 
 
 @dataclass(kw_only=True)
@@ -64,7 +64,7 @@ class Finals:
             return confirmation
         self._eliminate(confirmation)
         self._bring_back(confirmation)
-        for number in range(LOOK_ROUNDS, LOOK_ROUNDS + _ROUNDS):
+        for number in range(LOOK_ROUNDS, _MOST_ROUNDS):
             if not self._round(confirmation, number):
                 break
         return confirmation
@@ -93,7 +93,7 @@ class Finals:
         )
 
     def _round(self, confirmation: Confirmation, number: int) -> bool:
-        able = [name for name in confirmation.contenders if name in confirmation.able]
+        able = confirmation.open
         fresh = [name for name in able if name not in confirmation.losses]
         cost = self.rounds.cost(able, self.sizes.confirm, verify=bool(fresh))
         if not able or not self.budget.confirms(cost, enough=confirmation.enough):
@@ -102,7 +102,7 @@ class Finals:
             self.rng.shuffle(able)
             self._order = able
         order = able if number % 2 == 0 else [*reversed(self._order)]
-        taking_part = [name for name in order if name in confirmation.able]
+        taking_part = [name for name in order if name in able]
         taking_part += [name for name in able if name not in taking_part]
         self.rounds.confirm(confirmation, taking_part, self.sizes.confirm, verify=fresh)
         return True

@@ -149,21 +149,13 @@ class Tuner:
 
     def _refine(self) -> None:
         """Race settings near the leaders against them, in batches."""
+        refiners: dict[str, Refiner] = {}
         if optuna_missing():
             self.notes.append(MISSING)
-            return
-        refiners: dict[str, Refiner] = {}
         while True:
             leaders = self.race.ranked()[:2]
-            count = self._affordable(until=_AFTER_REFINING)
-            batch: list[Candidate] = []
-            for leader in leaders:
-                candidate = self.race.trials[leader].candidate
-                if candidate.writer not in refiners:
-                    refiners[candidate.writer] = self._refiner(candidate)
-                share = min(_BATCH, count - len(leaders)) // len(leaders)
-                known = {*self.race.trials, *(one.label for one in batch)}
-                batch += refiners[candidate.writer].propose(share, known) if share > 0 else []
+            share = min(_BATCH, self._affordable(until=_AFTER_REFINING) - len(leaders))
+            batch = self._near(leaders, share // len(leaders), refiners) if share > 0 else []
             if not batch:
                 return
             self.progress.phase(f"{len(batch)} settings near {' and '.join(leaders)}")
@@ -173,8 +165,27 @@ class Tuner:
             if not self.rounds.rung("refine", self.sizes.small, until=_AFTER_REFINING, names=names):
                 return
             for one in batch:
-                refiners[one.writer].tell(one, self._score(one.label, leaders[0]))
+                if one.writer in refiners:
+                    refiners[one.writer].tell(one, self._score(one.label, leaders[0]))
             self.race.cut(2 * _FINALISTS, "others near the leaders did better")
+
+    def _near(
+        self, leaders: Sequence[str], share: int, refiners: dict[str, Refiner]
+    ) -> list[Candidate]:
+        """Return at most `share` new settings for each leader, its neighbours first."""
+        found: dict[str, Candidate] = {}
+        for leader in leaders:
+            candidate = self.race.trials[leader].candidate
+            known = self.race.trials.keys() | found.keys()
+            near = [one for one in self.space.neighbours(candidate) if one.label not in known]
+            near = near[:share]
+            if len(near) < share and not optuna_missing():
+                if candidate.writer not in refiners:
+                    refiners[candidate.writer] = self._refiner(candidate.writer)
+                known |= {one.label for one in near}
+                near += refiners[candidate.writer].propose(share - len(near), known)
+            found |= {one.label: one for one in near}
+        return list(found.values())
 
     def _final(self) -> None:
         """Race the last few at twice the size, until the budget is spent or one is left."""
@@ -229,9 +240,9 @@ class Tuner:
         ]
         return [ratio for ratio in ratios if ratio is not None]
 
-    def _refiner(self, leader: Candidate) -> Refiner:
+    def _refiner(self, writer: str) -> Refiner:
         """Return a refiner that knows every setting that was raced."""
-        refiner = Refiner(self.space, leader, self.seed)
+        refiner = Refiner(self.space, writer, self.seed)
         first = self.race.ranked()[0]
         for name, trial in self.race.trials.items():
             if trial.losses and trial.able and self.race.ratio(name, first) is not None:
