@@ -18,7 +18,7 @@ __all__ = ["CONFIRMED", "Confirmation", "ConfirmedChoice"]
 CONFIRMED = 6
 """With fewer samples no interval holds the median with 95 %."""
 
-_ONE_SIDED = 1.645  # standard errors: normal noise stays below in 95 % of all cases
+_LIMIT = 1.96  # standard errors: normal noise stays below in 97.5 % of all cases
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,8 +136,8 @@ class Confirmation:
     def excess(self, name: str) -> float:
         """Return the fraction by which the loss of `name` may exceed that of any other contender.
 
-        An upper limit, which holds in 95 % of all cases for each other one. The estimate is Huber's
-        mean of the paired log ratios, and its error comes from the noise of all contenders.
+        An upper limit, which holds in 97.5 % of all cases for each other contender. The estimate is
+        Huber's mean of the paired log ratios. Its error comes from the noise of all contenders.
         """
         _, noise = effects_and_noise(self.losses)
         most = -math.inf
@@ -145,7 +145,7 @@ class Confirmation:
             logs = self._paired_logs(name, other)
             if logs:
                 error = noise * math.sqrt(2 / len(logs))
-                most = max(most, float(huber_mean(np.array(logs))) + _ONE_SIDED * error)
+                most = max(most, float(huber_mean(np.array(logs))) + _LIMIT * error)
         return math.expm1(most)
 
     def _paired_logs(self, name: str, other: str) -> list[float]:

@@ -30,6 +30,7 @@ __all__ = [
     "World",
     "best_rate",
     "hills",
+    "normal",
     "space_of_writers",
     "true_rate",
     "worlds",
