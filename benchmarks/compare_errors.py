@@ -22,7 +22,7 @@ from iobench.bench.judging.stats import independent_log_ratio
 
 _OFFSET, _NOISE, _THRESHOLD = 0.05, 0.05, 0.05
 _CHANGES = (0.0, -0.05, -0.10)
-_SAMPLES, _RESAMPLES, _RESAMPLED = 6, 400, 500
+_SAMPLES, _RESAMPLES, _RESAMPLED = 6, 400, 300
 _Array = NDArray[np.float64]
 
 

@@ -133,14 +133,18 @@ class Confirmation:
             ),
         )
 
+    @property
+    def noise(self) -> float:
+        """The standard deviation of the samples of one contender, as a fraction."""
+        return effects_and_noise(self.losses)[1]
+
     def excess(self, name: str) -> float:
         """Return the fraction by which the loss of `name` may exceed that of any other contender.
 
         An upper limit, which holds in 97.5 % of all cases for each other contender. The estimate is
         Huber's mean of the paired log ratios. Its error comes from the noise of all contenders.
         """
-        _, noise = effects_and_noise(self.losses)
-        most = -math.inf
+        noise, most = self.noise, -math.inf
         for other in self.losses.keys() - self.failed.keys() - {name}:
             logs = self._paired_logs(name, other)
             if logs:

@@ -21,6 +21,7 @@ from iobench.tune.space import Space
 
 __all__ = ["Outcome", "Standing"]
 
+_SEARCHABLE = 0.07  # noise of a log: with more the race often leads to the wrong settings
 _WITHIN = 0.05  # of the best: docs/autotune.md has the error rates
 
 
@@ -72,8 +73,8 @@ class Outcome:
         """Whether the chosen setting is within 5 % of the best, as far as a tuning can show it.
 
         No other contender may be more than 5 % better, and each setting one step from the chosen
-        one was raced. False where the confirmation contradicted the race: the race refined the
-        wrong settings then.
+        one was raced. False where samples vary by more than 7 %, or where the
+        confirmation contradicted the race: the race refined the wrong settings then.
         """
         return not any(self._doubts())
 
@@ -131,6 +132,9 @@ class Outcome:
             yield f"{leader} led the race, and the confirmation did not bear that out"
         if verdict.excess > _WITHIN:
             yield f"another of those confirmed may be {100 * verdict.excess:.1f} % better"
+        if (noise := self.confirmation.noise) > _SEARCHABLE:
+            limit = f"{100 * _SEARCHABLE:.0f} % is the most that decides"
+            yield f"samples vary by {100 * noise:.1f} %, and {limit}"
         if untried := self._untried():
             count = len(untried)
             yield f"{count} setting{'s' * (count > 1)} one step from {verdict.chosen} not tried"
