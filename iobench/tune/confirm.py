@@ -6,10 +6,19 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from iobench.bench.judging.comparison import LEAST_FLOOR, LEAST_SAMPLES, Difference, Finding
-from iobench.bench.judging.stats import Ratio, median, paired_log_ratio
+import numpy as np
 
-__all__ = ["Confirmation", "ConfirmedChoice"]
+from iobench.bench.judging.between_runs import huber_mean
+from iobench.bench.judging.comparison import LEAST_FLOOR, LEAST_SAMPLES, Difference, Finding
+from iobench.bench.judging.stats import Ratio, paired_log_ratio
+from iobench.tune.race import effects_and_noise
+
+__all__ = ["CONFIRMED", "Confirmation", "ConfirmedChoice"]
+
+CONFIRMED = 6
+"""With fewer samples no interval holds the median with 95%."""
+
+_LIMIT = 1.96  # standard errors: normal noise stays below in 97.5% of all cases
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,13 +27,15 @@ class ConfirmedChoice:
 
     `over_baseline` is its difference from the baseline, None for the baseline itself. `equals` are
     the settings that it is not shown to be better than. `refuted` is true where the race's leader
-    was shown worse than another, or was not shown better than the baseline.
+    was shown worse than another, or was not shown better than the baseline. `excess` is the
+    fraction by which its loss may exceed that of any other contender, see `Confirmation.excess`.
     """
 
     chosen: str
     over_baseline: Difference | None
     equals: tuple[str, ...]
     refuted: bool
+    excess: float
 
 
 @dataclass(kw_only=True)
@@ -69,6 +80,23 @@ class Confirmation:
         able = self.able
         return bool(able) and all(len(self.losses.get(n, {})) >= LEAST_SAMPLES for n in able)
 
+    @property
+    def unbeaten(self) -> list[str]:
+        """The able contenders that no other is shown better than."""
+        able = self.able
+        return [name for name in able if not any(self._better(other, name) for other in able)]
+
+    @property
+    def open(self) -> list[str]:
+        """The able contenders that need more rounds; none where only one would be left.
+
+        With enough samples of all, those that are shown worse than another need no more.
+        """
+        if min((len(self.losses.get(one, {})) for one in self.able), default=0) < CONFIRMED:
+            return self.able
+        unbeaten = self.unbeaten
+        return unbeaten if len(unbeaten) > 1 else []
+
     def compare(self, name: str, other: str) -> Difference | None:
         """Return how many times better `name` is than `other`; None without a common round."""
         mine, others = self.losses.get(name, {}), self.losses.get(other, {})
@@ -83,18 +111,14 @@ class Confirmation:
         if not self.enough:
             return None
         able = self.able
-        unbeaten = [
-            name
-            for name in able
-            if not any(self._finding(other, name) is Finding.BETTER for other in able)
-        ]
-        chosen = max(unbeaten or able, key=self._merit)
+        chosen = min(self.unbeaten or able, key=self.excess)
         baseline = self.baseline if self.baseline in able else None
         if baseline and chosen != baseline and not self._better(chosen, baseline):
             chosen = baseline
         leader = self.contenders[0]
         return ConfirmedChoice(
             chosen=chosen,
+            excess=self.excess(chosen),
             over_baseline=None
             if baseline in (None, chosen)
             else self.compare(chosen, self.baseline),
@@ -109,15 +133,28 @@ class Confirmation:
             ),
         )
 
-    def _merit(self, name: str) -> float:
-        """Return the median over rounds of how much less it lost than the others together."""
-        mine = self.losses[name]
-        able = self.able
-        logs = []
-        for number, loss in mine.items():
-            others = [self.losses[one][number] for one in able if number in self.losses[one]]
-            logs.append(sum(math.log(other / loss) for other in others) / len(others))
-        return median(logs)
+    @property
+    def noise(self) -> float:
+        """The standard deviation of the samples of one contender, as a fraction."""
+        return effects_and_noise(self.losses)[1]
+
+    def excess(self, name: str) -> float:
+        """Return the fraction by which the loss of `name` may exceed that of any other contender.
+
+        An upper limit, which holds in 97.5% of all cases for each other contender. The estimate is
+        Huber's mean of the paired log ratios. Its error comes from the noise of all contenders.
+        """
+        noise, most = self.noise, -math.inf
+        for other in self.losses.keys() - self.failed.keys() - {name}:
+            logs = self._paired_logs(name, other)
+            if logs:
+                error = noise * math.sqrt(2 / len(logs))
+                most = max(most, float(huber_mean(np.array(logs))) + _LIMIT * error)
+        return math.expm1(most)
+
+    def _paired_logs(self, name: str, other: str) -> list[float]:
+        mine, others = self.losses[name], self.losses[other]
+        return [math.log(mine[r] / others[r]) for r in sorted(mine.keys() & others.keys())]
 
     def _better(self, name: str, other: str) -> bool:
         return self._finding(name, other) is Finding.BETTER

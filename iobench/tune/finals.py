@@ -28,7 +28,7 @@ STAYING = 4
 
 _CLEARLY_WORSE = 1.25  # times the best, in every round of the look
 _CONTRADICTED = 1.10  # the race's leader, of another family than the best
-_ROUNDS = 9  # from 9 samples on, an interval may leave out an extreme sample
+_MOST_ROUNDS = 20
 
 
 @dataclass(kw_only=True)
@@ -64,7 +64,7 @@ class Finals:
             return confirmation
         self._eliminate(confirmation)
         self._bring_back(confirmation)
-        for number in range(LOOK_ROUNDS, LOOK_ROUNDS + _ROUNDS):
+        for number in range(LOOK_ROUNDS, _MOST_ROUNDS):
             if not self._round(confirmation, number):
                 break
         return confirmation
@@ -93,7 +93,7 @@ class Finals:
         )
 
     def _round(self, confirmation: Confirmation, number: int) -> bool:
-        able = [name for name in confirmation.contenders if name in confirmation.able]
+        able = confirmation.open
         fresh = [name for name in able if name not in confirmation.losses]
         cost = self.rounds.cost(able, self.sizes.confirm, verify=bool(fresh))
         if not able or not self.budget.confirms(cost, enough=confirmation.enough):
@@ -102,7 +102,7 @@ class Finals:
             self.rng.shuffle(able)
             self._order = able
         order = able if number % 2 == 0 else [*reversed(self._order)]
-        taking_part = [name for name in order if name in confirmation.able]
+        taking_part = [name for name in order if name in able]
         taking_part += [name for name in able if name not in taking_part]
         self.rounds.confirm(confirmation, taking_part, self.sizes.confirm, verify=fresh)
         return True
@@ -110,12 +110,14 @@ class Finals:
     def _eliminate(self, confirmation: Confirmation) -> None:
         """Eliminate settings that are clearly worse than the best in every round, or too many.
 
-        At most `STAYING` contenders stay, the baseline among them.
+        At most `STAYING` contenders stay, the baseline among them, and fewer where the bytes that
+        are left do not suffice for them.
         """
         ranked = self._ranked(confirmation)
+        staying = min(STAYING, max(2, self._affordable(confirmation, LEAST_SAMPLES - LOOK_ROUNDS)))
         for place, name in enumerate(one for one in ranked if one != confirmation.baseline):
             worse = min(self._times(confirmation, name, ranked[0])) > _CLEARLY_WORSE
-            if worse or place >= STAYING - 1:
+            if worse or place >= staying - 1:
                 confirmation.eliminate(name)
 
     def _bring_back(self, confirmation: Confirmation) -> None:
@@ -133,7 +135,7 @@ class Finals:
             name
             for name in self._of_family(self._writer(best))
             if name not in confirmation.contenders
-        ][: self._affordable(confirmation)]
+        ][: max(0, self._affordable(confirmation, LEAST_SAMPLES) - len(confirmation.able))]
         worse = f"{median(times):.2f} times the loss of {best}" if times else "not able"
         self.notes.append(
             f"{leader} led the race, and was {worse} in the confirmation; brought back: "
@@ -141,11 +143,10 @@ class Finals:
         )
         confirmation.join(back)
 
-    def _affordable(self, confirmation: Confirmation) -> int:
-        """Return how many more settings can be confirmed with the bytes that are left."""
-        a_round = self.rounds.cost([confirmation.contenders[0]], self.sizes.confirm, verify=True)
-        rounds = self.budget.left_bytes // a_round.written_bytes
-        return max(0, rounds // LEAST_SAMPLES - len(confirmation.able))
+    def _affordable(self, confirmation: Confirmation, rounds: int) -> int:
+        """Return how many settings can run `rounds` rounds with the bytes that are left."""
+        one = self.rounds.cost(confirmation.contenders[:1], self.sizes.confirm, verify=True)
+        return self.budget.left_bytes // (rounds * one.written_bytes)
 
     def _ranked(self, confirmation: Confirmation) -> list[str]:
         """Return the able contenders by median loss, the smallest first."""

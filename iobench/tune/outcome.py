@@ -16,12 +16,13 @@ from iobench.tune.confirm import Confirmation, ConfirmedChoice
 from iobench.tune.history import History
 from iobench.tune.measurement import Measurement
 from iobench.tune.objective import Objective, cpu_s_per_gib
-from iobench.tune.race import RaceEntry, effects_and_noise
+from iobench.tune.race import RaceEntry
 from iobench.tune.space import Space
 
 __all__ = ["Outcome", "Standing"]
 
-_DECIDABLE_NOISE = 0.03  # of a log: measured on simulated storage, docs/autotune.md
+_SEARCHABLE = 0.07  # noise of a log: with more the race often leads to the wrong settings
+_WITHIN = 0.05  # of the best: docs/autotune.md has the error rates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,23 +69,14 @@ class Outcome:
         return self.trials[self.verdict.chosen].candidate
 
     @property
-    def noise(self) -> float:
-        """The standard deviation of the samples of one setting, as a fraction.
-
-        Of the race or of the confirmation, whichever is larger.
-        """
-        race = {name: one.losses for name, one in self.trials.items()}
-        return max(effects_and_noise(one)[1] for one in (race, self.confirmation.losses))
-
-    @property
     def decided(self) -> bool:
-        """Whether the tuning could distinguish settings that differ by 5%.
+        """Whether the chosen setting is within 5% of the best, as far as a tuning can show it.
 
-        False where the confirmation contradicted the race: the race refined the wrong settings
-        then. The ratio to the baseline has its own interval and holds in both cases.
-        docs/autotune.md has the error rate.
+        No other contender may be more than 5% better, and each setting one step from the chosen
+        one was raced. False where samples vary by more than 7%, or where the
+        confirmation contradicted the race: the race refined the wrong settings then.
         """
-        return self.noise <= _DECIDABLE_NOISE and not self.verdict.refuted
+        return not any(self._doubts())
 
     @property
     def baseline(self) -> str | None:
@@ -119,23 +111,39 @@ class Outcome:
     def reasons(self) -> Iterator[str]:
         """Yield sentences that say how sure the result is."""
         chosen, verdict = self.verdict.chosen, self.verdict
-        leader = self.confirmation.contenders[0]
         if self.baseline and chosen == self.baseline:
             yield f"nothing was shown better than {chosen}, the baseline, so it stays"
         elif verdict.over_baseline is not None:
             yield f"{chosen} is {_words(verdict.over_baseline)} {self.baseline}"
-        for other in verdict.equals:
-            if other != self.baseline:
-                yield f"no difference shown between {chosen} and {other}: either will do"
-        if verdict.refuted:
-            yield f"{leader} led the race, and the confirmation did not bear that out"
-        if not self.decided:
-            yield (
-                f"not decided which setting is best: samples vary by {100 * self.noise:.1f}%, "
-                f"and {100 * _DECIDABLE_NOISE:.0f}% or less decides where the confirmation bears "
-                f"the race out; {chosen} is the choice of what was confirmed"
-            )
+        others = [other for other in verdict.equals if other != self.baseline]
+        if others:
+            shown = f"{chosen} is not shown to differ from {', '.join(others)}"
+            within = f", and it is at most {100 * _WITHIN:.0f}% worse: it is written to the file"
+            yield f"{shown}{within}" if self.decided else shown
+        for doubt in self._doubts():
+            yield f"not decided which setting is best: {doubt}"
         yield from self.notes
+
+    def _doubts(self) -> Iterator[str]:
+        """Yield why a setting that is more than 5% better may exist."""
+        verdict = self.verdict
+        if verdict.refuted:
+            leader = self.confirmation.contenders[0]
+            yield f"{leader} led the race, and the confirmation did not bear that out"
+        if verdict.excess > _WITHIN:
+            yield f"another of those confirmed may be {100 * verdict.excess:.1f}% better"
+        if (noise := self.confirmation.noise) > _SEARCHABLE:
+            limit = f"{100 * _SEARCHABLE:.0f}% is the most that decides"
+            yield f"samples vary by {100 * noise:.1f}%, and {limit}"
+        if untried := self._untried():
+            count = len(untried)
+            yield f"{count} setting{'s' * (count > 1)} one step from {verdict.chosen} not tried"
+
+    def _untried(self) -> list[str]:
+        """Return the neighbours of the chosen setting that were not raced."""
+        near = [one.label for one in self.space.neighbours(self.chosen)]
+        raced = {name for name, one in self.trials.items() if one.losses or not one.able}
+        return [name for name in near if name not in raced]
 
     def _standing(self, name: str) -> Standing:
         losses = list(self.confirmation.losses[name].values())

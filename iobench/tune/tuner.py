@@ -12,6 +12,7 @@ from iobench.bench.judging.verdict import Context
 from iobench.errors import IobenchError, UsageError
 from iobench.tune.budget import SLACK, Budget, Cost
 from iobench.tune.candidate import Candidate
+from iobench.tune.confirm import CONFIRMED
 from iobench.tune.finals import CLOSE, LOOK_ROUNDS, STAYING, Finals
 from iobench.tune.measurement import Measure
 from iobench.tune.objective import Objective
@@ -26,13 +27,13 @@ from iobench.units import format_seconds, format_size
 __all__ = ["Tuner"]
 
 _FINALISTS = 4
-_MOST_DRAWN = 32
-_BATCH = 4  # settings proposed at once
+_MOST_DRAWN = 8
+_NEAR = 1.15  # times the leader's loss: families whose best setting is refined
+_BATCH = 6  # settings proposed at once
 _BESIDE = 2  # contenders besides one of each close family: runner-up and baseline
-_CONFIRMATIONS = 6  # with fewer samples no interval holds the median with 95%
 
 # The fraction of the race's share of the budget that must be left after each part of the race.
-_AFTER_DRAWN, _AFTER_HALVING, _AFTER_REFINING = 0.50, 0.35, 0.15
+_AFTER_DRAWN, _AFTER_HALVING = 0.8, 0.7
 
 
 @dataclass(kw_only=True)
@@ -79,7 +80,6 @@ class Tuner:
         self._known_good()
         self._drawn()
         self._refine()
-        self._final()
         return self._confirm()
 
     # The phases, in order.
@@ -148,41 +148,45 @@ class Tuner:
         self.race.cut(2 * _FINALISTS, "others did better when the share of the budget was spent")
 
     def _refine(self) -> None:
-        """Race settings near the leaders against them, in batches."""
+        """Race settings near the best of each close family against the leaders, in batches."""
+        refiners: dict[str, Refiner] = {}
         if optuna_missing():
             self.notes.append(MISSING)
-            return
-        refiners: dict[str, Refiner] = {}
         while True:
             leaders = self.race.ranked()[:2]
-            count = self._affordable(until=_AFTER_REFINING)
-            batch: list[Candidate] = []
-            for leader in leaders:
-                candidate = self.race.trials[leader].candidate
-                if candidate.writer not in refiners:
-                    refiners[candidate.writer] = self._refiner(candidate)
-                share = min(_BATCH, count - len(leaders)) // len(leaders)
-                known = {*self.race.trials, *(one.label for one in batch)}
-                batch += refiners[candidate.writer].propose(share, known) if share > 0 else []
+            starts = list(dict.fromkeys([*leaders, *self._family_leaders()]))
+            count = min(_BATCH, self._affordable(until=0.0) - len(leaders))
+            batch = self._near(starts, count, refiners)
             if not batch:
                 return
-            self.progress.phase(f"{len(batch)} settings near {' and '.join(leaders)}")
+            self.progress.phase(f"{len(batch)} settings near {', '.join(starts)}")
             for one in batch:
                 self.race.join(one.label, one)
             names = [*leaders, *(one.label for one in batch)]
-            if not self.rounds.rung("refine", self.sizes.small, until=_AFTER_REFINING, names=names):
+            if not self.rounds.rung("refine", self.sizes.small, until=0.0, names=names):
                 return
             for one in batch:
-                refiners[one.writer].tell(one, self._score(one.label, leaders[0]))
+                if one.writer in refiners:
+                    refiners[one.writer].tell(one, self._score(one.label, leaders[0]))
             self.race.cut(2 * _FINALISTS, "others near the leaders did better")
 
-    def _final(self) -> None:
-        """Race the last few at twice the size, until the budget is spent or one is left."""
-        self.progress.phase(f"race of the last {len(self.race.running)}")
-        while len(self.race.running) > 1:
-            names = self.race.ranked()[:_FINALISTS]
-            if not self.rounds.rung("race", self.sizes.large, until=0.0, names=names):
-                return
+    def _near(
+        self, starts: Sequence[str], count: int, refiners: dict[str, Refiner]
+    ) -> list[Candidate]:
+        """Return at most `count` new settings: neighbours of `starts`, then optuna's."""
+        found: dict[str, Candidate] = {}
+        for start in starts:
+            for one in self.space.neighbours(self.race.trials[start].candidate):
+                if len(found) < count and one.label not in self.race.trials:
+                    found.setdefault(one.label, one)
+        writer = self.race.trials[starts[0]].candidate.writer
+        if len(found) < count and not optuna_missing():
+            if writer not in refiners:
+                refiners[writer] = self._refiner(writer)
+            known = self.race.trials.keys() | found.keys()
+            proposed = refiners[writer].propose(count - len(found), known)
+            found |= {one.label: one for one in proposed}
+        return list(found.values())
 
     def _confirm(self) -> Outcome:
         """Take fresh samples of the leader, of each close family, and of the baseline."""
@@ -229,9 +233,18 @@ class Tuner:
         ]
         return [ratio for ratio in ratios if ratio is not None]
 
-    def _refiner(self, leader: Candidate) -> Refiner:
+    def _family_leaders(self) -> list[str]:
+        """Return the best setting of each family that comes near the leader, the leader first."""
+        best: dict[str, str] = {}
+        for name in self.race.ranked(name for name, one in self.race.trials.items() if one.able):
+            best.setdefault(self.race.trials[name].candidate.writer, name)
+        leader, *others = best.values()
+        near = [name for name in others if self.race.estimated_ratio(name, leader) <= _NEAR]
+        return [leader, *near]
+
+    def _refiner(self, writer: str) -> Refiner:
         """Return a refiner that knows every setting that was raced."""
-        refiner = Refiner(self.space, leader, self.seed)
+        refiner = Refiner(self.space, writer, self.seed)
         first = self.race.ranked()[0]
         for name, trial in self.race.trials.items():
             if trial.losses and trial.able and self.race.ratio(name, first) is not None:
@@ -251,7 +264,7 @@ class Tuner:
         first, later = (self.written_bytes(size, verify) for verify in (True, False))
         names = [self.space.baseline.label, *probed[: staying - 1]]
         # One round more, because the first round also restores every checkpoint.
-        times = SLACK * (_CONFIRMATIONS + 1)
+        times = SLACK * (CONFIRMED + 1)
         look_s = SLACK * LOOK_ROUNDS * self.rounds.cost(close, size).time_s
         return Cost(
             time_s=times * self.rounds.cost(names, size).time_s + look_s,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,15 +25,15 @@ from iobench.writers.registry import writer_class
 from iobench.writers.transfer import PathCount
 
 __all__ = [
-    "NOISES",
-    "WORLDS",
     "SimulatedStorage",
     "Usage",
     "World",
     "best_rate",
-    "heavy_tails",
+    "hills",
+    "normal",
     "space_of_writers",
     "true_rate",
+    "worlds",
 ]
 
 _OVERHEAD_S = 0.35
@@ -55,6 +55,11 @@ def true_rate(candidate: Candidate) -> float:
     return rate * (1.0 if own["fallocate"] else 0.94)
 
 
+def normal(scale: float) -> Callable[[random.Random], float]:
+    """Return a function that draws normal noise."""
+    return lambda rng: rng.gauss(0, scale)
+
+
 def heavy_tails(scale: float) -> Callable[[random.Random], float]:
     """Return a function that draws from Student's t with 3 degrees of freedom, times `scale`."""
 
@@ -65,24 +70,9 @@ def heavy_tails(scale: float) -> Callable[[random.Random], float]:
     return draw
 
 
-def _stalls(rng: random.Random) -> float:
-    return rng.gauss(0, 0.05) + (1.5 if rng.random() < 0.05 else 0.0)
-
-
-NOISES: Mapping[str, Mapping[str, Any]] = {
-    "calm, 3%": {"noise": lambda rng: rng.gauss(0, 0.03)},
-    "heavy tails, t3 x 10%": {"noise": heavy_tails(0.10)},
-    "5%, and 1 in 20 takes 4.5 times as long": {"noise": _stalls},
-    "5%, drifting to 1.8 times as slow": {
-        "noise": lambda rng: rng.gauss(0, 0.05),
-        "drift": lambda number: 0.6 * number / 150,
-    },
-    "8%, in waves of 40% up and down": {
-        "noise": lambda rng: rng.gauss(0, 0.08),
-        "drift": lambda number: 0.4 * math.sin(number / 9),
-    },
-}
-"""Kinds of noise, by name: keyword arguments of SimulatedStorage."""
+def stalls(scale: float) -> Callable[[random.Random], float]:
+    """Return a function that draws normal noise; 1 trial in 20 takes 4.5 times as long."""
+    return lambda rng: rng.gauss(0, scale) + (1.5 if rng.random() < 0.05 else 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,14 +128,46 @@ def _burst_credits(one: Candidate, size: int, usage: Usage) -> float:
     return min(true_rate(one), 1.2 * GIB) if spent else true_rate(one)
 
 
-WORLDS: Mapping[str, World] = {
-    "uring at half its rate above 512 MiB": World(rate=_uring_by_size),
-    "uring at half its rate after its 20th trial": World(rate=_uring_throttled),
-    "all at half their rate after the 60th trial": World(rate=_all_throttled),
-    "burst credits of 30 GiB, then at most 1.2 GiB/s": World(rate=_burst_credits),
-    **{name: World(**noise) for name, noise in NOISES.items()},
-}
-"""Storages by name. Samples have 5% of noise where the name does not say otherwise."""
+def worlds(noise: float = 0.05) -> dict[str, World]:
+    """Return storages by name. `noise` is the standard deviation of the logarithm of a sample."""
+    usual = normal(noise)
+    return {
+        "steady": World(noise=usual),
+        "uring at half its rate above 512 MiB": World(rate=_uring_by_size, noise=usual),
+        "uring at half its rate after its 20th trial": World(rate=_uring_throttled, noise=usual),
+        "all at half their rate after the 60th trial": World(rate=_all_throttled, noise=usual),
+        "burst credits of 30 GiB, then at most 1.2 GiB/s": World(rate=_burst_credits, noise=usual),
+        "drifting to 1.8 times as slow": World(drift=lambda n: 0.6 * n / 150, noise=usual),
+        "waves of 40% up and down": World(drift=lambda n: 0.4 * math.sin(n / 9), noise=usual),
+        "heavy tails: Student's t, 3 degrees of freedom": World(noise=heavy_tails(noise)),
+        "1 trial in 20 takes 4.5 times as long": World(noise=stalls(noise)),
+        "all settings equal": World(rate=lambda *_: 2.0 * GIB, noise=usual),
+    }
+
+
+def hills(seed: int, noise: float = 0.05) -> World:
+    """Return a storage with rates that are drawn: other families lead, at other settings.
+
+    Each option of each family has a best value. A factor of two in it costs up to 4%.
+    """
+    rng = random.Random(seed)
+    peaks: dict[str, dict[str, tuple[float, float]]] = {}
+    top = {name: 2.4 * rng.uniform(0.6, 1.0) for name in _GIB_PER_S} | {"buffered": 0.4}
+    for writer, dimensions in space_of_writers().dimensions.items():
+        peaks[writer] = {
+            one.option: (math.log2(1 + rng.choice(one.values)), rng.uniform(0, 0.04))
+            for one in dimensions
+        }
+
+    def rate(one: Candidate, size: int, usage: Usage) -> float:
+        own = one.options.to_dict()
+        loss = sum(
+            cost * (math.log2(1 + own[option]) - peak) ** 2
+            for option, (peak, cost) in peaks[one.writer].items()
+        )
+        return top[one.writer] * GIB * math.exp(-loss)
+
+    return World(rate=rate, noise=normal(noise))
 
 
 @dataclass

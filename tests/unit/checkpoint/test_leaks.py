@@ -85,7 +85,7 @@ def test_failed_files_keep_no_state(runs: Path) -> None:
 def test_errors_of_every_class(runs: Path) -> None:
     """Ours keep their class. One whose class cannot be copied becomes its name and text."""
 
-    class Strange(Exception):
+    class StrangeError(Exception):
         def __init__(self, one: str, two: str) -> None:
             super().__init__(f"{one} {two}")
 
@@ -94,9 +94,9 @@ def test_errors_of_every_class(runs: Path) -> None:
     assert isinstance(save.error, UnavailableError)
     assert str(save.error) == "s3 is not available here: no key. Make one."
     assert save.status == "failed"
-    save.fail(Strange("no", "key"))
+    save.fail(StrangeError("no", "key"))
     assert isinstance(save.error, RuntimeError)
-    assert str(save.error) == "Strange: no key"
+    assert str(save.error) == "StrangeError: no key"
 
 
 def test_what_was_loaded(runs: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -107,3 +108,39 @@ def test_five_rounds_are_enough_for_a_claim(rounds: int, enough: bool) -> None:
     assert made.enough is (rounds > 5)
     made.fail("known", "OSError: no")
     assert made.enough is enough
+
+
+def test_contenders_that_are_shown_worse_are_not_open() -> None:
+    """From six rounds on; a race of one needs no more rounds."""
+    assert confirmed(5, winner=1.0, known=1.005, buffered=3.0).open == [
+        "winner",
+        "known",
+        "buffered",
+    ]
+    assert confirmed(6, winner=1.0, known=1.005, buffered=3.0).open == ["winner", "known"]
+    assert confirmed(6, winner=1.0, known=1.5, buffered=3.0).open == []
+
+
+def test_excess_is_an_upper_limit() -> None:
+    """The first of four equal contenders: its excess over the second is 0, and rarely above."""
+    above = 0
+    rng = random.Random(1)
+    for _ in range(200):
+        made = Confirmation(contenders=["a", "b"], baseline="b")
+        for number in range(6):
+            for name, loss in {"a": 1.0, "b": 1.0, "c": 2.0, "d": 2.0}.items():
+                made.record(name, number, loss * math.exp(rng.gauss(0, 0.05)))
+        above += made.excess("a") < 0
+    assert 2 <= above <= 20
+
+
+def test_excess_counts_contenders_that_were_eliminated_but_not_those_that_failed() -> None:
+    """Two rounds of one that is 10% better leave an excess of 10% or more."""
+    made = confirmed(winner=1.0, known=1.2, buffered=2.0)
+    assert made.excess("winner") < 0
+    for number in range(2):
+        made.record("early", number, 0.9)
+    made.eliminate("early")
+    assert made.excess("winner") > 0.1
+    made.fail("early", "wrong bytes")
+    assert made.excess("winner") < 0
