@@ -255,6 +255,22 @@ def _state(step: int) -> dict[str, object]:
     return {"w": torch.full((MIB + MIB // 2,), float(step)), "step": step}
 
 
+def test_a_step_loses_its_manifest_first(server, writer) -> None:
+    """A removal that is cut off leaves a prefix without a manifest, which is no checkpoint."""
+    removed: list[list[str]] = []
+
+    def note(handler, body: bytes) -> None:
+        removed.append(re.findall(r"<Key>(.*?)</Key>", body.decode()))
+        handler._remove(body)
+
+    server.fail("remove", note, times=99)
+    with Checkpointer(_TARGET, writer=writer) as ckpt:
+        ckpt.save(_state(1), 1)
+        ckpt.remove(1)
+        assert removed[0] == ["run/step-1/manifest.json"]
+    assert not server.objects
+
+
 @_RETURNED
 def test_retention_behind_a_broken_proxy(server, writer, returned) -> None:
     """The step before stays whole, whichever request the proxy answers and however."""
