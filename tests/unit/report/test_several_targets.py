@@ -212,7 +212,7 @@ def test_compare_pairs_only_the_same_target() -> None:
     for (name, _), ratio in ratios.items():
         assert ratio == pytest.approx(0.5 if name.endswith(B) else 1.0)
     assert found.controls[f"fio target={B} save"] == pytest.approx(0.5)
-    for row in found.rows:  # beyond the control's 0.5 in one of them, beyond 2 % in the other
+    for row in found.rows:  # beyond the control's 0.5 in one of them, beyond 2% in the other
         floor = 2 * 1.02 - 1 if row.axes.target == B else 0.02
         assert row.floor == pytest.approx(floor)
 
