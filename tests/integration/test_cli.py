@@ -130,7 +130,7 @@ def test_an_error_is_one_line_and_a_code(
 ) -> None:
     """Whatever a verb raises: the documented exit code, and no traceback."""
 
-    def app(standalone_mode: bool) -> None:
+    def app(**how: object) -> None:
         raise error
 
     monkeypatch.setattr("iobench.cli.main.app", app)

@@ -417,7 +417,10 @@ def test_what_is_left_of_an_old_file(
 
 @pytest.mark.parametrize("text", [None, "Name:\tpython\n"])
 def test_an_unknown_umask(
-    text: str | None, tmp_path: Path, told: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+    text: str | None,
+    tmp_path: Path,
+    log_lines: Callable[[], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where /proc is not mounted, or old: stock torch writes over a file, and the log says why."""
     status = tmp_path / "status"
@@ -427,7 +430,7 @@ def test_an_unknown_umask(
     for value in (1, 2):  # only the second one has an old file
         iobench.torch.save({"a": value}, tmp_path / "m.pt", writer=WRITER)
         assert torch.load(tmp_path / "m.pt") == {"a": value}
-    (line,) = told()
+    (line,) = log_lines()
     assert f"the umask is unknown ({status}" in line
 
 

@@ -34,6 +34,7 @@ _SHOWN = {
     "checkpointer.md": "test_documented.py of checkpointer",
     "doctor.md": "test_doctor.py",
     "exec.md": "test_summary.py of integrations",
+    "plan.md": "a formula; test_failures.py of goodput",
     "0038-channel.md": "a drawing",
 }
 """Pages with an indented block that is not a command, and the test of that block."""
