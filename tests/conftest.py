@@ -34,6 +34,8 @@ _NOT_OURS = ("pymp-", "torchelastic_", "torchinductor_")
 # Operators that torch compiles, such as DeepSpeed's: scripts/setup builds them here. In the user's
 # cache, which all checkouts share, a build of another environment would begin anew in a test.
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", os.path.join(sys.prefix, "torch_extensions"))
+# With the same ninja as the setup: another version would build them again, for minutes.
+os.environ["PATH"] = os.path.join(sys.prefix, "bin") + os.pathsep + os.environ["PATH"]
 
 settings.register_profile("iobench", deadline=None)  # timings never decide a test
 settings.load_profile("iobench")
