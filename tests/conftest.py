@@ -73,6 +73,26 @@ def _no_temporary_files(temporary_directory: Path) -> Iterator[None]:
     assert not left, f"temporary files were left: {sorted(left)}"
 
 
+@pytest.fixture(autouse=True)
+def _no_blocked_signals() -> Iterator[None]:
+    """Fail a test after which this process would not get its signals as before."""
+    before = _signals()
+    yield
+    after = _signals()
+    _, blocked = before
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    assert after == before
+
+
+def _signals() -> tuple[dict[signal.Signals, object], set[signal.Signals]]:
+    """The handlers of the signals that end a process, and the signals that are blocked."""
+    handlers = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    return handlers, {*signal.pthread_sigmask(signal.SIG_BLOCK, ())}
+
+
 def _run(*command: str | Path) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -307,6 +327,7 @@ def iobench_inside(here: Path) -> Command:
         stdout, stderr = io.StringIO(), io.StringIO()
         asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
         handlers = [signal.getsignal(number) for number in asked]
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         threads = torch.get_num_threads()
         try:
             torch.set_num_threads(1)
@@ -324,6 +345,8 @@ def iobench_inside(here: Path) -> Command:
             torch.set_num_threads(threads)
             for number, handler in zip(asked, handlers, strict=True):
                 signal.signal(number, handler)
+            # An interrupted command blocks these signals until its process ends.
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         assert isinstance(code, int)
         return subprocess.CompletedProcess(sys.argv, code, stdout.getvalue(), stderr.getvalue())
 
