@@ -44,6 +44,19 @@ MakeFilesystem = Callable[..., Path]
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+def pytest_configure() -> None:
+    """Let commands be interrupted also where the tests run in the background, or under nohup.
+
+    A shell starts those with SIGINT or SIGHUP ignored, and every child inherits that.
+    """
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
 def pytest_collection_finish() -> None:
     """Have no later collection look at modules and tests: with torch each takes 0.1 s otherwise."""
     gc.collect()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 from iobench.bench import fio
@@ -74,7 +75,8 @@ class Runner:
                 for value, target in plan.by_location.items()
             }
             warm_ups = [target.scratch.locate(_WARM_UP) for target in targets.values()]
-            executor = undo.enter_context(self._executor(warm_ups))
+            directories = [target.scratch.directory for target in targets.values()]
+            executor = undo.enter_context(self._executor(warm_ups, directories[0]))
             self.progress.step("preparing")
             run = header(plan, executor)
             self.results.write(run)
@@ -94,12 +96,16 @@ class Runner:
                 self.results.write(record)
                 self.progress.result(record)
 
-    def _executor(self, warm_ups: Sequence[Location]) -> Executor:
-        """Return an executor: this process, or the largest number of concurrent child processes."""
+    def _executor(self, warm_ups: Sequence[Location], temporary: Path | None) -> Executor:
+        """Return an executor: this process, or the largest number of concurrent child processes.
+
+        Child processes have their temporary files in `temporary`.
+        """
         setups = self.plan.setups()
         if len(setups) == 1:
             return InProcess(setups[0])
-        return ProcessGroup(setups, partial(Job.warm_up, directories=warm_ups))
+        first = partial(Job.warm_up, directories=warm_ups)
+        return ProcessGroup(setups, first, temporary=temporary)
 
 
 @dataclass(frozen=True, kw_only=True)

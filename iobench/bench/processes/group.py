@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -70,13 +70,21 @@ class ProcessGroup(Executor):
     """Jobs in child processes, which are killed when the `with` block or this process ends.
 
     When one of them fails, `ask` kills them all and raises JobError. The next `ask` starts new
-    ones. Each process runs `first` when it has started.
+    ones. Each process runs `first` when it has started. Their temporary files are in `temporary`,
+    where the caller removes what a killed process leaves; None is the usual directory.
     """
 
     apart = True
 
-    def __init__(self, setups: Sequence[JobSetup], first: Callable[[Job], object]) -> None:
+    def __init__(
+        self,
+        setups: Sequence[JobSetup],
+        first: Callable[[Job], object],
+        *,
+        temporary: Path | None = None,
+    ) -> None:
         self._setups, self._first = setups, first
+        self._environment = {"TMPDIR": str(temporary)} if temporary else {}
         self._members: list[_Member] = []
 
     def ask(self, count: int, what: Callable[[Job], T]) -> list[T]:
@@ -88,7 +96,7 @@ class ProcessGroup(Executor):
         try:
             with deferred_interrupts():  # every started child is in the list: _stop kills it
                 for _ in self._setups:
-                    self._members.append(_Member())
+                    self._members.append(_Member(os.environ | self._environment))
             for member, setup in zip(self._members, self._setups, strict=True):
                 member.send(sys.path, "a process")
                 member.send(setup, "a process")
@@ -130,7 +138,7 @@ class ProcessGroup(Executor):
 class _Member:
     """One child and the socket to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             # A new session: the terminal sends Ctrl-C only to this process, which ends them.
@@ -140,6 +148,7 @@ class _Member:
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # the parent's stdout is for the report
                 pass_fds=[theirs.fileno()],
+                env=environment,
                 start_new_session=True,
             )
         self.connection: Connection = Connection(ours.detach())
