@@ -70,12 +70,17 @@ class Finals:
         return confirmation
 
     def contenders(self) -> list[str]:
-        """Return leader, runner-up, best known setting, best of each close family, and baseline."""
+        """Return leader, runner-up, best of each close family, best known settings, and baseline.
+
+        The best known settings are that of all families and that of the leader's family.
+        """
         able = {name: one.candidate for name, one in self.race.trials.items() if one.able}
         known = self.rounds.by_probe(name for name, one in able.items() if one.well_known)
         best_known = self.race.ranked(known) or known
         ranked = self.race.ranked()
+        family = self._writer(ranked[0])
         chosen = [*ranked[:2], *best_known[:1]]
+        chosen += [name for name in best_known if self._writer(name) == family][:1]
         for writer in self.space.dimensions:
             best = self._of_family(writer)[:1]
             if best and self.race.estimated_ratio(best[0], ranked[0]) <= CLOSE:

@@ -72,6 +72,11 @@ class RaceEntry(Generic[T]):
         """Set the final status: the contender does not run again."""
         self.status, self.cause = status, cause
 
+    def run_again(self) -> None:
+        """Let an able contender that was dropped or cut run again."""
+        assert self.able
+        self.status, self.cause = RaceStatus.RUNNING, ""
+
 
 class Race(Generic[T]):
     """Contenders by name, in the order in which they joined."""

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from iobench.bench.judging.comparison import LEAST_SAMPLES
 from iobench.bench.judging.verdict import Context
@@ -148,21 +149,30 @@ class Tuner:
         self.race.cut(2 * _FINALISTS, "others did better when the share of the budget was spent")
 
     def _refine(self) -> None:
-        """Race settings near the best of each close family against the leaders, in batches."""
+        """Race settings near the best of each close family, in batches.
+
+        Each batch runs against the leaders and against the setting that it is near. Without the
+        latter in the same rounds, a writer that became slower between the rounds would hide which
+        of its settings is better.
+        """
         refiners: dict[str, Refiner] = {}
         if optuna_missing():
             self.notes.append(MISSING)
         while True:
             leaders = self.race.ranked()[:2]
             starts = list(dict.fromkeys([*leaders, *self._family_leaders()]))
-            count = min(_BATCH, self._affordable(until=0.0) - len(leaders))
+            count = min(_BATCH, self._affordable(until=0.0) - len(starts))
             batch = self._near(starts, count, refiners)
             if not batch:
                 return
             self.progress.phase(f"{len(batch)} settings near {', '.join(starts)}")
             for one in batch:
                 self.race.join(one.label, one)
-            names = [*leaders, *(one.label for one in batch)]
+            near = {one.writer for one in batch}
+            bases = [n for n in starts if self.race.trials[n].candidate.writer in near]
+            for name in bases:
+                self.race.trials[name].run_again()
+            names = list(dict.fromkeys([*leaders, *bases, *(one.label for one in batch)]))
             if not self.rounds.rung("refine", self.sizes.small, until=0.0, names=names):
                 return
             for one in batch:
@@ -173,10 +183,13 @@ class Tuner:
     def _near(
         self, starts: Sequence[str], count: int, refiners: dict[str, Refiner]
     ) -> list[Candidate]:
-        """Return at most `count` new settings: neighbours of `starts`, then optuna's."""
+        """Return at most `count` new settings: those near `starts`, then optuna's."""
         found: dict[str, Candidate] = {}
         for start in starts:
-            for one in self.space.neighbours(self.race.trials[start].candidate):
+            for one in [
+                *self.space.neighbours(self.race.trials[start].candidate),
+                *self._all_steps(start),
+            ]:
                 if len(found) < count and one.label not in self.race.trials:
                     found.setdefault(one.label, one)
         writer = self.race.trials[starts[0]].candidate.writer
@@ -187,6 +200,27 @@ class Tuner:
             proposed = refiners[writer].propose(count - len(found), known)
             found |= {one.label: one for one in proposed}
         return list(found.values())
+
+    def _all_steps(self, start: str) -> list[Candidate]:
+        """Return the setting with every step that was better than `start`, if there are several.
+
+        Each of several steps may be too small to be seen alone (pattern move: Hooke and Jeeves,
+        Direct Search, 1961).
+        """
+        own = self.race.trials[start].candidate
+        values = own.options.to_dict()
+        steps: dict[str, tuple[float, Any]] = {}
+        for one in self.space.neighbours(own):
+            ratio = self.race.ratio(one.label, start) if one.label in self.race.trials else None
+            if ratio is None or ratio >= 1:
+                continue
+            for option, value in one.options.to_dict().items():
+                if value != values[option] and ratio < steps.get(option, (1.0, None))[0]:
+                    steps[option] = (ratio, value)
+        if len(steps) < 2:
+            return []
+        changed = {option: value for option, (_, value) in steps.items()}
+        return [Candidate.of(own.writer, values | changed, "refined")]
 
     def _confirm(self) -> Outcome:
         """Take fresh samples of the leader, of each close family, and of the baseline."""

@@ -172,6 +172,49 @@ def test_a_storage_is_not_decided_wrongly(name: str) -> None:
             assert over.finding is Finding.BETTER
 
 
+@pytest.mark.parametrize(("seed", "noise"), [(200_020, 0.02), (200_017, 0.05)])
+def test_settings_near_one_another_run_in_the_same_rounds(seed: int, noise: float) -> None:
+    """uring becomes slower in the race. Rounds with it only cannot compare settings of odirect.
+
+    With both seeds a setting that is 6% below the best was decided before.
+    """
+    world = worlds(noise)["uring at half its rate after its 20th trial"]
+    space = space_of_writers()
+    outcome = world.storage(seed).tuner(space).run()
+    assert world.settled(outcome.chosen) >= 0.95 * world.best(space) or not outcome.decided
+    rounds = {name: one.losses.keys() for name, one in outcome.trials.items()}
+    trials = outcome.trials.values()
+    tried = [one.candidate for one in trials if one.candidate.origin == "refined" and one.losses]
+    near = [one for one in tried if one.writer == "odirect"]
+    assert near
+    for one in near:
+        others = rounds.keys() - {one.label}
+        together = [n for n in others if n.startswith("odirect") and rounds[n] & rounds[one.label]]
+        earlier = [n for n in together if min(rounds[n]) < min(rounds[one.label])]
+        assert earlier
+
+
+def test_steps_that_are_better_are_also_tried_together() -> None:
+    """Of each option the best step counts; a step that is worse does not."""
+    space = space_of_writers("buffered", "odirect")
+    tuner = SimulatedStorage(seed=1).tuner(space)
+    losses = {
+        "odirect": 1.0,
+        "odirect,threads=3": 0.99,
+        "odirect,block_size=4MiB": 0.98,
+        "odirect,block_size=16MiB": 0.97,
+        "odirect,fallocate=false": 1.01,
+    }
+    near = {one.label: one for one in space.neighbours(space.known[1])} | {
+        "odirect": space.known[1]
+    }
+    for name, loss in losses.items():
+        tuner.race.join(name, near[name]).losses[1] = loss
+    (found,) = tuner._all_steps("odirect")
+    assert found.label == "odirect,block_size=16MiB,threads=3"
+    assert tuner._all_steps("odirect,threads=3") == []
+
+
 def test_what_the_race_dropped_comes_back_where_the_confirmation_contradicts_it() -> None:
     """uring leads up to 512 MiB and is half as fast above: more of odirect is confirmed then."""
     world = worlds()["uring at half its rate above 512 MiB"]
@@ -255,7 +298,7 @@ def test_without_optuna(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_contenders_that_are_shown_worse_get_no_more_rounds_than_they_need() -> None:
     """buffered is five times slower: it has six rounds, and what is left is for the others."""
-    storage = SimulatedStorage(seed=4, noise=normal(0.02))
+    storage = SimulatedStorage(seed=3, noise=normal(0.02))
     confirmation = storage.tuner(space_of_writers()).run().confirmation
     rounds = {name: len(confirmation.losses[name]) for name in confirmation.able}
     assert rounds.pop("buffered") == 6
