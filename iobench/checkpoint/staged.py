@@ -8,7 +8,6 @@ of it. To replace a checkpoint, the two directories exchange names and the old o
 from __future__ import annotations
 
 import errno
-import json
 import os
 import secrets
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from typing import Any, Protocol, Self
 
 from iobench import linux
 from iobench.checkpoint.lock import DirectoryLock
+from iobench.checkpoint.manifest import canonical
 from iobench.checkpoint.removal import remove_all, remove_entry, warn_of
 from iobench.errors import TargetError, transfer_errors
 from iobench.writers.local.new_file import sync_directory
@@ -125,8 +125,8 @@ class StagedCheckpoint:
         exchange(self.directory, self.final, aside)
 
     def _write_manifest(self, manifest: Mapping[str, Any]) -> None:
-        with (self.directory / MANIFEST).open("x") as file:
-            json.dump(manifest, file, indent=1)
+        with (self.directory / MANIFEST).open("xb") as file:
+            file.write(canonical(manifest))
             file.flush()
             os.fsync(file.fileno())
 

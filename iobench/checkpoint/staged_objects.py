@@ -7,10 +7,10 @@ upload.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Self
 
+from iobench.checkpoint.manifest import canonical
 from iobench.checkpoint.staged import MANIFEST
 from iobench.errors import IobenchError, TargetError
 from iobench.writers.image import FileImage
@@ -47,8 +47,7 @@ class StagedObjects:
 
         Raises TransferError; then there is no checkpoint.
         """
-        text = json.dumps(manifest, indent=1).encode()
-        self._writer.write(FileImage.of(MANIFEST, [text]), self.directory)
+        self._writer.write(FileImage.of(MANIFEST, [canonical(manifest)]), self.directory)
         self.published = True
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench.checkpoint.checksums import record_of, verify
-from iobench.checkpoint.manifest import SCHEMA, Manifest, _checksum
+from iobench.checkpoint.manifest import SCHEMA, Manifest, _checksum, canonical
 from iobench.errors import DataMismatchError
 from iobench.writers.image import FileImage
 
@@ -53,6 +53,26 @@ def test_any_change_shows(data: st.DataObject) -> None:
         return
 
 
+@given(st.data())
+def test_any_change_shows_without_the_files(data: st.DataObject) -> None:
+    """Also when the files are left out, in text of this version and of older ones."""
+    without = replace(_MANIFEST, files=())
+    document = _MANIFEST.to_dict()
+    text = bytearray(
+        data.draw(st.sampled_from([canonical(document), json.dumps(document, indent=1).encode()]))
+    )
+    assert Manifest.parse(bytes(text), "m", files=False) == without
+    at = data.draw(st.integers(0, len(text) - 1))
+    if data.draw(st.booleans()):
+        del text[at:]
+    else:
+        text[at] ^= 1 << data.draw(st.integers(0, 7))
+    try:
+        assert Manifest.parse(bytes(text), "m", files=False) == without
+    except DataMismatchError:
+        return
+
+
 _HOSTILE = st.sampled_from(
     [None, True, -1, 1, 1.5, 2**63, "", "../..", "\ud800", [], [1], {}, {"a": 1}, float("inf")]
 )
@@ -75,6 +95,7 @@ def test_a_hostile_value(data: st.DataObject) -> None:
     document.pop("xxh3_64", None)
     text = json.dumps({**document, "xxh3_64": _checksum(document)})
     try:
+        Manifest.parse(canonical({**document, "xxh3_64": _checksum(document)}), "m", files=False)
         found = Manifest.parse(text.encode(), "m")
     except DataMismatchError:
         return
