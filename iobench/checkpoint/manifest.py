@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from json.encoder import encode_basestring_ascii as _quoted
+from typing import Any, NamedTuple
 
 import xxhash
 
 from iobench.errors import DataMismatchError
 from iobench.text import parse_json
 
-__all__ = ["SCHEMA", "FileRecord", "Manifest", "Piece", "canonical"]
+__all__ = ["SCHEMA", "FileRecord", "Manifest", "Piece"]
 
 SCHEMA = "iobench.checkpoint/1"
 
-_CHECKSUM = b',"xxh3_64":"'  # in `canonical` text the last key
+_PIECE = '{"name":%s,"size_bytes":%d,"xxh3_64":%s}'
+_CHECKSUM = ',"xxh3_64":"'
 _FILES, _AFTER_FILES = b'"files":[', b'],"format":'
 
 
-@dataclass(frozen=True, kw_only=True)
-class Piece:
-    """Consecutive bytes of a file, usually one tensor, and their XXH3-64 in hex."""
+class Piece(NamedTuple):
+    """Consecutive bytes of a file, usually one tensor, and their XXH3-64 in hex.
+
+    A NamedTuple, because it is cheap to make: a checkpoint may have 100,000 of them.
+    """
 
     name: str
     size_bytes: int
@@ -67,10 +72,28 @@ class Manifest:
                 return file
         raise DataMismatchError(f"the manifest names no file {path!r}")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON document, with a checksum of itself."""
-        document = {"schema": SCHEMA, **asdict(self)}
-        return {**document, "xxh3_64": _checksum(document)}
+    def to_json(self) -> str:
+        """Return the JSON document, with a checksum of itself.
+
+        It is the text that the checksum covers, with the checksum as its last key: a reader can
+        compare it without a parse. The pieces, of which there may be 100,000, are formatted here.
+        """
+        marks = [secrets.token_hex(16) for _ in self.files]
+        document: dict[str, Any] = {
+            "schema": SCHEMA,
+            **{field.name: getattr(self, field.name) for field in fields(self)},
+            "files": [
+                {"path": file.path, "size_bytes": file.size_bytes, "pieces": mark}
+                for file, mark in zip(self.files, marks, strict=True)
+            ],
+        }
+        text = _canonical(document)
+        for mark, file in zip(marks, self.files, strict=True):
+            pieces = [
+                _PIECE % (_quoted(name), size, _quoted(sum_)) for name, size, sum_ in file.pieces
+            ]
+            text = text.replace(f'"{mark}"', f"[{','.join(pieces)}]")
+        return f'{text[:-1]}{_CHECKSUM}{xxhash.xxh3_64_hexdigest(text.encode())}"}}'
 
     @classmethod
     def parse(cls, text: bytes, where: str, *, files: bool = True) -> Manifest:
@@ -119,22 +142,22 @@ class Manifest:
             raise TypeError("a value of the wrong type or range")
 
 
-def canonical(document: Mapping[str, Any]) -> bytes:
-    """Return the JSON text of which a manifest has the checksum, and in which it is written."""
-    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
-
-
 def _checksum(document: Mapping[str, Any]) -> str:
-    return xxhash.xxh3_64_hexdigest(canonical(document))
+    return xxhash.xxh3_64_hexdigest(_canonical(document).encode())
+
+
+def _canonical(document: Mapping[str, Any]) -> str:
+    """Return the text that the checksum covers."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":"))
 
 
 def _without_files(text: bytes) -> bytes | None:
     """Return the manifest `text` with an empty list of files, once its checksum was compared.
 
-    Returns None for text that is not `canonical`, as older versions wrote it, and for damaged text.
+    Returns None for text of another form, as older versions wrote it, and for damaged text.
     A thousand manifests of 900 tensors take 0.1 s instead of 1.4 s.
     """
-    rest, _, end = text.rpartition(_CHECKSUM)
+    rest, _, end = text.rpartition(_CHECKSUM.encode())
     begin = rest.find(_FILES) + len(_FILES)
     after = rest.find(_AFTER_FILES, begin)
     checksum = xxhash.xxh3_64(rest)

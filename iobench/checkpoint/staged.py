@@ -10,13 +10,11 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from iobench import linux
 from iobench.checkpoint.lock import DirectoryLock
-from iobench.checkpoint.manifest import canonical
 from iobench.checkpoint.removal import remove_all, remove_entry, warn_of
 from iobench.errors import TargetError, transfer_errors
 from iobench.writers.local.new_file import sync_directory
@@ -53,8 +51,8 @@ class Staged(Protocol):
     def directory(self) -> str | Path:
         """Directory or prefix of its files until `publish`."""
 
-    def publish(self, manifest: Mapping[str, Any]) -> None:
-        """Make it a checkpoint. On return it is durable and visible."""
+    def publish(self, manifest: str) -> None:
+        """Make it a checkpoint. `manifest` is JSON. On return it is durable and visible."""
 
 
 class StagedCheckpoint:
@@ -101,7 +99,7 @@ class StagedCheckpoint:
         while self._spare:
             os.close(self._spare.pop())
 
-    def publish(self, manifest: Mapping[str, Any]) -> None:
+    def publish(self, manifest: str) -> None:
         """Write the manifest and rename the directory. On return the checkpoint is durable.
 
         The files must be synced already; this syncs the directories. Raises TransferError; then
@@ -124,9 +122,9 @@ class StagedCheckpoint:
         aside = self.final.with_name(f".{self.final.name}{REPLACED_SUFFIX}")
         exchange(self.directory, self.final, aside)
 
-    def _write_manifest(self, manifest: Mapping[str, Any]) -> None:
-        with (self.directory / MANIFEST).open("xb") as file:
-            file.write(canonical(manifest))
+    def _write_manifest(self, manifest: str) -> None:
+        with (self.directory / MANIFEST).open("x") as file:
+            file.write(manifest)
             file.flush()
             os.fsync(file.fileno())
 

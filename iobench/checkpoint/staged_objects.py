@@ -7,10 +7,8 @@ upload.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Self
+from typing import Self
 
-from iobench.checkpoint.manifest import canonical
 from iobench.checkpoint.staged import MANIFEST
 from iobench.errors import IobenchError, TargetError
 from iobench.writers.image import FileImage
@@ -42,12 +40,12 @@ class StagedObjects:
             )
         return self
 
-    def publish(self, manifest: Mapping[str, Any]) -> None:
+    def publish(self, manifest: str) -> None:
         """Write the manifest. On return the checkpoint is visible and durable.
 
         Raises TransferError; then there is no checkpoint.
         """
-        self._writer.write(FileImage.of(MANIFEST, [canonical(manifest)]), self.directory)
+        self._writer.write(FileImage.of(MANIFEST, [manifest.encode()]), self.directory)
         self.published = True
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:

@@ -184,8 +184,8 @@ def _print_columns(console: Console, grid: Grid, above: Sequence[str] = ()) -> N
     if above:
         print_wrapped(console, above[0], style="bold")
     header = [name.split("\n") for name in names]
-    for line, _ in _lines(grid, widths, header, lead, header=True):
-        console.print(Text(line, style="bold"), soft_wrap=True)
+    for name, _ in _lines(grid, widths, header, lead, header=True):
+        console.print(Text(name, style="bold"), soft_wrap=True)
     plain = ["─" * (lead + _total(widths.values()))]
     for number, cells in enumerate(grid.rows):
         parts = [
