@@ -204,9 +204,9 @@ def _print_columns(console: Console, grid: Grid, above: Sequence[str] = ()) -> N
         _print_plain(console, plain)
         plain = []
         for line, last in lines:
-            shown = Text(line)
-            shown.stylize(style, last)
-            console.print(shown, soft_wrap=True)
+            styled = Text(line)
+            styled.stylize(style, last)
+            console.print(styled, soft_wrap=True)
     _print_plain(console, plain)
     left_out = [" ".join(name.split()) for i, (name, _) in enumerate(grid.columns) if i not in kept]
     if left_out:
