@@ -54,14 +54,14 @@ def abandoned_first(saved: Sequence[int]) -> list[int]:
 
 
 def _serial(store: CheckpointStore, step: int) -> int | None:
-    manifest = readable_manifest(store, step)
+    manifest = readable_manifest(store, step, files=False)
     return manifest.serial if manifest else None
 
 
-def readable_manifest(store: CheckpointStore, step: int) -> Manifest | None:
+def readable_manifest(store: CheckpointStore, step: int, *, files: bool = True) -> Manifest | None:
     """Return the manifest of a checkpoint; None when it is damaged or was removed."""
     try:
-        return store.manifest(step)
+        return store.manifest(step, files=files)
     except (DataMismatchError, TransferError) as error:
         if damage_of(error, store.locate(step)) is None:
             raise
