@@ -20,14 +20,16 @@ from iobench.formats.inspected_file import InspectedFile
 from iobench.formats.tensors import Allocate, OnDevice, allocate_on, flat_tensor
 from iobench.formats.torch_index import DAMAGE, TorchIndex, unpickled
 from iobench.formats.torch_settings import crc32_setting
+from iobench.units import MIB
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage, Memory
-from iobench.writers.source import ImageSource, Source
+from iobench.writers.source import BytesSource, ImageSource, Source
 from iobench.writers.transfer import Transfer
 
 __all__ = ["load", "prepare", "save", "view"]
 
 _WIDEST = 16  # bytes of the widest value, complex128; torch.save puts storages at multiples of 64
+_SMALL = MIB  # bytes that are copied in less time than the zip reader needs
 _HOST = torch.device("cpu")
 
 
@@ -207,6 +209,8 @@ def view(memory: Bytes, where: str) -> Any:
     `where` names the zip in errors. The storages are not aligned: copy from them, and do not
     compute on them. Unpickles only what `weights_only` allows. Raises DataMismatchError.
     """
-    source = ImageSource(FileImage.of("file", [memory]))
+    source: Source = ImageSource(FileImage.of("file", [memory]))
+    if len(memory) <= _SMALL:
+        source = BytesSource(memory.tobytes())
     index = TorchIndex.read(where, source)
     return _unpickled(where, source, index, lambda a, b: memory[a:b], weights_only=True)

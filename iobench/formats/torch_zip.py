@@ -108,8 +108,8 @@ class ZipDirectory:
         record of a bucket, would cost more than the records. torch's data are aligned, and end
         where the descriptor before the next header begins. The first and the last header prove it.
         """
-        if not numbers:
-            return []
+        if len(numbers) <= 2:
+            return _after_headers(opened, [self.headers[number] for number in numbers])
         all_headers = np.array(self.headers, dtype=np.int64)
         headers, sizes = all_headers[numbers], np.array(self.sizes, dtype=np.int64)[numbers]
         following = np.append(np.sort(all_headers), self.start)
@@ -118,7 +118,7 @@ class ZipDirectory:
         described = np.array(self.described)[numbers] > 0
         starts = stops - sizes - np.where(described, np.where(wide, 24, 16), 0)
         if not np.any(starts % _ALIGNMENT) and np.all(starts > headers):
-            ends = [0, -1] if len(numbers) > 1 else [0]
+            ends = [0, -1]
             if _after_headers(opened, headers[ends].tolist()) == starts[ends].tolist():
                 return cast(list[int], starts.tolist())
         return _after_headers(opened, headers.tolist())
