@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
+from iobench import linux
 from iobench.errors import UsageError
 from iobench.writers.device.base import DeviceBytes
 from iobench.writers.image import Bytes, Memory
@@ -21,6 +23,7 @@ __all__ = [
     "dtype_name",
     "flat_tensor",
     "resolved",
+    "storages_bytes",
     "tensor_bytes",
     "tensor_from_bytes",
     "tensor_memory",
@@ -79,6 +82,29 @@ def tensor_memory(tensor: torch.Tensor) -> Memory:
     if tensor.device.type != "cuda":
         return tensor_bytes(tensor)
     return device_bytes(_flat(tensor, here=True))
+
+
+def storages_bytes(storages: Sequence[torch.UntypedStorage]) -> list[Bytes]:
+    """Return the bytes of each storage in host memory, in views that keep them all. None is empty.
+
+    The views are parts of one array over all addresses between the first and the last. An array of
+    its own takes ten times as long for each, and `Tensor.numpy` makes a storage unresizable.
+    """
+    places = [(storage.data_ptr(), storage.nbytes()) for storage in storages]
+    if not places:
+        return []
+    first = min(address for address, _ in places)
+    stop = max(address + length for address, length in places)
+    whole = np.asarray(_Addresses(first, stop, storages))
+    return [whole[address - first : address - first + length] for address, length in places]
+
+
+class _Addresses:
+    """The array interface of the addresses [start, stop), which holds `owners`."""
+
+    def __init__(self, start: int, stop: int, owners: Sequence[torch.UntypedStorage]) -> None:
+        self.__array_interface__ = linux.array_interface(start, stop - start)
+        self.owners = owners
 
 
 def device_bytes(flat: torch.Tensor) -> DeviceBytes:

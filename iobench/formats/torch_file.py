@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
-import struct
-import sys
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,22 +18,19 @@ from iobench.formats import torch_image
 from iobench.formats.file_memory import FileMemory
 from iobench.formats.inspected_file import InspectedFile
 from iobench.formats.tensors import Allocate, OnDevice, allocate_on, flat_tensor
+from iobench.formats.torch_index import DAMAGE, TorchIndex, unpickled
 from iobench.formats.torch_settings import crc32_setting
+from iobench.units import MIB
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage, Memory
-from iobench.writers.source import ImageSource, Source
+from iobench.writers.source import BytesSource, ImageSource, Source
 from iobench.writers.transfer import Transfer
 
-__all__ = ["load", "prepare", "save", "storage_places", "view"]
-
-_DAMAGE = (
-    *(RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, EOFError),
-    *(AssertionError, zipfile.BadZipFile, struct.error),
-)
-"""Exceptions of zipfile and torch.load for damaged files, found by damaging thousands of files."""
+__all__ = ["load", "prepare", "save", "view"]
 
 _WIDEST = 16  # bytes of the widest value, complex128; torch.save puts storages at multiples of 64
-_LOCAL_HEADER = 30  # bytes before name and extra field, APPNOTE 4.3.7
+_SMALL = MIB  # bytes that are copied in less time than the zip reader needs
+_HOST = torch.device("cpu")
 
 
 def save(
@@ -106,9 +99,8 @@ def prepare(
     inspect it; without a writer the file must be in a mounted file system.
 
     Raises DataMismatchError for a file that is damaged or not a stock torch zip, and TransferError.
-    With `weights_only`, passes on pickle.UnpicklingError for what torch refuses to unpickle. The
-    file must number its storages in the order of the pickle, like torch.save. Only the sizes of the
-    storages are compared here; checksums of a manifest must prove their contents.
+    With `weights_only`, passes on pickle.UnpicklingError for what torch refuses to unpickle. Only
+    the sizes of the storages are compared here; checksums of a manifest must prove their contents.
     """
     file = os.path.join(target, path)
     with InspectedFile.opened(file, writer) as source:
@@ -118,12 +110,12 @@ def prepare(
 def _prepare(
     path: str, file: str, source: Source, allocate: Allocate | None, weights_only: bool
 ) -> tuple[Any, FileImage]:
-    records, size = storage_places(file, source)
-    memory = FileMemory(file, size, allocate)
+    index = TorchIndex.read(file, source)
+    memory = FileMemory(file, index.size_bytes, allocate)
     state = _unpickled(
-        *(file, source, records, lambda start, stop: memory.take(start, stop, _WIDEST)),
+        *(file, source, index, lambda start, stop: memory.take(start, stop, _WIDEST)),
         weights_only=weights_only,
-        device=allocate.device if isinstance(allocate, OnDevice) else None,
+        device=allocate.device if isinstance(allocate, OnDevice) else _HOST,
     )
     return state, memory.image(path)
 
@@ -131,30 +123,43 @@ def _prepare(
 def _unpickled(
     file: str,
     source: Source,
-    records: list[tuple[int, int]],
+    index: TorchIndex,
     take: Callable[[int, int], Memory],
     *,
     weights_only: bool,
-    device: torch.device | None = None,
+    device: torch.device = _HOST,
 ) -> Any:
     """Return the object. `take(start, stop)` gives each storage; empty ones are on `device`."""
-    left = iter(records)
+    places = zip(index.starts, index.stops, strict=True)
+    left = {str(key): place for key, place in enumerate(places) if place[0] < place[1]}
 
-    def place(storage: Any, location: str) -> Any:  # noqa: ARG001 -- wherever it was
-        if not storage.nbytes():  # torch calls this once per tensor on an empty storage
-            return storage if device is None else torch.empty(0, device=device).untyped_storage()
-        start, stop = next(left, (0, 0))
-        if storage.nbytes() != stop - start:
+    def storage_of(key: str, size_bytes: int, location: str) -> torch.UntypedStorage:  # noqa: ARG001
+        if not size_bytes:
+            return torch.empty(0, dtype=torch.uint8, device=device).untyped_storage()
+        start, stop = left.pop(key, (0, 0))
+        if size_bytes != stop - start:
             raise other
         return flat_tensor(take(start, stop)).untyped_storage()
 
-    other = DataMismatchError(f"{file}: its storages are not in the order of torch.save")
-    with torch.serialization.skip_data(), _damage(file, source):
-        source.seek(0)
-        state = torch.load(cast(IO[bytes], source), map_location=place, weights_only=weights_only)
-    if any(left):
+    other = DataMismatchError(f"{file}: its storages are not those of its pickle")
+    with _damage(file, source):
+        pickled = index.read_pickle(source)
+        options: dict[str, Any] = {"weights_only": weights_only, "map_location": str(device)}
+        try:
+            state = unpickled(pickled, storage_of, **options)
+        except pickle.UnpicklingError:
+            _refusal_of_torch(source, weights_only)
+            raise
+    if left:
         raise other
     return state
+
+
+def _refusal_of_torch(source: Source, weights_only: bool) -> None:
+    """Let torch.load raise its own error, which says what to do."""
+    with torch.serialization.skip_data():
+        source.seek(0)
+        torch.load(cast(IO[bytes], source), map_location="cpu", weights_only=weights_only)
 
 
 @contextmanager
@@ -166,7 +171,7 @@ def _damage(file: str, source: Source) -> Iterator[None]:
         if isinstance(source, InspectedFile):
             source.raise_failure(file)
         other = isinstance(error, IobenchError | pickle.UnpicklingError)
-        if other or not isinstance(error, (*_DAMAGE, OSError)):
+        if other or not isinstance(error, (*DAMAGE, OSError)):
             raise
         first_line = str(error).partition("\n")[0]
         raise DataMismatchError(
@@ -204,76 +209,8 @@ def view(memory: Bytes, where: str) -> Any:
     `where` names the zip in errors. The storages are not aligned: copy from them, and do not
     compute on them. Unpickles only what `weights_only` allows. Raises DataMismatchError.
     """
-    source = ImageSource(FileImage.of("file", [memory]))
-    records, _ = storage_places(where, source)
-    return _unpickled(where, source, records, lambda a, b: memory[a:b], weights_only=True)
-
-
-def storage_places(file: str, opened: Source) -> tuple[list[tuple[int, int]], int]:
-    """Return ([start, stop) of each non-empty storage in key order, the file's size in bytes).
-
-    `opened` is the torch zip, `file` names it in errors. Raises DataMismatchError, TransferError.
-    """
-    try:
-        size = opened.seek(0, io.SEEK_END)
-        return _storages(opened, size), size
-    except IobenchError:
-        raise
-    except (*_DAMAGE, OSError) as error:  # EINVAL: a seek to where a damaged directory points
-        if isinstance(opened, InspectedFile):
-            opened.raise_failure(file)
-        raise DataMismatchError(f"{file}: not a torch zip file ({error})") from error
-
-
-def _storages(opened: Source, size: int) -> list[tuple[int, int]]:
-    """Return the ranges of the storages. Raises one of _DAMAGE for any file but stock torch's.
-
-    A file of the other byte order is refused too.
-    """
-    found: dict[int, tuple[int, int]] = {}
-    with zipfile.ZipFile(cast(IO[bytes], opened)) as archive:
-        entries = {entry.filename: entry for entry in archive.infolist()}
-        folder = next((n.removesuffix("/data.pkl") for n in entries if n.endswith("/data.pkl")), "")
-        if not folder or f"{folder}/version" not in entries:
-            raise zipfile.BadZipFile("its records are not those of torch.save")
-        if f"{folder}/constants.pkl" in entries:
-            raise zipfile.BadZipFile("it is a TorchScript archive")
-        if order := entries.get(f"{folder}/byteorder"):
-            (start,) = _data_starts(opened, [order.header_offset])
-            opened.seek(start)
-            byteorder = opened.read(min(order.file_size, 16))
-            if byteorder != sys.byteorder.encode():
-                raise zipfile.BadZipFile(f"byte order {byteorder!r} is not this machine's")
-        data = {
-            key: entry
-            for name, entry in entries.items()
-            if (key := name.removeprefix(f"{folder}/data/")) != name and key.isdigit()
-        }
-        for entry in data.values():
-            if entry.compress_type != zipfile.ZIP_STORED:
-                raise zipfile.BadZipFile(f"record {entry.filename} is compressed")
-        starts = _data_starts(opened, [entry.header_offset for entry in data.values()])
-        for (key, entry), start in zip(data.items(), starts, strict=True):
-            found[int(key)] = (start, start + entry.file_size)
-    if sorted(found) != list(range(len(found))):
-        raise zipfile.BadZipFile(f"storages {sorted(found)[:5]}... are not numbered from 0")
-    places = [found[key] for key in range(len(found)) if found[key][0] < found[key][1]]
-    end = 0
-    for start, stop in sorted(places):
-        if start < end or stop > size:
-            raise zipfile.BadZipFile("its storages overlap or exceed the file")
-        end = stop
-    return places
-
-
-def _data_starts(opened: Source, header_offsets: list[int]) -> list[int]:
-    """Return the offset of each record's data: after the local header, its name and its padding."""
-    return [
-        offset
-        + _LOCAL_HEADER
-        + int.from_bytes(header[26:28], "little")
-        + int.from_bytes(header[28:30], "little")
-        for offset, header in zip(
-            header_offsets, opened.read_at(header_offsets, _LOCAL_HEADER), strict=True
-        )
-    ]
+    source: Source = ImageSource(FileImage.of("file", [memory]))
+    if len(memory) <= _SMALL:
+        source = BytesSource(memory.tobytes())
+    index = TorchIndex.read(where, source)
+    return _unpickled(where, source, index, lambda a, b: memory[a:b], weights_only=True)

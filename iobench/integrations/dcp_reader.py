@@ -7,14 +7,20 @@ import itertools
 import pickle
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, Any, cast
 
 import torch
 from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import (
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader as StockStorageReader
 from torch.futures import Future
@@ -22,7 +28,7 @@ from torch.futures import Future
 from iobench import linux
 from iobench.environment.memory import host_takes_free_memory
 from iobench.errors import DataMismatchError, UsageError
-from iobench.formats import torch_file
+from iobench.formats import torch_file, torch_tensor
 from iobench.integrations.dcp_files import DcpLocation, DcpStorage
 from iobench.integrations.dcp_writer import metadata_name
 from iobench.integrations.default_writer import WriterLike
@@ -33,6 +39,7 @@ from iobench.writers.image import Bytes, FileImage
 
 __all__ = ["StorageReader"]
 
+_View = Callable[[MetadataIndex, Bytes], torch.Tensor | None]
 _AT_ONCE = 256 * MIB
 _GAP = MIB  # smaller gaps between two items are read, not skipped
 _DAMAGE = (
@@ -54,13 +61,13 @@ class StorageReader(DcpStorage, StockStorageReader):
         super().__init__(path, writer)
         self.load_id = str(uuid.uuid4())
         """Identifies the newest load; the metadata that `read_metadata` returns records it."""
-        self._stored: dict[Any, _StorageInfo] = {}
+        self._metadata: Metadata | None = None
 
     def reset(self, checkpoint_id: DcpLocation | None = None) -> None:
         """Begin a new load, from `checkpoint_id` if it is given."""
         self._begin_at(checkpoint_id)
         self.load_id = str(uuid.uuid4())
-        self._stored = {}
+        self._metadata = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return the checkpoint's metadata, unpickled as in stock DCP: load only what you trust.
@@ -90,7 +97,7 @@ class StorageReader(DcpStorage, StockStorageReader):
     ) -> None:
         """Called by DCP: take over the file, offset and length of every item."""
         del is_coordinator, args, kwargs
-        self._stored = metadata.storage_data
+        self._metadata = metadata
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Return the plan unchanged."""
@@ -106,8 +113,10 @@ class StorageReader(DcpStorage, StockStorageReader):
         Raises TransferError, and DataMismatchError if a file does not match the metadata.
         """
         wanted: dict[str, list[_Item]] = defaultdict(list)
+        metadata, settings = self._metadata, torch_tensor.settings()
+        assert metadata is not None  # DCP calls set_up_storage_reader first
         for request in plan.items:
-            stored = self._stored[request.storage_index]
+            stored = metadata.storage_data[request.storage_index]
             if getattr(stored, "transform_descriptors", None):
                 raise UsageError(
                     f"{self.checkpoint_id}: {request.storage_index.fqn!r} was saved through the "
@@ -116,12 +125,14 @@ class StorageReader(DcpStorage, StockStorageReader):
                 )
             wanted[stored.relative_path].append(_Item(request=request, stored=stored))
         for name, items in wanted.items():
-            self._read_file(name, items, planner)
+            self._read_file(name, items, planner, partial(_saved_tensor, metadata, settings))
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
-    def _read_file(self, name: str, items: list[_Item], planner: LoadPlanner) -> None:
+    def _read_file(
+        self, name: str, items: list[_Item], planner: LoadPlanner, tensor: _View
+    ) -> None:
         with self._files.source(name) as source:
             size = source.seek(0, io.SEEK_END)
         if any(item.stop > size for item in items):
@@ -130,6 +141,7 @@ class StorageReader(DcpStorage, StockStorageReader):
             )
         if not size:
             return
+        path = self._files.path(name)
         # Address space for the whole file. Pages take memory when they are read, and
         # give_up_pages below frees them once they are copied.
         memory = fresh_pages(size, huge=not host_takes_free_memory())
@@ -155,7 +167,8 @@ class StorageReader(DcpStorage, StockStorageReader):
                     done = min(done, following.item.start)
                 for item in run.items:
                     data = memory[item.start : item.stop]
-                    _fill(item.request, data, f"{self._files.path(name)}, {item.start}", planner)
+                    where = f"{path}, {item.start}"
+                    _fill(item.request, data, where, planner, tensor)
                 linux.give_up_pages(memory.ctypes.data + run.start, done - run.start)
         finally:
             ahead.close(drop=True)
@@ -205,11 +218,13 @@ def _runs(items: Sequence[_Item]) -> Iterator[_Run]:
         yield run
 
 
-def _fill(request: ReadItem, data: Bytes, where: str, planner: LoadPlanner) -> None:
+def _fill(request: ReadItem, data: Bytes, where: str, planner: LoadPlanner, tensor: _View) -> None:
     if request.type == LoadItemType.BYTE_IO:
         planner.load_bytes(request, io.BytesIO(data.tobytes()))
         return
-    saved = torch_file.view(data, where)
+    saved = tensor(request.storage_index, data)
+    if saved is None:
+        saved = torch_file.view(data, where)
     if not isinstance(saved, torch.Tensor):
         raise DataMismatchError(f"{where}: holds a {type(saved).__name__} instead of a tensor")
     part = narrow_tensor_by_index(saved, request.storage_offsets, request.lengths)
@@ -221,3 +236,20 @@ def _fill(request: ReadItem, data: Bytes, where: str, planner: LoadPlanner) -> N
         )
     target.copy_(part)
     planner.commit_tensor(request, target)
+
+
+def _saved_tensor(
+    metadata: Metadata, settings: torch_tensor.Settings, index: MetadataIndex, data: Bytes
+) -> torch.Tensor | None:
+    """Return the tensor in `data` if it is small and contiguous; None if torch must read it."""
+    stored = metadata.state_dict_metadata.get(index.fqn)
+    if not isinstance(stored, TensorStorageMetadata):
+        return None
+    chunks = stored.chunks
+    if len(chunks) > 1:
+        at = index.index
+        if at is None or at >= len(chunks) or chunks[at].offsets != index.offset:
+            return None
+        chunks = chunks[at : at + 1]
+    shape = tuple(chunks[0].sizes)
+    return torch_tensor.view(data, stored.properties.dtype, shape, settings)

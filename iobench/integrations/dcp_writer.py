@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import heapq
-import io
 import os
 import pickle
 import threading
@@ -15,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import IO, Any, cast
 
-import torch
 from torch.distributed.checkpoint.filesystem import (
     CURRENT_DCP_VERSION,
     DEFAULT_SUFFIX,
@@ -31,6 +29,7 @@ from torch.futures import Future
 
 from iobench.errors import TargetError, UsageError
 from iobench.integrations.dcp_files import DcpLocation, DcpStorage
+from iobench.integrations.dcp_items import ItemStream
 from iobench.integrations.default_writer import WriterLike
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.blocks.workers import map_in_workers
@@ -156,14 +155,16 @@ class StorageWriter(DcpStorage, StockStorageWriter, BlockingAsyncStager):
         expected = sum(_size_bytes(item) for item in items)
         try:
             with self._files.writer.open(self._files.path(name), expected or None) as stream:
+                gathered = ItemStream(stream)
                 for item in items:
-                    start = stream.tell()
-                    _write_item(planner.resolve_data(item), cast(IO[bytes], stream))
-                    length = stream.tell() - start
+                    start = gathered.tell()
+                    gathered.append(planner.resolve_data(item))
+                    length = gathered.tell() - start
                     stored = _StorageInfo(name, start, length)
                     results.append(
                         WriteResult(index=item.index, size_in_bytes=length, storage_data=stored)
                     )
+                gathered.end()
         except RuntimeError as error:
             if stream.failure is None:
                 raise
@@ -245,31 +246,6 @@ class _Newest:
 
 
 _newest = _Newest()
-
-
-class _InMiddle(io.RawIOBase):
-    """Appends one item to a stream. The serializer's flush does not reach the file."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        super().__init__()
-        self._stream = stream
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        return self._stream.write(data)
-
-
-def _write_item(data: torch.Tensor | io.BytesIO, stream: IO[bytes]) -> None:
-    if isinstance(data, io.BytesIO):
-        stream.write(data.getbuffer())
-        return
-    tensor = data.detach().cpu()
-    if tensor.untyped_storage().nbytes() != tensor.nbytes:
-        tensor = tensor.clone()  # torch.save of a view saves the whole storage
-    with _InMiddle(stream) as end:
-        torch.save(tensor, cast(IO[bytes], end))
 
 
 def _size_bytes(item: WriteItem) -> int:

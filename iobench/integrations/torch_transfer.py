@@ -6,27 +6,29 @@ Calls that a writer cannot make exactly like stock torch raise StockOnly before 
 
 from __future__ import annotations
 
+import functools
+import io
 import pickle
 import time
 import types
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from typing import IO, Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from torch.serialization import DEFAULT_PROTOCOL, default_restore_location
+from torch.serialization import DEFAULT_PROTOCOL
 from torch.utils.serialization import config
 
-from iobench import linux
 from iobench.errors import DataMismatchError, SaveError, TransferError
-from iobench.formats import torch_file, torch_image
-from iobench.formats.file_memory import FileMemory
+from iobench.formats import torch_image
 from iobench.formats.inspected_file import InspectedFile
+from iobench.formats.tensors import storages_bytes
+from iobench.formats.torch_index import TorchIndex, unpickled
 from iobench.integrations.stock_path import NotPicklable, StockOnly, StockPath, path_of
 from iobench.writers.base import Writer
-from iobench.writers.image import Bytes
+from iobench.writers.image import Bytes, FileImage
 from iobench.writers.source import ImageSource
 from iobench.writers.transfer import Transfer
 
@@ -128,20 +130,29 @@ def load(
     path = path_of(f)
     _check_load(path, map_location, mmap)
     target = StockPath.of_stored(path, writer)
-    records, memory, storages = _allocate(target, writer)
-    image = memory.image(target.name)
+    only = _only_weights(weights_only, pickle_module, pickle_load_args)
+    index, image, storages = _allocate(target, writer)
     parse_s = time.perf_counter() - began
     moved = writer.read(image, target.directory)
     began = time.perf_counter()
     source = ImageSource(image)
-    if torch_file.storage_places(path, source)[0] != records:
+    source.seek(index.directory.start)
+    if source.read(index.size_bytes) != index.directory.data:
         raise DataMismatchError(f"{path}: was changed while it was read; load it again")
-    state = _unpickle(
-        source,
-        storages,
-        _restore(map_location),
-        pickle_module=pickle_module,
-        weights_only=weights_only,
+    restore: Any = torch.serialization._get_restore_location(map_location)  # type: ignore[no-untyped-call]
+
+    def storage_of(key: str, size_bytes: int, location: str) -> Any:
+        storage = storages[key] if size_bytes else _new_storage(0)
+        if storage.nbytes() != size_bytes:
+            raise DataMismatchError(f"{path}: storage {key} has another size than its tensors")
+        return restore(storage, location)
+
+    state = unpickled(
+        index.read_pickle(source),
+        storage_of,
+        weights_only=only,
+        map_location=map_location,
+        pickle_module=pickle_module or pickle,
         **pickle_load_args,
     )
     parse_s += time.perf_counter() - began
@@ -162,52 +173,55 @@ def _check_load(path: str, map_location: Any, mmap: bool | None) -> None:
         raise StockOnly("the call loads no data")
 
 
-def _unpickle(
-    source: ImageSource,
-    storages: list[torch.UntypedStorage],
-    restore: Callable[[Any, str], Any],
-    **options: Any,
-) -> Any:
-    """Let torch unpickle the file in `source`, with `storages` in place of those it would read.
+def _only_weights(weights_only: bool | None, pickle_module: Any, options: dict[str, Any]) -> bool:
+    """Return whether torch.load restricts the pickle, which also depends on the environment.
 
-    `torch.serialization.skip_data` makes torch.load allocate storages without reading them. It asks
-    `map_location` for each one in the order of the file; there the filled one replaces it.
+    Warnings and errors about the arguments are torch's.
     """
-    left = iter(storages)
+    try:
+        torch.load(
+            io.BytesIO(_refused()), None, pickle_module, weights_only=weights_only, **options
+        )
+    except pickle.UnpicklingError:
+        return True
+    return False
 
-    def storage(described: Any, location: str) -> Any:
-        if not described.nbytes():
-            return restore(described, location)
-        found = next(left, None)
-        if found is None or found.nbytes() != described.nbytes():
-            raise StockOnly("its storages are not in the order that torch.save writes")
-        return restore(found, location)
 
-    with torch.serialization.skip_data():
-        source.seek(0)
-        state = torch.load(cast(IO[bytes], source), map_location=storage, mmap=False, **options)
-    if next(left, None) is not None:
-        raise StockOnly("its storages are not in the order that torch.save writes")
-    return state
+class _Refused:
+    """An object that torch.load does not unpickle with `weights_only`."""
+
+
+@functools.cache
+def _refused() -> bytes:
+    file = io.BytesIO()
+    torch.save(_Refused(), file)
+    return file.getvalue()
 
 
 def _allocate(
     target: StockPath, writer: Writer
-) -> tuple[list[tuple[int, int]], FileMemory, list[torch.UntypedStorage]]:
-    """Return the storages' byte ranges in the file, memory for the file, and the storages in it."""
-    storages: list[torch.UntypedStorage] = []
-
-    def allocate(size_bytes: int) -> Bytes:
-        storage = torch.empty(size_bytes, dtype=torch.uint8, device="cpu").untyped_storage()
-        storages.append(storage)
-        return np.asarray(_StorageArray(storage))
-
+) -> tuple[TorchIndex, FileImage, dict[str, torch.UntypedStorage]]:
+    """Return the index of the file, the image that fills its storages, and these by key."""
     with closing(writer.open_source(target.path)) as source:
-        records, size = torch_file.storage_places(target.path, InspectedFile(source))
-    memory = FileMemory(target.path, size, allocate)
-    for start, stop in records:
-        memory.take(start, stop, 1)
-    return records, memory, storages
+        index = TorchIndex.read(target.path, InspectedFile(source))
+    places = index.filled()
+    storages = [_new_storage(stop - start) for start, stop, _ in places]
+    filled = sum(stop - start for start, stop, _ in places)
+    between = np.empty(index.size_bytes - filled, dtype=np.uint8)
+    parts: list[Bytes] = []
+    position = used = 0
+    for (start, stop, _), memory in zip(places, storages_bytes(storages), strict=True):
+        parts += [between[used : used + start - position], memory]
+        used += start - position
+        position = stop
+    image = FileImage.of(target.name, [*parts, between[used:]])
+    keyed = zip(places, storages, strict=True)
+    return index, image, {str(key): storage for (_, _, key), storage in keyed}
+
+
+def _new_storage(size_bytes: int) -> torch.UntypedStorage:
+    """Return host memory from torch's allocator, whatever the default device is."""
+    return torch.UntypedStorage(size_bytes, device="cpu")  # type: ignore[no-untyped-call]
 
 
 def _loads_no_data(map_location: Any) -> bool:
@@ -217,35 +231,3 @@ def _loads_no_data(map_location: Any) -> bool:
     if isinstance(map_location, str):
         return map_location.partition(":")[0] == "meta"
     return isinstance(map_location, torch.device) and map_location.type == "meta"
-
-
-def _restore(map_location: Any) -> Callable[[Any, str], Any]:
-    """Return the function that puts a filled storage where torch.load would put it.
-
-    It takes the storage and the location that it was saved from.
-    """
-    default: Callable[[Any, str], Any] = default_restore_location
-
-    def restore(storage: Any, location: str) -> Any:
-        if isinstance(map_location, dict):
-            return default(storage, map_location.get(location, location))
-        if isinstance(map_location, (str, torch.device)):
-            return default(storage, str(map_location))
-        if map_location is not None:
-            found = map_location(storage, location)
-            if found is not None:
-                return found
-        return default(storage, location)
-
-    return restore
-
-
-class _StorageArray:
-    """The array interface of a storage's bytes. `Tensor.numpy` would make the storage unresizable.
-
-    It holds the storage, so that numpy's views keep the memory alive.
-    """
-
-    def __init__(self, storage: torch.UntypedStorage) -> None:
-        self.storage = storage
-        self.__array_interface__ = linux.array_interface(storage.data_ptr(), storage.nbytes())

@@ -13,7 +13,7 @@ import numpy as np
 
 from iobench.writers.image import Bytes, FileImage
 
-__all__ = ["ImageSource", "LocalSource", "RangeSource", "Source"]
+__all__ = ["BytesSource", "ImageSource", "LocalSource", "RangeSource", "Source"]
 
 
 class Source(Protocol):
@@ -36,6 +36,14 @@ class LocalSource(io.FileIO):
 
     def read_at(self, offsets: Iterable[int], size: int) -> list[bytes]:
         return [os.pread(self.fileno(), size, offset) for offset in offsets]
+
+
+class BytesSource(io.BytesIO):
+    """A small file whose bytes are in memory, for many small reads."""
+
+    def read_at(self, offsets: Iterable[int], size: int) -> list[bytes]:
+        data = self.getbuffer()
+        return [bytes(data[offset : offset + size]) for offset in offsets]
 
 
 class RangeSource(io.RawIOBase):

@@ -1,0 +1,185 @@
+"""TorchIndex: where the pickle and the storages of a torch file are. `unpickled`: its object."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+import sys
+import types
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from torch.storage import TypedStorage
+
+from iobench.errors import DataMismatchError, IobenchError
+from iobench.formats.inspected_file import InspectedFile
+from iobench.formats.torch_zip import ZipDirectory
+from iobench.writers.source import Source
+
+__all__ = ["DAMAGE", "TorchIndex", "unpickled"]
+
+DAMAGE = (
+    *(RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, EOFError),
+    *(AssertionError, zipfile.BadZipFile, struct.error),
+)
+"""Exceptions of zip readers and torch for damaged files, found by damaging thousands of files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchIndex:
+    """The records of a file of torch.save."""
+
+    size_bytes: int
+    directory: ZipDirectory
+    starts: list[int] = field(repr=False)
+    """The offset of each storage in the order of their keys; 0 for an empty one."""
+    stops: list[int] = field(repr=False)
+    pickled: tuple[int, int]
+    """[start, stop) of `data.pkl`."""
+
+    @classmethod
+    def read(cls, file: str, opened: Source) -> Self:
+        """Read the index of the torch zip `opened`; `file` names it in errors.
+
+        Raises DataMismatchError for other files, also those of the other byte order, and
+        TransferError.
+        """
+        try:
+            return cls._read(opened)
+        except IobenchError:
+            raise
+        except (*DAMAGE, OSError) as error:  # EINVAL: a seek to where a damaged directory points
+            if isinstance(opened, InspectedFile):
+                opened.raise_failure(file)
+            raise DataMismatchError(f"{file}: not a torch zip file ({error})") from error
+
+    @classmethod
+    def _read(cls, opened: Source) -> Self:
+        directory = ZipDirectory.read(opened)
+        named = {name: number for number, name in enumerate(directory.names)}
+        folder = next((n.removesuffix("/data.pkl") for n in named if n.endswith("/data.pkl")), "")
+        if not folder or f"{folder}/version" not in named:
+            raise zipfile.BadZipFile("its records are not those of torch.save")
+        if f"{folder}/constants.pkl" in named:
+            raise zipfile.BadZipFile("it is a TorchScript archive")
+        order, whole = named.get(f"{folder}/byteorder"), named[f"{folder}/data.pkl"]
+        if order is not None:
+            (start,) = directory.data_starts(opened, [order])
+            opened.seek(start)
+            byteorder = opened.read(min(directory.sizes[order], 16))
+            if byteorder != sys.byteorder.encode():
+                raise zipfile.BadZipFile(f"byte order {byteorder!r} is not this machine's")
+        (start,) = directory.data_starts(opened, [whole])
+        starts, stops = _storages(opened, directory, named, f"{folder}/data/")
+        return cls(
+            size_bytes=directory.size_bytes,
+            directory=directory,
+            starts=starts,
+            stops=stops,
+            pickled=(start, start + directory.sizes[whole]),
+        )
+
+    def filled(self) -> list[tuple[int, int, int]]:
+        """Return (start, stop, key) of each storage that is not empty, in the order of the file."""
+        places = zip(self.starts, self.stops, range(len(self.starts)), strict=True)
+        return sorted(place for place in places if place[0] < place[1])
+
+    def read_pickle(self, opened: Source) -> bytes:
+        """Return the bytes of `data.pkl`. Raises one of DAMAGE or what `opened` raises."""
+        start, stop = self.pickled
+        opened.seek(start)
+        data = io.BytesIO()
+        while data.tell() < stop - start:
+            part = opened.read(stop - start - data.tell())
+            if not part:
+                raise EOFError("its pickle exceeds the file")
+            data.write(part)
+        return data.getvalue()
+
+
+def _storages(
+    opened: Source, directory: ZipDirectory, named: Mapping[str, int], folder: str
+) -> tuple[list[int], list[int]]:
+    """Return where each storage begins and ends. Raises one of DAMAGE for any file but torch's."""
+    keys = sum(name.startswith(folder) and name[len(folder) :].isdigit() for name in named)
+    numbers = []
+    for key in range(keys):
+        name = f"{folder}{key}"
+        if name not in named:
+            raise zipfile.BadZipFile(f"its storages are not numbered from 0: {key} is missing")
+        if name in directory.compressed:
+            raise zipfile.BadZipFile(f"record {name} is compressed")
+        numbers.append(named[name])
+    filled = [key for key, number in enumerate(numbers) if directory.sizes[number]]
+    found = directory.data_starts(opened, [numbers[key] for key in filled])
+    starts, stops = [0] * keys, [0] * keys
+    for key, start in zip(filled, found, strict=True):
+        starts[key], stops[key] = start, start + directory.sizes[numbers[key]]
+    end = 0
+    for start, key in sorted(zip(found, filled, strict=True)):
+        if start < end or stops[key] > directory.size_bytes:
+            raise zipfile.BadZipFile("its storages overlap or exceed the file")
+        end = stops[key]
+    return starts, stops
+
+
+class _Reader:
+    """The part of a zip reader that torch needs to unpickle; `load_storage` reads the storages."""
+
+    def __init__(self, pickled: bytes) -> None:
+        self._records = {"data.pkl": pickled, "byteorder": sys.byteorder.encode()}
+
+    def has_record(self, name: str) -> bool:
+        return name in self._records
+
+    def get_record(self, name: str) -> bytes:
+        return self._records[name]
+
+    def serialization_id(self) -> str:
+        return ""  # for torch's log of API usage
+
+
+def unpickled(
+    pickled: bytes,
+    storage_of: Callable[[str, int, str], Any],
+    *,
+    weights_only: bool,
+    map_location: Any = None,
+    pickle_module: Any = pickle,
+    **options: Any,
+) -> Any:
+    """Let torch unpickle the object of a `data.pkl`. Options and errors are those of torch.load.
+
+    `storage_of(key, size_bytes, location)` returns each storage, once for those that are not empty.
+    It replaces only the part of torch that reads storages one by one. What `weights_only` admits is
+    decided by torch's own Unpickler.
+    """
+    module = torch._weights_only_unpickler if weights_only else pickle_module
+    shared: dict[str, TypedStorage] = {}
+
+    def load_storage(saved: Any) -> TypedStorage:
+        typename, kind, key, location, numel = saved
+        if typename not in ("storage", b"storage"):
+            raise ValueError(f"a persistent id of {typename!r}")
+        found = shared.get(key)
+        if found is None:
+            dtype = torch.uint8 if kind is torch.UntypedStorage else kind.dtype
+            where = location.decode("ascii") if isinstance(location, bytes) else location
+            storage = storage_of(key, numel * dtype.itemsize, where)
+            found = TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
+            if numel:  # like torch, which does not share empty storages
+                shared[key] = found
+        return found
+
+    class Unpickler(module.Unpickler):  # type: ignore[misc, name-defined]
+        """torch assigns its own `persistent_load` to every object."""
+
+        persistent_load = property(lambda _: load_storage, lambda _, torchs: None)  # noqa: ARG005
+
+    options.setdefault("encoding", "utf-8")
+    own = types.SimpleNamespace(Unpickler=Unpickler)
+    return torch.serialization._load(_Reader(pickled), map_location, own, **options)  # type: ignore[no-untyped-call]

@@ -1,0 +1,193 @@
+"""The torch file of one small tensor in a stream, without torch's pickler and zip writer.
+
+torch takes 150 us for such a file. It depends on dtype, shape, strides and data alone. So torch
+makes one file for all tensors that have the first three in common; only the data and what depends
+on their CRC32 differ. A file that does not come out like torch's has no template.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import io
+import struct
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from isal import isal_zlib
+
+from iobench.errors import DataMismatchError
+from iobench.formats.torch_index import TorchIndex
+from iobench.formats.torch_settings import crc32_setting
+from iobench.formats.torch_zip import HASH_DIGITS, hash_combine
+from iobench.units import MIB
+from iobench.writers.image import Bytes
+from iobench.writers.source import BytesSource
+
+__all__ = ["Settings", "TensorFile", "file_parts", "settings", "view"]
+
+_LARGEST = MIB  # a larger tensor takes longer to store than torch takes for its file
+_CHECKSUM = struct.Struct("<L")
+
+
+class Settings(NamedTuple):
+    """What torch's file of a tensor depends on, apart from the tensor."""
+
+    crc: bool
+    alignment: int
+    packages: int
+    """Number of the functions that name a storage's device."""
+
+
+def settings() -> Settings:
+    """Return torch's settings now."""
+    stock: Any = torch.serialization
+    return Settings(
+        stock.get_crc32_options(), stock._get_storage_alignment(), len(stock._package_registry)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorFile:
+    """The file of a tensor: `head`, its `size_bytes` of data, and a tail."""
+
+    head: bytes = field(repr=False)
+    size_bytes: int
+    sample: bytes = field(repr=False)
+    """The tail of one tensor."""
+    checksums_at: tuple[int, ...]
+    """Where the tail has the CRC32 of the data; nowhere without CRC32."""
+    id_checksums_at: tuple[int, ...]
+    """Where it has the CRC32 of the serialization id."""
+    id_at: int
+    before: int
+    """The combined CRC32s of the records before the data."""
+    after: tuple[int, ...]
+    """The CRC32s of those after the data."""
+
+    def tail(self, checksum: int) -> bytes | bytearray:
+        """Return the bytes after data whose CRC32 is `checksum`."""
+        if not self.checksums_at:
+            return self.sample
+        tail = bytearray(self.sample)
+        combined = hash_combine(self.before, checksum)
+        for other in self.after:
+            combined = hash_combine(combined, other)
+        at, stop = self.id_at, self.id_at + 2 * HASH_DIGITS
+        tail[at + HASH_DIGITS : stop] = b"%020d" % combined
+        for place in self.checksums_at:
+            _CHECKSUM.pack_into(tail, place, checksum)
+        own = isal_zlib.crc32(tail[at:stop])
+        for place in self.id_checksums_at:
+            _CHECKSUM.pack_into(tail, place, own)
+        return tail
+
+
+def file_parts(tensor: torch.Tensor, found: Settings) -> tuple[Any, ...] | None:
+    """Return the bytes of `torch.save(tensor, stream)` in parts; None if torch must make them.
+
+    `tensor` is on the CPU and has a storage of its own size.
+    """
+    if (
+        type(tensor) is not torch.Tensor
+        or tensor.layout is not torch.strided
+        or tensor.requires_grad
+        or tensor.is_quantized
+        or tensor.is_nested
+        or tensor.is_conj()
+        or tensor.is_neg()
+        or tensor.storage_offset()
+        or getattr(tensor, "has_names", bool)()  # torch 2.13 has no named tensors
+        or tensor.__dict__
+        or not 0 < tensor.nbytes <= _LARGEST
+    ):
+        return None
+    made = _template(tensor.dtype, tuple(tensor.shape), tensor.stride(), found)
+    if made is None:
+        return None
+    data = ctypes.string_at(tensor.data_ptr(), made.size_bytes)
+    return made.head, data, made.tail(isal_zlib.crc32(data))
+
+
+def view(
+    file: Bytes, dtype: torch.dtype, shape: tuple[int, ...], found: Settings
+) -> torch.Tensor | None:
+    """Return the contiguous tensor of a file in a stream, whose every byte is like torch's.
+
+    It is a view of `file`, which may not be aligned. Returns None if torch must read the file: it
+    has another tensor, settings or torch version, or it is damaged.
+    """
+    made = _contiguous(dtype, shape, found)
+    if made is None:
+        return None
+    start = len(made.head)
+    stop = start + made.size_bytes
+    data = file[start:stop]
+    if file[:start].tobytes() != made.head or len(data) < made.size_bytes:
+        return None
+    if file[stop:].tobytes() != made.tail(isal_zlib.crc32(data)):
+        return None
+    return torch.from_numpy(data).view(dtype).view(shape)
+
+
+@functools.lru_cache(maxsize=4096)
+def _contiguous(dtype: torch.dtype, shape: tuple[int, ...], found: Settings) -> TensorFile | None:
+    strides, step = [], 1
+    for length in reversed(shape):
+        strides.append(step)
+        step *= max(length, 1)
+    if not 0 < torch.Size(shape).numel() * dtype.itemsize <= _LARGEST:
+        return None
+    return _template(dtype, shape, tuple(reversed(strides)), found)
+
+
+@functools.lru_cache(maxsize=4096)
+def _template(
+    dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...], found: Settings
+) -> TensorFile | None:
+    """Return the file of such a tensor; None if torch's is not as expected."""
+    size = torch.Size(shape).numel() * dtype.itemsize
+    sample = torch.empty_strided(shape, stride, dtype=dtype, device="cpu")
+    storage = sample.untyped_storage()
+    if storage.nbytes() != size:
+        return None
+    torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).fill_(1)
+    stream = io.BytesIO()
+    with crc32_setting(found.crc):
+        torch.save(sample, stream)
+    file = stream.getvalue()
+    try:
+        made = _read(file, found.crc)
+    except (DataMismatchError, LookupError, ValueError):
+        return None
+    data = file[len(made.head) : len(made.head) + size]
+    whole = (made.head, data, made.tail(isal_zlib.crc32(data)))
+    return made if made.size_bytes == size and b"".join(whole) == file else None
+
+
+def _read(file: bytes, crc: bool) -> TensorFile:
+    """Return torch's `file` of one tensor as a template. Raises DataMismatchError, ValueError."""
+    source = BytesSource(file)
+    index = TorchIndex.read("the file of a tensor", source)
+    (start,), (stop,) = index.starts, index.stops
+    directory = index.directory
+    numbers = {name.partition("/")[2]: number for number, name in enumerate(directory.names)}
+    own, last = numbers["data/0"], numbers[".data/serialization_id"]
+    (id_at,) = directory.data_starts(source, [last])
+    before = 0
+    for number in range(own):
+        if directory.sizes[number]:
+            before = hash_combine(before, directory.checksums[number])
+    entries = [directory.start - stop + entry + 16 for entry in directory.entries]  # APPNOTE 4.3.12
+    id_at -= stop
+    return TensorFile(
+        head=file[:start],
+        size_bytes=stop - start,
+        sample=file[stop:],
+        checksums_at=(4, entries[own]) if crc else (),  # of the descriptor, APPNOTE 4.3.9
+        id_checksums_at=(id_at + 2 * HASH_DIGITS + 4, entries[last]),
+        id_at=id_at,
+        before=before,
+        after=tuple(directory.checksums[own + 1 : last]),
+    )

@@ -1,0 +1,156 @@
+"""The file of one tensor is torch's, byte for byte, and every byte of it is compared by a load."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.serialization import config
+
+from iobench.formats import torch_tensor
+from iobench.formats.torch_settings import crc32_setting
+
+_DTYPES = [
+    *(torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.complex64),
+    *(torch.int16, torch.uint16, torch.float64),
+]
+
+
+def _saved(tensor: torch.Tensor) -> bytes:
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    return file.getvalue()
+
+
+def _made(tensor: torch.Tensor) -> bytes | None:
+    parts = torch_tensor.file_parts(tensor, torch_tensor.settings())
+    return None if parts is None else b"".join(parts)
+
+
+def _random(dtype: torch.dtype, shape: list[int], order: int, seed: int) -> torch.Tensor:
+    """Return a tensor whose dimensions are in any order in memory."""
+    size = int(np.prod(shape, dtype=int)) * dtype.itemsize
+    data = np.random.default_rng(seed).integers(0, 2, size, np.uint8)
+    flat = torch.from_numpy(data).view(dtype) if size else torch.empty(0, dtype=dtype)
+    tensor = flat.reshape(shape)
+    turned = [tensor, tensor.T if tensor.ndim == 2 else tensor, tensor.movedim(0, -1)]
+    return turned[order]
+
+
+_shapes = st.lists(st.integers(0, 9), min_size=1, max_size=4)
+_tensors = st.builds(
+    _random, st.sampled_from(_DTYPES), _shapes, st.integers(0, 2), st.integers(0, 99)
+)
+
+
+@given(tensor=_tensors, crc=st.booleans())
+def test_any_tensor(tensor: torch.Tensor, crc: bool) -> None:
+    """The same bytes for any dtype, shape and strides, and the same tensor from these bytes."""
+    with crc32_setting(crc):
+        made, stock = _made(tensor), _saved(tensor)
+        assert made == (stock if tensor.numel() else None)
+        file = np.frombuffer(bytearray(stock), dtype=np.uint8)
+        shape = tuple(tensor.shape)
+        found = torch_tensor.view(file, tensor.dtype, shape, torch_tensor.settings())
+    if found is None:
+        usual = torch.empty(shape, dtype=tensor.dtype).stride()
+        assert tensor.stride() != usual or not tensor.numel()
+    else:
+        assert found.shape == tensor.shape
+        assert found.view(torch.uint8).equal(tensor.contiguous().view(torch.uint8))
+
+
+class _Own(torch.Tensor):
+    """A subclass, which torch pickles with its name."""
+
+
+def _named(tensor: torch.Tensor) -> torch.Tensor:
+    tensor.name_of_mine = "a"  # type: ignore[attr-defined]
+    return tensor
+
+
+_ODD: dict[str, Callable[[], torch.Tensor]] = {
+    "a parameter": lambda: torch.nn.Parameter(torch.ones(3)),
+    "a leaf with a gradient": lambda: torch.ones(3, requires_grad=True),
+    "a subclass": lambda: torch.ones(3).as_subclass(_Own),
+    "an attribute": lambda: _named(torch.ones(3)),
+    "conjugated": lambda: torch.ones(3, dtype=torch.complex64).conj(),
+    "negated": lambda: torch._neg_view(torch.ones(3)),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.5, 0, torch.qint8),
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "compressed": lambda: torch.eye(3).to_sparse_csr(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "empty": lambda: torch.ones(0, 3),
+    "a part of a storage": lambda: torch.ones(9)[3:],
+    "repeated": lambda: torch.ones(1).expand(5),
+    "repeated, of the storage's size": lambda: torch.ones(4).as_strided((4,), (0,), 3),
+    "large": lambda: torch.ones((1 << 18) + 1),
+}
+
+
+@pytest.mark.parametrize("name", _ODD)
+@pytest.mark.filterwarnings("ignore:.*prototype stage:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*beta state:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*are deprecated and will be removed:UserWarning")
+def test_torch_makes_the_file_of_another_tensor(name: str) -> None:
+    assert _made(_ODD[name]()) is None
+
+
+def test_a_scalar() -> None:
+    """It has no dimension at all."""
+    tensor = torch.tensor(3.5, dtype=torch.float64)
+    assert _made(tensor) == _saved(tensor)
+    file = np.frombuffer(bytearray(_saved(tensor)), dtype=np.uint8)
+    found = torch_tensor.view(file, tensor.dtype, (), torch_tensor.settings())
+    assert found is not None
+    assert found.equal(tensor)
+
+
+def test_torchs_settings() -> None:
+    """Another alignment of the storages makes another file."""
+    tensor = torch.arange(100)
+    first = _made(tensor)
+    with config.patch("save.storage_alignment", 4096):
+        second = _made(tensor)
+        assert second == _saved(tensor)
+    assert first != second
+    assert first == _made(tensor) == _saved(tensor)
+
+
+def test_a_file_of_another_kind_has_no_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch that combines checksums in another way writes its files itself."""
+    monkeypatch.setattr(torch_tensor, "hash_combine", lambda seed, _: seed)
+    torch_tensor._template.cache_clear()
+    try:
+        assert _made(torch.arange(17)) is None
+    finally:
+        torch_tensor._template.cache_clear()
+
+
+_STOCK = _saved(torch.arange(40.0).reshape(5, 8))
+
+
+@given(at=st.integers(0, len(_STOCK) - 1), change=st.integers(1, 255))
+def test_no_damaged_byte_is_passed_over(at: int, change: int) -> None:
+    """Not in the data, of which the file has a checksum, nor anywhere else."""
+    file = np.frombuffer(bytearray(_STOCK), dtype=np.uint8)
+    found = torch_tensor.settings()
+    assert torch_tensor.view(file, torch.float32, (5, 8), found) is not None
+    file[at] ^= change
+    assert torch_tensor.view(file, torch.float32, (5, 8), found) is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [(torch.float32, (8, 5)), (torch.int32, (5, 8)), (torch.float32, (40,)), (torch.bool, (2,))],
+)
+def test_another_tensor_than_expected(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    file = np.frombuffer(bytearray(_STOCK), dtype=np.uint8)
+    assert torch_tensor.view(file, dtype, shape, torch_tensor.settings()) is None
+    assert torch_tensor.view(file[:-1], torch.float32, (5, 8), torch_tensor.settings()) is None
+    assert torch_tensor.view(file[:9], torch.float32, (5, 8), torch_tensor.settings()) is None
