@@ -1,24 +1,19 @@
-"""Checksums of a file image, one per piece: computed by a save, compared by a restore."""
+"""Checksums of a file image, one per piece: computed by a save."""
 
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import xxhash
 
 from iobench.checkpoint.manifest import FileRecord, Piece
-from iobench.errors import DataMismatchError
 from iobench.units import MIB
 from iobench.writers.blocks.workers import map_in_workers
 from iobench.writers.image import FileImage
 
-__all__ = ["record_of", "verify"]
-
-_WORTH_A_THREAD = 32 * MIB
-_MOST_THREADS = 4
+__all__ = ["record_of"]
 
 _RUN = MIB  # of small pieces: few calls of Python, and other threads do not wait long for the GIL
 _EMPTY = np.empty(0, dtype=np.uint8)
@@ -36,30 +31,6 @@ def record_of(
             Piece(name, size, digest) for (name, size), digest in zip(pieces, digests, strict=True)
         ),
     )
-
-
-def verify(image: FileImage, record: FileRecord, where: object) -> None:
-    """Compare the image's memory with `record`. Raises DataMismatchError with the piece names.
-
-    Uses one thread per 32 MiB, up to 4.
-    """
-    sizes = [piece.size_bytes for piece in record.pieces]
-    if sum(sizes) != image.size_bytes or image.size_bytes != record.size_bytes:
-        raise DataMismatchError(
-            f"{where}: has {image.size_bytes} bytes, its manifest says {record.size_bytes}"
-        )
-    threads = min(_MOST_THREADS, os.cpu_count() or 1, image.size_bytes // _WORTH_A_THREAD + 1)
-    found = _digests(image, sizes, threads)
-    wrong = [
-        piece.name or "the header"
-        for piece, digest in zip(record.pieces, found, strict=True)
-        if piece.xxh3_64 != digest
-    ]
-    if wrong:
-        shown = ", ".join(wrong[:5]) + (", ..." if len(wrong) > 5 else "")
-        raise DataMismatchError(
-            f"{where}: damaged, {len(wrong)} of {len(found)} checksums differ: {shown}"
-        )
 
 
 def _digests(image: FileImage, sizes: Sequence[int], threads: int) -> list[str]:

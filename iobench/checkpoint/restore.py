@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from iobench.checkpoint.checksums import verify
+from iobench.checkpoint.compared import compared
 from iobench.checkpoint.damage import damage_of
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.order import by_age, readable_manifest
@@ -28,6 +28,7 @@ from iobench.errors import (
     TransferError,
 )
 from iobench.formats import safetensors
+from iobench.formats.collector import collector_paused
 from iobench.formats.tensors import dtype_name
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
@@ -179,15 +180,17 @@ def _restore_one(
     location = store.locate(step)
     record = manifest.file(SKELETON)
     image = FileImage.of(SKELETON, [np.empty(record.size_bytes, dtype=np.uint8)])
-    writer.read(image, location)
-    verify(image, record, os.path.join(location, SKELETON))
-    skeleton = json.loads(image.views(0, image.size_bytes)[0].tobytes())
+    with compared(image, record, os.path.join(location, SKELETON)) as incoming:
+        writer.read(incoming, location)
+    text = image.views(0, image.size_bytes)[0].tobytes()
     tensors, image = safetensors.prepare(TENSORS, location, writer)
-    state = unflatten(skeleton, tensors)
+    with collector_paused():
+        state = unflatten(json.loads(text), tensors)
     if like is not None:
         _compare(f"{store}: step {step}", like, state)
-    transfer = writer.read(image, location)
-    verify(image, manifest.file(TENSORS), os.path.join(location, TENSORS))
+    record = manifest.file(TENSORS)
+    with compared(image, record, os.path.join(location, TENSORS)) as incoming:
+        transfer = writer.read(incoming, location)
     return state, transfer
 
 

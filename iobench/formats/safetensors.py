@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import cache
 from math import prod
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from iobench.errors import DataMismatchError, IobenchError, TransferError, UsageError
+from iobench.formats.collector import collector_paused
 from iobench.formats.file_memory import FileMemory
 from iobench.formats.inspected_file import InspectedFile
 from iobench.formats.safetensors_header import DTYPES, header_bytes
@@ -30,9 +32,10 @@ from iobench.writers.transfer import Transfer
 
 __all__ = ["image", "load", "prepare", "save"]
 
-_TORCH_NAMES = {code: name for name, (code, _) in DTYPES.items()}
+_CODES = {code: (name, item_bytes) for name, (code, item_bytes) in DTYPES.items()}
+_INTEGERS = frozenset((int,))
 _MAX_HEADER = 100_000_000  # bytes; the safetensors library refuses more
-_PACKED = "float4_e2m1fn_x2"
+_PACKED = "F4"
 
 
 def image(
@@ -110,24 +113,28 @@ def prepare(
 def _prepare(
     path: str, file: str, source: InspectedFile, allocate: Allocate | None
 ) -> tuple[dict[str, torch.Tensor], FileImage]:
-    document, data_start, size = _header(file, source)
-    metadata = document.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise DataMismatchError(f"{file}: __metadata__ must map strings to strings")
-    places = sorted((_place(file, name, entry) for name, entry in document.items()), key=_position)
-    _check_gapless(file, places, size - data_start)
-    memory = FileMemory(file, size, allocate)
-    tensors: dict[str, torch.Tensor] = {}
-    for place in places:
-        dtype = torch_dtype(place.dtype)
-        begin, end = data_start + place.begin, data_start + place.end
-        part = memory.take(begin, end, dtype.itemsize)
-        try:
-            tensors[place.name] = tensor_from_bytes(part, dtype, place.shape)
-        except (TypeError, RuntimeError) as error:  # such as an empty tensor of shape [0, 2**63]
-            raise DataMismatchError(
-                f"{file}: tensor {place.name!r}: torch refuses the shape {list(place.shape)}"
-            ) from error
+    with collector_paused():
+        document, data_start, size = _header(file, source)
+        metadata = document.pop("__metadata__", {})
+        if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+            raise DataMismatchError(f"{file}: __metadata__ must map strings to strings")
+        places = [_place(file, name, entry) for name, entry in document.items()]
+        places.sort(key=_POSITION)
+        _check_gapless(file, places, size - data_start)
+        memory = FileMemory(file, size, allocate)
+        tensors: dict[str, torch.Tensor] = {}
+        for place in places:
+            begin, end, dtype = data_start + place.begin, data_start + place.end, place.dtype
+            part = memory.take(begin, end, dtype.itemsize)
+            try:
+                tensors[place.name] = tensor_from_bytes(part, dtype, place.shape)
+            except (
+                TypeError,
+                RuntimeError,
+            ) as error:  # such as an empty tensor of shape [0, 2**63]
+                raise DataMismatchError(
+                    f"{file}: tensor {place.name!r}: torch refuses the shape {list(place.shape)}"
+                ) from error
     return tensors, memory.image(path)
 
 
@@ -153,46 +160,43 @@ def load(
     return tensors, moved
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Place:
-    """A checked tensor of the header: its torch shape and its bytes in the data section."""
+class _Place(NamedTuple):
+    """A checked tensor of the header: its bytes in the data section, its torch dtype and shape."""
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
     begin: int
     end: int
+    name: str
+    dtype: torch.dtype
+    shape: Sequence[int]
 
 
-def _position(place: _Place) -> tuple[int, int]:
-    return place.begin, place.end
+_POSITION = itemgetter(0, 1)
+_dtype = cache(torch_dtype)  # this torch may lack one
 
 
 def _place(file: str, name: str, entry: Any) -> _Place:
     """Check one entry of the header. Raises DataMismatchError for one that breaks the format."""
-    match entry:
-        case {"dtype": str(code), "shape": [*shape], "data_offsets": [begin, end]} if (
-            code in _TORCH_NAMES and all(map(_is_count, [*shape, begin, end]))
-        ):
-            dtype = _TORCH_NAMES[code]
-        case _:
-            raise DataMismatchError(
-                f"{file}: tensor {name!r} needs a dtype, shape and data_offsets of safetensors"
-            )
+    try:
+        code, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        dtype, item_bytes = _CODES[code]
+        # The type of a number too: JSON has 1.0, true and "1".
+        sound = type(shape) is list and _INTEGERS.issuperset(map(type, (*shape, begin, end)))
+    except (KeyError, TypeError, ValueError):
+        sound = False
+    if not sound or min((*shape, begin, end)) < 0:
+        raise DataMismatchError(
+            f"{file}: tensor {name!r} needs a dtype, shape and data_offsets of safetensors"
+        )
     odd = 0
-    if dtype == _PACKED and shape:
-        pairs, odd = divmod(shape.pop(), 2)
-        shape.append(pairs)
-    if odd or end - begin != prod(shape) * DTYPES[dtype][1]:
+    if code == _PACKED and shape:
+        pairs, odd = divmod(shape[-1], 2)
+        shape = [*shape[:-1], pairs]
+    if odd or end - begin != prod(shape) * item_bytes:
         raise DataMismatchError(
             f"{file}: tensor {name!r} has {end - begin} bytes, which is not the size of {code} "
             f"{entry['shape']}"
         )
-    return _Place(name=name, dtype=dtype, shape=tuple(shape), begin=begin, end=end)
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
+    return _Place(begin, end, name, _dtype(dtype), shape)
 
 
 def _check_gapless(file: str, places: list[_Place], data_bytes: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from iobench.testing.check import check
 from iobench.testing.content import content, content_at
 from iobench.testing.expect import expect, expect_raises, expect_same
 from iobench.testing.harness import WriterHarness
+from iobench.writers.image import Bytes, FileImage
 
 
 @check(needs_storage=False)
@@ -46,6 +48,38 @@ def partial_reads_into_segments(harness: WriterHarness) -> None:
     wanted = np.zeros(40_000, dtype=np.uint8)
     wanted[9_000:30_500] = data[9_000:30_500]
     expect_same(np.concatenate(pieces), wanted, "[9000, 30500) of four segments")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Watched(FileImage):
+    """Compares bytes with `wanted` when a read reports them."""
+
+    wanted: Bytes
+    reported: list[tuple[int, int, bool]] = field(default_factory=list)
+
+    def filled(self, start: int, stop: int) -> None:
+        (found,) = self.views(start, stop)
+        self.reported.append((start, stop, np.array_equal(found, self.wanted[start:stop])))
+
+
+@check()
+def reported_bytes(harness: WriterHarness) -> None:
+    """Bytes that a read reports as filled are there then, and none is reported twice.
+
+    A writer need not report anything.
+    """
+    size = 5 * harness.block_size + 1000
+    data = content(size)
+    harness.write(harness.image("file", data))
+    for start, stop in ((0, size), (4097, size - 5)):
+        room = harness.image("file", np.zeros(size, dtype=np.uint8))
+        image = _Watched(path="file", segments=room.segments, wanted=data)
+        harness.read(image, start=start, stop=stop)
+        end = start
+        for begin, until, right in sorted(image.reported):
+            expect(right, f"[{begin}, {until}) was reported before it was there")
+            expect(end <= begin <= until <= stop, f"[{begin}, {until}) is outside or again")
+            end = until
 
 
 @check(needs_storage=False)

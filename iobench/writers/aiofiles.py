@@ -215,6 +215,7 @@ class AiofilesWriter(Writer):
                         incoming = image.incoming(begin, end, own)
                         views = await _enter(held, incoming, waits=image.on_device)
                         await _read_block(handle, image, views, begin, end, own)
+                    image.filled(begin, end)
 
         await self._run(start, stop, work, meter)
 

@@ -174,6 +174,12 @@ class FileImage:
         """
         yield self.views(start, stop)
 
+    def filled(self, start: int, stop: int) -> None:
+        """Note that a read has filled the bytes [start, stop); their memory is not written again.
+
+        Writers call it in any thread while they read. It does nothing here.
+        """
+
     def gather(self, start: int, stop: int, block: Bytes) -> int:
         """Copy the bytes [start, stop) to the beginning of `block`; return their count.
 
@@ -213,3 +219,8 @@ class Extent(NamedTuple):
     def size_bytes(self) -> int:
         """The number of bytes of the image."""
         return self.stop - self.start
+
+    def filled(self, ok: bool) -> None:
+        """Completion callback of a read."""
+        if ok:
+            self.image.filled(self.start, self.stop)

@@ -176,13 +176,14 @@ class S3Writer(Writer):
             staging: list[Bytes] = []
             for begin, end in blocks:
                 with image.incoming(begin, end, own) as views:
-                    if not _are_tiny(views, end - begin):
+                    if _are_tiny(views, end - begin):
+                        block = _staging(staging, end - begin)
+                        download.fill([block], begin, end, own)
+                        with own.phase("scatter"):
+                            image.scatter(begin, end, block)
+                    else:
                         download.fill(views, begin, end, own)
-                        continue
-                    block = _staging(staging, end - begin)
-                    download.fill([block], begin, end, own)
-                    with own.phase("scatter"):
-                        image.scatter(begin, end, block)
+                image.filled(begin, end)
 
         run_workers(options.threads, _Parts(start, stop, size, download.stop), work, meter)
 

@@ -100,7 +100,8 @@ class DirectWriter(PosixWriter):
         def work(blocks: Blocks, own: Meter) -> None:
             with self._engine(own, writes=False) as engine:
                 for begin, end in blocks:
-                    engine.read(direct, Extent(image, max(begin, start), end, begin))
+                    part = Extent(image, max(begin, start), end, begin)
+                    engine.read(direct, part, part.filled)
                 engine.drain()
 
         prefault = self._flags & os.O_DIRECT  # the page cache would need the same free memory

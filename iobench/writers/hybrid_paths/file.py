@@ -139,7 +139,7 @@ class HybridFile:
             memory_aligned=data is not None,
             in_cache=self._cached.holds(start, stop),
         )
-        with CompletionLatch(ignore) as latch:
+        with CompletionLatch(part.filled) as latch:
             self._move(_Move(operation=operation, part=part, engine=engine, latch=latch))
 
     def _move(self, move: _Move) -> None:

@@ -85,6 +85,7 @@ class CachedWriter(PosixWriter):
             for begin, end in blocks:
                 with image.incoming(begin, end, own) as views, own.phase("read"):
                     fill(views, begin, own)
+                image.filled(begin, end)
 
         blocks = Blocks(start, stop, self.options.block_size)
         run_workers(self.options.threads, blocks, work, meter)

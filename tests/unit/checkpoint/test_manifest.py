@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench.checkpoint import checksums
-from iobench.checkpoint.checksums import record_of, verify
+from iobench.checkpoint.checksums import record_of
 from iobench.checkpoint.manifest import SCHEMA, FileRecord, Manifest, Piece, _canonical, _checksum
 from iobench.errors import DataMismatchError
 from iobench.writers.image import FileImage
@@ -142,25 +142,6 @@ def test_unknown_file() -> None:
     """A file that the manifest does not name is none of the checkpoint's."""
     with pytest.raises(DataMismatchError, match="names no file 'other'"):
         _MANIFEST.file("other")
-
-
-@pytest.mark.parametrize(("at", "name"), [(0, "the header"), (8, "a"), (57, "a"), (58, "b")])
-def test_damage_is_named(at: int, name: str) -> None:
-    """The piece that differs is told."""
-    data = _DATA.copy()
-    data[at] ^= 4
-    with pytest.raises(DataMismatchError, match=rf" 1 of \d+ checksums differ: {name}$"):
-        verify(FileImage.of("file", [data]), _RECORD, "file")
-
-
-def test_sound_and_short() -> None:
-    """The same bytes in other segments are sound; fewer are not."""
-    verify(FileImage.of("file", [_DATA.copy()]), _RECORD, "file")
-    with pytest.raises(DataMismatchError, match="99 bytes"):
-        verify(FileImage.of("file", [_DATA[:99]]), _RECORD, "file")
-    longer = replace(_RECORD, size_bytes=101)
-    with pytest.raises(DataMismatchError, match="101"):
-        verify(_IMAGE, longer, "file")
 
 
 @given(st.lists(st.integers(0, 40), max_size=12), st.data())

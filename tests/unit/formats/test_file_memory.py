@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import itertools
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from iobench import linux
 from iobench.errors import TransferError
 from iobench.formats import file_memory, torch_file
 from iobench.formats import safetensors as our_safetensors
+from iobench.formats.collector import collector_paused
 from iobench.formats.file_memory import FileMemory
 from iobench.writers.blocks.pages import HUGE_PAGE
 from iobench.writers.image import FileImage
@@ -163,25 +165,89 @@ def test_image_with_parts_apart() -> None:
     assert [s.length for s in image.segments] == [17, 2, 1, 8, 2]
 
 
-_PLACES = st.lists(st.integers(0, 5 * linux.PAGE), min_size=2, max_size=6, unique=True).map(sorted)
+_SIZE = 9 * linux.PAGE
+_PLACES = st.lists(st.integers(0, _SIZE), min_size=2, max_size=7, unique=True).map(sorted)
 
 
-@given(_PLACES, st.data())
-def test_a_part_frees_its_whole_pages_only(places: list[int], data: st.DataObject) -> None:
-    """The end of a part frees the pages that are all its own and leaves every other byte."""
-    size = 5 * linux.PAGE
-    memory = FileMemory("file", size)
-    parts = [memory.take(a, b, 1) for a, b in itertools.pairwise(places)]
-    (segment,) = memory.image("file").segments
+@given(_PLACES, st.integers(1, 4 * linux.PAGE), st.data())
+def test_a_run_frees_its_whole_pages_only(
+    places: list[int], run_bytes: int, data: st.DataObject
+) -> None:
+    """With its last part a run frees the pages that are all its own. Every other byte stays."""
+    parts: dict[int, np.ndarray] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(file_memory, "RUN_BYTES", run_bytes)
+        memory = FileMemory("file", _SIZE)
+        for number, (begin, end) in enumerate(itertools.pairwise(places)):
+            if data.draw(st.booleans()):  # the others are gaps, as between records of a zip file
+                parts[number] = memory.take(begin, end, 1)
+        (segment,) = memory.image("file").segments
     whole = segment.memory
     whole[:] = 7
-    index = data.draw(st.integers(0, len(parts) - 1))
-    begin, end = places[index], places[index + 1]
-    del parts[index]
-    freed = range(-(-begin // linux.PAGE) * linux.PAGE, end // linux.PAGE * linux.PAGE)
-    wanted = np.full(size, 7, np.uint8)
-    wanted[freed.start : max(freed.start, freed.stop)] = 0
+    kept = data.draw(st.sets(st.sampled_from(sorted(parts)))) if parts else set()
+    runs: list[list[int]] = []
+    for number in parts:
+        if not runs or places[number + 1] - places[runs[-1][0]] > run_bytes:
+            runs.append([])
+        runs[-1].append(number)
+    for number in parts.keys() - kept:
+        del parts[number]
+    wanted = np.full(_SIZE, 7, np.uint8)
+    for run in runs:
+        if not kept.intersection(run):
+            first = -(-places[run[0]] // linux.PAGE) * linux.PAGE
+            last = places[run[-1] + 1] // linux.PAGE * linux.PAGE
+            wanted[first : max(first, last)] = 0
     assert np.array_equal(whole, wanted)
+
+
+def test_a_part_before_an_earlier_one() -> None:
+    """It gets memory of its own: the end of a run frees all the pages between its parts."""
+    memory = FileMemory("file", 4 * linux.PAGE)
+    first, last = memory.take(0, 10, 1), memory.take(3 * linux.PAGE, 4 * linux.PAGE, 1)
+    between = memory.take(linux.PAGE, 2 * linux.PAGE, 1)
+    image = memory.image("file")
+    image.scatter(0, image.size_bytes, np.full(image.size_bytes, 7, np.uint8))
+    assert (first == 7).all()
+    del first, last
+    assert (between == 7).all()
+
+
+def test_few_calls_for_many_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small tensors share a run: one call of the kernel frees up to 256 KiB."""
+    state = {f"w{n}": torch.full((2_500,), float(n)) for n in range(300)}
+    safetensors.torch.save_file(state, tmp_path / "model")
+    calls: list[int] = []
+    monkeypatch.setattr(linux, "give_up_pages", lambda _, length: calls.append(length))
+    found, _ = our_safetensors.load("model", tmp_path, make("buffered"))
+    assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+    del found
+    assert sum(calls) == 300 * 10_000
+    assert len(calls) == -(-300 // (file_memory.RUN_BYTES // 10_000))
+
+
+def test_the_collector_is_paused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While many tensors are made; not after that, and not if it was off before."""
+    take, seen = FileMemory.take, list[bool]()
+
+    def noted(memory: FileMemory, start: int, stop: int, unit: int) -> object:
+        seen.append(gc.isenabled())
+        return take(memory, start, stop, unit)
+
+    monkeypatch.setattr(FileMemory, "take", noted)
+    _save_safetensors(tmp_path / "model")
+    our_safetensors.load("model", tmp_path, make("buffered"))
+    assert seen == [False] * len(_STATE)
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError), collector_paused():
+        raise ZeroDivisionError
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        our_safetensors.load("model", tmp_path, make("buffered"))
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_all_memory_goes_with_the_last_tensor(load: Load, tmp_path: Path) -> None:

@@ -1,0 +1,110 @@
+"""compared: compares a file with the checksums of its manifest while a writer reads it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import xxhash
+
+from iobench.checkpoint.manifest import FileRecord
+from iobench.errors import DataMismatchError
+from iobench.writers.image import FileImage
+
+__all__ = ["compared"]
+
+
+@contextmanager
+def compared(image: FileImage, record: FileRecord, where: object) -> Iterator[FileImage]:
+    """Provide `image` to be read in the body; compare every piece of it with `record`.
+
+    Raises DataMismatchError with the names of the pieces that differ.
+    """
+    size = sum(piece.size_bytes for piece in record.pieces)
+    if not size == image.size_bytes == record.size_bytes:
+        raise DataMismatchError(
+            f"{where}: has {image.size_bytes} bytes, its manifest says {record.size_bytes}"
+        )
+    comparison = _Comparison(image, record)
+    yield _Compared(path=image.path, segments=image.segments, comparison=comparison)
+    comparison.finish()
+    wrong = comparison.wrong
+    if wrong:
+        shown = ", ".join(wrong[:5]) + (", ..." if len(wrong) > 5 else "")
+        raise DataMismatchError(
+            f"{where}: damaged, {len(wrong)} of {len(record.pieces)} checksums differ: {shown}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Compared(FileImage):
+    """An image that passes on what a writer has filled."""
+
+    comparison: _Comparison = field(repr=False, compare=False)
+
+    def filled(self, start: int, stop: int) -> None:
+        self.comparison.arrived(start, stop)
+
+
+class _Comparison:
+    """Compares pieces in file order, in the thread that has filled the next bytes.
+
+    XXH3 is ten times faster than a disk, and other reads are in flight during that time. A thread
+    of its own would hold Python's lock for the small pieces, and the device would wait.
+    """
+
+    def __init__(self, image: FileImage, record: FileRecord) -> None:
+        self._image, self._pieces = image, record.pieces
+        self._lock = threading.Lock()
+        self._ahead: dict[int, int] = {}  # ranges that arrived before the bytes in front of them
+        self._position = 0
+        self._number = 0  # of the piece at `_position`
+        self._part: xxhash.xxh3_64 | None = None  # of its bytes before `_position`
+        self._left = 0
+        self._failure: Exception | None = None
+        self.wrong: list[str] = []
+
+    def arrived(self, start: int, stop: int) -> None:
+        """Compare what is complete. Raises nothing: a writer's completion callback calls it."""
+        with self._lock:
+            try:
+                self._ahead[start] = stop
+                while (end := self._ahead.pop(self._position, 0)) > self._position:
+                    self._compare_until(end)
+            except Exception as error:  # noqa: BLE001 -- raised by `finish`
+                self._failure = self._failure or error
+
+    def finish(self) -> None:
+        """Compare the rest: pieces that no call of `arrived` reported, and empty ones."""
+        if self._failure is not None:
+            raise self._failure
+        self._compare_until(self._image.size_bytes)
+        self._take(memoryview(b""))
+
+    def _compare_until(self, stop: int) -> None:
+        for view in self._image.views(self._position, stop):
+            self._take(view.data)
+        self._position = stop
+
+    def _take(self, data: memoryview) -> None:
+        """Compare all pieces that end in `data`, which begins at `_position`."""
+        position, size = 0, len(data)
+        while self._number < len(self._pieces):
+            piece, part = self._pieces[self._number], self._part
+            end = position + (piece.size_bytes if part is None else self._left)
+            if end > size:
+                self._part = part = part or xxhash.xxh3_64()
+                part.update(data[position:])
+                self._left = end - size
+                return
+            if part is None:
+                digest = xxhash.xxh3_64_hexdigest(data[position:end])
+            else:
+                part.update(data[position:end])
+                digest, self._part = part.hexdigest(), None
+            if digest != piece.xxh3_64:
+                self.wrong.append(piece.name or "the header")
+            position = end
+            self._number += 1

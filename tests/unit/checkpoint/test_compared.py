@@ -1,0 +1,152 @@
+"""A file is compared with its checksums while it is read, whichever of its bytes come first."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iobench.checkpoint import compared as module
+from iobench.checkpoint.checksums import record_of
+from iobench.checkpoint.compared import compared
+from iobench.errors import DataMismatchError
+from iobench.writers.image import Bytes, FileImage
+from iobench.writers.registry import make
+
+_DATA = np.arange(100, dtype=np.uint8)
+_PIECES = [("", 8), ("a", 50), ("empty", 0), ("b", 42)]
+_RECORD = record_of(FileImage.of("file", [_DATA]), _PIECES)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=8),
+    cuts=st.lists(st.integers(0, 320), max_size=6),
+    segments=st.lists(st.integers(0, 320), max_size=3),
+    seed=st.integers(0, 99),
+    data=st.data(),
+)
+def test_whatever_arrives_when(
+    sizes: list[int], cuts: list[int], segments: list[int], seed: int, data: st.DataObject
+) -> None:
+    """Exactly the pieces that differ are named, in any order of arrival, reported or not."""
+    total = sum(sizes)
+    content = np.random.default_rng(seed).integers(0, 256, total, np.uint8)
+    image = FileImage.of("file", [content])
+    record = record_of(image, [(f"<{n}>", size) for n, size in enumerate(sizes)])
+    ends = np.cumsum(sizes)
+    damaged = data.draw(st.sets(st.integers(0, total - 1), max_size=3)) if total else set()
+    read = content.copy()
+    read[list(damaged)] ^= 1
+    names = {f"<{int(np.searchsorted(ends, at, side='right'))}>" for at in damaged}
+    rng = random.Random(seed)
+    edges = sorted({0, total, *(cut for cut in cuts if cut < total)})
+    ranges = list(itertools.pairwise(edges))
+    rng.shuffle(ranges)
+    inner = sorted({0, total, *(cut for cut in segments if cut < total)})
+    room = np.zeros(total, dtype=np.uint8)
+    into = FileImage.of("file", [room[a:b] for a, b in itertools.pairwise(inner)])
+    found = ""
+    try:
+        with compared(into, record, "where") as incoming:
+            for start, stop in ranges:
+                room[start:stop] = read[start:stop]
+                if rng.random() < 0.8:
+                    incoming.filled(start, stop)
+    except DataMismatchError as error:
+        found = str(error)
+    assert {name for name in (f"<{n}>" for n in range(len(sizes))) if name in found} == names
+    assert bool(found) == bool(names)
+
+
+@pytest.mark.parametrize(("at", "name"), [(0, "the header"), (8, "a"), (57, "a"), (58, "b")])
+def test_damage_is_named(at: int, name: str) -> None:
+    """The piece that differs is named."""
+    data = _DATA.copy()
+    data[at] ^= 4
+    with (
+        pytest.raises(DataMismatchError, match=rf"^w: damaged, 1 of 4 checksums differ: {name}$"),
+        compared(FileImage.of("file", [data]), _RECORD, "w"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("size", [99, 100])
+def test_another_size(size: int) -> None:
+    """Too few bytes, or a record whose pieces do not add up, are refused before the read."""
+    record = replace(_RECORD, size_bytes=size + 1)
+    with (
+        pytest.raises(DataMismatchError, match=f"has {size} bytes, its manifest says {size + 1}"),
+        compared(FileImage.of("file", [_DATA[:size]]), record, "w"),
+    ):
+        pytest.fail("read")
+
+
+def test_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece is compared when its last byte is reported, and only once."""
+    calls: list[int] = []
+    digest = xxhash.xxh3_64_hexdigest
+
+    def counted(data: memoryview) -> str:
+        calls.append(len(data))
+        return digest(data)
+
+    monkeypatch.setattr(module.xxhash, "xxh3_64_hexdigest", counted)
+    with compared(FileImage.of("file", [_DATA]), _RECORD, "w") as incoming:
+        incoming.filled(60, 100)
+        assert calls == []
+        incoming.filled(0, 58)
+        assert calls == [8, 50, 0]
+        incoming.filled(58, 60)
+    assert calls == [8, 50, 0]  # the last one arrived in two parts
+
+
+def test_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed read is raised as it is; a failed comparison not before the read has ended."""
+    with pytest.raises(OSError, match="lost"), compared(FileImage.of("f", [_DATA]), _RECORD, "w"):
+        raise OSError("lost")
+
+    def fail(data: memoryview) -> str:
+        raise MemoryError
+
+    monkeypatch.setattr(module.xxhash, "xxh3_64_hexdigest", fail)
+    with (
+        pytest.raises(MemoryError),
+        compared(FileImage.of("f", [_DATA]), _RECORD, "w") as incoming,
+    ):
+        assert incoming.filled(0, 100) is None
+
+
+@pytest.mark.parametrize("name", ["buffered", "uncached", "odirect", "uring", "hybrid", "aiofiles"])
+def test_every_writer_reports_every_byte(name: str, tmp_path: Path) -> None:
+    """So that nothing is left to be compared after the read. Also through the page cache."""
+    writer = make(name, block_size="4KiB")
+    if not (answer := writer.available(tmp_path)).ok:
+        pytest.skip(f"{answer.reason} {answer.remedy}")
+    data = np.random.default_rng(1).integers(0, 256, 30_000, np.uint8)
+    writer.write(FileImage.of("file", [data]), tmp_path)
+    reported: list[tuple[int, int]] = []
+    image = _Reporting(data, reported.append)
+    writer.read(image, tmp_path)
+    starts, stops = zip(*sorted(reported), strict=True)
+    assert (starts[0], *stops) == (*starts, 30_000)
+
+
+class _Reporting(FileImage):
+    """An image of its own memory that reports ranges when they have their bytes."""
+
+    def __init__(self, data: Bytes, report: Callable[[tuple[int, int]], None]) -> None:
+        super().__init__(path="file", segments=FileImage.of("file", [np.zeros_like(data)]).segments)
+        object.__setattr__(self, "_report", (data, report))
+
+    def filled(self, start: int, stop: int) -> None:
+        data, report = self._report  # type: ignore[attr-defined]
+        assert np.array_equal(self.views(start, stop)[0], data[start:stop])
+        report((start, stop))
