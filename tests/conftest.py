@@ -13,7 +13,13 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    redirect_stderr,
+    redirect_stdout,
+)
 from pathlib import Path
 from types import FrameType
 
@@ -346,7 +352,7 @@ def iobench_inside(here: Path) -> Command:
             torch.set_num_threads(1)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(sys, "argv", ["iobench", *map(str, arguments)])
-                patch.setattr(directory, "settle", lambda *_: None)
+                patch.setattr(directory, "settled", lambda *_: nullcontext())
                 patch.chdir(cwd)
                 for name, value in environment.items():
                     patch.setenv(name, value)

@@ -183,16 +183,16 @@ class _Trials:
         )
         subsets = list(plan.axes.subsets)
         random_.shuffle(subsets)
-        operations: list[tuple[Operation, float | None, Callable[[], Sample | None]]] = [
+        operations: list[tuple[Operation, float | None, Callable[[ExitStack], Sample | None]]] = [
             ("save", None, trial.save),
             *(("restore", subset, partial(trial.restore, subset)) for subset in subsets),
         ]
         try:
             for operation, subset, run in operations:
                 what = f"{variant.label} {operation}{f' {text_of(subset)}' if subset else ''}"
-                self._settled(what, repetition)
+                settled = self._settling(what, repetition)
                 try:
-                    sample = run()
+                    sample = run(settled)
                 except Exception as error:  # peers may raise errors of any type
                     yield trial.failure(operation, error, subset)
                     able.remove(variant)
@@ -204,12 +204,21 @@ class _Trials:
         finally:
             trial.clear()
 
-    def _settled(self, what: str, repetition: int) -> None:
-        """Wait until earlier work has left every target alone: they may share devices and CPUs."""
+    def _settling(self, what: str, repetition: int) -> ExitStack:
+        """Announce an operation and sync every target: they may share devices and CPUs.
+
+        The end of the returned context waits until earlier work has left every target alone.
+        """
         of = "" if self.plan.repeat.precision is not None else f"/{self.plan.repeat.times}"
         self.progress.step(f"{repetition + 1}{of} {what}")
-        for target in self.targets.values():
-            target.settle()
+        with ExitStack() as waits:
+            for target in self.targets.values():
+                waits.enter_context(target.settled())
+            return waits.pop_all()
+
+    def _settled(self, what: str, repetition: int) -> None:
+        """Announce an operation that prepares nothing; return when it may begin."""
+        self._settling(what, repetition).close()
 
 
 def _bound(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -32,6 +33,9 @@ __all__ = ["Trial"]
 
 _UNRECORDABLE = -1
 
+_Settled = AbstractContextManager[object]
+"""Runs a block, and returns when earlier work has left the storage alone."""
+
 T = TypeVar("T")
 
 
@@ -43,6 +47,9 @@ class Trial:
     syncs, the manifest, directory syncs and the rename. The clock of `restore` covers opening,
     parsing and reading. Making the bytes, evicting, verifying and removing are not timed. Several
     jobs start together when all of them are ready. The clock stops when the last one is done.
+
+    What is prepared in memory is prepared inside `settled`, the wait for idle storage. Both have
+    ended before the clock starts, and no thread or process of ours works on them afterwards.
     """
 
     run_id: str
@@ -60,13 +67,14 @@ class Trial:
     _files: dict[str, int] = field(default_factory=dict, init=False)
     """Bytes of each file that our formats saved, by its path in the checkpoint."""
 
-    def save(self) -> Sample | None:
+    def save(self, settled: _Settled | None = None) -> Sample | None:
         """Save a checkpoint of fresh bytes; it stays for `restore`.
 
         Returns None for a contender that only restores: another writer made its checkpoint.
         """
         contender = self.variant.contender
-        self._ask(partial(Job.prepare, shape=self.shape))
+        with settled or nullcontext():
+            self._ask(partial(Job.prepare, shape=self.shape))
         started, counters = utc_now(), self._counters()
         if not contender.stores:
             done = self._ask(partial(Job.save, ref=self._ref(self._checkpoint)))
@@ -82,7 +90,9 @@ class Trial:
         stored = self._inspect(done)
         return self._sample("save", done, counted, started, commit_s=commit_s, stored=stored)
 
-    def restore(self, subset: float | None = None) -> Sample | None:
+    def restore(
+        self, subset: float | None = None, settled: _Settled | None = None
+    ) -> Sample | None:
         """Restore the saved checkpoint, or `subset` of its bytes, from a cold cache and verify it.
 
         Returns None for a contender that stores nothing.
@@ -90,7 +100,8 @@ class Trial:
         if not self.variant.contender.stores:
             return None
         ref = self._ref(self._checkpoint)
-        self._ask(partial(Job.scrub, shape=self.shape, subset=subset))
+        with settled or nullcontext():
+            self._ask(partial(Job.scrub, shape=self.shape, subset=subset))
         cold = self.target.scratch.make_cold(self._name)
         started, counters = utc_now(), self._counters()
         done = self._ask(partial(Job.restore, ref=ref))
@@ -242,6 +253,7 @@ class Trial:
             series=make_series(operation, counted, None if contender.is_peer else total.completed),
             notes=tuple(dict.fromkeys(note for one in done for note in one.notes))
             + odd
+            + self.target.patience.notes
             + (self.target.notes if operation == "restore" else ()),
             started_at=started,
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from iobench.cli.deferred import load_when_used
 from iobench.cli.servers import print_plan
 from iobench.errors import TargetError
 from iobench.text import printable
@@ -45,16 +46,20 @@ def exec_(
     just so the stock functions do; the summary at the end, on stderr, says why. The exit code is
     the script's.
     """
+    # All writers import numpy, whose BLAS starts a thread for each core: 0.1 s on two cores. Making
+    # a writer from its options does not use it.
+    load_when_used("numpy")
+    from iobench.integrations.default_writer import chosen_writer
     from iobench.integrations.redirect import launch as launching
     from iobench.integrations.redirect.summary import summary
     from iobench.writers.local.file_metadata import check_replaceable, existing_file
 
-    writer = _writer(config)
+    writer = chosen_writer(config)
     if report is not None and not os.access(report.parent, os.W_OK):
         raise TargetError(f"--report {report}: its directory is missing or not writable")
     if report is not None:
         check_replaceable(*existing_file(report))
-    outcome = launching.launch(command, writer)
+    outcome = launching.launch(command, writer, lambda: _try_here(writer))
     lines = (f"iobench exec: {printable(line)}" for line in summary(outcome, writer))
     print_plan(lines, indent=" " * len("iobench exec:   "))
     if report is not None:
@@ -64,20 +69,22 @@ def exec_(
     raise typer.Exit(outcome.returncode)
 
 
-def _writer(config: str) -> Writer:
-    """Return the writer of `--config`. Raises UsageError or UnavailableError."""
-    from iobench.integrations.default_writer import chosen_writer
+def _try_here(writer: Writer) -> None:
+    """Report on stderr if the writer does not work in this directory. Raises nothing.
 
-    writer = chosen_writer(config)
-    if "file" in writer.schemes:
+    The script runs already, and its end must be waited for.
+    """
+    if "file" not in writer.schemes:
+        return
+    try:
         answer = writer.available(".")
-        if not answer.ok:
-            note = f"writer {writer.name} does not work in this directory: {answer.reason}"
-            print(
-                f"iobench exec: {note} Where it does not, the stock functions are used.",
-                file=sys.stderr,
-            )
-    return writer
+        reason = None if answer.ok else answer.reason
+    except Exception as error:  # noqa: BLE001 -- writers of others raise any type
+        reason = f"{type(error).__name__}: {error}."
+    if reason is not None:
+        note = f"writer {writer.name} does not work in this directory: {reason}"
+        remedy = "Where it does not, the stock functions are used."
+        print(f"iobench exec: {printable(f'{note} {remedy}')}", file=sys.stderr)
 
 
 def _die_of(number: int) -> NoReturn:

@@ -49,9 +49,13 @@ def quiet_stdout() -> Iterator[None]:
 
 def print_plan(lines: Iterable[str], *, indent: str = _PLAN_INDENT) -> None:
     """Print lines to stderr, wrapped between words if it is a terminal."""
-    from iobench.report.grid import wrapped
+    if not sys.stderr.isatty():
+        for line in lines:
+            print(line, file=sys.stderr)
+        return
+    from iobench.report.grid import wrapped  # it loads rich
 
-    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else 0
+    width = shutil.get_terminal_size().columns
     for line in lines:
         print(wrapped(line, width, indent) if width else line, file=sys.stderr)
 

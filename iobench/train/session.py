@@ -15,6 +15,7 @@ import torch
 from iobench import workloads
 from iobench.bench.counters.sampler import FileSampler
 from iobench.bench.targets.directory import DirectoryTarget
+from iobench.bench.targets.settle import Patience
 from iobench.environment.memory import available_bytes
 from iobench.errors import OptionError, TargetError, UsageError
 from iobench.results import (
@@ -135,12 +136,13 @@ class Session:
                 sampler=sampler,
                 run_id=run.run_id,
             )
-            reference = blocks.reference()
+            reference, patience = blocks.reference(), Patience()
             for repetition in range(self.repeat):
                 arms = self.arms if repetition % 2 == 0 else self.arms[::-1]
                 for order, arm in enumerate(arms):
                     progress.step(arm.label)
-                    scratch.settle(monitor)
+                    with scratch.settled(monitor, patience):
+                        pass
                     directory = Path(scratch.locate(f"{repetition}-{order}"))
                     block = blocks.run(
                         arm,

@@ -136,8 +136,9 @@ class TrialRunner:
             target=self.opened,
         )
         try:
-            self.opened.settle()
             if self.objective.goal == "stall":
+                with self.opened.settled():
+                    pass
                 found = measure_stall(replay, writer, self.opened, f"stall-{self._count}")
                 _check_kept(
                     trial.saved_by(found.transfers, found.counted, found.started, found.stored)
@@ -145,11 +146,10 @@ class TrialRunner:
                 measured = replace(measured, stall_s=found.stall_s)
                 if not step.verify:
                     return measured
-            save, restore = trial.save(), None
+            save, restore = trial.save(self.opened.settled()), None
             _check_kept(save)
             if self.objective.restores or step.verify:
-                self.opened.settle()
-                restore = trial.restore()
+                restore = trial.restore(settled=self.opened.settled())
                 _check_kept(restore)
                 if restore and restore.verified and restore.verified.mismatches:
                     raise DataMismatchError(

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Bytes", "Extent", "FileImage", "Memory", "Segment"]
 
-Memory = Bytes | DeviceBytes
+Memory: TypeAlias = "Bytes | DeviceBytes"
 """The memory of a segment: on the host or on a device."""
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ def tune(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Tune:
     """Runs `iobench autotune` here; its document. Not waiting for the device between trials."""
-    monkeypatch.setattr(directory, "settle", lambda *_: None)
+    monkeypatch.setattr(directory, "settled", lambda *_: nullcontext())
 
     def run(target: str | Path, *more: str | Path) -> dict[str, Any]:
         arguments = ["autotune", "-w", tiny_path, "--target", target, *_QUICK, "-o", output]

@@ -193,6 +193,90 @@ def test_what_fails(
     assert any("2 calls" in line and "FAILED" in line for line in done.stderr.splitlines())
 
 
+ORDERS = {
+    "import torch": "import torch; found = [torch.save, torch.load]",
+    "from torch": "from torch import load, save; found = [save, load]",
+    "from serialization": "from torch.serialization import save as s, load; found = [s, load]",
+    "submodule first": "import torch.serialization as s, torch; found = [s.save, torch.load]",
+    "late, in a thread": (
+        "import threading; found = []\n"
+        "def late():\n"
+        "    from torch import save; found.append(save)\n"
+        "thread = threading.Thread(target=late); thread.start(); thread.join()"
+    ),
+    "safetensors first": (
+        "from safetensors.torch import load_file, save_file; import torch\n"
+        "found = [load_file, save_file, torch.save]"
+    ),
+    "torch before safetensors": (
+        "from torch import save; import safetensors.torch as st\n"
+        "found = [save, st.save_file, st.load_file]"
+    ),
+    "dcp": (
+        "from torch.distributed.checkpoint.filesystem import FileSystem as F; import torch\n"
+        "found = [torch.save, F.create_stream, F.mkdir, F.rename]"
+    ),
+    "by name": (
+        "import importlib; m = importlib.import_module\n"
+        "found = [m('safetensors.torch').save_file, m('torch').load]"
+    ),
+    "after a failed import": (
+        "import os, sys; os.rename('torch/part.py', 'torch/away.py')\n"
+        "try:\n    import torch\nexcept ImportError:\n    pass\n"
+        "os.rename('torch/away.py', 'torch/part.py'); from torch import save; found = [save]"
+    ),
+}
+"""Programs that leave functions in `found`; each is the replacement, which has the stock one."""
+
+
+def test_every_order_of_imports(
+    run: Run, reported: Callable[[], dict[str, Any]], tmp_path: Path
+) -> None:
+    """No name is bound to a stock function, whenever and however its module is imported.
+
+    The packages are small ones with the structure of the real ones, which take seconds to import.
+    """
+    here = tmp_path / "here"
+    for package in ("torch/distributed/checkpoint", "safetensors"):
+        (here / package).mkdir(parents=True)
+    sources = {
+        "torch/__init__": "from torch.serialization import load, save\nimport torch.part",
+        "torch/part": "from torch.serialization import save",
+        "torch/serialization": "def save(obj, f): ...\ndef load(f): ...",
+        "torch/distributed/__init__": "",
+        "torch/distributed/checkpoint/__init__": "from .filesystem import FileSystem",
+        "torch/distributed/checkpoint/filesystem": (
+            "import torch\nclass FileSystem:\n"
+            "    def create_stream(self, path, mode): ...\n"
+            "    def mkdir(self, path): ...\n"
+            "    def rename(self, path, new_path): ..."
+        ),
+        "safetensors/__init__": "",
+        "safetensors/torch": (
+            "import torch\ndef save_file(tensors, filename): ...\ndef load_file(filename): ..."
+        ),
+    }
+    for name, source in sources.items():
+        (here / f"{name}.py").write_text(source + "\n")
+    told = "\nassert found and all(hasattr(one, '__wrapped__') for one in found), found\n"
+    # Each order has a process without these packages, forked from one that has all others.
+    driver = (
+        "import os, sys, traceback, iobench.integrations.redirect.patches\n"
+        "for name, code in eval(sys.argv[1]).items():\n"
+        "    if not os.fork():\n"
+        "        assert not {'torch', 'safetensors'} & {*sys.modules}\n"
+        "        try:\n            exec(code, {})\n"
+        "        except BaseException:\n            traceback.print_exc(); os._exit(1)\n"
+        "        os._exit(0)\n"
+        "    if os.wait()[1]:\n        print(name, flush=True)"
+    )
+    programs = {name: code + told for name, code in ORDERS.items()}
+    done = run(sys.executable, "-c", driver, repr(programs))
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    report = reported()
+    assert (report["processes"], report["problems"]) == (len(ORDERS), [])
+
+
 def test_a_process_that_outlives_it(run: Run, tmp_path: Path) -> None:
     """The file of its writer is gone by the first save: stock torch saves, and a line says so."""
     program = (

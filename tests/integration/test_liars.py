@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ Mount = Callable[[str, int], Path]
 @pytest.fixture(autouse=True)
 def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """No wait for a quiet device."""
-    monkeypatch.setattr(directory, "settle", lambda *_: None)
+    monkeypatch.setattr(directory, "settled", lambda *_: nullcontext())
 
 
 def able(where: Path, names: tuple[str, ...] = _HONEST) -> list[Writer]:

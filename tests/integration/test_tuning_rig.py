@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.fixture
 def rig(tiny_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrialRunner]:
     """A rig for stalls, not waiting for the device between trials."""
-    monkeypatch.setattr(directory, "settle", lambda *_: None)
+    monkeypatch.setattr(directory, "settled", lambda *_: nullcontext())
     with TrialRunner.on(
         target_of(str(target), []),
         workload=workloads.load(str(tiny_path)),

@@ -86,7 +86,7 @@ class Job:
         ]
 
     def sizes(self, shape: int, subsets: Sequence[float | None]) -> CheckpointSizes:
-        """Return the sizes, from a save with the writer `null` and a choice of each subset."""
+        """Return the sizes of all files, and those that a restore of each subset moves."""
         replay, restored = self.replays[shape], []
         for subset in subsets:
             replay.want(subset)

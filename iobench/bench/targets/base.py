@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from iobench.bench.counters.monitor import Monitor
 from iobench.bench.counters.sampler import Sampler
 from iobench.bench.targets.instruments import Instruments
+from iobench.bench.targets.settle import Patience
 from iobench.checkpoint.staged import Staged
 from iobench.results.records import Cold, Stored
 
@@ -45,8 +46,8 @@ class Scratch(Protocol):
     def remove(self, name: str) -> None:
         """Remove the checkpoint `name`, if there is one."""
 
-    def settle(self, monitor: Monitor) -> None:
-        """Wait until earlier work has left the storage alone."""
+    def settled(self, monitor: Monitor, patience: Patience) -> AbstractContextManager[None]:
+        """Run a block, and return when earlier work has left the storage alone."""
 
 
 class Target(Protocol):
@@ -94,6 +95,7 @@ class OpenTarget:
     """Facts about the target that change how a restore's figures are read."""
     instruments: Instruments | None = None
     """What the kernel shows of its files; None where there are no files."""
+    patience: Patience = field(default_factory=Patience)
 
     @classmethod
     @contextmanager
@@ -115,6 +117,6 @@ class OpenTarget:
             return None
         return self.instruments.inspect(self.scratch.directory / name, files)
 
-    def settle(self) -> None:
-        """Wait until earlier work has left the storage alone."""
-        self.scratch.settle(self.monitor)
+    def settled(self) -> AbstractContextManager[None]:
+        """Run a block, and return when earlier work has left the storage alone."""
+        return self.scratch.settled(self.monitor, self.patience)

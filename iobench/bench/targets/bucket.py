@@ -6,7 +6,7 @@ import contextlib
 import errno
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from iobench.bench.counters.monitor import Monitor
 from iobench.bench.processes.interrupts import deferred_interrupts
 from iobench.bench.targets.holder import Holder
 from iobench.bench.targets.scratch import PREFIX
+from iobench.bench.targets.settle import Patience
 from iobench.checkpoint.staged_objects import StagedObjects
 from iobench.environment import DeviceCounters, describe_machine
 from iobench.errors import IobenchError, TargetError, TransferError, UsageError
@@ -145,8 +146,13 @@ class BucketScratch:
     def remove(self, name: str) -> None:
         S3Objects(self.writer.client, self.place.below(name)).remove()
 
-    def settle(self, monitor: Monitor) -> None:
-        """Do nothing: all requests are answered; the work inside the server cannot be seen."""
+    def settled(
+        self,
+        monitor: Monitor,  # noqa: ARG002
+        patience: Patience,  # noqa: ARG002
+    ) -> AbstractContextManager[None]:
+        """Wait for nothing: all requests are answered; the server's own work cannot be seen."""
+        return nullcontext()
 
 
 class _NoDevice:

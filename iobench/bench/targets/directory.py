@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from iobench.bench.counters.monitor import Monitor
 from iobench.bench.targets.cold import make_cold
 from iobench.bench.targets.instruments import Instruments
 from iobench.bench.targets.scratch import require_directory, scratch_directory
-from iobench.bench.targets.settle import settle
+from iobench.bench.targets.settle import Patience, settled
 from iobench.checkpoint.staged import StagedCheckpoint
 from iobench.environment import DeviceMonitor, describe_environment
 from iobench.errors import TargetError
@@ -84,5 +84,5 @@ class DirectoryScratch:
         if (self.directory / name).exists():
             shutil.rmtree(self.directory / name)
 
-    def settle(self, monitor: Monitor) -> None:
-        settle(self.directory, monitor)
+    def settled(self, monitor: Monitor, patience: Patience) -> AbstractContextManager[None]:
+        return settled(self.directory, monitor, patience)

@@ -4,35 +4,80 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from iobench import linux
 from iobench.bench.counters.monitor import Monitor
 from iobench.writers.local import deferred_free
 
-__all__ = ["settle"]
+__all__ = ["Patience", "settle", "settled"]
 
 _INTERVAL_S = 0.1
-_PATIENCE_S = 3.0
+_LONGEST_S, _SHORTEST_S = 3.0, 0.375
+_EARLY = "it began before the device was idle: after waits in vain the next ones are shorter"
 
 
-def settle(directory: Path, monitor: Monitor) -> None:
-    """Sync the file system, then wait until the device is idle for 0.1 s, at most 3 s.
+class Patience:
+    """How long to wait for an idle device: 3 s, and half as long after each wait in vain.
 
-    First waits until the space of replaced files is freed. A sample leaves work behind: write-back,
-    discards of removed files, journal commits. The wait keeps it out of the next sample's time.
+    While other programs use the device, a long wait changes nothing. A wait that found the device
+    idle doubles the time again.
     """
+
+    def __init__(self) -> None:
+        self.seconds = _LONGEST_S
+        self.notes: tuple[str, ...] = ()
+        """For the record of the operation that begins after the last wait."""
+
+    def ended(self, *, idle: bool) -> None:
+        """Adapt to the result of a wait."""
+        shorter = self.seconds < _LONGEST_S
+        self.notes = (_EARLY,) if shorter and not idle else ()
+        factor = 2.0 if idle else 0.5
+        self.seconds = min(max(self.seconds * factor, _SHORTEST_S), _LONGEST_S)
+
+
+@contextmanager
+def settled(directory: Path, monitor: Monitor, patience: Patience | None = None) -> Iterator[None]:
+    """Sync the file system, run the block, then wait until the device was idle for 0.1 s.
+
+    A sample leaves work behind: write-back, discards of removed files, journal commits. The wait
+    keeps it out of the next sample's time. It first waits until the space of replaced files is
+    freed. The block may prepare the next operation in memory: the time in which the device was idle
+    meanwhile counts. The wait ends after `patience`, counted from the sync.
+    """
+    patience = patience or Patience()
     deferred_free.wait()
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         linux.sync_file_system(fd)
     finally:
         os.close(fd)
-    deadline = time.monotonic() + _PATIENCE_S
-    before = monitor.read()
-    while time.monotonic() < deadline:
-        time.sleep(_INTERVAL_S)
-        now = monitor.read()
-        if now == before:
-            return
-        before = now
+    began_s, before = time.monotonic(), monitor.read()
+    yield
+    patience.ended(idle=_rests(monitor, began_s, before, began_s + patience.seconds))
+
+
+def _rests(monitor: Monitor, since_s: float, before: object, deadline_s: float) -> bool:
+    """Wait until the counters have not moved for 0.1 s; return False at the deadline.
+
+    `before` are the counters at `since_s`.
+    """
+    while True:
+        now, now_s = monitor.read(), time.monotonic()
+        if now != before:
+            before, since_s = now, now_s
+        left_s = _INTERVAL_S - (now_s - since_s)
+        if left_s < 1e-9:  # sums of floats may be just below the interval
+            return True
+        if now_s >= deadline_s:
+            return False
+        time.sleep(min(left_s, deadline_s - now_s))
+
+
+def settle(directory: Path, monitor: Monitor) -> None:
+    """Wait as `settled` does, with nothing to prepare meanwhile."""
+    with settled(directory, monitor):
+        pass

@@ -8,7 +8,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ __all__ = ["SCHEMA", "ExecOutcome", "launch", "report", "write_report"]
 
 SCHEMA = "iobench.exec/1"
 _HOOK = Path(__file__).with_name("hook")
+_SOON_S = 1.0
 _FROM_TERMINAL = 128  # siginfo's SI_KERNEL
 _PASSED_ON = (
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1),
@@ -46,17 +47,20 @@ class ExecOutcome:
     """Python processes that loaded a module with functions to redirect."""
 
 
-def launch(command: Sequence[str], writer: Writer) -> ExecOutcome:
+def launch(
+    command: Sequence[str], writer: Writer, meanwhile: Callable[[], None] = lambda: None
+) -> ExecOutcome:
     """Run `command` to its end with its calls redirected to `writer`.
 
-    Signals are passed on to the command. Raises UsageError if it cannot be started.
+    Signals are passed on to the command. `meanwhile` is called once if the command takes longer
+    than a second; it must not raise. Raises UsageError if the command cannot be started.
     """
     with tempfile.TemporaryDirectory(
         prefix="iobench-exec-", ignore_cleanup_errors=True
     ) as directory:
         Path(directory, CONFIG).write_text(dump_writer(writer), encoding="utf-8")
         began = time.perf_counter()
-        returncode = _run(command, _environment(directory))
+        returncode = _run(command, _environment(directory), meanwhile)
         elapsed_s = time.perf_counter() - began
         functions, problems, processes = merged(directory)
     return ExecOutcome(
@@ -77,7 +81,9 @@ def _environment(session: str) -> dict[str, str]:
     }
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+def _run(
+    command: Sequence[str], environment: Mapping[str, str], meanwhile: Callable[[], None]
+) -> int:
     # Blocked signals stay pending until sigwaitinfo in `_wait` takes them: none is lost between the
     # start of the child and the wait, and none ends this process before the child ends.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [*_PASSED_ON, signal.SIGCHLD])
@@ -91,23 +97,29 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
                 f"{command[0]}: cannot be run ({error.strerror}); "
                 "give a command: iobench exec --config writer.toml -- python train.py"
             ) from error
-        return _wait(child)
+        return _wait(child, meanwhile)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _wait(child: int) -> int:
+def _wait(child: int, meanwhile: Callable[[], None]) -> int:
     """Wait for `child`, passing on every signal that this process gets. Return its exit code.
+
+    Call `meanwhile` once, after a second without a signal.
 
     A terminal sends its signals to all processes of the foreground group, so the child already has
     those.
     """
+    awaited, called = [*_PASSED_ON, signal.SIGCHLD], False
     while True:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             return os.waitstatus_to_exitcode(status)
-        info = signal.sigwaitinfo([*_PASSED_ON, signal.SIGCHLD])
-        if info.si_signo != signal.SIGCHLD and info.si_code != _FROM_TERMINAL:
+        info = signal.sigwaitinfo(awaited) if called else signal.sigtimedwait(awaited, _SOON_S)
+        if info is None:
+            called = True
+            meanwhile()
+        elif info.si_signo != signal.SIGCHLD and info.si_code != _FROM_TERMINAL:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, info.si_signo)
 

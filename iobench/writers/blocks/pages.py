@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["HUGE_PAGE", "Bytes", "fresh_pages"]
 
-Bytes = npt.NDArray[np.uint8]
+Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 """A one-dimensional array of bytes: host memory inside iobench."""
 
 HUGE_PAGE = 2 << 20

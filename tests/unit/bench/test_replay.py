@@ -10,7 +10,7 @@ import pytest
 
 from iobench.bench.data.replay import Replay
 from iobench.errors import DataMismatchError
-from iobench.formats import safetensors, torch_file
+from iobench.formats import safetensors, torch_file, torch_layout
 from iobench.formats.tensors import allocate
 from iobench.units import KIB, MIB
 from iobench.workloads import FileSpec, TensorSpec, Workload
@@ -206,6 +206,21 @@ def test_size_bytes_is_what_is_written(tmp_path: Path, tiny: Workload, crc: bool
     on_disk = [path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()]
     assert len(on_disk) == len(made.files)
     assert sum(on_disk) == expected
+
+
+def test_sizes_are_known_without_reading_a_tensor(
+    monkeypatch: pytest.MonkeyPatch, tiny: Workload
+) -> None:
+    """Neither CRC32s nor a dry write: a full-size checkpoint would take minutes."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a tensor is read")
+
+    made = Replay(tiny.files(), pool_bytes=MIB, seed=1, crc=True)
+    monkeypatch.setattr(FileImage, "pieces", refuse)
+    monkeypatch.setattr(torch_layout, "_crc32", refuse)
+    assert made.size_bytes() > tiny.size_bytes() / 2
+    assert {spec.format for spec in made.files} >= {"torch", "safetensors", "raw"}
 
 
 def test_all_files_of_a_workload(tmp_path: Path, tiny: Workload) -> None:

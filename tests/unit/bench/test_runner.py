@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
+import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,18 +16,21 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from iobench.bench import fio
+from iobench.bench import fio, trial
 from iobench.bench import plan as plan_module
 from iobench.bench.axes import Axes
 from iobench.bench.contenders.base import WriterContender
 from iobench.bench.counters import monitor as counters
+from iobench.bench.counters.monitor import Counters
+from iobench.bench.data.digests import Digests
+from iobench.bench.data.pool import RandomPool
 from iobench.bench.fio import JOBS, FioJob, FioSample
 from iobench.bench.judging.comparison import noise_floor
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.plan import Plan
 from iobench.bench.runner import Runner
 from iobench.bench.targets import directory
-from iobench.bench.targets.directory import DirectoryTarget
+from iobench.bench.targets.directory import DirectoryScratch, DirectoryTarget
 from iobench.cli.main import app
 from iobench.errors import CeilingError, RegressionError, TransferError
 from iobench.results import (
@@ -93,7 +99,7 @@ def fake_fio(monkeypatch: pytest.MonkeyPatch, idle: object) -> FakeFio:
     made = FakeFio()
     monkeypatch.setattr(fio, "run_job", made)
     monkeypatch.setattr(plan_module, "fio_version", lambda: "3.33")
-    monkeypatch.setattr(directory, "settle", lambda *_: None)
+    monkeypatch.setattr(directory, "settled", lambda *_: nullcontext())
     monkeypatch.setattr(os, "fsync", lambda _fd: None)
     described: dict[str, Any] = {"machine": {}, "storage": {}}
     monkeypatch.setattr(directory, "describe_environment", lambda _target: described)
@@ -237,6 +243,73 @@ def test_a_save_comes_right_before_its_restore(
         assert (save.repetition, save.order) == (restore.repetition, restore.order)
     operations = [operation for _, operation in fake_fio.calls]
     assert operations == ["save", "restore"] * (2 * len(JOBS))
+
+
+def test_nothing_is_prepared_while_a_clock_runs(
+    execute: Callable[..., ResultFile], fake_fio: FakeFio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Making bytes, evicting, comparing, removing and waiting have ended when a clock starts.
+
+    None of it begins before the clock stops, in any thread, and none of our threads is left.
+    """
+    ticks, spans, threads = itertools.count(), list[tuple[str, int, int]](), set[str]()
+
+    def record(name: str, began: int) -> None:
+        spans.append((name, began, next(ticks)))
+
+    def untimed(where: Any, name: str) -> None:
+        call = getattr(where, name)
+
+        def recorded(*arguments: Any, **options: Any) -> Any:
+            began = next(ticks)
+            try:
+                return call(*arguments, **options)
+            finally:
+                record(name, began)
+
+        monkeypatch.setattr(where, name, recorded)
+
+    @contextmanager
+    def settled(*_: object) -> Iterator[None]:
+        began = next(ticks)
+        yield
+        record("settled", began)
+
+    class Clock(Counters):
+        def __init__(self, *arguments: Any) -> None:
+            self.began = next(ticks)
+            threads.update(thread.name for thread in threading.enumerate())
+            super().__init__(*arguments)
+
+        def stop(self, *arguments: Any) -> Any:
+            record("clock", self.began)
+            return super().stop(*arguments)
+
+    for where, name in [
+        *((RandomPool, name) for name in ("refill", "scrub")),
+        *((Digests, name) for name in ("remember", "compare_files")),
+        (DirectoryScratch, "remove"),
+        (directory, "make_cold"),
+    ]:
+        untimed(where, name)
+    monkeypatch.setattr(directory, "settled", settled)
+    monkeypatch.setattr(trial, "Counters", Clock)
+    before = {thread.name for thread in threading.enumerate()}
+    fake_fio.fails = lambda *_: record("clock", next(ticks))
+    execute(make("buffered"), make("uncached"), names=("a", "b"))
+    seen = Counter(name for name, _, _ in spans)
+    assert seen["clock"] == 2 * 2 * 2 * (2 + len(JOBS))
+    assert seen["settled"] == 2 * seen["clock"]  # of both targets
+    assert {seen[name] for name in ("refill", "remember", "scrub", "make_cold")} == {8}
+    clocks = [(began, ended) for name, began, ended in spans if name == "clock"]
+    for name, began, ended in spans:
+        others = clocks if name != "clock" else [one for one in clocks if one != (began, ended)]
+        assert all(ended < start or stop < began for start, stop in others), name
+    for name in ("refill", "remember", "scrub"):  # inside the wait for an idle device
+        inside = [(began, ended) for one, began, ended in spans if one == name]
+        waits = [(began, ended) for one, began, ended in spans if one == "settled"]
+        assert all(any(a < b and c < d for a, d in waits) for b, c in inside), name
+    assert threads <= before
 
 
 def test_progress_is_told_every_step(execute: Callable[..., ResultFile]) -> None:

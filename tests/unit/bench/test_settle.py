@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from iobench.bench.targets import settle as module
-from iobench.bench.targets.settle import settle
+from iobench.bench.targets.settle import Patience, settle, settled
 
 
 class Clock:
@@ -72,7 +72,7 @@ def test_the_file_system_is_synced_first(
     order = []
     monkeypatch.setattr(module.linux, "sync_file_system", lambda _fd: order.append("sync"))
     settle(tmp_path, SimpleNamespace(read=lambda: order.append("read")))  # type: ignore[arg-type]
-    assert order == ["sync", "read", "read"]
+    assert order == ["sync", "read", "read", "read"]
 
 
 def test_replaced_files_are_freed_first(
@@ -84,3 +84,42 @@ def test_replaced_files_are_freed_first(
     monkeypatch.setattr(module.linux, "sync_file_system", lambda _: order.append("synced"))
     settle(tmp_path, device(0.0, clock))
     assert order == ["freed", "synced"]
+
+
+@pytest.mark.parametrize(
+    ("busy_until", "prepared_at", "ended_at"),
+    [(0.0, 0.5, 0.5), (0.0, 0.04, 0.1), (0.45, 0.5, 0.6), (0.7, 0.5, 0.8), (1e9, 4.0, 4.0)],
+    ids=["idle", "idle_but_brief", "busy_before_its_end", "busy_after_it", "busy_for_ever"],
+)
+def test_time_spent_in_the_block_counts(
+    tmp_path: Path, clock: Clock, busy_until: float, prepared_at: float, ended_at: float
+) -> None:
+    """A device that rested meanwhile is not waited for; one that moved must rest afterwards."""
+    with settled(tmp_path, device(busy_until, clock)):
+        clock.now = prepared_at
+    assert clock.now == pytest.approx(ended_at)
+
+
+def test_patience_shrinks_with_waits_in_vain(tmp_path: Path, clock: Clock) -> None:
+    """Each wait in vain halves the next one, down to 3/8 s, and a note says so from then on.
+
+    A wait that finds the device idle doubles the time again, and has no note.
+    """
+    patience, waits, notes = Patience(), [], []
+    for busy in (True,) * 6 + (False,) * 4 + (True, False):
+        began = clock.now
+        with settled(tmp_path, device(1e9 if busy else 0.0, clock), patience):
+            pass
+        waits.append(round(clock.now - began, 3))
+        notes.append(patience.notes)
+    assert waits == [3.0, 1.5, 0.75, 0.375, 0.375, 0.375, 0.1, 0.1, 0.1, 0.1, 3.0, 0.1]
+    said = [bool(note) for note in notes]
+    assert said == [False, True, True, True, True, True, *(False,) * 6]
+    assert len({*notes}) == 2
+
+
+def test_an_error_in_the_block_ends_the_wait(tmp_path: Path, clock: Clock) -> None:
+    """What fails to prepare needs no idle device."""
+    with pytest.raises(ZeroDivisionError), settled(tmp_path, device(1e9, clock)):
+        _ = 1 / 0
+    assert clock.sleeps == 0

@@ -16,12 +16,15 @@ from types import ModuleType
 
 import pytest
 
+from iobench.cli.exec import _try_here
 from iobench.errors import TransferError, UnavailableError, UsageError
+from iobench.integrations.redirect import launch as launch_module
 from iobench.integrations.redirect.call_counts import CallCounts, Count, merged
-from iobench.integrations.redirect.launch import write_report
+from iobench.integrations.redirect.launch import launch, write_report
 from iobench.integrations.redirect.redirect import Redirect
 from iobench.integrations.redirect.watch import Watch
 from iobench.integrations.stock_path import StockOnly
+from iobench.writers.availability import Availability
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.transfer import Transfer
 
@@ -237,3 +240,41 @@ def test_an_object_that_cannot_be_saved_is_not_stocks(
     (counted,) = tmp_path.iterdir()
     assert json.loads(counted.read_text())["functions"]["torch.save"]["failed"]["calls"] == 1
     assert capsys.readouterr().err == ""
+
+
+def test_what_is_done_while_the_command_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that goes on is not waited for alone; one that has ended is."""
+    pipe, calls = tmp_path / "pipe", list[int]()
+    os.mkfifo(pipe)
+    monkeypatch.setattr(launch_module, "_SOON_S", 0.0)
+
+    def open_pipe() -> None:
+        calls.append(1)
+        pipe.write_bytes(b"")  # `cat` has waited for it
+
+    assert launch(["cat", str(pipe)], BufferedWriter(), open_pipe).returncode == 0
+    assert calls == [1]
+    monkeypatch.setattr(launch_module, "_SOON_S", 60.0)
+    assert launch(["true"], BufferedWriter(), open_pipe).returncode == 0
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_writer_that_does_not_work_here_is_reported(
+    fails: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On stderr, in one line; whatever a writer raises, the script's end is waited for."""
+
+    def available(self: BufferedWriter, target: object) -> Availability:
+        if fails:
+            raise ZeroDivisionError("1\n2")
+        return Availability(ok=False, reason="no room.")
+
+    monkeypatch.setattr(BufferedWriter, "available", available)
+    _try_here(BufferedWriter())
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert "writer buffered does not work in this directory: " in captured.err
+    assert ("ZeroDivisionError" if fails else "no room.") in captured.err
