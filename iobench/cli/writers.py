@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from iobench.cli.formats import FormatOption, ListingFormat
 from iobench.cli.given import check_target
+from iobench.report.render import write_json
 
 if TYPE_CHECKING:
     from iobench.peers.base import Peer
@@ -46,8 +46,7 @@ def writers(
     compared = [_peer(name, target) for name in peers.names()]
     if format_ is ListingFormat.JSON:
         document = {"schema": "iobench.writers/1", "writers": listed, "peers": compared}
-        json.dump(document, sys.stdout, indent=1)
-        print()
+        write_json(document, sys.stdout)
         return
     width = max(len(entry["name"]) for entry in (*listed, *compared))
     _print(listed, width)

@@ -102,7 +102,7 @@ class HybridOptions(WriterOptions):
 
 
 class HybridWriter(PosixWriter):
-    """Writes small records through the page cache, and large blocks past it, by O_DIRECT where it works.
+    """Writes small records through the page cache, and large blocks past it where that works.
 
     `PathPolicy` chooses the path of every operation, and `HybridFile` carries the operation out.
     The `decisions` of a Transfer count operations by path and reason. When the file system refuses

@@ -17,7 +17,8 @@ from iobench.cli.main import app
 from iobench.errors import IobenchError, OptionError, RegressionError, UsageError
 from iobench.report.alike import unlike
 from iobench.report.compare import compare
-from iobench.report.compare_as import CompareFormat, write
+from iobench.report.compare_as import write
+from iobench.report.render import DocumentFormat
 from iobench.results import (
     AxisValues,
     Failure,
@@ -452,13 +453,13 @@ def test_the_interval_is_headed_by_the_confidence_that_it_reaches(
     several = compare([rerun(1.0, few), rerun(1.01, few)], [rerun(0.99, few)], 0.05)
     for comparison, expected in ((compare([few], [REFERENCE], 0.05), heading), (several, "95%")):
         table = io.StringIO()
-        write(comparison, CompareFormat.TABLE, table)
+        write(comparison, DocumentFormat.TABLE, table)
         assert f" {expected} interval " in table.getvalue()
 
 
 def test_markdown_for_a_pull_request() -> None:
     stream = io.StringIO()
-    write(compare([REFERENCE], [slowed("odirect", "save", 1.1)], 0.05), CompareFormat.MD, stream)
+    write(compare([REFERENCE], [slowed("odirect", "save", 1.1)], 0.05), DocumentFormat.MD, stream)
     lines = stream.getvalue().splitlines()
     assert lines[0] == "**llama7b: 1 regression**  "
     assert lines[2].startswith("| writer | operation | before GiB/s |")
@@ -467,7 +468,7 @@ def test_markdown_for_a_pull_request() -> None:
 
 def test_json_is_unrounded_and_plain() -> None:
     stream = io.StringIO()
-    write(compare([REFERENCE], [slowed("odirect", "save", 1.1)], 0.05), CompareFormat.JSON, stream)
+    write(compare([REFERENCE], [slowed("odirect", "save", 1.1)], 0.05), DocumentFormat.JSON, stream)
     document = json.loads(stream.getvalue())
     assert document["schema"] == "iobench.compare/2"
     row = next(row for row in document["rows"] if row["regression"])
