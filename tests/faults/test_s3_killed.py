@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from support.s3_servers import SERVERS, s3_server
 
 from iobench.checkpoint.staged import MANIFEST
-from iobench.errors import UnavailableError
-from iobench.testing import LocalS3, killed_saves, local_s3, moto_s3
+from iobench.testing import LocalS3, killed_saves
 from iobench.units import MIB
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
@@ -25,19 +25,15 @@ _KILLS = {
     "rclone": {"write": 30, "stream": 30, "checkpoint": 40},
     "moto": {"write": 12, "stream": 12, "checkpoint": 16},
 }
-_SERVERS = {"rclone": local_s3, "moto": moto_s3}
 _SIZE = 11 * MIB + 64  # three parts
 _OPTIONS = {"part_size": "5MiB", "threads": 2}
 
 
-@pytest.fixture(scope="module", params=_SERVERS)
+@pytest.fixture(scope="module", params=SERVERS)
 def server(request: pytest.FixtureRequest) -> Iterator[LocalS3]:
     """Each of the two servers, active."""
-    try:
-        with _SERVERS[request.param]() as running, running.active():
-            yield running
-    except UnavailableError as error:
-        pytest.skip(str(error))
+    with s3_server(request.param) as running, running.active():
+        yield running
 
 
 @pytest.fixture

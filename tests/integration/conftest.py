@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.s3_servers import s3_server
+
+from iobench.testing import LocalS3
 
 
 @pytest.fixture(scope="session")
 def tiny_path() -> Path:
     """A workload of 6 MiB: raw, safetensors and torch files of rank 0, one raw file of rank 1."""
     return Path(__file__).with_name("tiny.yaml")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LocalS3]:
+    """rclone's server."""
+    with s3_server("rclone") as running:
+        yield running
 
 
 @pytest.fixture

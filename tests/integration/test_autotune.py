@@ -21,8 +21,8 @@ from iobench.bench.targets import directory
 from iobench.bench.targets import local_s3 as local_s3_module
 from iobench.bench.targets.scratch import PREFIX
 from iobench.cli.main import app
-from iobench.errors import IobenchError, TargetError, UnavailableError, UsageError
-from iobench.testing import LocalS3, local_s3
+from iobench.errors import IobenchError, TargetError, UsageError
+from iobench.testing import LocalS3
 from iobench.tune import tuning as tuning_module
 from iobench.tune.journal import read_journal
 from iobench.writers.config import read_config
@@ -128,15 +128,6 @@ def test_on_tmpfs(tune: Tune, output: Path, shared_filesystems: Callable[[str], 
     assert document["confirmed"][0]["verdict"] == "VALID (scaled)"
     assert "not durable: tmpfs" in document["confirmed"][0]["verdict_reasons"]
     assert os.listdir(target) == []
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[LocalS3]:
-    try:
-        with local_s3() as running:
-            yield running
-    except UnavailableError as error:
-        pytest.skip(str(error))
 
 
 def test_in_a_bucket(tune: Tune, output: Path, server: LocalS3) -> None:

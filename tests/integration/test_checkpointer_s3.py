@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.s3_servers import SERVERS, s3_server
 
 from iobench import Checkpointer, KeepLast, load_checkpoint
 from iobench.checkpoint.staged_objects import StagedObjects
@@ -16,25 +17,19 @@ from iobench.errors import (
     DataMismatchError,
     TargetError,
     TransferError,
-    UnavailableError,
     UsageError,
 )
-from iobench.testing import Bucket, LocalS3, local_s3, moto_s3
+from iobench.testing import Bucket, LocalS3
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.target import S3Target
 
-_SERVERS = {"rclone": local_s3, "moto": moto_s3}
 
-
-@pytest.fixture(scope="module", params=_SERVERS)
+@pytest.fixture(scope="module", params=SERVERS)
 def server(request: pytest.FixtureRequest) -> Iterator[LocalS3]:
     """Each of the two servers."""
-    try:
-        with _SERVERS[request.param]() as running:
-            yield running
-    except UnavailableError as error:
-        pytest.skip(str(error))
+    with s3_server(request.param) as running:
+        yield running
 
 
 @pytest.fixture

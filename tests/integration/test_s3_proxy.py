@@ -12,13 +12,12 @@ from urllib.parse import urlsplit
 
 import pytest
 import torch
+from support.s3_servers import SERVERS, s3_server
 
 from iobench import Checkpointer, KeepLast
-from iobench.errors import TransferError, UnavailableError
-from iobench.testing import Bucket, LocalS3, local_s3, moto_s3
+from iobench.errors import TransferError
+from iobench.testing import Bucket, LocalS3
 from iobench.writers.s3 import S3Writer
-
-_SERVERS = {"rclone": local_s3, "moto": moto_s3}
 
 
 class _Proxy(BaseHTTPRequestHandler):
@@ -74,14 +73,11 @@ def _proxy(upstream: str) -> Iterator[_Server]:
         server.server_close()
 
 
-@pytest.fixture(scope="module", params=_SERVERS)
+@pytest.fixture(scope="module", params=SERVERS)
 def server(request: pytest.FixtureRequest) -> Iterator[LocalS3]:
     """Each of the two servers."""
-    try:
-        with _SERVERS[request.param]() as running:
-            yield running
-    except UnavailableError as error:
-        pytest.skip(str(error))
+    with s3_server(request.param) as running:
+        yield running
 
 
 @pytest.mark.parametrize("lies", ["kept back", "answer lost"])

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,24 +17,13 @@ import pytest
 from iobench.bench.contenders.base import WriterContender
 from iobench.bench.targets.choose import target_of
 from iobench.bench.targets.holder import Holder
-from iobench.errors import UnavailableError
 from iobench.results import read
-from iobench.testing import Bucket, LocalS3, local_s3
+from iobench.testing import Bucket, LocalS3
 from iobench.writers.registry import make
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 _RUN = ("run", "--workload", "llama7b", "--size", "48MiB", "--repeat", "1", "--pool", "32MiB")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[LocalS3]:
-    """rclone's server."""
-    try:
-        with local_s3() as running:
-            yield running
-    except UnavailableError as error:
-        pytest.skip(str(error))
 
 
 def test_s3_local(iobench: Command, tmp_path: Path, server: LocalS3) -> None:

@@ -8,16 +8,15 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from iobench.bench.targets.scratch import PREFIX
 from iobench.environment import fio_version
-from iobench.errors import UnavailableError
 from iobench.results import read
-from iobench.testing import Bucket, LocalS3, local_s3
+from iobench.testing import Bucket, LocalS3
 from iobench.units import MIB
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -29,16 +28,6 @@ _PATIENCE_S = 60
 def places(shared_filesystems: Callable[..., Path], target: Path) -> tuple[Path, Path]:
     """An empty directory on ext4 and an empty tmpfs."""
     return target, shared_filesystems("tmpfs", 512 * MIB)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[LocalS3]:
-    """rclone's server."""
-    try:
-        with local_s3() as running:
-            yield running
-    except UnavailableError as error:
-        pytest.skip(str(error))
 
 
 def arguments(tiny_path: Path, *targets: object, repeat: int = 2) -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.terminal import Terminal, without_styles
 
 from iobench.report.answer import answer
 from iobench.report.durations import duration_form
@@ -35,19 +35,10 @@ def said(report: Report) -> dict[str, tuple[str, ...]]:
     return {line.subject: line.texts for line in answer(report)}
 
 
-def test_the_recorded_run_is_answered_in_five_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recorded_run_is_answered_in_five_lines(terminal: Terminal) -> None:
     """At 80 columns too: which path, how much faster, and a command to go on with."""
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("NO_COLOR", "1")
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    stream = Terminal()
-    render(replace(summarise(REFERENCE), target=str(Path.cwd())), "table", stream)
-    shown = stream.getvalue().replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines()
+    render(replace(summarise(REFERENCE), target=str(Path.cwd())), "table", terminal)
+    shown = without_styles(terminal.getvalue()).splitlines()
     assert shown[:5] == [
         "Save:    odirect or uncached (undecided), 4.3x faster than buffered, 67% of fio",
         "         75.31 GiB: 58.9 s instead of 4 min 14 s, extrapolated from 1.50 GiB",

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from support.terminal import Terminal, without_styles
 
 from iobench.report.grid import Grid, print_grid, print_wrapped, wrapped
 from iobench.report.render import ReportFormat, render
@@ -17,11 +18,6 @@ from iobench.results import ResultFile, Sample
 from iobench.results.setting import AXES_IF_SET, AXIS_NAMES
 
 _AXES = [name for name in AXIS_NAMES if name not in AXES_IF_SET]
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def text(
@@ -34,11 +30,6 @@ def text(
     stream = stream or io.StringIO()
     render(report, name, stream, details=details)
     return stream.getvalue()
-
-
-def plain(shown: str) -> str:
-    """Without what a terminal is told about bold and dim text."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", shown)
 
 
 def with_samples(example: ResultFile, samples: Sequence[Sample]) -> Report:
@@ -118,7 +109,7 @@ def test_the_table_fits_a_terminal_and_breaks_no_name(
     for shown_report in (summarise(example), wide):
         report = replace(shown_report, record="run.jsonl")
         for details in (False, True):
-            shown = plain(text(report, stream=Terminal(), details=details))
+            shown = without_styles(text(report, stream=Terminal(), details=details))
             assert max(len(line) for line in shown.splitlines()) <= columns
             assert "…" not in shown
             for one in report.summaries:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.terminal import Terminal, without_styles
 
 from iobench.bench.judging.verdict import VerdictStatus
 from iobench.claims.claims import study
@@ -111,20 +112,11 @@ def test_a_target_without_a_valid_figure_is_not_compared() -> None:
 
 
 @pytest.mark.parametrize("details", [False, True])
-def test_the_report_fits_80_columns(monkeypatch: pytest.MonkeyPatch, details: bool) -> None:
-    """Of names of usual length none is broken, and no command is wrapped."""
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("NO_COLOR", "1")
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
+def test_the_report_fits_80_columns(terminal: Terminal, details: bool) -> None:
+    """No name of usual length is broken."""
     report = replace(summarise(TWICE), record="results/run.jsonl")
-    stream = Terminal()
-    render(report, "table", stream, details=details)
-    text = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
+    render(report, "table", terminal, details=details)
+    text = without_styles(terminal.getvalue())
     assert max(map(len, text.splitlines())) <= 80
     assert text.splitlines()[0] == f"Target:  {B} saves 2.0x faster than {A}"
     for one in report.summaries:

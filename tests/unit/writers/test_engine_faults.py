@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.every_bytecode import raised_within
 
 from iobench import linux
 from iobench.errors import DataMismatchError
@@ -207,25 +207,6 @@ class _Run:
             os.close(self.fd)
 
 
-def _within_seconds(call: Callable[[], None]) -> BaseException | None:
-    """Return the exception of `call()`; a hang is a failure."""
-    raised: list[BaseException | None] = []
-
-    def run() -> None:
-        try:
-            call()
-        except BaseException as error:  # noqa: BLE001 -- returned
-            raised.append(error)
-        else:
-            raised.append(None)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(_DEADLOCK_S)
-    assert raised, "it hangs"
-    return raised[0]
-
-
 @pytest.fixture(autouse=True)
 def lost(monkeypatch: pytest.MonkeyPatch) -> list[Bytes]:
     """The memory lost in this test; pauses take no time."""
@@ -263,7 +244,7 @@ def test_a_ring(tmp_path: Path, lost: list[Bytes], fault: str, hybrid: bool, wri
         pool, ring = _Pool(_PIECE), _Ring(how, nth, ready)
         pool.in_kernel = ring.lost
         engine = RingEngine(ring, 3, pool, run.meter, writes=writes, path="fake")
-        error = _within_seconds(lambda run=run, engine=engine: run.move(engine))
+        error = raised_within(_DEADLOCK_S, lambda run=run, engine=engine: run.move(engine))
         arrived = run.close()
         assert ring.closed
         assert len(engine) == 0
@@ -312,7 +293,7 @@ def test_system_calls(
 
         monkeypatch.setattr(os, name, limited)
         engine = BlockingEngine(pool, run.meter, path="fake")
-        error = _within_seconds(lambda run=run, engine=engine: run.move(engine))
+        error = raised_within(_DEADLOCK_S, lambda run=run, engine=engine: run.move(engine))
         monkeypatch.setattr(os, name, real)
         arrived = run.close()
         assert pool.out == set()
