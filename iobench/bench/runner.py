@@ -65,7 +65,7 @@ class Runner:
         """
         plan = self.plan
         plan.check()
-        steps = len(plan.taking_part) * (1 + len(plan.axes.subsets))
+        steps = len(plan.variants_with_twins) * (1 + len(plan.axes.subsets))
         steps += 2 * len(fio.JOBS) * len(plan.ceiling_targets)
         self.progress.begin(1 + steps * plan.repeat.times)
         with ExitStack() as undo:
@@ -125,23 +125,23 @@ class _Trials:
             target.scratch.remove(_WARM_UP)
 
     def records(self) -> Iterator[_Record]:
-        order = random.Random(self.plan.seed)
-        able = list(self.plan.variants)
+        shuffler = random.Random(self.plan.seed)
+        remaining = list(self.plan.variants)  # without those that failed
         measured: list[Sample] = []
         began = time.monotonic()
         repetition = 0
         while self.plan.repeat.goes_on(repetition, measured, time.monotonic() - began):
             steps: list[Callable[[int, int], Iterator[_Record]]] = [
-                _bound(self._variant, one, able, order)
-                for one in self.plan.taking_part
-                if one in able
+                _bound(self._variant, one, remaining, shuffler)
+                for one in self.plan.variants_with_twins
+                if one in remaining
             ]
             steps += [
                 _bound(ceiling.records, job, self._settled)
                 for ceiling in self.ceilings
-                for job in ceiling.able
+                for job in ceiling.remaining
             ]
-            order.shuffle(steps)
+            shuffler.shuffle(steps)
             for position, step in enumerate(steps):
                 for record in step(repetition, position):
                     yield record
@@ -157,10 +157,10 @@ class _Trials:
         repetition: int,
         order: int,
         variant: Variant,
-        able: list[Variant],
-        random_: random.Random,
+        remaining: list[Variant],
+        shuffler: random.Random,
     ) -> Iterator[_Record]:
-        if variant not in able:  # its A/A duplicate failed just before
+        if variant not in remaining:  # its A/A duplicate failed just before
             return
         plan = self.plan
         shape = plan.axes.shapes.index(variant.shape)
@@ -176,7 +176,7 @@ class _Trials:
             target=self.targets[variant.target],
         )
         subsets = list(plan.axes.subsets)
-        random_.shuffle(subsets)
+        shuffler.shuffle(subsets)
         operations: list[tuple[Operation, float | None, Callable[[], Sample | None]]] = [
             ("save", None, trial.save),
             *(("restore", subset, partial(trial.restore, subset)) for subset in subsets),
@@ -189,8 +189,8 @@ class _Trials:
                     sample = run()
                 except Exception as error:  # peers may raise errors of any type
                     yield trial.failure(operation, error, subset)
-                    able.remove(variant)
-                    if not able:
+                    remaining.remove(variant)
+                    if not remaining:
                         raise
                     return
                 if sample is not None:

@@ -44,7 +44,7 @@ def turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[_Fails], 
                 seen += [record]
         finally:
             assert list(tmp_path.iterdir()) == []
-            seen.append(ceiling.able)
+            seen.append(ceiling.remaining)
         return seen
 
     return take

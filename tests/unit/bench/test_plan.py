@@ -228,7 +228,7 @@ def test_the_default_size_takes_two_minutes(
 def test_an_aa_run_writes_and_takes_once_more(plan: Plan) -> None:
     """The first contender takes part twice; the record says so."""
     twice = replace(plan, aa=True)
-    assert [one.contender.name for one in twice.taking_part] == [
+    assert [one.contender.name for one in twice.variants_with_twins] == [
         "buffered",
         "null",
         "uncached",

@@ -50,7 +50,7 @@ def test_each_writer_takes_part_in_each_target(places: tuple[str, str]) -> None:
     first, second = places
     plan = plan_of(first, second, writers="buffered,uncached", repeat=3, aa=True)
     twins = [f"buffered target={first}", f"buffered target={second}"]
-    labels = [one.label for one in plan.taking_part]
+    labels = [one.label for one in plan.variants_with_twins]
     others = [f"uncached target={first}", f"uncached target={second}"]
     assert labels == [*twins, *others, *twins]
     assert plan.written_bytes == 3 * plan.size_bytes * (4 + 2 + 2 * len(JOBS))
