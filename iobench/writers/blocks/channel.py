@@ -185,6 +185,7 @@ class Channel(Generic[T]):
 
     def afterwards(self, call: Callable[[], None]) -> None:
         """Call `call` once the channel is idle: now or in its last worker. A child calls it now."""
+        # Not by the deque if idle: an ending worker could take it, and this would return first.
         now = self.forked
         if not now:
             with self._lock:
