@@ -77,20 +77,20 @@ def test_at_the_command_line(server, iobench_inside, fault, exit_code, says, mon
     assert "do-not-tell" not in done.stderr
 
 
-def test_an_endpoint_that_nobody_answers(writer, server, expect_no_secret) -> None:
+def test_an_endpoint_that_does_not_answer(writer, server, expect_no_secret) -> None:
     """Said with the option and the variable that name it; exit code 3 before a run, 1 within."""
-    nobody = S3Writer(endpoint_url="http://127.0.0.1:9", max_attempts=2, addressing_style="path")
-    answer = nobody.available(_TARGET)
+    silent = S3Writer(endpoint_url="http://127.0.0.1:9", max_attempts=2, addressing_style="path")
+    answer = silent.available(_TARGET)
     assert not answer.ok
     assert "AWS_ENDPOINT_URL_S3" in answer.reason
     with pytest.raises(TransferError) as caught:
-        nobody.write(_image(), _TARGET)
+        silent.write(_image(), _TARGET)
     expect_no_secret(caught.value)
     with pytest.raises(UnavailableError):
-        nobody.require(_TARGET)
+        silent.require(_TARGET)
 
 
-def test_uploads_of_an_endpoint_that_nobody_answers(server, iobench_inside) -> None:
+def test_uploads_of_an_endpoint_that_does_not_answer(server, iobench_inside) -> None:
     """The commands that list and abort say the same."""
     done = iobench_inside("s3", "abort-uploads", _TARGET, "--endpoint-url", "http://127.0.0.1:9")
     assert (done.returncode, done.stdout) == (3, "")

@@ -27,10 +27,8 @@ def server() -> Iterator[LocalS3]:
 
 @pytest.fixture
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """An empty directory on an ext4 that no other test uses; else any directory.
-
-    Its results go elsewhere, so that it must be empty again after every command.
-    """
+    """An empty directory on an ext4 that no other test uses; otherwise any directory. Results are
+    written elsewhere, so that it must be empty again after every command."""
     if os.geteuid() != 0:
         made = tmp_path / "target"
     else:

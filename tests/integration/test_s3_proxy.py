@@ -21,13 +21,14 @@ from iobench.writers.s3 import S3Writer
 
 
 class _Proxy(BaseHTTPRequestHandler):
-    """Passes requests on. `lies` says what becomes of completions: nothing, or a lost answer."""
+    """Forwards requests. `lies` selects what it does with completions: none is sent, or the answer
+    is lost."""
 
     protocol_version = "HTTP/1.1"
     server: _Server
 
     def log_message(self, *arguments: object) -> None:
-        """Says nothing."""
+        """Log nothing."""
 
     def _pass_on(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -82,11 +83,9 @@ def server(request: pytest.FixtureRequest) -> Iterator[LocalS3]:
 
 @pytest.mark.parametrize("lies", ["kept back", "answer lost"])
 def test_no_step_is_lost(server: LocalS3, lies: str, request: pytest.FixtureRequest) -> None:
-    """A committed step stays until its replacement is proved; no upload is left.
-
-    A completion whose answer is lost is proved by moto's HeadObject. rclone's has another ETag for
-    an object of parts, and no checksum: that save fails.
-    """
+    """A committed step stays until its replacement is proved; no upload is left. moto's HeadObject
+    proves a completion whose answer is lost. rclone's has another ETag for an object of parts, and
+    no checksum: that save fails."""
     proved = lies == "answer lost" and request.node.callspec.params["server"] == "moto"
     with server.active(), _proxy(server.endpoint_url) as proxy:
         bucket = Bucket(f"{server.target}/run-{secrets.token_hex(4)}")

@@ -129,7 +129,7 @@ def test_nothing_follows_an_earlier_failure(tmp_path: Path) -> None:
     with pytest.raises(TransferError, match="refused"):
         background.close()
     assert writer.order == ["1.pt", "2.pt"]
-    background.afterwards(lambda: writer.order.append("then"))  # it was told
+    background.afterwards(lambda: writer.order.append("then"))  # the failure was raised
     assert writer.order[-1] == "then"
 
 

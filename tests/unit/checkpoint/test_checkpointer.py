@@ -197,21 +197,21 @@ def test_one_slot_waits_for_storage(make: Make, gated) -> None:
     assert ckpt.steps() == [1, 2]
 
 
-@pytest.mark.parametrize("told", ["save", "save_async", "wait", "close"])
-def test_failures_are_told_at_the_next_call(make: Make, gated, told: str) -> None:
+@pytest.mark.parametrize("call", ["save", "save_async", "wait", "close"])
+def test_failures_are_raised_by_the_next_call(make: Make, gated, call: str) -> None:
     """What failed in the background is raised once, by whatever is called next."""
     ckpt = make(writer=gated)
     gated.error = TransferError(errno.ENOSPC, "writing: No space left on device", "f")
     gated.let(10)
     ckpt.save_async(_state(1), 1)
     ckpt._persister.wait()
-    arguments = (_state(2), 2) if told.startswith("save") else ()
+    arguments = (_state(2), 2) if call.startswith("save") else ()
     with pytest.raises(TransferError, match="No space left") as caught:
-        getattr(ckpt, told)(*arguments)
+        getattr(ckpt, call)(*arguments)
     assert caught.value.errno == errno.ENOSPC
     assert "step 1" in caught.value.__notes__[0]
     assert _statuses(ckpt) == [(1, "failed")]
-    if told != "close":
+    if call != "close":
         ckpt.save_async(_state(1), 1)  # the same step, now that there is room
         ckpt.close()
         assert ckpt.steps() == [1]
@@ -795,7 +795,7 @@ def test_lazy(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state_of", "told"),
+    ("state_of", "path"),
     [
         (lambda whole: {"w": whole}, "w (1 tensors in all)"),
         (lambda whole: {"a": whole[:24], "w": whole[16:]}, "a (2 tensors in all)"),
@@ -803,7 +803,7 @@ def test_lazy(make: Make) -> None:
     ],
     ids=["alone", "overlapping", "beside its data"],  # .data has a counter of its own
 )
-def test_lazy_changed_too_early(make: Make, monkeypatch, state_of, told: str) -> None:
+def test_lazy_changed_too_early(make: Make, monkeypatch, state_of, path: str) -> None:
     """A tensor that is changed while it is copied fails the save; nothing of it is visible."""
     ckpt = make(lazy=True)
     state = state_of(torch.ones(40))
@@ -815,7 +815,7 @@ def test_lazy_changed_too_early(make: Make, monkeypatch, state_of, told: str) ->
 
     monkeypatch.setattr(iobench.checkpoint.snapshot, "copy_into", slow)
     save = ckpt.save_async(state, 1)
-    with pytest.raises(StateError, match=re.escape(f"{told} was changed")):
+    with pytest.raises(StateError, match=re.escape(f"{path} was changed")):
         ckpt.before_optimizer_step()
     assert save.status == "failed"
     assert ckpt.steps() == []
@@ -869,7 +869,7 @@ def test_forgotten_while_it_writes(runs: Path) -> None:
     """Collected in a thread that the save waits for: it does not wait for the save in turn."""
     writer = _Forgetting()
     writer.held = [Checkpointer(runs, writer=writer)]
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         persister = writer.held[0]._persister
         save = writer.held[0].save_async(_state(1), 1)
@@ -878,7 +878,7 @@ def test_forgotten_while_it_writes(runs: Path) -> None:
             if thread.name == "iobench-persister":
                 thread.join()
     assert save.status == "committed"
-    assert ["never closed" in str(one.message) for one in told] == [True]
+    assert ["never closed" in str(one.message) for one in caught] == [True]
     with Checkpointer(runs, writer="buffered") as again:
         assert _value(again.load()) == 1
 
@@ -892,7 +892,7 @@ def test_forgotten_while_it_copies(runs: Path, monkeypatch: pytest.MonkeyPatch) 
         copy_into(*arguments)
 
     monkeypatch.setattr(iobench.checkpoint.snapshot, "copy_into", held_back)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         made = [Checkpointer(runs, writer="buffered", lazy=True)]
         save = made[0].save_async(_state(1), 1)
@@ -907,7 +907,7 @@ def test_forgotten_while_it_copies(runs: Path, monkeypatch: pytest.MonkeyPatch) 
                 if thread.name == name:
                     thread.join()
     assert save.status == "committed"
-    assert ["never closed" in str(one.message) for one in told] == [True]
+    assert ["never closed" in str(one.message) for one in caught] == [True]
     with Checkpointer(runs, writer="buffered") as again:
         assert _value(again.load()) == 1
 

@@ -261,7 +261,7 @@ def test_pickling_failure_leaves_nothing(writer, tmp_path: Path) -> None:
     assert (tmp_path / "model.pt").read_bytes() == b"the last good one"
 
 
-def test_failed_write_is_told(buffered, tmp_path: Path, monkeypatch) -> None:
+def test_failed_write_is_reported(buffered, tmp_path: Path, monkeypatch) -> None:
     """When the disk fails under torch.save, the disk's error is raised and not torch's own."""
 
     def full(*_: object) -> int:

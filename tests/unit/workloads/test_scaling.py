@@ -97,7 +97,7 @@ def test_small_files_stay_as_they_are() -> None:
     assert tails[0] == tails[1]
 
 
-def test_what_cannot_fit_is_told_the_smallest_size() -> None:
+def test_the_error_names_the_smallest_size() -> None:
     """A limit below the small files alone is a usage error that names a size that then works."""
     workload = workloads.load("llama7b")
     with pytest.raises(UsageError, match="smallest is") as caught:

@@ -1,4 +1,5 @@
-"""Any failure at any time: no hang, one completion per range, each block back once or lost."""
+"""Any failure at any time: no hang, one completion per range, and each block is returned once or
+lost."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ _DEADLOCK_S = 20
 
 @dataclass(frozen=True)
 class _Fault:
-    """What happens at one completion (`result`), wait, peek or submission (`error`)."""
+    """The fault of one completion (`result`), wait, peek or submission (`error`)."""
 
     where: str
     result: int = 0
@@ -85,7 +86,7 @@ class _Pool(BlockPool):
 
 
 class _Ring:
-    """Moves bytes of the file when an operation completes; the `nth` call fails as in `fault`."""
+    """Moves bytes of the file when an operation completes; the `nth` call fails with `fault`."""
 
     def __init__(self, fault: _Fault, nth: int, ready: int) -> None:
         self._fault, self._nth, self._ready = fault, nth, ready
@@ -98,7 +99,7 @@ class _Ring:
         return {address for _, _, address, *_ in self._queued}
 
     def lost_ranges(self) -> set[int]:
-        """Numbers of the ranges that it belongs to."""
+        """The numbers of the ranges to which that memory belongs."""
         return {offset // _RANGE for *_, offset, _ in self._queued}
 
     def write(self, fd: int, address: int, length: int, offset: int, tag: int) -> None:
@@ -172,7 +173,7 @@ class _Run:
         self.meter = Meter()
 
     def move(self, engine: DirectEngine) -> None:
-        """Raises what the transfer does."""
+        """Move all ranges; raise the failure of the transfer."""
         image, paths = FileImage.of("image", [self.memory]), (IoPath.DIRECT, IoPath.BUFFERED)
         plain = DirectFile(fd=self.fd, alignment=linux.DioAlignment(memory=_PAGE, offset=_PAGE))
         file = HybridFile(
@@ -200,7 +201,7 @@ class _Run:
             engine.drain()
 
     def close(self) -> bytes:
-        """What has arrived."""
+        """Return the bytes that have arrived."""
         try:
             return os.pread(self.fd, len(_DATA), 0) if self.writes else self.memory.tobytes()
         finally:

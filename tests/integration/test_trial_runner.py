@@ -1,4 +1,4 @@
-"""The rig of a tuning on a real directory: what it books is what its writers are given."""
+"""TrialRunner on a real directory: the bytes that it counts are those that its writers get."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIZE = 6 * MIB
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Bytes of every write that `buffered` is asked for."""
+    """The bytes of each write that `buffered` gets."""
     sizes: list[int] = []
     for name in ("write", "write_many"):
         stock = getattr(BufferedWriter, name)
@@ -41,8 +41,8 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture
-def rig(tiny_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrialRunner]:
-    """A rig for stalls, not waiting for the device between trials."""
+def runner(tiny_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrialRunner]:
+    """A runner for stalls that does not wait for the device between trials."""
     monkeypatch.setattr(directory, "settle", lambda *_: None)
     with TrialRunner.on(
         target_of(str(target), []),
@@ -57,22 +57,24 @@ def rig(tiny_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 @pytest.mark.parametrize("verify", [False, True])
-def test_every_copy_of_a_stall_is_booked(rig: TrialRunner, given: list[int], verify: bool) -> None:
-    """Five checkpoints in the background, and one more where a trial is also verified."""
+def test_every_copy_of_a_stall_is_counted(
+    runner: TrialRunner, given: list[int], verify: bool
+) -> None:
+    """Five checkpoints in the background, and one more if a trial is also verified."""
     candidate = Candidate.of("buffered", {}, "drawn")
     step = Step(phase="confirm", round=1, size_bytes=SIZE, verify=verify)
-    rig(candidate, step)  # with its warm-up
+    runner(candidate, step)  # with its warm-up
     before = sum(given)
-    measured = rig(candidate, step)
+    measured = runner(candidate, step)
     assert measured.error is None
     assert measured.written_bytes == pytest.approx(sum(given) - before, rel=0.02)
 
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_trial_leaves_no_checkpoint(
-    rig: TrialRunner, monkeypatch: pytest.MonkeyPatch, broken: bool
+    runner: TrialRunner, monkeypatch: pytest.MonkeyPatch, broken: bool
 ) -> None:
-    """Not after a stall that failed half-way either: the next trial has the same free space."""
+    """Also after a stall that fails half-way: the next trial has the same free space."""
     if broken:
         saves = iter([True, True, False])
         stock = Checkpointer.save_async
@@ -84,23 +86,23 @@ def test_a_trial_leaves_no_checkpoint(
 
         monkeypatch.setattr(Checkpointer, "save_async", failing)
     step = Step(phase="confirm", round=1, size_bytes=SIZE, verify=True)
-    measured = rig(Candidate.of("buffered", {}, "drawn"), step)
+    measured = runner(Candidate.of("buffered", {}, "drawn"), step)
     assert (measured.error is not None) is broken
-    assert rig.opened.scratch.directory is not None
-    assert os.listdir(rig.opened.scratch.directory) == ["lock"]
+    assert runner.opened.scratch.directory is not None
+    assert os.listdir(runner.opened.scratch.directory) == ["lock"]
 
 
 def test_writers_used_last_keep_their_memory(
-    rig: TrialRunner, monkeypatch: pytest.MonkeyPatch
+    runner: TrialRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new writer is warmed up, which is booked; above the limit the oldest one is dropped."""
+    """The warm-up of a new writer is counted. Above the limit the oldest writer is dropped."""
     monkeypatch.setattr(rig_module, "_KEPT_WRITERS", 2)
     a, b, c = (
         Candidate.of("buffered", values, "drawn")
         for values in ({}, {"fallocate": False}, {"block_size": MIB})
     )
     step = Step(phase="race", round=1, size_bytes=SIZE)
-    written = [rig(one, step).written_bytes for one in (a, b, a, c, a, b)]
+    written = [runner(one, step).written_bytes for one in (a, b, a, c, a, b)]
     warm = min(written)
     assert [size - warm for size in written] == [
         rig_module.warm_up_bytes(SIZE) * new for new in (1, 1, 0, 1, 0, 1)
