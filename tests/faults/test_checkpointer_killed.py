@@ -1,4 +1,4 @@
-"""kill -9 of a trainer at any moment of its background saves."""
+"""kill -9 of a trainer at random moments of its background saves."""
 
 from __future__ import annotations
 

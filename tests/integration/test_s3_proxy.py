@@ -21,8 +21,10 @@ from iobench.writers.s3 import S3Writer
 
 
 class _Proxy(BaseHTTPRequestHandler):
-    """Forwards requests. `lies` selects what it does with completions: none is sent, or the answer
-    is lost."""
+    """Forwards requests. With `lies` it answers a completion itself: 200 without a body.
+
+    The store gets the completion all the same, unless it is "kept back".
+    """
 
     protocol_version = "HTTP/1.1"
     server: _Server
