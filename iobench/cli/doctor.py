@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from iobench.cli.formats import FormatOption, ListingFormat
-from iobench.cli.given import the_directory
+from iobench.cli.given import FormatOption, ListingFormat, the_directory
 from iobench.cli.servers import HERE
 from iobench.report.render import write_json
 from iobench.text import printable

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iobench.cli.formats import FormatOption, ListingFormat
+from iobench.cli.given import FormatOption, ListingFormat
 from iobench.errors import TransferError, UnavailableError
 from iobench.report.render import write_json
 from iobench.text import printable

@@ -34,7 +34,13 @@ from iobench.workloads import Workload
 from iobench.writers.availability import Availability
 from iobench.writers.null import NullWriter
 
-RATES = Rates(save=(1.0 * GIB, 2.0 * GIB), restore=(4.0 * GIB, 2.0 * GIB))
+RATES = Rates(
+    save=(1.0 * GIB, 2.0 * GIB),
+    restore=(4.0 * GIB, 2.0 * GIB),
+    saved=(1.0, 1.0),
+    restored=(1.0, 1.0),
+    best=((2.0 * GIB, 4.0 * GIB),),
+)
 
 
 @pytest.fixture(autouse=True)

@@ -194,7 +194,8 @@ def test_every_target_needs_room_for_one_checkpoint(
 def test_the_default_size_fits_the_smallest_target(
     places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fast = Rates(save=(GIB, GIB), restore=(GIB, GIB))
+    twice = (GIB, GIB)
+    fast = Rates(save=twice, restore=twice, saved=(1, 1), restored=(1, 1), best=(twice, twice))
     monkeypatch.setattr("iobench.bench.planning.measure_rates", lambda *_: fast)
     _spaces(monkeypatch, a=1000 * GIB, b=2 * GIB)
     assert plan_of(*places, size=None, repeat=1).size_bytes < 2 * GIB
@@ -202,8 +203,9 @@ def test_the_default_size_fits_the_smallest_target(
 
 def test_fio_takes_as_long_as_each_target_needs() -> None:
     """A slow target slows down its own fio jobs only."""
-    one = Rates(save=(4.0,), restore=(2.0,)).run_s_per_byte(repeat=1, ceiling=True)
-    both = Rates(save=(4.0,), restore=(2.0,), best=((4.0, 2.0), (0.5, 0.25)))
+    rates = {"save": (4.0,), "restore": (2.0,), "saved": (1.0,), "restored": (1.0,)}
+    one = Rates(**rates, best=((4.0, 2.0),)).run_s_per_byte(repeat=1, ceiling=True)
+    both = Rates(**rates, best=((4.0, 2.0), (0.5, 0.25)))
     assert both.run_s_per_byte(repeat=1, ceiling=True) - one == pytest.approx(len(JOBS) * (2 + 4))
     assert both.run_s(0, repeat=1, ceiling=True) == pytest.approx(0.4 * (2 + 4 * len(JOBS)))
 
