@@ -32,7 +32,7 @@ class Saver(ABC):
     def save(self, state: Any, step: int) -> None:
         """Take a checkpoint. After the return the state may change as the arm's mode allows."""
 
-    def before_update(self) -> None:  # noqa: B027
+    def before_update(self) -> None:  # noqa: B027 -- optional
         """Wait until the state may change."""
 
     @abstractmethod

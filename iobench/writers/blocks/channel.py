@@ -288,7 +288,7 @@ class Channel(Generic[T]):
             self._changed.wait(_LOOK_AGAIN_S)
         except BaseException:
             # Condition.wait is Python code: Ctrl-C may come when it has just released the lock.
-            if not self._lock._is_owned():  # type: ignore[attr-defined]
+            if not self._lock._is_owned():  # type: ignore[attr-defined]  # not public
                 self._lock.acquire()
             raise
 
