@@ -125,14 +125,14 @@ class _Trials:
             target.scratch.remove(_WARM_UP)
 
     def records(self) -> Iterator[_Record]:
-        shuffler = random.Random(self.plan.seed)
+        random_ = random.Random(self.plan.seed)
         remaining = list(self.plan.variants)  # without those that failed
         measured: list[Sample] = []
         began = time.monotonic()
         repetition = 0
         while self.plan.repeat.goes_on(repetition, measured, time.monotonic() - began):
             steps: list[Callable[[int, int], Iterator[_Record]]] = [
-                _bound(self._variant, one, remaining, shuffler)
+                _bound(self._variant, one, remaining, random_)
                 for one in self.plan.variants_with_twins
                 if one in remaining
             ]
@@ -141,7 +141,7 @@ class _Trials:
                 for ceiling in self.ceilings
                 for job in ceiling.remaining
             ]
-            shuffler.shuffle(steps)
+            random_.shuffle(steps)
             for position, step in enumerate(steps):
                 for record in step(repetition, position):
                     yield record
@@ -158,7 +158,7 @@ class _Trials:
         order: int,
         variant: Variant,
         remaining: list[Variant],
-        shuffler: random.Random,
+        random_: random.Random,
     ) -> Iterator[_Record]:
         if variant not in remaining:  # its A/A duplicate failed just before
             return
@@ -176,7 +176,7 @@ class _Trials:
             target=self.targets[variant.target],
         )
         subsets = list(plan.axes.subsets)
-        shuffler.shuffle(subsets)
+        random_.shuffle(subsets)
         operations: list[tuple[Operation, float | None, Callable[[], Sample | None]]] = [
             ("save", None, trial.save),
             *(("restore", subset, partial(trial.restore, subset)) for subset in subsets),

@@ -55,8 +55,7 @@ def tune(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Tune:
-    """Run `iobench autotune` here and return its document. It does not wait for the device between
-    trials."""
+    """Runs `iobench autotune` here; its document. Not waiting for the device between trials."""
     monkeypatch.setattr(directory, "settle", lambda *_: None)
 
     def run(target: str | Path, *more: str | Path) -> dict[str, Any]:

@@ -163,7 +163,7 @@ def test_help_fits(path: tuple[str, ...]) -> None:
 
 
 def test_a_run_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan of a run and its report."""
+    """A run's plan and its report."""
     monkeypatch.setattr(directory, "settle", lambda *_: None)
     common = ("run", "tiny.yaml", "--size", "full", "--no-ceiling", "--repeat", "1")
     common += ("--numjobs", "1,2", "--restore-as", "same,subset=0.1", "--writer", "buffered,uring")
@@ -198,7 +198,7 @@ def test_what_takes_a_while_says_so_first(
 
 
 def test_the_report_of_autotune_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Labels of settings are long, and so are the causes of failures."""
+    """Labels of settings are long; so is what a setting failed for."""
     monkeypatch.setattr(directory, "settle", lambda *_: None)
     uncut = Output(terminal=False)
     write = tuning.write_table

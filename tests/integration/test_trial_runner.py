@@ -41,8 +41,8 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture
-def runner(tiny_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrialRunner]:
-    """A runner for stalls that does not wait for the device between trials."""
+def rig(tiny_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrialRunner]:
+    """A rig for stalls, not waiting for the device between trials."""
     monkeypatch.setattr(directory, "settle", lambda *_: None)
     with TrialRunner.on(
         target_of(str(target), []),
@@ -57,22 +57,20 @@ def runner(tiny_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 @pytest.mark.parametrize("verify", [False, True])
-def test_every_copy_of_a_stall_is_counted(
-    runner: TrialRunner, given: list[int], verify: bool
-) -> None:
+def test_every_copy_of_a_stall_is_counted(rig: TrialRunner, given: list[int], verify: bool) -> None:
     """Five checkpoints in the background, and one more if a trial is also verified."""
     candidate = Candidate.of("buffered", {}, "drawn")
     step = Step(phase="confirm", round=1, size_bytes=SIZE, verify=verify)
-    runner(candidate, step)  # with its warm-up
+    rig(candidate, step)  # with its warm-up
     before = sum(given)
-    measured = runner(candidate, step)
+    measured = rig(candidate, step)
     assert measured.error is None
     assert measured.written_bytes == pytest.approx(sum(given) - before, rel=0.02)
 
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_trial_leaves_no_checkpoint(
-    runner: TrialRunner, monkeypatch: pytest.MonkeyPatch, broken: bool
+    rig: TrialRunner, monkeypatch: pytest.MonkeyPatch, broken: bool
 ) -> None:
     """Also after a stall that fails half-way: the next trial has the same free space."""
     if broken:
@@ -86,14 +84,14 @@ def test_a_trial_leaves_no_checkpoint(
 
         monkeypatch.setattr(Checkpointer, "save_async", failing)
     step = Step(phase="confirm", round=1, size_bytes=SIZE, verify=True)
-    measured = runner(Candidate.of("buffered", {}, "drawn"), step)
+    measured = rig(Candidate.of("buffered", {}, "drawn"), step)
     assert (measured.error is not None) is broken
-    assert runner.opened.scratch.directory is not None
-    assert os.listdir(runner.opened.scratch.directory) == ["lock"]
+    assert rig.opened.scratch.directory is not None
+    assert os.listdir(rig.opened.scratch.directory) == ["lock"]
 
 
 def test_writers_used_last_keep_their_memory(
-    runner: TrialRunner, monkeypatch: pytest.MonkeyPatch
+    rig: TrialRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The warm-up of a new writer is counted. Above the limit the oldest writer is dropped."""
     monkeypatch.setattr(rig_module, "_KEPT_WRITERS", 2)
@@ -102,7 +100,7 @@ def test_writers_used_last_keep_their_memory(
         for values in ({}, {"fallocate": False}, {"block_size": MIB})
     )
     step = Step(phase="race", round=1, size_bytes=SIZE)
-    written = [runner(one, step).written_bytes for one in (a, b, a, c, a, b)]
+    written = [rig(one, step).written_bytes for one in (a, b, a, c, a, b)]
     warm = min(written)
     assert [size - warm for size in written] == [
         rig_module.warm_up_bytes(SIZE) * new for new in (1, 1, 0, 1, 0, 1)

@@ -241,8 +241,8 @@ def test_a_save_comes_right_before_its_restore(
     assert operations == ["save", "restore"] * (2 * len(JOBS))
 
 
-def test_every_step_is_reported(execute: Callable[..., ResultFile]) -> None:
-    """The announced number of steps is right if every writer stores."""
+def test_progress_is_told_every_step(execute: Callable[..., ResultFile]) -> None:
+    """As many steps are announced as come when every writer stores."""
     log = Log()
     result = execute(make("buffered"), log=log)
     assert len(log.steps) == log.announced

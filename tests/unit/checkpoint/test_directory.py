@@ -65,7 +65,7 @@ def test_steps_removed_by_others(ckpt: Checkpointer, runs: Path) -> None:
 def test_a_removal_that_fails(
     ckpt: Checkpointer, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One warning, and no failed save; other steps are removed, and it is tried again."""
+    """A warning, once, and no failure of the save; others are removed, and it is tried again."""
     remove = DirectoryStore.remove
 
     def refuse(store: DirectoryStore, step: int) -> None:

@@ -170,7 +170,7 @@ _PLACES = st.lists(st.integers(0, 5 * linux.PAGE), min_size=2, max_size=6, uniqu
 
 @given(_PLACES, st.data())
 def test_a_part_frees_its_whole_pages_only(places: list[int], data: st.DataObject) -> None:
-    """Dropping a part frees the pages that only it uses, and changes no other byte."""
+    """The end of a part frees the pages that are all its own and leaves every other byte."""
     size = 5 * linux.PAGE
     memory = FileMemory("file", size)
     parts = [memory.take(a, b, 1) for a, b in itertools.pairwise(places)]

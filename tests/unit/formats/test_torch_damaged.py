@@ -148,7 +148,7 @@ def test_missing(buffered, tmp_path: Path) -> None:
 
 
 def test_a_read_that_fails_is_no_damage(tmp_path, monkeypatch) -> None:
-    """zipfile takes EIO for a file that is not a zip; any failing read is a TransferError."""
+    """zipfile takes EIO for a file that is no zip; whichever read fails, it is a TransferError."""
     writer = registry.make("buffered")
     torch_file.save({"w": torch.ones(1000)}, "model", tmp_path, writer)
     read, calls = LocalSource.read, []

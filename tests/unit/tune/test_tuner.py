@@ -256,7 +256,7 @@ def test_without_optuna(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_contenders_that_are_shown_worse_get_no_more_rounds_than_they_need() -> None:
-    """buffered is five times slower: it has six rounds, and the others get the rest."""
+    """buffered is five times slower: it has six rounds, and what is left is for the others."""
     storage = SimulatedStorage(seed=4, noise=normal(0.02))
     confirmation = storage.tuner(space_of_writers()).run().confirmation
     rounds = {name: len(confirmation.losses[name]) for name in confirmation.able}
