@@ -46,6 +46,8 @@ __all__ = [
     "transfer_errors",
 ]
 
+_MOST_NAMES = 20
+
 
 class IobenchError(Exception):
     """Base of every error that iobench raises on purpose. All of them can be pickled and copied."""
@@ -128,10 +130,10 @@ class StateMismatchError(UsageError):
         super().__init__(f"{where} is of another model: {'; '.join(parts)}")
 
 
-def _some(names: Sequence[str], most: int = 20) -> str:
-    """Return `2 (a, b)`, with at most the first `most` names."""
-    shown = ", ".join(names[:most])
-    return f"{len(names)} ({shown}{', ...' if len(names) > most else ''})"
+def _some(names: Sequence[str]) -> str:
+    """Return `2 (a, b)`, with at most the first 20 names."""
+    shown = ", ".join(names[:_MOST_NAMES])
+    return f"{len(names)} ({shown}{', ...' if len(names) > _MOST_NAMES else ''})"
 
 
 class UnavailableError(IobenchError):

@@ -1,4 +1,4 @@
-"""What all tests share: a temporary directory, real file systems, and the command."""
+"""Fixtures of all tests: a temporary directory, real file systems, and the command."""
 
 from __future__ import annotations
 
@@ -64,15 +64,16 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Have no later collection look at modules and tests: with torch each takes 0.1 s otherwise."""
+    """Freeze modules and tests for the garbage collector: with torch each collection takes 0.1 s
+    otherwise."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Directory for the temporary files of all tests and of their children; like /tmp, it is open
-    to every user. It is removed at the end, with what killed children left in it."""
+    """Directory for the temporary files of all tests and of their children. Like /tmp, every user
+    can write to it. It is removed at the end, with the files of killed children."""
     tmp_path_factory.getbasetemp()  # that of tmp_path stays where pytest keeps it
     with tempfile.TemporaryDirectory(prefix="iobench-tests-") as name:
         os.chmod(name, 0o1777)
@@ -94,7 +95,7 @@ def _no_temporary_files(temporary_directory: Path) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_blocked_signals() -> Iterator[None]:
-    """Fail a test after which this process would not get its signals as before."""
+    """Fail a test that changes the signals of this process."""
     before = _signals()
     yield
     after = _signals()
@@ -104,7 +105,7 @@ def _no_blocked_signals() -> Iterator[None]:
 
 
 def _signals() -> tuple[dict[signal.Signals, object], set[signal.Signals]]:
-    """The handlers of the signals that end a process, and the signals that are blocked."""
+    """The handlers of the signals that end a process, and the blocked signals."""
     handlers = {
         number: signal.getsignal(number)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -128,10 +129,8 @@ class _Filesystems:
         self._images: Path | None = None
 
     def make(self, kind: str, size_bytes: int = 512 * MIB) -> Path:
-        """A new file system of `kind`, mounted; its directory.
-
-        tmpfs, ext4, xfs and btrfs; overlay and fuse (bindfs) lie over an ext4 of their own.
-        """
+        """Return the directory of a new, mounted file system of `kind`: tmpfs, ext4, xfs, btrfs,
+        overlay or fuse (bindfs). The last two are on an ext4 of their own."""
         if os.geteuid() != 0:
             pytest.skip("mounting needs root")
         needed = _NEEDS.get(kind)
@@ -191,10 +190,8 @@ class _Filesystems:
 
 @pytest.fixture
 def as_nobody() -> Callable[[Callable[[], None]], None]:
-    """Runs a function in a forked child that has given its rights up; its failure is the test's.
-
-    What the function imports must be loaded before: code may be where only root can read.
-    """
+    """Run a function in a forked child without privileges; its failure is that of the test. The
+    modules that it imports must be loaded before: some code can only be read by root."""
     if os.geteuid() != 0:
         pytest.skip("becoming another user needs root")
 
@@ -220,7 +217,7 @@ def as_nobody() -> Callable[[Callable[[], None]], None]:
 
 @pytest.fixture
 def sticky() -> Iterator[Path]:
-    """A directory like /tmp: everybody may make files there and remove their own."""
+    """A directory like /tmp: every user may create files there and remove their own."""
     with tempfile.TemporaryDirectory(prefix="iobench-sticky-") as name:
         os.chmod(name, 0o1777)
         yield Path(name)
@@ -248,11 +245,9 @@ def new_filesystem(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeFil
 
 @pytest.fixture
 def impatience() -> Callable[[threading.Event], AbstractContextManager[None]]:
-    """`with impatience(event):` Ctrl-C meets the first two waits for a thread, then it is set.
-
-    The signals are real, each sent when this thread is inside a join, or a wait of a Channel. What
-    the block raises is KeyboardInterrupt.
-    """
+    """`with impatience(event):` Ctrl-C hits the first two waits for a thread; then the event is
+    set. The signals are real. Each is sent while this thread is inside a join, or a wait of a
+    Channel. The block raises KeyboardInterrupt."""
     return _impatient
 
 
@@ -311,7 +306,7 @@ def here(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def iobench(here: Path) -> Command:
-    """Runs `iobench` with the given arguments, by default in an empty directory."""
+    """Run `iobench` with the given arguments, by default in an empty directory."""
 
     def run(
         *arguments: str | Path, cwd: Path = here, **environment: str
@@ -331,11 +326,9 @@ def iobench(here: Path) -> Command:
 
 @pytest.fixture
 def iobench_inside(here: Path) -> Command:
-    """The same command in this process, where torch is imported already and has one thread.
-
-    A process of its own takes 1 to 3 s, most of it for imports. It is needed where a test is about
-    signals, a terminal, or what is imported. Nothing waits for an idle device between samples here.
-    """
+    """The same command in this process, where torch is imported already and has one thread. A
+    process of its own takes 1 to 3 s, mostly for imports. It is needed for tests of signals,
+    terminals and imports. Here no wait for an idle device is made between samples."""
     import torch
 
     from iobench.bench.targets import directory

@@ -21,7 +21,7 @@ __all__ = ["CeilingJobs"]
 class CeilingJobs:
     """The fio jobs of one run in one target, with files of the size of its checkpoint.
 
-    `able` are the jobs that have not failed. A failure is recorded, and the job is removed.
+    `remaining` are the jobs that have not failed. A failure is recorded, and the job is removed.
     """
 
     run_id: str
@@ -29,7 +29,7 @@ class CeilingJobs:
     directory: Path
     size_bytes: int
     fallocate: bool
-    able: list[fio.FioJob] = field(default_factory=lambda: list(fio.JOBS))
+    remaining: list[fio.FioJob] = field(default_factory=lambda: list(fio.JOBS))
 
     @classmethod
     def of(cls, run: Run, plan: Plan, scratch: Scratch, target: str | None) -> CeilingJobs:
@@ -62,7 +62,7 @@ class CeilingJobs:
                 sample = self._sample(repetition, order, job, operation)
                 yield sample
                 if sample.error:
-                    self.able.remove(job)
+                    self.remaining.remove(job)
                     return
         finally:
             fio.cleanup(self.directory)

@@ -64,7 +64,7 @@ class Plan:
         return tuple(self.axes.variants(self.contenders))
 
     @property
-    def taking_part(self) -> tuple[Variant, ...]:
+    def variants_with_twins(self) -> tuple[Variant, ...]:
         """The variants of each repetition; with A/A the first one of each target is there twice."""
         return (*self.variants, *(first_of_each_target(self.variants) if self.aa else ()))
 
@@ -115,7 +115,7 @@ class Plan:
     def written_bytes(self) -> int:
         """Bytes that the whole run writes, at least."""
         jobs = len(JOBS) * len(self.ceiling_targets)
-        storing = sum(one.numjobs for one in self.taking_part if one.contender.stores)
+        storing = sum(one.numjobs for one in self.variants_with_twins if one.contender.stores)
         return self.repeat.times * self.size_bytes * (storing + jobs)
 
     @property

@@ -67,9 +67,9 @@ def make_plan(
     by_location = dict(zip(axes.targets, targets, strict=True))
     often = Repeat(times=repeat) if isinstance(repeat, int) else repeat
     variants = list(axes.variants(chosen))
-    taking_part = [*variants, *(first_of_each_target(variants) if aa else ())]
+    with_twins = [*variants, *(first_of_each_target(variants) if aa else ())]
     scaled = _scaled(
-        full, rank, full_bytes, size, taking_part, axes, by_location, often.times, ceiling
+        full, rank, full_bytes, size, with_twins, axes, by_location, often.times, ceiling
     )
     plan = Plan(
         workload=scaled,
@@ -183,7 +183,7 @@ def _axis_lines(plan: Plan) -> Iterator[str]:
 
 def expected_line(plan: Plan) -> str:
     """Return a line with the expected duration, from short probes of the plan's writers."""
-    rates = measure_rates(plan.taking_part, plan.axes.subsets, plan.by_location)
+    rates = measure_rates(plan.variants_with_twins, plan.axes.subsets, plan.by_location)
     ceiling = bool(plan.ceiling_targets)
     run_s = rates.run_s(plan.size_bytes, repeat=plan.repeat.times, ceiling=ceiling)
     return f"expected  about {format_seconds(run_s)}, probed at {format_rate(max(rates.save))}"

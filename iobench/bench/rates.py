@@ -27,20 +27,19 @@ class Rates:
     """Rates of short probes, in bytes per second: one for each save and restore of a repetition.
 
     `saved` and `restored` are the bytes that each of them moves, in units of the bytes of one
-    process. Empty means 1 for each. `best` has the highest save and restore rate in each target
-    that fio may measure. Empty means those of all.
+    process. `best` has the highest save and restore rate in each target that fio may measure.
     """
 
     save: tuple[float, ...]
     restore: tuple[float, ...]
-    saved: tuple[float, ...] = ()
-    restored: tuple[float, ...] = ()
-    best: tuple[tuple[float, float], ...] = ()
+    saved: tuple[float, ...]
+    restored: tuple[float, ...]
+    best: tuple[tuple[float, float], ...]
 
     def run_s(self, size_bytes: int, *, repeat: int, ceiling: bool) -> float:
         """Return the seconds of a run with checkpoints of `size_bytes`, with its rests."""
         steps = len(self.save) + len(self.restore)
-        steps += 2 * len(JOBS) * max(len(self.best), 1) if ceiling else 0
+        steps += 2 * len(JOBS) * len(self.best) if ceiling else 0
         moving = size_bytes * self.run_s_per_byte(repeat=repeat, ceiling=ceiling)
         return moving + repeat * steps * _REST_S
 
@@ -54,13 +53,10 @@ class Rates:
 
     def run_s_per_byte(self, *, repeat: int, ceiling: bool) -> float:
         """Return the seconds of a run per byte of one process's checkpoint."""
-        saved = self.saved or (1.0,) * len(self.save)
-        restored = self.restored or (1.0,) * len(self.restore)
-        per_repetition = _seconds(saved, self.save) + _seconds(restored, self.restore)
-        per_repetition += _OWN_S_PER_BYTE * sum(saved)
+        per_repetition = _seconds(self.saved, self.save) + _seconds(self.restored, self.restore)
+        per_repetition += _OWN_S_PER_BYTE * sum(self.saved)
         if ceiling:
-            best = self.best or ((max(self.save), max(self.restore)),)
-            per_repetition += len(JOBS) * sum(1 / save + 1 / restore for save, restore in best)
+            per_repetition += len(JOBS) * sum(1 / save + 1 / restore for save, restore in self.best)
         return per_repetition * repeat
 
 

@@ -66,7 +66,7 @@ class Runner:
         """
         plan = self.plan
         plan.check()
-        steps = len(plan.taking_part) * (1 + len(plan.axes.subsets))
+        steps = len(plan.variants_with_twins) * (1 + len(plan.axes.subsets))
         steps += 2 * len(fio.JOBS) * len(plan.ceiling_targets)
         self.progress.begin(1 + steps * plan.repeat.times)
         with ExitStack() as undo:
@@ -131,23 +131,23 @@ class _Trials:
             target.scratch.remove(_WARM_UP)
 
     def records(self) -> Iterator[_Record]:
-        order = random.Random(self.plan.seed)
-        able = list(self.plan.variants)
+        random_ = random.Random(self.plan.seed)
+        remaining = list(self.plan.variants)  # without those that failed
         measured: list[Sample] = []
         began = time.monotonic()
         repetition = 0
         while self.plan.repeat.goes_on(repetition, measured, time.monotonic() - began):
             steps: list[Callable[[int, int], Iterator[_Record]]] = [
-                _bound(self._variant, one, able, order)
-                for one in self.plan.taking_part
-                if one in able
+                _bound(self._variant, one, remaining, random_)
+                for one in self.plan.variants_with_twins
+                if one in remaining
             ]
             steps += [
                 _bound(ceiling.records, job, self._settled)
                 for ceiling in self.ceilings
-                for job in ceiling.able
+                for job in ceiling.remaining
             ]
-            order.shuffle(steps)
+            random_.shuffle(steps)
             for position, step in enumerate(steps):
                 for record in step(repetition, position):
                     yield record
@@ -163,10 +163,10 @@ class _Trials:
         repetition: int,
         order: int,
         variant: Variant,
-        able: list[Variant],
+        remaining: list[Variant],
         random_: random.Random,
     ) -> Iterator[_Record]:
-        if variant not in able:  # its A/A duplicate failed just before
+        if variant not in remaining:  # its A/A duplicate failed just before
             return
         plan = self.plan
         shape = plan.axes.shapes.index(variant.shape)
@@ -195,8 +195,8 @@ class _Trials:
                     sample = run(settled)
                 except Exception as error:  # peers may raise errors of any type
                     yield trial.failure(operation, error, subset)
-                    able.remove(variant)
-                    if not able:
+                    remaining.remove(variant)
+                    if not remaining:
                         raise
                     return
                 if sample is not None:

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from iobench.cli.formats import FormatOption, ListingFormat
 from iobench.cli.given import (
+    LARGEST_SEED,
+    FormatOption,
+    ListingFormat,
     QuietOption,
     WorkloadArgument,
     WorkloadOption,
@@ -23,7 +25,6 @@ from iobench.cli.given import (
     given,
     the_workload,
 )
-from iobench.cli.seeds import LARGEST_SEED
 from iobench.cli.servers import HERE, preparing, print_plan, quiet_stdout, server
 from iobench.errors import UsageError
 from iobench.units import format_seconds, format_size, parse_seconds, parse_size

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from iobench.errors import IobenchError, RegressionError, UsageError
-from iobench.report.compare_as import CompareFormat, write
+from iobench.report.render import DocumentFormat
 
 if TYPE_CHECKING:
     from iobench.results import ResultFile
@@ -49,12 +49,13 @@ def compare(
         bool, typer.Option("--strict", help="Exit with 5 for one run a side too.")
     ] = False,
     format_: Annotated[
-        CompareFormat,
+        DocumentFormat,
         typer.Option("--format", help="How to print it; md is ready for a pull request."),
-    ] = CompareFormat.TABLE,
+    ] = DocumentFormat.TABLE,
 ) -> None:
     """Compare runs with earlier ones; exit code 5 on a regression."""
     from iobench.report import compare as report
+    from iobench.report.compare_as import write
     from iobench.units import parse_percent
 
     allowed = parse_percent(threshold)

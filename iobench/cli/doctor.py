@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from iobench.cli.formats import FormatOption, ListingFormat
-from iobench.cli.given import the_directory
+from iobench.cli.given import FormatOption, ListingFormat, the_directory
 from iobench.cli.servers import HERE
+from iobench.report.render import write_json
 from iobench.text import printable
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def doctor(
             "probes": [asdict(probe) for probe in probes],
             "advice": [asdict(item) for item in advice],
         }
-        typer.echo(json.dumps(document, indent=2))
+        write_json(document, sys.stdout)
     else:
         _print_table(machine, storage, probes, advice)
     if strict and any(item.level in ("warn", "fail") for item in advice):

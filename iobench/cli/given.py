@@ -1,7 +1,8 @@
-"""The given options of a command line, its workload, and checks of its result file."""
+"""Options that several verbs share, and checks of the given ones."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,10 +11,15 @@ import typer
 from typer.core import TyperCommand
 
 from iobench.errors import ResultFileError, UsageError
+from iobench.report.render import DocumentFormat
 
 __all__ = [
     "DEFAULT_WORKLOAD",
+    "LARGEST_SEED",
+    "DocumentFormatOption",
+    "FormatOption",
     "GroupedCommand",
+    "ListingFormat",
     "QuietOption",
     "WorkloadArgument",
     "WorkloadOption",
@@ -26,7 +32,19 @@ __all__ = [
 ]
 
 DEFAULT_WORKLOAD = "llama7b"
+LARGEST_SEED = 2**32 - 1
+"""Largest seed that all generators accept (optuna sets the limit), and all record readers."""
 
+
+class ListingFormat(enum.StrEnum):
+    """Formats of the verbs that list something."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+FormatOption = Annotated[ListingFormat, typer.Option("--format", help="How to print it.")]
+DocumentFormatOption = Annotated[DocumentFormat, typer.Option("--format", help="How to print it.")]
 WorkloadArgument = Annotated[
     str | None,
     typer.Argument(

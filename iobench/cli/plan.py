@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iobench.cli.formats import DocumentFormatOption
-from iobench.cli.given import check_effect, the_workload
-from iobench.cli.seeds import LARGEST_SEED
+from iobench.cli.given import LARGEST_SEED, DocumentFormatOption, check_effect, the_workload
 from iobench.cli.servers import preparing
 from iobench.errors import OptionError, UnknownNameError, UsageError
 from iobench.report.render import DocumentFormat

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iobench.cli.formats import DocumentFormatOption
-from iobench.cli.given import check_effect, check_output, the_directory
+from iobench.cli.given import DocumentFormatOption, check_effect, check_output, the_directory
 from iobench.cli.servers import HERE, preparing, print_plan
 from iobench.report.render import DocumentFormat
 

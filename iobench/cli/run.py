@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iobench.cli.given import (
+    LARGEST_SEED,
     QuietOption,
     WorkloadArgument,
     WorkloadOption,
@@ -19,7 +20,6 @@ from iobench.cli.given import (
     check_output,
     the_workload,
 )
-from iobench.cli.seeds import LARGEST_SEED
 from iobench.cli.servers import HERE, preparing, print_plan, quiet_stdout, server
 from iobench.errors import ContenderError, DataMismatchError, ResultFileError
 from iobench.report.render import ReportFormat

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iobench.cli.formats import FormatOption, ListingFormat
+from iobench.cli.given import FormatOption, ListingFormat
 from iobench.errors import TransferError, UnavailableError
+from iobench.report.render import write_json
 from iobench.text import printable
 from iobench.units import parse_seconds
 
@@ -58,8 +58,7 @@ def list_uploads(
             }
             for upload in found
         ]
-        json.dump({"schema": "iobench.uploads/1", "uploads": listed}, sys.stdout, indent=1)
-        print()
+        write_json({"schema": "iobench.uploads/1", "uploads": listed}, sys.stdout)
         return
     from iobench.report.grid import console_for, print_wrapped
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iobench.cli.given import (
+    LARGEST_SEED,
     QuietOption,
     WorkloadArgument,
     WorkloadOption,
@@ -17,7 +18,6 @@ from iobench.cli.given import (
     the_directory,
     the_workload,
 )
-from iobench.cli.seeds import LARGEST_SEED
 from iobench.cli.servers import HERE, preparing, print_plan
 from iobench.errors import DataMismatchError
 from iobench.report.render import DocumentFormat

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from iobench.cli.formats import FormatOption, ListingFormat
+from iobench.cli.given import FormatOption, ListingFormat
 from iobench.cli.servers import preparing
+from iobench.report.render import write_json
 from iobench.units import format_size
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def list_(format_: FormatOption = ListingFormat.TABLE) -> None:
     with preparing("computing the sizes"):
         found = [_facts(workloads.load(name)) for name in workloads.names()]
     if format_ is ListingFormat.JSON:
-        _print_json({"schema": "iobench.workloads/1", "workloads": found})
+        write_json({"schema": "iobench.workloads/1", "workloads": found}, sys.stdout)
         return
     columns = (
         *(("workload", False), ("parameters", True), ("ranks", True), ("rank 0", True)),
@@ -65,7 +65,7 @@ def show(
     facts = _facts(loaded, rank)
     if format_ is ListingFormat.JSON:
         listed = [_file(spec, tensors=tensors) for spec in specs] if files or tensors else None
-        _print_json({"schema": "iobench.workload/1", **facts, "files": listed})
+        write_json({"schema": "iobench.workload/1", **facts, "files": listed}, sys.stdout)
         return
     _print_facts(facts, len(specs))
     if files or tensors:
@@ -167,8 +167,3 @@ def _print_table(
     from iobench.report.grid import Grid, console_for, print_grid
 
     print_grid(console_for(sys.stdout), Grid(columns=columns, rows=rows, drop=drop))
-
-
-def _print_json(document: dict[str, Any]) -> None:
-    json.dump(document, sys.stdout, indent=1)
-    print()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from iobench.cli.formats import FormatOption, ListingFormat
-from iobench.cli.given import check_target
+from iobench.cli.given import FormatOption, ListingFormat, check_target
+from iobench.report.render import write_json
 
 if TYPE_CHECKING:
     from iobench.peers.base import Peer
@@ -42,12 +41,13 @@ def writers(
     check_target(target)
     if not is_s3(target) and not Path(target).is_dir():
         raise TargetError(f"--target {target}: no such directory; make it first")
-    listed = [_writer(name, target) for name in registry.names()]
-    compared = [_peer(name, target) for name in peers.names()]
+    listed = [_listed(name, registry.writer_class, name, target) for name in registry.names()]
+    compared = [
+        _listed(f"{peers.PREFIX}{name}", peers.peer_class, name, target) for name in peers.names()
+    ]
     if format_ is ListingFormat.JSON:
         document = {"schema": "iobench.writers/1", "writers": listed, "peers": compared}
-        json.dump(document, sys.stdout, indent=1)
-        print()
+        write_json(document, sys.stdout)
         return
     width = max(len(entry["name"]) for entry in (*listed, *compared))
     _print(listed, width)
@@ -55,27 +55,15 @@ def writers(
     _print(compared, width)
 
 
-def _writer(name: str, target: str) -> dict[str, Any]:
-    from iobench.errors import IobenchError
-    from iobench.writers import registry
-    from iobench.writers.availability import Availability
-
-    try:
-        cls = registry.writer_class(name)
-        answer = _available(cls(), target)
-    except IobenchError as error:
-        return _entry(name, "", Availability(ok=False, reason=str(error)), ())
-    return _entry(name, cls.summary, answer, cls.Options.describe())
-
-
-def _peer(name: str, target: str) -> dict[str, Any]:
-    from iobench import peers
+def _listed(
+    shown: str, load: Callable[[str], type[Writer | Peer]], name: str, target: str
+) -> dict[str, Any]:
+    """Return the entry of the writer or peer that `load(name)` returns."""
     from iobench.errors import IobenchError
     from iobench.writers.availability import Availability
 
-    shown = f"{peers.PREFIX}{name}"
     try:
-        cls = peers.peer_class(name)
+        cls = load(name)
         answer = _available(cls(), target)
     except IobenchError as error:
         return _entry(shown, "", Availability(ok=False, reason=str(error)), ())

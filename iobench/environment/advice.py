@@ -82,6 +82,18 @@ class Advice:
     remedy: str = ""
 
 
+def _note(subject: str, message: str) -> Advice:
+    return Advice(level="note", subject=subject, message=message)
+
+
+def _warn(subject: str, message: str, remedy: str) -> Advice:
+    return Advice(level="warn", subject=subject, message=message, remedy=remedy)
+
+
+def _fail(subject: str, message: str, remedy: str) -> Advice:
+    return Advice(level="fail", subject=subject, message=message, remedy=remedy)
+
+
 def advise(machine: dict[str, Any], storage: dict[str, Any], probes: list[Probe]) -> list[Advice]:
     """Return the advice on a machine, a storage and its probes, in the order of a report."""
     rules: tuple[Callable[[], Iterator[Advice]], ...] = (
@@ -98,85 +110,58 @@ def advise(machine: dict[str, Any], storage: dict[str, Any], probes: list[Probe]
 def _machine(machine: dict[str, Any]) -> Iterator[Advice]:
     governor = machine["cpu"]["governor"]
     if governor not in (None, "performance"):
-        yield Advice(
-            level="warn",
-            subject="cpu.governor",
-            message=f"CPU governor is {governor}: times vary with the clock",
-            remedy="As root: cpupower frequency-set -g performance",
+        yield _warn(
+            "cpu.governor",
+            f"CPU governor is {governor}: times vary with the clock",
+            "As root: cpupower frequency-set -g performance",
         )
     available, limit = machine["memory"]["available_bytes"], machine["cgroup"]["memory_limit_bytes"]
     usable = min((n for n in (available, limit) if n is not None), default=None)
     if usable is not None and usable < LOW_MEMORY_BYTES:
-        yield Advice(
-            level="warn",
-            subject="memory",
-            message=f"only {format_size(usable)} of memory is available",
-            remedy=f"Free some: a run needs {format_size(LOW_MEMORY_BYTES)}, or a smaller pool.",
+        yield _warn(
+            "memory",
+            f"only {format_size(usable)} of memory is available",
+            f"Free some: a run needs {format_size(LOW_MEMORY_BYTES)}, or a smaller pool.",
         )
     if machine["versions"]["fio"] is None:
-        yield Advice(
-            level="warn",
-            subject="fio",
-            message="fio is missing: the ceiling cannot be measured",
-            remedy="apt-get install fio",
-        )
+        yield _warn("fio", "fio is missing: the ceiling cannot be measured", "apt-get install fio")
     if machine["versions"].get("torch") is None:
-        yield Advice(
-            level="fail",
-            subject="torch",
-            message="torch is not installed",
-            remedy="pip install torch",
-        )
+        yield _fail("torch", "torch is not installed", "pip install torch")
     ring = machine["io_uring"]
     if not ring["works"]:
-        yield Advice(
-            level="warn",
-            subject="io_uring",
-            message=f"io_uring: {ring['reason']}",
-            remedy=ring["remedy"],
-        )
+        yield _warn("io_uring", f"io_uring: {ring['reason']}", ring["remedy"])
     gds = machine["gds"]
     if gds["remedy"]:
-        yield Advice(
-            level="warn",
-            subject="gds",
-            message=f"GPUDirect Storage: {gds['state']}",
-            remedy=gds["remedy"],
-        )
+        yield _warn("gds", f"GPUDirect Storage: {gds['state']}", gds["remedy"])
 
 
 def _space(storage: dict[str, Any]) -> Iterator[Advice]:
     ratio, free = storage["used_ratio"], storage["free_bytes"]
     if free < LOW_FREE_BYTES:
-        yield Advice(
-            level="warn",
-            subject="storage.free",
-            message=f"only {format_size(free)} free: too little for a meaningful run",
-            remedy="Free some space, or choose another --target.",
+        yield _warn(
+            "storage.free",
+            f"only {format_size(free)} free: too little for a meaningful run",
+            "Free some space, or choose another --target.",
         )
     elif ratio is not None and ratio > FULL_RATIO:
-        yield Advice(
-            level="warn",
-            subject="storage.free",
-            message=f"{ratio:.0%} full: allocation is scattered and SSDs slow down",
-            remedy="Free some space, or choose another --target.",
+        yield _warn(
+            "storage.free",
+            f"{ratio:.0%} full: allocation is scattered and SSDs slow down",
+            "Free some space, or choose another --target.",
         )
     inodes, total = storage["inodes_free"], storage["inodes_total"]
     if inodes is not None and total and inodes < total * (1 - FULL_RATIO):
-        yield Advice(
-            level="warn",
-            subject="storage.inodes",
-            message=f"only {inodes} inodes free of {total}",
-            remedy="Remove small files.",
+        yield _warn(
+            "storage.inodes", f"only {inodes} inodes free of {total}", "Remove small files."
         )
 
 
 def _kind(storage: dict[str, Any]) -> Iterator[Advice]:
     kind = storage["kind"]
     for trap in _TRAPS[kind]:
-        yield Advice(level="note", subject="storage.trap", message=trap)
+        yield _note("storage.trap", trap)
     if storage["fs_type"] in _FS_TRAPS:
-        yield Advice(level="note", subject="storage.trap", message=_FS_TRAPS[storage["fs_type"]])
+        yield _note("storage.trap", _FS_TRAPS[storage["fs_type"]])
     if kind in _KINDS:
         level, message, remedy = _KINDS[kind]
         yield Advice(level=level, subject="storage.kind", message=message, remedy=remedy)
@@ -185,53 +170,42 @@ def _kind(storage: dict[str, Any]) -> Iterator[Advice]:
 def _options(storage: dict[str, Any]) -> Iterator[Advice]:
     options = storage["mount_options"]
     if "ro" in options:
-        yield Advice(
-            level="fail",
-            subject="storage.options",
-            message="mounted read-only",
-            remedy=f"As root: mount -o remount,rw {storage['mount_point']}",
+        yield _fail(
+            "storage.options",
+            "mounted read-only",
+            f"As root: mount -o remount,rw {storage['mount_point']}",
         )
     for option in options:
         meaning = _OPTIONS.get(option)
         if option.startswith("compress"):
             meaning = "Data is compressed: the size on the device is not the size of the file."
         if meaning:
-            yield Advice(
-                level="warn",
-                subject="storage.options",
-                message=f"mount option {option}",
-                remedy=meaning,
-            )
+            yield _warn("storage.options", f"mount option {option}", meaning)
 
 
 def _device(storage: dict[str, Any]) -> Iterator[Advice]:
     for leaf in leaf_devices(storage["device"]):
         if leaf["rotational"] and leaf["type"] not in ("loop", "virtio"):
-            yield Advice(
-                level="note",
-                subject="storage.device",
-                message=f"{leaf['disk']} reports a rotating disk: many streams cost seeks",
+            yield _note(
+                "storage.device", f"{leaf['disk']} reports a rotating disk: many streams cost seeks"
             )
         if leaf["type"] == "loop" and leaf["loop_direct_io"] is False:
-            yield Advice(
-                level="warn",
-                subject="storage.device",
-                message=f"{leaf['disk']} is a loop device without direct I/O: its file is cached",
-                remedy=f"As root: losetup --direct-io=on /dev/{leaf['disk']}",
+            yield _warn(
+                "storage.device",
+                f"{leaf['disk']} is a loop device without direct I/O: its file is cached",
+                f"As root: losetup --direct-io=on /dev/{leaf['disk']}",
             )
         if leaf["type"] in ("zram", "ram"):
-            yield Advice(
-                level="fail",
-                subject="storage.device",
-                message=f"{leaf['disk']} is memory: nothing is durable",
-                remedy="Choose another --target.",
+            yield _fail(
+                "storage.device",
+                f"{leaf['disk']} is memory: nothing is durable",
+                "Choose another --target.",
             )
         if leaf["iostats"] is False:
-            yield Advice(
-                level="warn",
-                subject="storage.device",
-                message=f"{leaf['disk']} keeps no counters: bytes written cannot be checked",
-                remedy=f"As root: echo 1 > /sys/block/{leaf['disk']}/queue/iostats",
+            yield _warn(
+                "storage.device",
+                f"{leaf['disk']} keeps no counters: bytes written cannot be checked",
+                f"As root: echo 1 > /sys/block/{leaf['disk']}/queue/iostats",
             )
 
 

@@ -11,7 +11,7 @@ from iobench.environment.kernelfs import read_int, read_text, selected
 _DEEPEST = 8  # dm on md on partitions on disks is four; only a cycle in fake data is deeper
 
 
-def device_directory(device: str, sysfs: Path = Path("/sys")) -> Path | None:
+def device_directory(device: str, sysfs: Path) -> Path | None:
     """Return the sysfs directory of the block device `MAJ:MIN`; None if it does not exist."""
     link = sysfs / "dev/block" / device
     return link.resolve() if link.exists() else None

@@ -45,28 +45,28 @@ def count_ranges(text: str | None) -> int | None:
     return total
 
 
-def describe_cpu(proc: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> dict[str, Any]:
+def describe_cpu() -> dict[str, Any]:
     """Describe model, cores (all, usable by this process, physical), NUMA nodes and governor."""
-    facts = parse_cpuinfo(read_text(proc / "cpuinfo") or "")
-    cpus = sysfs / "devices/system/cpu"
+    facts = parse_cpuinfo(read_text("/proc/cpuinfo") or "")
+    frequency = Path("/sys/devices/system/cpu/cpu0/cpufreq")
     return {
         "model": facts["model"] or platform.machine(),
         "architecture": platform.machine(),
         "logical_cpus": os.cpu_count(),
         "usable_cpus": len(os.sched_getaffinity(0)),
         "physical_cores": facts["physical_cores"],
-        "numa_nodes": count_ranges(read_text(sysfs / "devices/system/node/online")),
-        "governor": read_text(cpus / "cpu0/cpufreq/scaling_governor"),
-        "driver": read_text(cpus / "cpu0/cpufreq/scaling_driver"),
+        "numa_nodes": count_ranges(read_text("/sys/devices/system/node/online")),
+        "governor": read_text(frequency / "scaling_governor"),
+        "driver": read_text(frequency / "scaling_driver"),
         "virtual": facts["virtual"],
     }
 
 
-def describe_virtualisation(virtual: bool, sysfs: Path = Path("/sys")) -> dict[str, Any]:
+def describe_virtualisation(virtual: bool) -> dict[str, Any]:
     """Describe hypervisor and container if they can be detected; both None on bare metal."""
-    vendor = read_text(sysfs / "class/dmi/id/sys_vendor")
-    product = read_text(sysfs / "class/dmi/id/product_name")
-    hypervisor = read_text(sysfs / "hypervisor/type")
+    vendor = read_text("/sys/class/dmi/id/sys_vendor")
+    product = read_text("/sys/class/dmi/id/product_name")
+    hypervisor = read_text("/sys/hypervisor/type")
     if hypervisor is None and virtual:
         hypervisor = " ".join(word for word in (vendor, product) if word) or "unnamed"
     marks = {"docker": "/.dockerenv", "podman": "/run/.containerenv"}

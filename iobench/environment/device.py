@@ -76,7 +76,7 @@ class DeviceMonitor:
         return total
 
 
-def device_directories(mount: Mount, sysfs: Path = Path("/sys")) -> list[Path]:
+def device_directories(mount: Mount, sysfs: Path) -> list[Path]:
     """Return the sysfs directories of the devices of a mount: one, or all of a btrfs."""
     number = find_device(mount.device, mount.source, sysfs)
     directory = device_directory(number, sysfs) if number else None

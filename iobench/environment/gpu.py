@@ -14,6 +14,7 @@ from typing import Any
 from iobench.environment.kernelfs import read_text
 from iobench.units import MIB
 
+_DRIVER, _NVIDIA_FS = Path("/proc/driver/nvidia"), Path("/proc/driver/nvidia-fs")
 _QUERY = "name,memory.total,driver_version,pci.bus_id"
 
 
@@ -53,7 +54,7 @@ def parse_driver_version(text: str) -> str | None:
     return found[1] if found else None
 
 
-def describe_gpus(proc: Path = Path("/proc")) -> list[dict[str, Any]]:
+def describe_gpus() -> list[dict[str, Any]]:
     """Return name, memory in bytes, driver and PCI address of every NVIDIA GPU.
 
     Runs nvidia-smi; if that is missing or fails, reads the driver's files. Never raises.
@@ -70,10 +71,10 @@ def describe_gpus(proc: Path = Path("/proc")) -> list[dict[str, Any]]:
             pass
         else:
             return parse_nvidia_smi(answer.stdout)
-    driver = parse_driver_version(read_text(proc / "driver/nvidia/version") or "")
+    driver = parse_driver_version(read_text(_DRIVER / "version") or "")
     return [
         parse_gpu_information(read_text(path) or "") | {"driver": driver}
-        for path in sorted((proc / "driver/nvidia/gpus").glob("*/information"))
+        for path in sorted((_DRIVER / "gpus").glob("*/information"))
     ]
 
 
@@ -95,13 +96,13 @@ def find_cufile() -> str | None:
     return known[0].decode(errors="replace") if known else None
 
 
-def describe_gds(gpus: list[dict[str, Any]], proc: Path = Path("/proc")) -> dict[str, Any]:
+def describe_gds(gpus: list[dict[str, Any]]) -> dict[str, Any]:
     """Describe driver, nvidia-fs module and cuFile library; `state` and `remedy` are sentences.
 
     `ready` means that all parts are present; no transfer was tried.
     """
-    driver = read_text(proc / "driver/nvidia/version") is not None
-    module = (proc / "driver/nvidia-fs").exists()
+    driver = read_text(_DRIVER / "version") is not None
+    module = _NVIDIA_FS.exists()
     library = find_cufile()
     bindings = find_spec("cuda") is not None and find_spec("cuda.bindings") is not None
     state, remedy = gds_state(
@@ -110,7 +111,7 @@ def describe_gds(gpus: list[dict[str, Any]], proc: Path = Path("/proc")) -> dict
     return {
         "nvidia_driver": driver,
         "nvidia_fs": module,
-        "nvidia_fs_version": read_text(proc / "driver/nvidia-fs/version"),
+        "nvidia_fs_version": read_text(_NVIDIA_FS / "version"),
         "cufile": library,
         "cuda_bindings": bindings,
         "ready": bool(gpus) and module and library is not None,

@@ -35,9 +35,9 @@ def parse_meminfo(text: str) -> dict[str, int]:
     return facts
 
 
-def describe_memory(proc: Path = Path("/proc")) -> dict[str, Any]:
+def describe_memory() -> dict[str, Any]:
     """Describe total and available memory, swap, dirty pages and the limits of this process."""
-    facts = parse_meminfo(read_text(proc / "meminfo") or "")
+    facts = parse_meminfo(read_text("/proc/meminfo") or "")
     return {
         "total_bytes": facts.get("MemTotal"),
         "available_bytes": facts.get("MemAvailable"),
@@ -62,12 +62,12 @@ def available_bytes(proc: Path = Path("/proc")) -> int | None:
     return min((left for left in found if left is not None), default=None)
 
 
-def memory_stall_s(proc: Path = Path("/proc")) -> float | None:
+def memory_stall_s() -> float | None:
     """Return the seconds since boot in which some task waited for memory; None without PSI.
 
     Documentation/accounting/psi.rst: `total` is in microseconds.
     """
-    for line in (read_text(proc / "pressure/memory") or "").splitlines():
+    for line in (read_text("/proc/pressure/memory") or "").splitlines():
         kind, *words = line.split()
         totals = [word.removeprefix("total=") for word in words if word.startswith("total=")]
         if kind == "some" and totals and totals[0].isdigit():
@@ -92,12 +92,10 @@ def host_takes_free_memory(sysfs: Path = Path("/sys")) -> bool:
     return any((read_text(features) or "")[_REPORTING:][:1] == "1" for features in found)
 
 
-def describe_page_cache(
-    proc: Path = Path("/proc"), sysfs: Path = Path("/sys")
-) -> dict[str, int | str | None]:
+def describe_page_cache() -> dict[str, int | str | None]:
     """Describe the kernel's settings for the write-back of dirty pages."""
-    settings: dict[str, int | str | None] = {n: read_int(proc / "sys/vm" / n) for n in _VM}
-    huge = read_text(sysfs / "kernel/mm/transparent_hugepage/enabled")
+    settings: dict[str, int | str | None] = {n: read_int(f"/proc/sys/vm/{n}") for n in _VM}
+    huge = read_text("/sys/kernel/mm/transparent_hugepage/enabled")
     return settings | {"transparent_hugepage": selected(huge)}
 
 

@@ -10,7 +10,7 @@ from iobench.peers import PREFIX
 from iobench.results import Run
 from iobench.units import GIB, format_size, format_size_exact
 
-__all__ = ["unlike"]
+__all__ = ["part_of", "unlike"]
 
 
 def unlike(old: Run, new: Run) -> list[str]:
@@ -32,7 +32,7 @@ def unlike(old: Run, new: Run) -> list[str]:
 def _facts(run: Run) -> Iterator[tuple[str, str]]:
     """Yield the facts that must be equal, as name and words; `unknown` where a record lacks one."""
     machine = run.environment.machine
-    cpu, memory = _part(machine, "cpu"), _part(machine, "memory")
+    cpu, memory = part_of(machine, "cpu"), part_of(machine, "memory")
     yield "CPU", _word(cpu.get("model"))
     yield "CPUs", _word(cpu.get("usable_cpus"))
     total = memory.get("total_bytes")
@@ -68,7 +68,8 @@ def _device(leaf: Mapping[str, Any]) -> str:
     return " ".join(str(fact) for fact in known if fact)
 
 
-def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def part_of(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the facts under `name`; empty where a record lacks them."""
     part = values.get(name)
     return part if isinstance(part, Mapping) else {}
 

@@ -21,7 +21,7 @@ from iobench.bench.judging.comparison import (
     compare_runs,
     noise_floor,
 )
-from iobench.bench.judging.stats import median, rate
+from iobench.bench.judging.stats import bounds, median, rate
 from iobench.bench.judging.verdict import Context, Verdict, VerdictStatus
 from iobench.peers import PREFIX
 from iobench.report.alike import unlike
@@ -296,7 +296,7 @@ def _row(
         old_bytes_per_s=_middle(old),
         new_bytes_per_s=_middle(new),
         ratio=ratio.ratio,
-        ci95=(ratio.interval.low, ratio.interval.high) if ratio.interval else None,
+        ci95=bounds(ratio.interval),
         floor=difference.floor,
         finding=finding,
         regression=worse and not control,

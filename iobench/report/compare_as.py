@@ -2,50 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from enum import StrEnum
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
-if TYPE_CHECKING:
-    from iobench.report.compare import Comparison, ComparisonRow
-    from iobench.report.grid import Grid
+from iobench.bench.judging.stats import ENOUGH_SAMPLES, interval_heading
+from iobench.report.compare import Comparison, ComparisonRow
+from iobench.report.grid import Grid
+from iobench.report.render import DocumentFormat, write_grids, write_json
+from iobench.results.labels import labels
+from iobench.units import GIB
 
-__all__ = ["CompareFormat", "write"]
+__all__ = ["write"]
 
 _STYLES = {"better": "green", "worse": "bold red"}
 
 
-class CompareFormat(StrEnum):
-    """The choices of `iobench compare --format`."""
-
-    TABLE = "table"
-    MD = "md"
-    JSON = "json"
-
-
-def write(comparison: Comparison, form: CompareFormat, stream: TextIO) -> None:
+def write(comparison: Comparison, form: DocumentFormat, stream: TextIO) -> None:
     """Write `comparison`; Markdown is ready for a pull request, JSON is unrounded."""
-    if form is CompareFormat.JSON:
-        json.dump(comparison.document(), stream, indent=2, allow_nan=False)
-        stream.write("\n")
+    if form is DocumentFormat.JSON:
+        write_json(comparison.document(), stream)
         return
-    from iobench.report.grid import write_grids_as_markdown, write_grids_as_table
-
-    if form is CompareFormat.MD:
-        write_grids_as_markdown(
-            [_title(comparison)], [_grid(comparison)], _notes(comparison), stream
-        )
-    else:
-        heading = [comparison.workload]
-        write_grids_as_table(heading, [_grid(comparison)], _notes(comparison), stream)
+    heading = _title(comparison) if form is DocumentFormat.MD else comparison.workload
+    write_grids(form, [heading], [_grid(comparison)], _notes(comparison), stream)
 
 
 def _grid(comparison: Comparison) -> Grid:
     """Return the table. On a narrow terminal both rates go first, then the interval."""
-    from iobench.bench.judging.stats import ENOUGH_SAMPLES, interval_heading
-    from iobench.report.grid import Grid
-
     # Of several runs a side, Student's t has the full confidence whatever their number.
     counts = (
         (min(one.old_samples, one.new_samples) for one in comparison.rows)
@@ -65,8 +47,6 @@ def _grid(comparison: Comparison) -> Grid:
 
 
 def _cells(label: str, row: ComparisonRow) -> list[str]:
-    from iobench.units import GIB
-
     ci = row.ci95
     finding = "not judged" if row.finding is None else str(row.finding)
     return [
@@ -81,8 +61,6 @@ def _cells(label: str, row: ComparisonRow) -> list[str]:
 
 
 def _labelled(comparison: Comparison) -> Iterator[tuple[str, ComparisonRow]]:
-    from iobench.results.labels import labels
-
     return zip(labels(one.setting for one in comparison.rows), comparison.rows, strict=True)
 
 

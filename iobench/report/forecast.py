@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
-from iobench.bench.judging.stats import ENOUGH_SAMPLES, Interval, confidence_of
+from iobench.bench.judging.stats import ENOUGH_SAMPLES, Interval, bounds, confidence_of
 from iobench.bench.judging.verdict import Reason
 from iobench.goodput.forecast import GIVEN, Forecast, Method, Proposal
 from iobench.goodput.job import TrainingJob
@@ -71,32 +71,28 @@ def _document(one: Forecast) -> dict[str, Any]:
         "save_samples": candidate.save_samples,
         "restore_samples": candidate.restore_samples,
         "interval_s": one.best.interval_s,
-        "interval_s_ci95": _pair(one.interval_s_interval),
+        "interval_s_ci95": bounds(one.interval_s_interval),
         "interval_method": one.interval_method,
         "ettr": one.best.ettr,
-        "ettr_ci95": _pair(one.ettr_interval),
+        "ettr_ci95": bounds(one.ettr_interval),
         "lost_work_per_failure_s": one.lost_work_s,
         "saved_per_month": one.saved
         and {
             "wall_s": one.saved.wall_s,
-            "wall_s_ci95": _pair(one.saved.wall_s_interval),
+            "wall_s_ci95": bounds(one.saved.wall_s_interval),
             "gpu_hours": one.saved.gpu_hours,
-            "gpu_hours_ci95": _pair(one.saved.gpu_hours_interval),
+            "gpu_hours_ci95": bounds(one.saved.gpu_hours_interval),
         },
         "constant_rate": one.constant_rate
         and {
             "interval_s": one.constant_rate.interval_s,
             "ettr": one.constant_rate.ettr,
             "ettr_change": one.constant_rate.ettr_change,
-            "ettr_change_ci95": _pair(one.constant_rate.ettr_change_interval),
+            "ettr_change_ci95": bounds(one.constant_rate.ettr_change_interval),
         },
         "proposals": [asdict(proposal) for proposal in one.proposals],
         "warnings": [str(reason) for reason in one.warnings],
     }
-
-
-def _pair(interval: Interval | None) -> list[float] | None:
-    return [interval.low, interval.high] if interval else None
 
 
 def _heading(outlook: Outlook) -> Iterator[str]:
@@ -166,7 +162,7 @@ def _constant_rate(outlook: Outlook, job: TrainingJob) -> Iterator[str]:
     every, lost = format_seconds(constant.interval_s), _percent(1 - constant.ettr)
     text = f"{size}ith a constant failure rate: save every {every}: {lost} of the time is lost"
     spread = constant.ettr_change_interval
-    if spread is not None and spread.low <= 0 <= spread.high:
+    if spread is not None and 0 in spread:
         text += f" (the change is {-100 * spread.high:+.1f} to {-100 * spread.low:+.1f} points)"
     yield f"{text}."
 
@@ -257,7 +253,7 @@ def _gpu_hours(one: Forecast) -> str:
     if one.saved is None:
         return _BASELINE if one.baseline else _MISSING
     spread = one.saved.gpu_hours_interval
-    unsure = spread is not None and spread.low <= 0 <= spread.high
+    unsure = spread is not None and 0 in spread
     return f"{one.saved.gpu_hours:,.0f}" + (f" ({_spread(spread, 1, 0)})" if unsure else "")
 
 

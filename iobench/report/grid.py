@@ -18,11 +18,9 @@ from rich.text import Text
 __all__ = [
     "Grid",
     "console_for",
-    "escape",
     "kept_columns",
     "print_grid",
     "print_wrapped",
-    "row",
     "wrapped",
     "write_captured",
     "write_grids_as_markdown",
@@ -306,21 +304,21 @@ def write_grids_as_markdown(
     heading: Iterable[str], grids: Iterable[Grid], notes: Iterable[str], stream: TextIO
 ) -> None:
     """Write a heading, the tables and a list of notes."""
-    lines = [f"**{escape(line)}**  " for line in heading]
+    lines = [f"**{_escape(line)}**  " for line in heading]
     for grid in grids:
         names = (name.replace("\n", " ") for name, _ in grid.columns)
-        lines += ["", row(names), row("---:" if figure else "---" for _, figure in grid.columns)]
-        lines += [row(cells) for cells in grid.rows]
-    lines += ["", *(f"- {escape(note)}" for note in notes)]
+        lines += ["", _row(names), _row("---:" if figure else "---" for _, figure in grid.columns)]
+        lines += [_row(cells) for cells in grid.rows]
+    lines += ["", *(f"- {_escape(note)}" for note in notes)]
     stream.writelines(f"{line}\n" for line in lines)
 
 
-def row(values: Iterable[str]) -> str:
+def _row(values: Iterable[str]) -> str:
     """Return `values` as a row of a Markdown table."""
-    return f"| {' | '.join(escape(value) for value in values)} |"
+    return f"| {' | '.join(_escape(value) for value in values)} |"
 
 
-def escape(text: str) -> str:
+def _escape(text: str) -> str:
     """Return `text` on one line, with `\\`, `|`, `*`, `_`, `<` and backquotes escaped."""
     for mark in ("\\", "|", "*", "_", "<", "`"):
         text = text.replace(mark, f"\\{mark}")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TextIO
 
-from iobench.report.grid import escape, row, write_grids_as_markdown
+from iobench.report.grid import write_grids_as_markdown
 from iobench.report.summary import Report
 from iobench.report.wording import environment_line, footnotes, grid, heading
 
-__all__ = ["escape", "row", "write"]
+__all__ = ["write"]
 
 
 def write(report: Report, stream: TextIO) -> None:

@@ -194,10 +194,10 @@ def _summary(
         samples=len(samples),
         bytes=round(stats.median([sample.bytes for sample in samples])),
         median_bytes_per_s=middle,
-        ci95_bytes_per_s=(interval.low, interval.high) if interval else None,
+        ci95_bytes_per_s=stats.bounds(interval),
         of_ceiling=middle / limit if limit else None,
         ratio=ratio.ratio if ratio else None,
-        ratio_ci95=(ratio.interval.low, ratio.interval.high) if ratio and ratio.interval else None,
+        ratio_ci95=stats.bounds(ratio.interval) if ratio else None,
         cpu_s_per_gib=sum(s.cpu_s for s in samples) / (sum(s.bytes for s in samples) / GIB),
         first_done_s=stats.median([sample.first_done_s for sample in samples]),
         last_done_s=stats.median([sample.last_done_s for sample in samples]),
@@ -261,10 +261,10 @@ def _reasons(verdict: Verdict, samples: Sequence[Sample], rates: Sequence[float]
 
 
 def _outlier(samples: Sequence[Sample], position: int, rates: Sequence[float]) -> Reason:
-    meanwhile = unusual(samples, position)
+    disturbed = unusual(samples, position)
     if samples[position].interference is not None:
-        meanwhile = meanwhile or ["nothing unusual seen"]
+        disturbed = disturbed or ["nothing unusual seen"]
     return Reason(
         text=f"repetition {samples[position].repetition} is an outlier, and is counted",
-        measured=(format_rate(rates[position]), *meanwhile),
+        measured=(format_rate(rates[position]), *disturbed),
     )

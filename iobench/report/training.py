@@ -10,6 +10,7 @@ from typing import Any, TextIO
 from iobench.bench.judging.comparison import LEAST_SAMPLES
 from iobench.bench.judging.stats import (
     Interval,
+    highest,
     interval_heading,
     median,
     median_interval,
@@ -138,8 +139,8 @@ def _cost(name: str, blocks: Sequence[TrainBlock], plain: Sequence[TrainBlock]) 
         overhead_interval=Interval(ratio.interval.low - 1, ratio.interval.high - 1)
         if ratio and ratio.interval
         else None,
-        peak_memory_bytes=_highest([one.peak_memory_bytes for one in blocks]),
-        peak_dirty_bytes=_highest([one.peak_dirty_bytes for one in blocks]),
+        peak_memory_bytes=highest([one.peak_memory_bytes for one in blocks]),
+        peak_dirty_bytes=highest([one.peak_dirty_bytes for one in blocks]),
         saves=len(saves),
         committed=sum(save.status == "committed" for save in saves),
         losses_equal=all(one.losses_equal for one in blocks),
@@ -259,7 +260,3 @@ def _yes(value: bool | None) -> str:
 
 def _median(values: Sequence[float]) -> float | None:
     return median(values) if values else None
-
-
-def _highest(values: Sequence[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 from iobench.bench.judging.comparison import Difference
-from iobench.bench.judging.stats import interval_heading
+from iobench.bench.judging.stats import bounds, interval_heading
 from iobench.report.grid import Grid, write_grids_as_table
 from iobench.report.render import write_json
 from iobench.results.codec import to_plain
@@ -166,11 +166,9 @@ def _document(one: Standing) -> dict[str, Any]:
         "origin": one.candidate.origin,
         "samples": one.samples,
         "loss": one.loss,
-        "loss_ci95": [one.interval.low, one.interval.high] if one.interval else None,
+        "loss_ci95": bounds(one.interval),
         "ratio": over.ratio.ratio if over else None,
-        "ratio_ci95": [over.ratio.interval.low, over.ratio.interval.high]
-        if over and over.ratio.interval
-        else None,
+        "ratio_ci95": bounds(over.ratio.interval) if over else None,
         "finding": over.finding.value if over else None,
         "cpu_s_per_gib": one.cpu_s_per_gib,
         "memory_bytes": one.memory_bytes,

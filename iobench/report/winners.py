@@ -14,6 +14,7 @@ from iobench.bench.judging.comparison import (
     noise_floor,
     rates_by_repetition,
 )
+from iobench.bench.judging.stats import bounds
 from iobench.bench.judging.verdict import VerdictStatus
 from iobench.report.baseline import is_contender
 from iobench.report.row import Summary
@@ -158,9 +159,8 @@ def _lead(
     difference = compare_paired(first[1], rows[chosen][1], floor)
     assert difference is not None, "a contender that is slower has common repetitions"
     assert difference.finding is Finding.BETTER
-    interval = difference.ratio.interval
     return lead | {
         "reference": names[chosen],
         "ratio": difference.ratio.ratio,
-        "ratio_ci95": (interval.low, interval.high) if interval else None,
+        "ratio_ci95": bounds(difference.ratio.interval),
     }

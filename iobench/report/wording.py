@@ -7,6 +7,7 @@ from typing import Any
 
 from iobench.bench.judging.stats import ENOUGH_SAMPLES, confidence_of, interval_heading
 from iobench.bench.judging.verdict import VerdictStatus
+from iobench.report.alike import part_of
 from iobench.report.ceiling import NO_JOB, Ceiling
 from iobench.report.grid import Grid
 from iobench.report.summary import Report, Summary
@@ -153,7 +154,7 @@ def urgent_notes(report: Report) -> list[str]:
 def environment_line(report: Report) -> str:
     """Return host, kernel, CPU, memory, GPUs and storage in one line, without unknown facts."""
     machine = report.environment.machine
-    cpu, memory = _part(machine, "cpu"), _part(machine, "memory")
+    cpu, memory = part_of(machine, "cpu"), part_of(machine, "memory")
     gpus = [str(gpu.get("name", "GPU")) for gpu in _list(machine, "gpus")]
     total = memory.get("total_bytes")
     cpus = cpu.get("usable_cpus")
@@ -174,7 +175,7 @@ def environment_line(report: Report) -> str:
 
 
 def _storage(storage: Mapping[str, Any]) -> list[str]:
-    device = _part(storage, "device")
+    device = part_of(storage, "device")
     known = storage.get("fs_type") or storage.get("kind"), device.get("model") or device.get("name")
     return [str(fact) for fact in known if fact]
 
@@ -290,11 +291,6 @@ def _some(names: list[str]) -> str:
     """Return all names, or the first ones and the number of the others."""
     shown = ", ".join(names[:_MOST_NAMES])
     return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
-
-
-def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    part = values.get(name)
-    return part if isinstance(part, Mapping) else {}
 
 
 def _list(values: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:

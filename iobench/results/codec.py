@@ -86,9 +86,9 @@ def from_plain(kind: type[T], value: Any, where: str = "") -> T:
     `where` is the path of the value, for messages. Raises ValueError.
     """
     if not isinstance(value, dict):
-        raise ValueError(f"{where or 'the record'} must be an object, and is {value!r:.60}")  # noqa: TRY004
-    given, types = {}, _types(kind)  # type: ignore[arg-type]
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        raise ValueError(f"{where or 'the record'} must be an object, and is {value!r:.60}")  # noqa: TRY004 -- as documented
+    given, types = {}, _types(kind)  # type: ignore[arg-type]  # a class can be hashed
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]  # no public type for these
         path = f"{where}.{field.name}" if where else field.name
         if _flattened(types[field.name]):
             given[field.name] = from_plain(types[field.name], value, where)
@@ -118,7 +118,7 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
         (inner,) = (arg for arg in args if arg is not NoneType)
         return None if value is None else _decode(inner, value, where)
     if dataclasses.is_dataclass(kind):
-        return from_plain(kind, value, where)  # type: ignore[arg-type]
+        return from_plain(kind, value, where)  # type: ignore[arg-type]  # checked above
     if origin is Literal:
         if value not in args:
             raise ValueError(f"{where} must be one of {', '.join(args)}, and is {value!r:.60}")

@@ -82,7 +82,7 @@ def _report_phases(note: Note) -> None:
         with real(self, name):
             yield
 
-    Meter.phase = phase  # type: ignore[method-assign]
+    Meter.phase = phase  # type: ignore[method-assign]  # in this child only
 
 
 def _child(writer: Writer, order: dict[str, Any], number: int, pipe: int) -> None:

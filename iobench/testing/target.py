@@ -34,7 +34,7 @@ class TestTarget(Protocol):
 
 # pytest collects imported classes whose name begins with Test, and warns about this one. It is set
 # here because an attribute in the body would be a member of the protocol.
-TestTarget.__test__ = False  # type: ignore[attr-defined]
+TestTarget.__test__ = False  # type: ignore[attr-defined]  # pytest's: no test class
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -12,7 +12,7 @@ from iobench.peers.torch_save import TorchSave
 from iobench.writers import registry
 from iobench.writers.base import Writer
 
-__all__ = ["NONE", "Arm", "Mode", "arm_of", "choose_arms", "most_copies"]
+__all__ = ["NONE", "Arm", "Mode", "arm_of", "choose_arms"]
 
 Mode = Literal["none", "sync", "async", "lazy"]
 
@@ -111,8 +111,3 @@ def _mode(text: str) -> tuple[Mode, int | None]:
             f"--mode {text!r}: none, sync, async or lazy; async=1 and lazy=1 say how many slots"
         )
     return cast(Mode, name), (int(number) if equals else 2) if background else None
-
-
-def most_copies(arms: Sequence[Arm]) -> int:
-    """Return the most copies of a checkpoint that any of the arms holds in memory."""
-    return max(arm.copies for arm in arms)

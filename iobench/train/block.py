@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import torch
 import xxhash
 
 from iobench.bench.counters.sampler import FileSampler
+from iobench.bench.judging.stats import highest
 from iobench.results import TrainBlock, utc_now
 from iobench.train.arm import Arm
 from iobench.train.saver import Saver, saver_for
@@ -135,7 +136,7 @@ class TrainingBlocks:
         readings = [texts for _, texts in self.sampler.texts(since_s, until_s)]
         memory = [_field(status, "VmRSS:") for _, status in readings]
         dirty = [_field(meminfo, "Dirty:") for meminfo, _ in readings]
-        return _highest(memory), _highest(dirty)
+        return highest(memory), highest(dirty)
 
 
 class _Pause:
@@ -203,7 +204,3 @@ def _field(text: str, name: str) -> int | None:
     """Return the bytes of a field in kB, from the text of a /proc file on one line."""
     words = text.split()
     return int(words[words.index(name) + 1]) * 1024 if name in words else None
-
-
-def _highest(values: Sequence[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)

@@ -32,7 +32,7 @@ class Saver(ABC):
     def save(self, state: Any, step: int) -> None:
         """Take a checkpoint. After the return the state may change as the arm's mode allows."""
 
-    def before_update(self) -> None:  # noqa: B027
+    def before_update(self) -> None:  # noqa: B027 -- optional
         """Wait until the state may change."""
 
     @abstractmethod
@@ -116,7 +116,7 @@ class _OurSaver(Saver):
         return any(one.on_the_way for one in self._saves)
 
     def saves(self) -> tuple[TrainSave, ...]:
-        return tuple(self._told(one) for one in self._saves)
+        return tuple(self._reported(one) for one in self._saves)
 
     def load(self) -> Any:
         return self._checkpointer.load()
@@ -124,7 +124,7 @@ class _OurSaver(Saver):
     def close(self) -> None:
         self._checkpointer.close()
 
-    def _told(self, save: Save) -> TrainSave:
+    def _reported(self, save: Save) -> TrainSave:
         return TrainSave(
             step=save.step,
             status=save.status,

@@ -28,7 +28,7 @@ from iobench.results import (
     new_run_id,
     utc_now,
 )
-from iobench.train.arm import Arm, most_copies
+from iobench.train.arm import Arm
 from iobench.train.block import GAUGES, TrainingBlocks
 from iobench.train.memcpy import memcpy_bytes_per_s
 from iobench.train.pace import Pace, whole_intervals
@@ -306,7 +306,7 @@ def _published_step_s(workload: Workload) -> float:
 def _check_room(session: Session) -> None:
     """Check memory for the state, an arm's copies and a resume, and space for two checkpoints."""
     size_bytes = session.size_bytes
-    needed = size_bytes * (2 + most_copies(session.arms))
+    needed = size_bytes * (2 + max(arm.copies for arm in session.arms))
     available = available_bytes()
     if available is not None and needed > available:
         raise OptionError(

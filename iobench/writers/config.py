@@ -112,13 +112,12 @@ def load_writer(
     """
     text = os.fspath(path_or_name)
     config = read_config(text) if text.endswith(".toml") or "/" in text else None
+    place = _trial_target(target, config)
     try:
         writer = config.make(**overrides) if config else registry.make(text, **overrides)
-        place = _trial_target(target, config)
         if place is not None:
             _require(writer, place, given=target is not None)
     except UnavailableError as error:
-        place = _trial_target(target, config)
         if fallback is not None:
             return _replacement(fallback, error, place)
         if not is_s3(place):

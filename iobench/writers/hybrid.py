@@ -91,7 +91,7 @@ class HybridOptions(WriterOptions):
         "all",
         choices=tuple(_PATHS),
         search=tuple(_PATHS),
-        help="paths of large operations: direct, uncached, or all (the faster of both)",
+        help="paths of large operations: direct, uncached, or all (direct where it works)",
     )
     read_soon: bool = option(
         False, help="the files will be read soon: keep them in memory unless it is short"
@@ -102,7 +102,7 @@ class HybridOptions(WriterOptions):
 
 
 class HybridWriter(PosixWriter):
-    """Writes small records through the page cache, and large blocks past it by the faster path.
+    """Writes small records through the page cache, and large blocks past it where that works.
 
     `PathPolicy` chooses the path of every operation, and `HybridFile` carries the operation out.
     The `decisions` of a Transfer count operations by path and reason. When the file system refuses
@@ -121,7 +121,7 @@ class HybridWriter(PosixWriter):
         self._pieces = BlockPool(min(_PIECE, self.options.block_size))
         self._pressure = MemoryPressure()
         self._small_size = min(self.options.small_size, self.options.block_size)
-        self._small_files = self._policy()  # small operations do not change it
+        self._small_files = self._policy()
 
     def available(self, target: str | Path = ".") -> Availability:
         """Whether files can be made in `target`; the reason names the paths that do not work."""

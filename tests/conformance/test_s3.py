@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 from support.check_groups import GROUPS, check_groups, run_checks
+from support.s3_servers import SERVERS, s3_server
 
-from iobench.errors import UnavailableError
-from iobench.testing import Bucket, Check, LocalS3, local_s3, moto_s3
+from iobench.testing import Bucket, Check, LocalS3
 from iobench.writers import registry
 
 _SETTINGS = (
@@ -18,13 +18,12 @@ _SETTINGS = (
     {"threads": 1, "checksum": "crc32c"},
     {"checksum": "none", "addressing_style": "path"},
 )
-_SERVERS = {"rclone": local_s3, "moto": moto_s3}
 _OF_OTHERS = ("bytes", "reads", "streams", "failures")
 """Groups of checks with the second and third setting; the first one runs all groups."""
 
 
 def _cases() -> Iterator[object]:
-    for server in _SERVERS:
+    for server in SERVERS:
         for number, options in enumerate(_SETTINGS):
             # moto returns a CRC32C for multipart objects that does not match their bytes.
             if (server, options.get("checksum")) == ("moto", "crc32c"):
@@ -37,11 +36,8 @@ def _cases() -> Iterator[object]:
 @pytest.fixture(scope="module")
 def server(request: pytest.FixtureRequest) -> Iterator[LocalS3]:
     """Each of the two servers, shared by all tests of this file."""
-    try:
-        with _SERVERS[request.param]() as running:
-            yield running
-    except UnavailableError as error:
-        pytest.skip(str(error))
+    with s3_server(request.param) as running:
+        yield running
 
 
 @pytest.mark.parametrize(("server", "options", "checks"), list(_cases()), indirect=["server"])

@@ -1,4 +1,4 @@
-"""Every writer of files meets every fault, and nothing may be left open or running after it."""
+"""Every writer of files meets every fault; afterwards nothing may be open or running."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def settings(name: str) -> str:
-    """The same for a child process: the options as JSON."""
+    """The options for a child process, as JSON."""
     return json.dumps({"block_size": "64KiB", **_WRITERS[name]})
 
 
 @pytest.fixture
 def device() -> FakeDevice:
-    """Where the memory of gds is."""
+    """The location of gds's memory."""
     return FakeDevice()
 
 
 @pytest.fixture
 def make(name: str, device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Writer]:
-    """Makes that writer, perhaps with other options too; skips where it cannot work."""
+    """Make that writer, perhaps with other options; skip where it is unavailable."""
     kind = registry.writer_class(name)
     if name == "gds":
         fake = FakeCuFile()
@@ -82,7 +82,7 @@ def make(name: str, device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> Call
 
 @pytest.fixture
 def names() -> Callable[[Path], set[str]]:
-    """The names in a directory, hidden ones too, `lost+found` not."""
+    """The names in a directory, with hidden ones, without `lost+found`."""
     return lambda directory: set(os.listdir(directory)) - {"lost+found"}
 
 
@@ -91,7 +91,7 @@ _SECRET, _TOKEN = "SECRETsecretSECRETsecret+/do-not-tell", "TOKENtokenTOKENtoken
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedS3]:
-    """A store that follows a script, and credentials that no output may show."""
+    """A store that follows a script, with credentials that no output may show."""
     if importlib.util.find_spec("boto3") is None:
         pytest.skip("boto3 is not installed")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
@@ -110,7 +110,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedS3]:
 
 @pytest.fixture
 def writer(server: ScriptedS3) -> Iterator[S3Writer]:
-    """The writer `s3` as it talks to that store; few attempts, short timeouts."""
+    """The writer `s3` for that store: few attempts, short timeouts."""
     made = S3Writer(
         endpoint_url=server.endpoint_url,
         addressing_style="path",
@@ -126,7 +126,7 @@ def writer(server: ScriptedS3) -> Iterator[S3Writer]:
 
 @pytest.fixture
 def s3_save() -> Callable[..., object]:
-    """Saves bytes as s3://bucket/run/model, by `write` or by a stream; the Transfer."""
+    """Save bytes as s3://bucket/run/model, by `write` or by a stream. Return the Transfer."""
 
     def save(writer: S3Writer, how: str, data) -> object:
         if how == "write":

@@ -1,4 +1,4 @@
-"""Streams whose block i fails, for every i, before and after they are closed or given up."""
+"""Streams whose block i fails, for every i, before and after they are closed or aborted."""
 
 from __future__ import annotations
 
@@ -34,10 +34,8 @@ _SETTINGS = {
 
 
 class _Storage:
-    """Writes blocks; the one at `index` fails with `number`, or is written in part (0) once.
-
-    From `held` on, no write ends before `go_on` is set.
-    """
+    """Writes blocks. The one at `index` fails with `number`; for 0 it is written in part, once.
+    From `held` on, no write ends before `go_on` is set."""
 
     def __init__(self) -> None:
         self.index, self.number, self.held = -1, 0, _BLOCKS
@@ -45,7 +43,7 @@ class _Storage:
         self.waits = threading.Event()
 
     def write(self, fd: int, data: bytes, offset: int) -> int:
-        """The bytes written; a negative errno."""
+        """Return the bytes written, or a negative errno."""
         if offset // _BLOCK >= self.held:
             self.waits.set()
             assert self.go_on.wait(_SOON_S)
@@ -62,11 +60,11 @@ class _Storage:
 
 @pytest.fixture
 def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Storage]:
-    """What all streams write to."""
+    """The storage of all streams."""
     storage = _Storage()
 
     class Ring:
-        """Operations end in the order in which they came."""
+        """Operations end in their order."""
 
         def __init__(self, depth: int) -> None:
             self._queued: list[tuple[int, int, int, int, int]] = []
@@ -79,7 +77,7 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Storage]:
             return tag, storage.write(fd, string_at(address, length), offset)
 
         def peek(self) -> None:
-            """Nothing ends before it is waited for."""
+            """No operation ends before a caller waits for it."""
 
         def close(self) -> None:
             pass
@@ -116,7 +114,8 @@ def open_stream(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], 
 def test_block_i_fails(
     open_stream: Callable[[], Stream], storage: _Storage, tmp_path: Path, end: str, held: bool
 ) -> None:
-    """Nothing is published, `close` raises that error, no thread is left; the writer goes on."""
+    """No file is published, `close` raises that error, no thread is left, and the writer works
+    again."""
     for index in range(_BLOCKS):
         for number in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
             storage.__init__()
@@ -160,7 +159,7 @@ def _fail(stream: Stream, storage: _Storage, end: str, number: int, *, held: boo
 
 
 def test_short_writes(open_stream: Callable[[], Stream], storage: _Storage, tmp_path: Path) -> None:
-    """A block of which the first half was written is written on."""
+    """A block that was written by half is continued."""
     for index in range(_BLOCKS):
         storage.__init__()
         storage.index = index
@@ -210,7 +209,7 @@ def test_collected_in_its_own_worker(
 def test_a_forked_child(
     open_stream: Callable[[], Stream], storage: _Storage, tmp_path: Path
 ) -> None:
-    """It waits for no thread of its parent and leaves the file alone, whatever it calls."""
+    """It waits for no thread of its parent and does not change the file, whatever it calls."""
     storage.held = 0
     stream = open_stream()
     stream.write(_DATA[:_BLOCK])

@@ -43,7 +43,8 @@ def test_disk_full(make: Callable[..., Writer], new_filesystem) -> None:
 
 
 def test_opened_on_a_full_disk(make: Callable[..., Writer], new_filesystem) -> None:
-    """It loads where the writer needs no room to be tried; else room is asked for. Nobody locks."""
+    """It loads if the writer can be tried without free space; otherwise the error asks for space.
+    No lock stays."""
     root: Path = new_filesystem("ext4", 32 * MIB)
     writer = make(root)
     with Checkpointer(root / "run", writer=writer) as ckpt:

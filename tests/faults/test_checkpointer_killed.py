@@ -1,4 +1,4 @@
-"""kill -9 of a trainer at any moment of its background saves."""
+"""kill -9 of a trainer at random moments of its background saves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def train(directory, mode, size):
     ckpt = Checkpointer(directory, writer="odirect", keep=KeepLast(2), lazy=mode == "lazy", slots=3)
     step = (ckpt.latest() or 0)
     state = {"w": torch.full((size,), float(step)), "step": step}
-    told = 0
+    reported = 0
     while True:
         step += 1
         ckpt.before_optimizer_step()
@@ -40,8 +40,8 @@ def train(directory, mode, size):
         state["step"] = step
         save = (ckpt.save if mode == "sync" else ckpt.save_async)(state, step)
         known = max((s.step for s in ckpt.saves if s.status == "committed"), default=0)
-        if known > told:
-            told = known
+        if known > reported:
+            reported = known
             say("step", known)
 
 for line in sys.stdin:
@@ -69,11 +69,11 @@ def test_killed(mode: str, tmp_path: Path) -> None:
     ) as trainers:
         for number in range(_KILLS):
             after = ("pid", "step")[number % 2]
-            told = _kill_one(trainers, tmp_path, mode, after, moments.uniform(0, 0.05))
+            reported = _kill_one(trainers, tmp_path, mode, after, moments.uniform(0, 0.05))
             state = load_checkpoint(tmp_path)
             assert state["w"].unique().tolist() == [state["step"]]
             assert len(state["w"]) == _SIZE
-            assert state["step"] >= max(told, held)
+            assert state["step"] >= max(reported, held)
             held = state["step"]
     with Checkpointer(tmp_path) as ckpt:  # which removes what is half written
         left = {path.name for path in tmp_path.iterdir()} - {".iobench-lock"}
@@ -91,17 +91,17 @@ def _kill_one(
     assert trainers.stdin is not None
     assert trainers.stdout is not None
     print(directory, mode, _SIZE, file=trainers.stdin, flush=True)
-    pid = told = 0
+    pid = reported = 0
     for line in trainers.stdout:
         what, number = line.split()
         if what == "ended":
             assert int(number) == -signal.SIGKILL, "the trainer failed or hung; see stderr"
-            return told
+            return reported
         if what == "pid":
             pid = int(number)
         else:
             assert what == "step", line
-            told = int(number)
+            reported = int(number)
         if pid and after in ("pid", what):
             threading.Event().wait(delay_s)
             os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Storage that turns read-only, vanishes underneath or dies."""
+"""Storage that becomes read-only, disappears or fails."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _DATA = content(MIB + 77)
 
 @pytest.mark.root
 def test_read_only(make: Callable[..., Writer], names, new_filesystem) -> None:
-    """Remounted read-only: no is the answer, writing fails, reading works; and back again."""
+    """After a remount as read-only, `available` says no, writes fail and reads work; and back
+    again."""
     root = new_filesystem("ext4", 32 * MIB)
     writer = make(root)
     writer.write(FileImage.of("model", [_DATA]), root)
@@ -53,7 +54,8 @@ def test_read_only(make: Callable[..., Writer], names, new_filesystem) -> None:
 
 @pytest.mark.parametrize("moment", ["before a write", "before close"])
 def test_directory_removed(make: Callable[..., Writer], tmp_path: Path, moment: str) -> None:
-    """A directory that is removed while a stream writes into it: ENOENT at close, nothing made."""
+    """The directory is removed while a stream writes into it: ENOENT at close, and no new
+    directory."""
     writer = make(tmp_path)
     (tmp_path / "step").mkdir()
     stream = writer.open(tmp_path / "step" / "model")
@@ -73,7 +75,8 @@ def test_directory_removed(make: Callable[..., Writer], tmp_path: Path, moment: 
 def test_dead_device(
     make: Callable[..., Writer], new_filesystem, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """A file system that has shut down: the caller gets the error and the note of what is left."""
+    """A file system that has shut down: the caller gets the error, with a note about the remaining
+    file."""
     root = new_filesystem("ext4", 32 * MIB)
     writer = make(root)
     writer.write(FileImage.of("model", [_DATA]), root)
@@ -106,7 +109,7 @@ def test_dead_device(
 def test_dead_device_under_many(
     make: Callable[..., Writer], new_filesystem, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    """Of many files, synced while others are written: the error names the file that met it."""
+    """Of many files, synced while others are written, the error names the one that failed."""
     root = new_filesystem("ext4", 32 * MIB)
     writer = make(root)
     made, real = itertools.count(), NewFile.set_size
@@ -126,7 +129,7 @@ def test_dead_device_under_many(
 
 
 def _shut_down(root: Path) -> None:
-    """End the file system at once, as when its device goes away (EXT4_IOC_SHUTDOWN, ext4.h)."""
+    """End the file system at once, as when its device disappears (EXT4_IOC_SHUTDOWN, ext4.h)."""
     fd = os.open(root, os.O_RDONLY)
     try:
         fcntl.ioctl(fd, 0x8004587D, struct.pack("I", 2))

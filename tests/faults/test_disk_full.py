@@ -54,7 +54,7 @@ def _free(root: Path) -> int:
 def test_disk_full(
     make: Callable[..., Writer], names, disk: Path, fallocate: bool, at: str, how: str
 ) -> None:
-    """The caller gets ENOSPC, the earlier file stays, nothing else does; with room it works."""
+    """The caller gets ENOSPC, only the earlier file stays, and with free space it works again."""
     writer, data = make(disk, fallocate=fallocate), content(_SIZE)
 
     def save() -> None:

@@ -1,4 +1,4 @@
-"""The interpreter ends while a save is on its way: the file is whole, or the exit code is not 0."""
+"""The interpreter ends during a save: the file is complete, or the exit code is not 0."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ End = Callable[[str, str], tuple[int, str]]
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[subprocess.Popen[str]]:
-    """Imports torch once for all that is tried here."""
+    """A process that imports torch once for all cases."""
     with subprocess.Popen(
         [sys.executable, _SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as started:
@@ -41,7 +41,7 @@ def script() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def run(script: subprocess.Popen[str], tmp_path: Path) -> End:
-    """Begins a save and ends; the exit code and stderr."""
+    """Begin a save and end. Return the exit code and stderr."""
 
     def run(save: str, end: str) -> tuple[int, str]:
         assert script.stdin is not None
@@ -55,7 +55,7 @@ def run(script: subprocess.Popen[str], tmp_path: Path) -> End:
 
 
 def _whole(save: str, directory: Path) -> bool:
-    """Whether the save is there and holds what was saved; half of one is an error."""
+    """Whether the complete save exists; an incomplete one is an error."""
     found = {path.name for path in directory.iterdir()} - {"stderr", ".iobench-lock"}
     if not found:
         return False
@@ -90,13 +90,13 @@ def test_a_save_on_its_way_is_finished(save: str, run: End, tmp_path: Path) -> N
     ("end", "code"), [("exit", 0), ("raises", 1), ("sigterm", 0), ("sigterm-later", 0)]
 )
 def test_however_it_ends(save: str, end: str, code: int, run: End, tmp_path: Path) -> None:
-    """sys.exit, an exception, SystemExit by a signal's handler: now or in the wait at the end."""
+    """sys.exit, an exception, SystemExit of a signal handler: now or in the wait at the end."""
     ended, stderr = run(save, end)
     assert (ended, _whole(save, tmp_path)) == (code, True), stderr
 
 
 def test_killed(run: End) -> None:
-    """SIGTERM that is not handled: nothing can be finished, and the exit code says so."""
+    """SIGTERM without a handler: no save can be finished, and the exit code says so."""
     assert run("checkpointer", "killed")[0] == -signal.SIGTERM
 
 
@@ -105,7 +105,7 @@ def test_killed(run: End) -> None:
     [*((save, "fails") for save in _SAVES), ("checkpointer", "failed"), ("dcp", "failed")],
 )
 def test_a_failure_is_reported(save: str, end: str, run: End, tmp_path: Path) -> None:
-    """What fails when the script is over, or before and was never asked for: exit code 120."""
+    """A save that fails after the script, or earlier without a later call: exit code 120."""
     code, stderr = run(save, end)
     assert (code, _whole(save, tmp_path)) == (_LOST, False), stderr
     assert "a save was lost" in stderr
@@ -114,7 +114,7 @@ def test_a_failure_is_reported(save: str, end: str, run: End, tmp_path: Path) ->
 
 @pytest.mark.parametrize("save", ["lightning", "checkpointer"])
 def test_a_failure_of_what_was_dropped(save: str, run: End) -> None:
-    """No variable refers to it any more when it fails, long before the end."""
+    """When it fails, no variable refers to it, long before the end."""
     code, stderr = run(save, "dropped")
     assert code == _LOST, stderr
     assert "RuntimeWarning" in stderr
@@ -129,10 +129,8 @@ def test_a_failure_of_what_was_dropped(save: str, run: End) -> None:
     ],
 )
 def test_a_stream_that_is_never_closed(writer: str, end: str, run: End, tmp_path: Path) -> None:
-    """What was flushed is published; else nothing is, with a message. The process always ends.
-
-    Also with a stream that is made when iobench has done what it does at the end.
-    """
+    """Flushed bytes are published; otherwise there is no file, and a message. The process always
+    ends. Also for a stream that is made after iobench's own function of atexit."""
     answer = make(writer).available(tmp_path)
     if not answer.ok:
         pytest.skip(f"{answer.reason} {answer.remedy}")
@@ -170,7 +168,7 @@ else:
 
 @pytest.mark.parametrize("how", ["write", "flushed", "open"])
 def test_an_object(how: str, server: ScriptedS3) -> None:
-    """An upload is completed, or it is aborted with a message."""
+    """An upload is completed, or aborted with a message."""
     ended = subprocess.run(
         [sys.executable, "-c", _OBJECT, server.endpoint_url, how],
         capture_output=True,

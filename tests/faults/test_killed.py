@@ -39,7 +39,7 @@ def saves(
 
 @pytest.mark.parametrize("how", ["write", "stream"])
 def test_files(saves: KilledSaves, names, tmp_path: Path, how: str) -> None:
-    """The name holds the last file or the one before, whole, and the next save succeeds."""
+    """The name has the last file or the one before, complete, and the next save succeeds."""
     saves.save(1)
     held, met, kept, left = 1, Counter[str](), Counter[bool](), set[str]()
     for number in range(2, 2 + _KILLS[how]):
@@ -58,7 +58,7 @@ def test_files(saves: KilledSaves, names, tmp_path: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["checkpoint"])
 def test_checkpoints(saves: KilledSaves, names, tmp_path: Path, how: str) -> None:
-    """No checkpoint that can be seen is incomplete, and the earlier ones stay."""
+    """No visible checkpoint is incomplete, and the earlier ones stay."""
     saves.save(1)
     whole, met, kept = {"step-1"}, Counter[str](), Counter[bool]()
     for number in range(2, 2 + _KILLS[how]):
@@ -77,7 +77,7 @@ def test_checkpoints(saves: KilledSaves, names, tmp_path: Path, how: str) -> Non
 
 
 def _expect_everywhere(met: Counter[str], kept: Counter[bool], kills: int) -> None:
-    """The kills fell before and after the save was published, and into most of its phases."""
+    """The kills came before and after the publication, and in most phases of the save."""
     assert met.total() == kills
     assert min(kept[True], kept[False]) >= 5
     assert "commit" in met
@@ -90,7 +90,7 @@ def _expect_only_leftovers(others: set[str]) -> None:
 
 
 def _taken_away(directory: Path, left: set[str]) -> set[str]:
-    """What a kill left, removed: a stream reserves space ahead, and fifty of them fill a disk."""
+    """Remove the files of a kill: a stream reserves space ahead, and fifty of them fill a disk."""
     for name in left:
         (directory / name).unlink()
     return left
@@ -105,7 +105,7 @@ def _expect_whole(directory: Path) -> None:
 
 
 def _number(path: Path, size_bytes: int) -> int:
-    """The checkpoint of which the file is, which is whole."""
+    """Return the number of the checkpoint that the complete file belongs to."""
     found = np.fromfile(path, dtype=np.uint64)
     assert found.nbytes == size_bytes
     assert (found == found[0]).all(), "a torn file"
@@ -129,7 +129,7 @@ for name in ("odirect", "uring", "hybrid"):
 
 
 def test_while_trying(tmp_path: Path) -> None:
-    """`available`, killed while its file is open, leaves none: that has no name here."""
+    """`available` that is killed with an open file leaves none: the file has no name here."""
     done = subprocess.run(
         [sys.executable, "-c", _PROBES, str(tmp_path)], capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""What a failed save has taken in memory is given back."""
+"""A failed save gives its memory back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OBJECT = content(2 * _SIZE)  # two parts
 
 
 def _resident_bytes() -> int:
-    """What is held: neither what only cycles hold nor what the C library keeps for later."""
+    """Return the memory in use, without garbage and without free memory of the C library."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     status = Path("/proc/self/status").read_text()
@@ -97,7 +97,7 @@ def _no_sync(writer: Writer, disk: Path) -> Iterator[Path]:
 def test_memory(
     make: Callable[..., Writer], shared_filesystems, device: FakeDevice, fault: Failing
 ) -> None:
-    """After many saves that met the fault this process holds no more than after the first few."""
+    """After many failed saves this process has no more memory than after the first few."""
     disk = _disk(shared_filesystems)
     writer = make(disk, block_size="512KiB")
     with fault(writer, disk) as directory:
@@ -123,7 +123,8 @@ def _stream(writer: Writer, path: Path) -> None:
 
 
 def test_memory_after_bad_bytes(make: Callable[..., Writer], tmp_path: Path) -> None:
-    """The same where a worker fails, a stream is given up and a restore does not fit."""
+    """The same for a worker that fails, a stream that is aborted and a restore that does not
+    fit."""
     writer = make(tmp_path, block_size="512KiB")
     (tmp_path / "short").write_bytes(_DATA[:-1])
     room = FileImage.of("short", [bytearray(_SIZE)])
@@ -140,7 +141,8 @@ def test_memory_after_bad_bytes(make: Callable[..., Writer], tmp_path: Path) -> 
 
 
 def test_memory_of_objects(server, writer) -> None:
-    """The same of uploads, streams and restores that the store lets down; it holds none either."""
+    """The same for uploads, streams and restores that fail at the store. The store keeps no memory
+    either."""
     server.objects["run/old"] = _OBJECT.tobytes()
     room = FileImage.of("old", [bytearray(len(_OBJECT))])
 

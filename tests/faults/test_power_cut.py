@@ -1,7 +1,7 @@
-"""A power cut right after a save: what was durable on return is there, whole and under its name.
+"""A power cut right after a save: what was durable on return exists, complete and under its name.
 
-The image of a file system is copied and mounted again. The copy holds what the device has: pages
-that only the kernel has in memory are lost, as in a power cut.
+The image of a file system is copied and mounted again. The copy has the content of the device:
+pages that only the kernel's memory has are lost, like in a power cut.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _run(*command: str | Path) -> str:
 
 @pytest.fixture
 def disk(new_filesystem: Callable[..., Path]) -> Disk:
-    """Makes a file system that writes nothing back of its own accord for minutes."""
+    """Make a file system that starts no write-back of its own for minutes."""
 
     def made(kind: str) -> Path:
         root = new_filesystem(kind, (48 if kind == "ext4" else 512) * MIB)
@@ -56,7 +56,7 @@ def disk(new_filesystem: Callable[..., Path]) -> Disk:
 
 @contextmanager
 def _after_power_cut(root: Path, tmp_path: Path) -> Iterator[Path]:
-    """What the device of `root` holds at this moment, mounted."""
+    """Mount the current content of the device of `root`."""
     image = Path(_run("losetup", "-nO", "BACK-FILE", _run("findmnt", "-no", "SOURCE", root)))
     copy, found = image.with_suffix(".cut"), tmp_path / "after"
     _run("cp", "--sparse=always", image, copy)

@@ -1,4 +1,4 @@
-"""Completions that are short or failed, and a Ctrl-C in the thread that waits for rings."""
+"""Completions that are short or fail, and Ctrl-C in the thread that waits for rings."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _SETTINGS = {
 
 @pytest.fixture(params=_SETTINGS)
 def writer(request: pytest.FixtureRequest, tmp_path: Path) -> Writer:
-    """Small blocks, two rings or one; skips where io_uring is not available."""
+    """Small blocks, one or two rings; skip without io_uring."""
     writer = make(request.param, block_size="64KiB", **_SETTINGS[request.param])
     answer = writer.available(tmp_path)
     if not answer.ok or "io_uring" in answer.reason:
@@ -55,7 +55,7 @@ def writer(request: pytest.FixtureRequest, tmp_path: Path) -> Writer:
 
 @pytest.fixture
 def meddle(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[int], int]], None]]:
-    """Has every completion's result go through a function."""
+    """Pass the result of every completion through a function."""
 
     def begin(function: Callable[[int], int]) -> None:
         monkeypatch.setattr(_Meddler, "meddle", staticmethod(function), raising=False)
@@ -91,7 +91,7 @@ def _save(writer: Writer, directory: Path, how: str) -> None:
 def test_a_failed_write(
     writer: Writer, names, meddle, tmp_path: Path, how: str, number: int, nth: int
 ) -> None:
-    """The caller gets the completion's errno, nothing is published, and it works again."""
+    """The caller gets the completion's errno, no file is published, and the writer works again."""
     (tmp_path / "model").write_bytes(b"the last good one")
     meddle(_Nth(nth, -number))
     with pytest.raises(TransferError) as caught:
@@ -121,7 +121,7 @@ def test_short_and_put_off(writer: Writer, meddle, tmp_path: Path, how: str) -> 
 
 @pytest.mark.parametrize("nth", [0, 15, _BLOCKS - 2])
 def test_a_failed_read(writer: Writer, meddle, tmp_path: Path, nth: int) -> None:
-    """A restore that fails says so, with the errno, and the file can still be read."""
+    """A restore that fails raises the errno, and the file can still be read."""
     writer.write(FileImage.of("model", [_DATA]), tmp_path)
     back = FileImage.of("model", [bytearray(len(_DATA))])
     meddle(_Nth(nth, -errno.EIO))
@@ -142,12 +142,12 @@ def test_a_ring_that_fails_itself(
     call: str,
     operation: str,
 ) -> None:
-    """The transfer ends with its error, nothing is published, and the next one works."""
+    """The transfer ends with its error, no file is published, and the next one works."""
     writer.write(FileImage.of("old", [_DATA]), tmp_path)
     back = FileImage.of("old", [bytearray(len(_DATA))])
 
     class Breaking(PyuringRing):
-        """Breaks at its third call of a method, for good."""
+        """A ring that fails at its third call of a method, permanently."""
 
         left = 2
 
@@ -190,13 +190,13 @@ def test_retries_are_counted(writer: Writer, meddle, tmp_path: Path) -> None:
 def test_an_interrupt(
     writer: Writer, names, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, operation: str
 ) -> None:
-    """Ctrl-C in mid-transfer is raised unchanged, when the kernel no longer uses any memory."""
+    """Ctrl-C during a transfer is raised unchanged, after the kernel's last use of the memory."""
     writer.write(FileImage.of("old", [_DATA]), tmp_path)
     back = FileImage.of("old", [bytearray(len(_DATA))])
     begun = threading.Event()
 
     class Interrupting(PyuringRing):
-        """Rings of which the first completion comes with a Ctrl-C in the main thread."""
+        """Rings whose first completion comes with a Ctrl-C in the main thread."""
 
         open_now = 0
 

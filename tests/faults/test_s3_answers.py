@@ -59,7 +59,7 @@ _LOADS["checkpoint"] = (_checkpoint, lambda writer: load_checkpoint(_TARGET, wri
     ids=["500", "503", "silence"],
 )
 def test_requests_that_fail_from_one_on(server, kind, fault) -> None:
-    """Whichever GET or HEAD is the first that fails: a TransferError, not a damaged file."""
+    """For each GET or HEAD that fails first: a TransferError, not a damaged file."""
     writer = S3Writer(
         endpoint_url=server.endpoint_url,
         addressing_style="path",
@@ -82,7 +82,8 @@ def test_requests_that_fail_from_one_on(server, kind, fault) -> None:
 
 
 def test_damage_is_no_transfer_error(server, writer) -> None:
-    """A file that is no zip, and offsets before its start: answered, so it is damaged."""
+    """A file that is not a zip, and offsets before its start: the store answered, so the file is
+    damaged."""
     server.objects["run/model"] = b"not a zip" * 100
     with pytest.raises(DataMismatchError, match="not a torch zip file"):
         torch_file.load("model", _TARGET, writer)
@@ -96,7 +97,7 @@ def test_damage_is_no_transfer_error(server, writer) -> None:
 
 @pytest.mark.parametrize("kind", _LOADS)
 def test_sizes_that_no_object_has(server, writer, kind) -> None:
-    """HEAD without a size, or with one beyond what S3 holds, is a transfer error after retries."""
+    """HEAD without a size, or with one beyond S3's limit, is a transfer error after retries."""
     save, load = _LOADS[kind]
     save(writer)
     for size in (None, "-1", str(2**60), str(2**63), "much", "1, 2"):
@@ -120,7 +121,7 @@ def test_sizes_that_no_object_has(server, writer, kind) -> None:
 @pytest.mark.parametrize("kind", _LOADS)
 @pytest.mark.parametrize("size", [2**42, 5])
 def test_a_size_that_is_not_the_objects(server, writer, size, kind) -> None:
-    """Nothing of that size is allocated; the ranges show what it is."""
+    """No memory of that size is allocated; the ranges show the real size."""
     save, load = _LOADS[kind]
     save(writer)
     lie = {"Content_Length": str(size)}
@@ -130,7 +131,7 @@ def test_a_size_that_is_not_the_objects(server, writer, size, kind) -> None:
 
 
 def test_an_object_without_an_etag(server, writer) -> None:
-    """HEAD answered by a page, and a GET too: neither is an object."""
+    """A web page in answer to HEAD, and to GET: neither is an object."""
     server.objects["run/model"] = b"x" * 100
     image = FileImage.of("model", [bytearray(100)])
     server.fail("head", lambda h, _: h.answer(200, b"x" * 100), times=99)
@@ -150,7 +151,7 @@ def test_an_object_without_an_etag(server, writer) -> None:
 
 
 def _trickles(handler, _) -> None:
-    """A byte at a time, and long before the timeout of a receive."""
+    """One byte at a time, each well before the timeout of a receive."""
     data = handler.data
     start, end = handler.asked()
     handler.send_response(206)
@@ -166,7 +167,7 @@ def _trickles(handler, _) -> None:
 
 
 def test_a_body_that_trickles(server) -> None:
-    """A rate below the floor is a timeout: asked again from there, and given up in the end."""
+    """A rate below the floor is a timeout: the rest is requested again, up to a limit."""
     writer = S3Writer(
         endpoint_url=server.endpoint_url,
         addressing_style="path",
@@ -186,7 +187,7 @@ def test_a_body_that_trickles(server) -> None:
 
 
 def _drips(part: str) -> Fault:
-    """A fault: a header or a body that arrives a byte at a time, and without an end."""
+    """A fault: a header or a body that arrives one byte at a time, without an end."""
 
     def fault(handler, _) -> None:
         handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/xml\r\n")
@@ -220,7 +221,7 @@ _CONTROL = {
     + [(name, "body") for name in ("list", "create", "complete", "remove", "put")],
 )
 def test_control_answers_that_trickle(server, monkeypatch, operation, part) -> None:
-    """Every answer has the floor of bodies, in its header too, also on a connection in use."""
+    """Every answer has the floor, also in its header, and on a reused connection."""
     made = rate_floor.RateFloor
     monkeypatch.setattr(
         rate_floor, "RateFloor", lambda _: made(0.05)
@@ -244,7 +245,8 @@ def test_control_answers_that_trickle(server, monkeypatch, operation, part) -> N
 
 
 def test_a_completion_may_take_minutes(server, monkeypatch) -> None:
-    """S3 sends spaces meanwhile: only that answer has a longer window, on the same connection."""
+    """S3 sends spaces during that time: only this answer has a longer window, on the same
+    connection."""
     windows: list[float] = []
     made = rate_floor.RateFloor
 
@@ -263,7 +265,8 @@ def test_a_completion_may_take_minutes(server, monkeypatch) -> None:
 
 
 def test_the_floor_on_the_rate() -> None:
-    """By a clock of its own: from the first byte, in windows, and never before one is over."""
+    """With a fake clock: from the first byte on, in windows, and never before the end of a
+    window."""
     clock = iter([100.0, 109.9, 110.0, 119.9, 120.1])
     rate = rate_floor.RateFloor(10.0, lambda: next(clock))
     rate.arrived(1)  # however late the first byte is
@@ -275,7 +278,7 @@ def test_the_floor_on_the_rate() -> None:
 
 
 def test_the_probe_tries_as_often_as_others(server, writer) -> None:
-    """`max_attempts` counts for it, and nothing is left of it."""
+    """`max_attempts` applies to it, and it leaves nothing."""
     server.fail("create", answer(503, "SlowDown"), times=3)
     server.fail("abort", answer(503, "SlowDown"), times=3)
     assert writer.available(_TARGET).ok
@@ -292,7 +295,7 @@ def test_the_probe_tries_as_often_as_others(server, writer) -> None:
 
 
 def test_a_probe_that_cannot_be_aborted(server, writer) -> None:
-    """The refusal is raised, with the command that ends what is left."""
+    """The refusal is raised, with the command that aborts the rest."""
     server.fail("abort", answer(403, "AccessDenied"), times=99)
     with pytest.raises(UnavailableError, match="AccessDenied") as caught:
         writer.require(_TARGET)
@@ -303,10 +306,8 @@ def test_a_probe_that_cannot_be_aborted(server, writer) -> None:
 def test_the_first_failure_is_the_one_that_is_raised(
     server, writer, monkeypatch, operation
 ) -> None:
-    """One part is refused while another waits to be sent again: the refusal, not SlowDown.
-
-    The refusal is noted before the wait ends, so what the waiting worker raises comes second.
-    """
+    """One part is refused while another waits for its retry: the refusal is raised, not SlowDown.
+    It is noted before the wait ends, so the failure of the waiting worker is the second one."""
     throttled, waits = threading.Event(), threading.Event()
     given_up: list[threading.Event] = []
     order: list[str] = []
@@ -351,7 +352,7 @@ def test_the_first_failure_is_the_one_that_is_raised(
 
 
 def test_what_an_answer_lacks() -> None:
-    """Zero is a value, an empty text is none."""
+    """Zero is a value, an empty text is not."""
     assert require_fields({"ContentLength": 0}, "ContentLength") == {"ContentLength": 0}
     with pytest.raises(OSError, match="no ETag"):
         require_fields({"ETag": ""}, "ETag")

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from support.s3_servers import SERVERS, s3_server
 
 from iobench.checkpoint.staged import MANIFEST
-from iobench.errors import UnavailableError
-from iobench.testing import LocalS3, killed_saves, local_s3, moto_s3
+from iobench.testing import LocalS3, killed_saves
 from iobench.units import MIB
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
@@ -25,24 +25,20 @@ _KILLS = {
     "rclone": {"write": 30, "stream": 30, "checkpoint": 40},
     "moto": {"write": 12, "stream": 12, "checkpoint": 16},
 }
-_SERVERS = {"rclone": local_s3, "moto": moto_s3}
 _SIZE = 11 * MIB + 64  # three parts
 _OPTIONS = {"part_size": "5MiB", "threads": 2}
 
 
-@pytest.fixture(scope="module", params=_SERVERS)
+@pytest.fixture(scope="module", params=SERVERS)
 def server(request: pytest.FixtureRequest) -> Iterator[LocalS3]:
     """Each of the two servers, active."""
-    try:
-        with _SERVERS[request.param]() as running, running.active():
-            yield running
-    except UnavailableError as error:
-        pytest.skip(str(error))
+    with s3_server(request.param) as running, running.active():
+        yield running
 
 
 @pytest.fixture
 def kills(server: LocalS3, request: pytest.FixtureRequest) -> dict[str, int]:
-    """How many saves of each kind are killed."""
+    """The number of killed saves of each kind."""
     return _KILLS[request.node.callspec.params["server"]]
 
 
@@ -59,10 +55,8 @@ class _Seen:
         return {key.removeprefix(f"{self._place.key}/") for key in found}
 
     def number(self, name: str, size_bytes: int) -> int:
-        """The checkpoint of which the object is, which is whole.
-
-        Asked again while the server breaks off its answers, as rclone does while it replaces it.
-        """
+        """Return the number of the checkpoint in the complete object. It is requested again while
+        rclone breaks off its answers, as it does during a replacement."""
         where = {"Bucket": self._place.bucket, "Key": self._place.below(name).key}
         body = self._writer.client.call(
             lambda s3: s3.get_object(**where)["Body"].read(), Meter(), doing="reading", where=name
@@ -73,7 +67,7 @@ class _Seen:
         return int(found[0])
 
     def abort_uploads(self) -> int:
-        """Abort what is not complete; how many there were."""
+        """Abort all incomplete uploads. Return their number."""
         left = self._objects.uploads()
         for upload in left:
             self._objects.abort(upload)
@@ -83,7 +77,8 @@ class _Seen:
 
 @pytest.mark.parametrize("how", ["write", "stream"])
 def test_objects(server: LocalS3, kills: dict[str, int], how: str) -> None:
-    """The key holds a whole object, the last or one before; what is left can be aborted."""
+    """The key has a complete object, the last or the one before; the uploads that are left can be
+    aborted."""
     target = f"{server.target}/killed-{how}"
     seen, met, kept, left = _Seen(target), Counter[str](), Counter[bool](), 0
     with killed_saves("s3", _OPTIONS, target, how=how, size_bytes=_SIZE) as saves:
@@ -110,7 +105,7 @@ def test_objects(server: LocalS3, kills: dict[str, int], how: str) -> None:
 
 
 def test_checkpoints(server: LocalS3, kills: dict[str, int]) -> None:
-    """A prefix with a manifest is a whole checkpoint; the earlier ones stay."""
+    """A prefix with a manifest is a complete checkpoint; the earlier ones stay."""
     target = f"{server.target}/killed-checkpoints"
     seen, met, done = _Seen(target), Counter[str](), {1}
     with killed_saves("s3", _OPTIONS, target, how="checkpoint", size_bytes=_SIZE) as saves:
@@ -138,7 +133,7 @@ def test_checkpoints(server: LocalS3, kills: dict[str, int]) -> None:
 def test_abort_uploads(
     server: LocalS3, iobench_inside: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    """The command lists what a killed save left and aborts it; no object is touched."""
+    """The command lists and aborts the uploads of a killed save; it changes no object."""
     target = f"{server.target}/aborted"
     seen = _Seen(target)
     with killed_saves("s3", _OPTIONS, target, how="write", size_bytes=_SIZE) as saves:
@@ -156,7 +151,7 @@ def test_abort_uploads(
 
 
 def test_a_server_dies_with_its_process() -> None:
-    """However the process ends, neither the server nor its directory stays."""
+    """However the process ends, neither the server nor its directory is left."""
     code = (
         "import os, signal\nfrom iobench.testing import local_s3\n"
         "with local_s3() as server:\n"

@@ -1,4 +1,4 @@
-"""A save is durable only with the store's proof; nothing is removed but what this save stored."""
+"""A save is durable only with the store's proof; it removes only objects that it stored itself."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _PAGE = pytest.mark.parametrize("page", _PAGES, ids=["empty", "html"])
 
 
 def _says(page: bytes):
-    """A fault: a proxy answers 200 in the store's place."""
+    """A fault: a proxy answers 200 in place of the store."""
     return lambda handler, _: handler.answer(200, page, Content_Type="text/html")
 
 
 def _forwards(page: bytes):
-    """A fault: the same, and the store gets the request all the same."""
+    """A fault: the same, and the store also gets the request."""
 
     def fault(handler, _) -> None:
         if handler.query["uploadId"] in handler.script.uploads:
@@ -66,7 +66,7 @@ _RETURNED = pytest.mark.parametrize("returned", ["always", "by HEAD", "never"])
 def test_a_completion_that_only_a_proxy_answers(
     server, writer, how, page, returned, s3_save
 ) -> None:
-    """It is asked again; without proof the save fails, the old object stays, no upload is left."""
+    """It is repeated; without proof the save fails, the old object stays, and no upload is left."""
     _set_checksums(server, returned)
     server.fail("complete", _says(page))
     assert s3_save(writer, how, _DATA).retries == 1
@@ -113,7 +113,7 @@ def test_what_proves_an_object(found: dict[str, object], proved: bool) -> None:
 @_PAGE
 @pytest.mark.parametrize("times", [1, 99])
 def test_a_completion_whose_answer_is_lost(server, writer, how, page, times, s3_save) -> None:
-    """The object is there when HEAD is asked, with the ETag or the checksum of what was sent."""
+    """HEAD finds the object, with the ETag or the checksum of the sent bytes."""
     server.objects["run/model"] = _OLD
     server.fail("complete", _forwards(page), times=times)
     moved = s3_save(writer, how, _DATA)
@@ -132,7 +132,7 @@ def test_a_completion_whose_answer_is_lost(server, writer, how, page, times, s3_
 
 
 def test_a_lost_answer_without_any_proof(server, writer, s3_save) -> None:
-    """The store replaced the object and says nothing of it: the save fails, nothing is removed."""
+    """The store replaced the object without a proof: the save fails, and nothing is removed."""
     server.fail("complete", reset, times=99)
     server.fail("head", answer(403, "AccessDenied"), times=99)
     with pytest.raises(TransferError, match="completing the upload") as caught:
@@ -143,7 +143,7 @@ def test_a_lost_answer_without_any_proof(server, writer, s3_save) -> None:
 
 
 def test_a_lost_answer_and_the_same_bytes_as_before(server, writer, s3_save) -> None:
-    """The key holds what was sent, from an earlier save: the new upload is aborted."""
+    """The key has the same bytes from an earlier save: the new upload is aborted."""
     s3_save(writer, "write", _DATA)
     server.fail("complete", _says(b""), times=99)
     s3_save(writer, "write", _DATA)
@@ -152,7 +152,7 @@ def test_a_lost_answer_and_the_same_bytes_as_before(server, writer, s3_save) -> 
 
 
 def test_an_upload_that_another_ended(server, writer, s3_save) -> None:
-    """NoSuchUpload, and the key holds another object: the save fails and the object stays."""
+    """NoSuchUpload, and the key has another object: the save fails and the object stays."""
     server.objects["run/model"] = _OLD
 
     def aborted(handler, _) -> None:
@@ -167,7 +167,7 @@ def test_an_upload_that_another_ended(server, writer, s3_save) -> None:
 
 @_HOW
 def test_another_object_than_was_completed(server, writer, how, s3_save) -> None:
-    """HEAD finds another ETag, size or checksum than the answer's: it is left where it is."""
+    """HEAD finds another ETag, size or checksum than the answer's: the object stays."""
     server.objects["run/model"] = _OLD
 
     def not_stored(handler, _) -> None:
@@ -182,7 +182,7 @@ def test_another_object_than_was_completed(server, writer, how, s3_save) -> None
 
 @pytest.mark.parametrize("data", [_SMALL, _DATA], ids=["put", "parts"])
 def test_bytes_that_flip_on_the_way(server, writer, data, s3_save) -> None:
-    """A store that returns a checksum by HEAD alone: the save fails and removes its own object."""
+    """A store that returns a checksum by HEAD only: the save fails and removes its own object."""
     _set_checksums(server, "by HEAD")
 
     def flipped(handler, body) -> None:
@@ -197,7 +197,7 @@ def test_bytes_that_flip_on_the_way(server, writer, data, s3_save) -> None:
 
 
 def test_a_removal_that_somebody_is_faster_than(server, writer, s3_save) -> None:
-    """The object is replaced between HEAD and DELETE: the new one stays."""
+    """Another client replaces the object between HEAD and DELETE: the new one stays."""
     _set_checksums(server, "by HEAD")
 
     def flipped_then_replaced(handler, body) -> None:
@@ -228,7 +228,7 @@ def test_a_put_that_only_a_proxy_answers(server, writer, s3_save) -> None:
 
 @pytest.mark.parametrize("page", [*_PAGES, b"<!DOCTYPE html><p>please log in"])
 def test_an_upload_that_only_a_proxy_begins(server, writer, page, s3_save) -> None:
-    """An answer without UploadId is another attempt, and in the end an error."""
+    """An answer without UploadId is retried, and is an error in the end."""
     server.fail("create", _says(page))
     assert s3_save(writer, "write", _DATA).retries == 1
     server.fail("create", _says(page), times=99)
@@ -238,7 +238,7 @@ def test_an_upload_that_only_a_proxy_begins(server, writer, page, s3_save) -> No
 
 @_PAGE
 def test_lists_that_only_a_proxy_answers(server, writer, page) -> None:
-    """A page is not an empty list: steps would seem to be gone."""
+    """A web page is not an empty list: otherwise steps would seem to be missing."""
     with Checkpointer(_TARGET, writer=writer) as ckpt:
         ckpt.save({"step": 1}, 1)
         for operation in ("list", "pending"):
@@ -256,7 +256,8 @@ def _state(step: int) -> dict[str, object]:
 
 
 def test_a_step_loses_its_manifest_first(server, writer) -> None:
-    """A removal that is cut off leaves a prefix without a manifest, which is no checkpoint."""
+    """A removal that is interrupted leaves a prefix without a manifest, which is not a
+    checkpoint."""
     removed: list[list[str]] = []
 
     def note(handler, body: bytes) -> None:
@@ -273,7 +274,7 @@ def test_a_step_loses_its_manifest_first(server, writer) -> None:
 
 @_RETURNED
 def test_retention_behind_a_broken_proxy(server, writer, returned) -> None:
-    """The step before stays whole, whichever request the proxy answers and however."""
+    """The step before stays complete, for any request that the proxy answers in any way."""
     _set_checksums(server, returned)
     cases = [(operation, 0) for operation in ("complete", "create", "put")] + [("put", 1)]
     with Checkpointer(_TARGET, writer=writer, keep=KeepLast(1)) as ckpt:
@@ -298,7 +299,7 @@ def test_retention_behind_a_broken_proxy(server, writer, returned) -> None:
 
 
 def test_a_manifest_is_removed_first(server, writer) -> None:
-    """A save that fails after its manifest was stored leaves no step that lacks its files."""
+    """A save that fails after storing its manifest leaves no step with missing files."""
 
     def partly(handler, body) -> None:
         handler._remove(re.sub(rb"<Key>[^<]*manifest[^<]*</Key>", b"", body))
@@ -315,7 +316,7 @@ def test_a_manifest_is_removed_first(server, writer) -> None:
 
 
 def test_an_object_that_is_stored_damaged(server, writer) -> None:
-    """A checksum of the whole that is not ours: the object is removed and the write fails."""
+    """Its checksum differs from ours: the object is removed and the write fails."""
 
     def damaged(handler, _) -> None:
         server.uploads.pop(handler.query["uploadId"])
@@ -330,14 +331,14 @@ def test_an_object_that_is_stored_damaged(server, writer) -> None:
 
 
 def _without_checksum(handler, _) -> None:
-    """Completed, by a store that returns no checksum in this answer."""
+    """Completed by a store that returns no checksum in this answer."""
     handler.answer(200, xml("CompleteMultipartUploadResult", ETag=handler.put_together()))
 
 
 @_HOW
 @pytest.mark.parametrize("fault", [answer(500, "InternalError"), reset])
 def test_an_object_that_cannot_be_asked_about(server, writer, how, fault, s3_save) -> None:
-    """HEAD is tried several times; the object is removed if the store then says that it is ours."""
+    """HEAD is repeated; the object is removed if the store then shows that it is ours."""
     server.fail("complete", _without_checksum, times=2)
     server.fail("head", fault, times=3)
     assert s3_save(writer, how, _DATA).retries == 3
@@ -354,7 +355,7 @@ def test_an_object_that_cannot_be_asked_about(server, writer, how, fault, s3_sav
 
 
 def test_an_object_that_can_be_neither_asked_about_nor_removed(server, writer, s3_save) -> None:
-    """The error says that it is still there."""
+    """The error says that the object still exists."""
     server.fail("complete", _without_checksum)
     server.fail("head", answer(500, "InternalError"), times=4)
     server.fail("delete", answer(403, "AccessDenied"), times=99)
@@ -367,7 +368,7 @@ def test_an_object_that_can_be_neither_asked_about_nor_removed(server, writer, s
 def test_what_ends_the_asking_removes_the_object_too(
     server, writer, s3_save, monkeypatch, kind
 ) -> None:
-    """Ctrl-C and a refusal arrive as they are, with a note."""
+    """Ctrl-C and a refusal are raised unchanged, with a note."""
 
     def interrupted(policy: RetryPolicy, failures: int) -> float:
         raise KeyboardInterrupt
@@ -391,7 +392,7 @@ def _stored_damaged(handler, body) -> None:
 @_HOW
 @pytest.mark.parametrize("last", [_stored_damaged, answer(500, "InternalError")])
 def test_a_small_object_that_is_stored_damaged(server, writer, how, last, s3_save) -> None:
-    """Of a PutObject too: another attempt replaces it; after the last it is removed."""
+    """Also of a PutObject: another attempt replaces it; after the last it is removed."""
     small = content(777)
     server.fail("put", _stored_damaged)
     assert s3_save(writer, how, small).retries == 1
@@ -404,7 +405,7 @@ def test_a_small_object_that_is_stored_damaged(server, writer, how, last, s3_sav
 
 
 def test_a_damaged_object_that_cannot_be_removed(server, writer, s3_save) -> None:
-    """The error says that it is still there."""
+    """The error says that the object still exists."""
     server.fail("put", _stored_damaged, times=99)
     server.fail("delete", answer(403, "AccessDenied"), times=99)
     with pytest.raises(TransferError, match=r"received other bytes.*is still there"):
@@ -413,7 +414,7 @@ def test_a_damaged_object_that_cannot_be_removed(server, writer, s3_save) -> Non
 
 
 def test_ctrl_c_after_a_damaged_object(server, writer, s3_save, monkeypatch) -> None:
-    """Between two attempts it leaves no damaged object either, and arrives as it is."""
+    """Between two attempts it leaves no damaged object either, and is raised unchanged."""
 
     def interrupted(policy: RetryPolicy, failures: int) -> float:
         raise KeyboardInterrupt
@@ -427,7 +428,8 @@ def test_ctrl_c_after_a_damaged_object(server, writer, s3_save, monkeypatch) -> 
 
 
 def test_an_answer_without_content_removes_nothing(server, writer, s3_save) -> None:
-    """A 200 without an ETag may be anybody's: the write fails and the key keeps what it had."""
+    """A 200 without an ETag may come from another server: the write fails and the key keeps its
+    object."""
     server.objects["run/model"] = b"the last good one"
     server.fail("put", lambda handler, _: handler.answer(200), times=99)
     with pytest.raises(TransferError, match="no ETag"):

@@ -1,4 +1,4 @@
-"""What a store refuses, and what is said about it: one line, the code, the remedy, no secret."""
+"""Refusals of a store: one line with the code and the remedy, and no secret."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _image(data=_DATA) -> FileImage:
 def test_refusals(
     server, writer, status, code, kind, exit_code, says, s3_save, expect_no_secret
 ) -> None:
-    """Each refusal is one line with the S3 code and what to do, and is not tried again."""
+    """Each refusal is one line with the S3 code and the remedy, and is not retried."""
     server.fail("create", answer(status, code), times=99)
     for call in (
         lambda: writer.write(_image(), _TARGET),
@@ -63,7 +63,7 @@ def test_refusals(
     ],
 )
 def test_at_the_command_line(server, iobench_inside, fault, exit_code, says, monkeypatch) -> None:
-    """`iobench run` says it in one line, with the exit code of that kind of error."""
+    """`iobench run` reports it in one line, with the exit code of that kind of error."""
     if fault is None:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
             monkeypatch.delenv(name)
@@ -77,21 +77,21 @@ def test_at_the_command_line(server, iobench_inside, fault, exit_code, says, mon
     assert "do-not-tell" not in done.stderr
 
 
-def test_an_endpoint_that_nobody_answers(writer, server, expect_no_secret) -> None:
-    """Said with the option and the variable that name it; exit code 3 before a run, 1 within."""
-    nobody = S3Writer(endpoint_url="http://127.0.0.1:9", max_attempts=2, addressing_style="path")
-    answer = nobody.available(_TARGET)
+def test_an_endpoint_that_does_not_answer(writer, server, expect_no_secret) -> None:
+    """The error names the option and the variable; exit code 3 before a run, 1 within."""
+    silent = S3Writer(endpoint_url="http://127.0.0.1:9", max_attempts=2, addressing_style="path")
+    answer = silent.available(_TARGET)
     assert not answer.ok
     assert "AWS_ENDPOINT_URL_S3" in answer.reason
     with pytest.raises(TransferError) as caught:
-        nobody.write(_image(), _TARGET)
+        silent.write(_image(), _TARGET)
     expect_no_secret(caught.value)
     with pytest.raises(UnavailableError):
-        nobody.require(_TARGET)
+        silent.require(_TARGET)
 
 
-def test_uploads_of_an_endpoint_that_nobody_answers(server, iobench_inside) -> None:
-    """The commands that list and abort say the same."""
+def test_uploads_of_an_endpoint_that_does_not_answer(server, iobench_inside) -> None:
+    """The commands that list and abort uploads report the same."""
     done = iobench_inside("s3", "abort-uploads", _TARGET, "--endpoint-url", "http://127.0.0.1:9")
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.count("\n") == 1, done.stderr
@@ -99,7 +99,7 @@ def test_uploads_of_an_endpoint_that_nobody_answers(server, iobench_inside) -> N
 
 
 def test_no_credentials(server, writer, monkeypatch) -> None:
-    """Without credentials nothing is sent."""
+    """Without credentials no request is sent."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name)
     with pytest.raises(UnavailableError, match=r"no credentials were found.*AWS_PROFILE"):
@@ -108,7 +108,7 @@ def test_no_credentials(server, writer, monkeypatch) -> None:
 
 
 def test_the_writer_shows_no_credentials(server, writer) -> None:
-    """Neither repr nor options hold any."""
+    """Neither repr nor options have any."""
     writer.write(_image(content(100)), _TARGET)
     shown = repr(writer) + repr(writer.options.to_dict()) + repr(writer.client)
     assert "AKID" not in shown

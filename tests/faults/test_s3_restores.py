@@ -1,4 +1,4 @@
-"""Restores from a server that fails in every way a server can, on a real socket."""
+"""Restores from a server that fails in every possible way, on a real socket."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def _half_and_reset(handler, _) -> None:
     "fault", [_half, _half_and_reset, answer(503, "SlowDown"), answer(500, "InternalError")]
 )
 def test_restores_go_on(server, writer, fault) -> None:
-    """Short and broken bodies are continued where they ended; bad answers are asked again."""
+    """Short and broken bodies are continued from their end; bad answers are retried."""
     server.fail("get", fault, times=2)
     assert _restore(server, writer).retries == 2
 
 
 def test_a_body_that_stays_short(server, writer, expect_no_secret) -> None:
-    """A server that always sends half is given up."""
+    """The restore fails if the server always sends half."""
     server.fail("get", _half, times=99)
     with pytest.raises(TransferError) as caught:
         _restore(server, writer)
@@ -67,13 +67,13 @@ def test_a_body_that_stays_short(server, writer, expect_no_secret) -> None:
 
 
 def test_a_get_that_is_never_answered(server, writer) -> None:
-    """Silence ends with the timeout."""
+    """The timeout ends it."""
     server.fail("get", silence)
     assert _restore(server, writer).retries == 1
 
 
 def test_200_for_a_range(server, writer) -> None:
-    """The whole object in answer to a range is refused: its bytes would land in the wrong place."""
+    """The whole object in answer to a range is refused: its bytes would be at the wrong place."""
 
     def whole(handler, _) -> None:
         data = handler.data
@@ -85,7 +85,7 @@ def test_200_for_a_range(server, writer) -> None:
 
 
 def test_changed_while_it_is_read(server, writer) -> None:
-    """Another ETag in the middle of a restore is a mismatch, exit code 4; so is a 412."""
+    """Another ETag during a restore is a mismatch, exit code 4; so is a 412."""
 
     def other(handler, _) -> None:
         data = handler.data
@@ -103,7 +103,7 @@ def test_changed_while_it_is_read(server, writer) -> None:
 
 
 def test_restored_bytes_are_checked(server, writer) -> None:
-    """What came back is compared with the checksum that the object carries."""
+    """The bytes are compared with the checksum of the object."""
 
     def head(handler, _) -> None:
         data = handler.data
@@ -134,7 +134,7 @@ def test_a_tensor_file_that_is_replaced(server, writer, gets) -> None:
 
 
 def test_another_header_than_was_looked_at(server, writer) -> None:
-    """Replaced between its header and its data, by a file of the same length: also noticed."""
+    """A replacement between header and data, by a file of the same length, is detected too."""
     old = {"a": torch.zeros(1000), "b": torch.zeros(2000)}
     safetensors.save({"a": torch.ones(2000), "b": torch.ones(1000)}, "model", _TARGET, writer)
     newer = server.objects["run/model"]
@@ -151,7 +151,7 @@ def test_another_header_than_was_looked_at(server, writer) -> None:
 
 
 def test_changed_at_the_command_line(server, iobench_inside) -> None:
-    """`iobench run` ends with one line and exit code 4, and nothing is left in the bucket."""
+    """`iobench run` ends with one line and exit code 4, and no object is left in the bucket."""
     server.fail("get", answer(412, "PreconditionFailed"), times=99, after=1)
     writer = f"s3,endpoint_url={server.endpoint_url},addressing_style=path"
     workload = Path(__file__).parents[1] / "integration" / "tiny.yaml"

@@ -28,7 +28,7 @@ _DAYS = datetime.timedelta(days=1)
 
 
 class _Authority:
-    """Issues certificates for 127.0.0.1 into files of a directory; `file` is its own."""
+    """Issues certificates for 127.0.0.1 as files in a directory; `file` is its own."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -102,7 +102,7 @@ def _writer(url: str) -> S3Writer:
 
 
 def _refusal(certificate: str) -> UnavailableError:
-    """What a save to an endpoint with that certificate raises, after one request."""
+    """Return the error of a save to an endpoint with that certificate, after one request."""
     with scripted_s3(_context(certificate)) as server:
         writer = _writer(server.endpoint_url)
         with pytest.raises(UnavailableError) as caught:
@@ -115,7 +115,7 @@ def _refusal(certificate: str) -> UnavailableError:
 
 
 def test_a_trusted_certificate(authority, monkeypatch) -> None:
-    """With the authority's file it is a store like any other."""
+    """With the authority's file it works like any other store."""
     monkeypatch.setenv("AWS_CA_BUNDLE", authority.file)
     data = content(6 << 20)
     with scripted_s3(_context(authority.issue("good"))) as server:
@@ -128,7 +128,7 @@ def test_a_trusted_certificate(authority, monkeypatch) -> None:
 
 
 def test_each_cause(authority, monkeypatch, tmp_path) -> None:
-    """What is wrong with the certificate, or with the file that it is checked against."""
+    """The error names what is wrong with the certificate, or with the authority's file."""
     good = authority.issue("good")
     unknown = _refusal(good)
     assert "issued by an authority that is not known here" in unknown.reason
@@ -160,7 +160,7 @@ def test_no_tls(server) -> None:
 
 
 def test_a_handshake_that_breaks(authority, monkeypatch) -> None:
-    """A connection that ends in the handshake is tried again, and is no refusal."""
+    """A connection that ends in the handshake is retried, and is not a refusal."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         met = []
 

@@ -1,4 +1,4 @@
-"""Uploads to a server that fails in every way a server can, on a real socket."""
+"""Uploads to a server that fails in every possible way, on a real socket."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _HOW = pytest.mark.parametrize("how", ["write", "stream"])
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_storms_are_sat_out(server, writer, how, operation, fault, throttled, s3_save) -> None:
-    """Three failures in a row are tried again, counted, and the object is whole."""
+    """Three failures in a row are retried and counted, and the object is complete."""
     server.fail(operation, fault, times=3, after=1 if operation == "part" else 0)
     moved = s3_save(writer, how, _DATA)
     assert server.objects["run/model"] == _DATA.tobytes()
@@ -54,7 +54,7 @@ def test_storms_are_sat_out(server, writer, how, operation, fault, throttled, s3
 def test_what_never_ends_is_given_up(
     server, writer, how, operation, fault, s3_save, expect_no_secret
 ) -> None:
-    """The attempts are bounded; the upload is aborted and the key keeps what it had."""
+    """The attempts are limited; the upload is aborted and the key keeps its object."""
     server.objects["run/model"] = b"the last good one"
     server.fail(operation, fault, times=99)
     with pytest.raises(TransferError) as caught:
@@ -67,7 +67,7 @@ def test_what_never_ends_is_given_up(
 
 @_HOW
 def test_a_200_that_is_none(server, writer, how, s3_save) -> None:
-    """CompleteMultipartUpload may answer 200 and put an error into the body: that is a failure."""
+    """CompleteMultipartUpload may answer 200 with an error in the body: that is a failure."""
     error = b"<?xml version='1.0'?><Error><Code>InternalError</Code><Message>no</Message></Error>"
 
     def answer(handler, _) -> None:
@@ -82,7 +82,7 @@ def test_a_200_that_is_none(server, writer, how, s3_save) -> None:
 
 @_HOW
 def test_a_part_that_is_never_answered(server, writer, how, s3_save) -> None:
-    """Silence ends with the timeout, and the part is sent again."""
+    """The timeout ends it, and the part is sent again."""
     server.fail("part", silence)
     moved = s3_save(writer, how, _DATA)
     assert moved.retries == 1
@@ -90,7 +90,7 @@ def test_a_part_that_is_never_answered(server, writer, how, s3_save) -> None:
 
 
 def test_a_part_that_arrives_damaged(server, writer) -> None:
-    """A checksum that is not ours is another attempt, and in the end an error."""
+    """A checksum that differs from ours is retried, and is an error in the end."""
 
     def damaged(handler, body) -> None:
         handler.answer(200, ETag=etag(body), x_amz_checksum_crc64nvme="AAAAAAAAAAA=")
@@ -106,7 +106,7 @@ def test_a_part_that_arrives_damaged(server, writer) -> None:
 
 
 def test_a_server_without_checksums(server, writer) -> None:
-    """One that refuses them gets none, which is recorded."""
+    """A server that refuses checksums gets none, and that is recorded."""
     server.fail("create", answer(501, "NotImplemented"))
     moved = writer.write(_image(), _TARGET)
     assert server.objects["run/model"] == _DATA.tobytes()
@@ -116,7 +116,7 @@ def test_a_server_without_checksums(server, writer) -> None:
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, MemoryError])
 @_HOW
 def test_interrupts_abort(server, writer, how, kind, monkeypatch) -> None:
-    """Ctrl-C in the middle leaves neither object nor upload, and arrives as it is."""
+    """Ctrl-C leaves neither object nor upload, and is raised unchanged."""
 
     class _Breaks(FileImage):
         def views(self, start, stop):
@@ -142,7 +142,7 @@ def test_interrupts_abort(server, writer, how, kind, monkeypatch) -> None:
 
 
 def test_impatience_sends_no_part_after_the_abort(server, writer, impatience) -> None:
-    """Ctrl-C again while a stream is given up: it is aborted when no part is on its way."""
+    """Ctrl-C again while a stream is aborted: the abort is sent after the last part."""
     arrived, go_on = threading.Semaphore(0), threading.Event()
     ended: list[str] = []
 
@@ -169,7 +169,7 @@ def test_impatience_sends_no_part_after_the_abort(server, writer, impatience) ->
 
 
 def test_a_stream_that_is_given_up_sends_no_more(server, writer) -> None:
-    """A part that no thread has begun by then is dropped."""
+    """Parts that no thread has begun are dropped."""
     stream = writer.open(f"{_TARGET}/model")
     stream._upload.stop.set()
     stream.write(content(5 * MIB + 1))
@@ -179,7 +179,7 @@ def test_a_stream_that_is_given_up_sends_no_more(server, writer) -> None:
 
 
 def test_an_interrupt_as_a_thread_begins(server, writer, monkeypatch) -> None:
-    """Ctrl-C when the first thread has started: it is ended as any other."""
+    """Ctrl-C after the start of the first thread: that thread is ended like any other."""
     start = threading.Thread.start
 
     def interrupted(thread: threading.Thread) -> None:

@@ -45,10 +45,8 @@ for fallocate in (True, False):
 
 
 def test_size_limit(make: Callable[..., Writer], name: str, settings: str, tmp_path: Path) -> None:
-    """The caller gets EFBIG, the earlier file stays, and a smaller file can be written.
-
-    By `write` and by a stream, with space reserved and without.
-    """
+    """The caller gets EFBIG, the earlier file stays, and a smaller file can be written. By `write`
+    and by a stream, with and without reserved space."""
     make(tmp_path)
     (tmp_path / "model").write_bytes(b"the last good one")
     done = subprocess.run(

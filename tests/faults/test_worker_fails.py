@@ -1,4 +1,4 @@
-"""One system call fails, somewhere in a save, in whichever thread makes it."""
+"""One system call of a save fails, in any thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DATA = content(_BLOCKS * 65536 - 100)
 
 
 class _Nth:
-    """A system call that raises `error` where it is the `nth`, from 0 over threads and `calls`."""
+    """A system call of which the `nth` raises `error`, counted from 0 over threads and `calls`."""
 
     def __init__(
         self, real: Callable[..., object], nth: int, error: BaseException, calls: Iterator[int]
@@ -31,7 +31,7 @@ class _Nth:
         self._real, self._nth, self._error, self._calls = real, nth, error, calls
 
     def __get__(self, ring: object, kind: type) -> Callable[..., object]:
-        """As a method of a ring."""
+        """Bind it as a method of a ring."""
         return functools.partial(self, ring)
 
     def __call__(self, *arguments: object) -> object:
@@ -45,7 +45,7 @@ class _Nth:
 def _break(
     patch: pytest.MonkeyPatch, name: str, doing: str, nth: int, error: BaseException
 ) -> None:
-    """Let the `nth` call that moves bytes fail, whichever the writer makes."""
+    """Make the `nth` call that moves bytes fail, for any of the writer's calls."""
     calls = itertools.count()
     if name == "aiofiles":
         method = {"write": "write", "read": "readinto"}[doing]
@@ -58,7 +58,8 @@ def _break(
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Its cause, that one's cause and so on: cuFile's error is between ours and the kernel's."""
+    """Return its cause, the cause of that and so on: cuFile's error is between ours and the
+    kernel's."""
     cause = error.__cause__
     while cause is not None:
         yield cause
@@ -78,7 +79,8 @@ def _save(writer: Writer, directory: Path, how: str) -> None:
 def test_a_failing_block(
     make: Callable[..., Writer], names, tmp_path: Path, how: str, nth: int
 ) -> None:
-    """The caller gets a TransferError with its cause, nothing is published, and it works again."""
+    """The caller gets a TransferError with its cause, no file is published, and the writer works
+    again."""
     writer = make(tmp_path)
     (tmp_path / "model").write_bytes(b"the last good one")
     cause = OSError(errno.EIO, "I/O error")
@@ -104,7 +106,7 @@ def test_a_failing_block(
 def test_a_failing_step(
     make: Callable[..., Writer], names, tmp_path: Path, how: str, call: str
 ) -> None:
-    """Sync, setting the size and the rename: each failure is raised, and nothing is published."""
+    """Sync, truncation and rename: each failure is raised, and no file is published."""
     writer = make(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
         broken = _Nth(getattr(os, call), 0, OSError(errno.EIO, "I/O error"), itertools.count())
@@ -128,7 +130,8 @@ def test_other_failures_go_through(
     nth: int,
     kind: type[BaseException],
 ) -> None:
-    """What is no I/O error, Ctrl-C above all, arrives as it is and leaves nothing either."""
+    """Exceptions other than I/O errors, Ctrl-C above all, propagate unchanged, and no file is
+    left."""
     writer = make(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
         _break(patch, writer.name, "write", nth, kind())
@@ -141,7 +144,7 @@ def test_other_failures_go_through(
 
 @pytest.mark.parametrize("nth", [0, 15, _BLOCKS - 1])
 def test_a_failing_read(make: Callable[..., Writer], names, tmp_path: Path, nth: int) -> None:
-    """A restore that fails says so, with its cause, and the file can still be read."""
+    """A restore that fails raises its cause, and the file can still be read."""
     writer = make(tmp_path)
     writer.write(FileImage.of("model", [_DATA]), tmp_path)
     back = FileImage.of("model", [bytearray(len(_DATA))])

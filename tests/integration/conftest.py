@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.s3_servers import s3_server
+
+from iobench.testing import LocalS3
 
 
 @pytest.fixture(scope="session")
@@ -15,12 +18,17 @@ def tiny_path() -> Path:
     return Path(__file__).with_name("tiny.yaml")
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[LocalS3]:
+    """rclone's server."""
+    with s3_server("rclone") as running:
+        yield running
+
+
 @pytest.fixture
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """An empty directory on an ext4 that no other test uses; else any directory.
-
-    Its results go elsewhere, so that it must be empty again after every command.
-    """
+    """An empty directory on an ext4 that no other test uses; otherwise any directory. Results are
+    written elsewhere, so that it must be empty again after every command."""
     if os.geteuid() != 0:
         made = tmp_path / "target"
     else:

@@ -1,4 +1,5 @@
-"""`iobench autotune` on real storage at tiny sizes: what it writes, leaves and says."""
+"""`iobench autotune` on real storage with tiny sizes: its file, its messages, and that nothing is
+left."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from iobench.bench.targets import directory
 from iobench.bench.targets import local_s3 as local_s3_module
 from iobench.bench.targets.scratch import PREFIX
 from iobench.cli.main import app
-from iobench.errors import IobenchError, TargetError, UnavailableError, UsageError
-from iobench.testing import LocalS3, local_s3
+from iobench.errors import IobenchError, TargetError, UsageError
+from iobench.testing import LocalS3
 from iobench.tune import tuning as tuning_module
 from iobench.tune.journal import read_journal
 from iobench.writers.config import read_config
@@ -68,7 +69,7 @@ def tune(
 
 
 def check(document: dict[str, Any], output: Path) -> None:
-    """The file has the chosen writer, loads as it, and says what the document says."""
+    """The file has the chosen writer, can be loaded, and agrees with the document."""
     chosen, *others = document["confirmed"]
     config = read_config(output)
     writer = iobench.load_writer(output)
@@ -87,7 +88,7 @@ def check(document: dict[str, Any], output: Path) -> None:
 
 
 def test_on_a_file_system(tune: Tune, target: Path, output: Path) -> None:
-    """It ends with a file whose writer takes the very path that was measured; nothing is left."""
+    """The writer of the file takes the measured path; no other file is left."""
     document = tune(target, "--writer", "buffered,odirect")
     check(document, output)
     assert os.listdir(target) == []
@@ -119,7 +120,7 @@ def test_on_a_file_system(tune: Tune, target: Path, output: Path) -> None:
 
 
 def test_on_tmpfs(tune: Tune, output: Path, shared_filesystems: Callable[[str], Path]) -> None:
-    """In memory the same machinery gives an answer of its own, with its reason."""
+    """In memory it gives an answer too, with its reason."""
     target = shared_filesystems("tmpfs")
     document = tune(target, "--writer", "buffered,uncached")
     check(document, output)
@@ -130,17 +131,8 @@ def test_on_tmpfs(tune: Tune, output: Path, shared_filesystems: Callable[[str], 
     assert os.listdir(target) == []
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[LocalS3]:
-    try:
-        with local_s3() as running:
-            yield running
-    except UnavailableError as error:
-        pytest.skip(str(error))
-
-
 def test_in_a_bucket(tune: Tune, output: Path, server: LocalS3) -> None:
-    """Only `s3` works there, against its own defaults; nothing stays in the bucket."""
+    """Only `s3` works there, compared with its own defaults; no object is left."""
     with server.active():
         document = tune(f"{server.target}/tuned")
         check(document, output)
@@ -151,7 +143,7 @@ def test_in_a_bucket(tune: Tune, output: Path, server: LocalS3) -> None:
 
 @pytest.mark.parametrize("more", [(), ("--writer", "s3")], ids=str)
 def test_a_bucket_that_is_not_there(tune: Tune, server: LocalS3, more: tuple[str, ...]) -> None:
-    """That is said, and not that no writer works."""
+    """The error says so, and not that no writer works."""
     with server.active(), pytest.raises(TargetError, match="no such bucket") as caught:
         tune("s3://no-such-bucket/tuned", *more)
     assert caught.value.exit_code == 2
@@ -161,7 +153,7 @@ def test_a_bucket_that_is_not_there(tune: Tune, server: LocalS3, more: tuple[str
 def tune_own(
     server: LocalS3, tiny_path: Path, output: Path, journal: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., None]:
-    """Runs `iobench autotune --s3-local`, the server being the one of these tests."""
+    """Run `iobench autotune --s3-local` with the server of these tests."""
 
     @contextmanager
     def own() -> Iterator[LocalS3]:
@@ -178,12 +170,12 @@ def tune_own(
 
 
 def test_a_server_of_its_own(tune_own: Callable[..., None], output: Path, journal: Path) -> None:
-    """It is gone afterwards: the file names no bucket to try, and nothing can be gone on with."""
+    """It ends with the command, so the file names no bucket, and the tuning cannot be resumed."""
     tune_own()
     tuned = read_config(output).tuned
     assert tuned is not None
     assert tuned.target == "--s3-local"
-    assert iobench.load_writer(output).name == "s3"  # where nobody answers to it
+    assert iobench.load_writer(output).name == "s3"  # where no server answers
     with pytest.raises(UsageError, match="--s3-local, whose server is gone") as caught:
         app(["autotune", "--resume", str(journal), "-o", str(output)], standalone_mode=False)
     assert caught.value.exit_code == 2
@@ -195,7 +187,7 @@ def test_a_server_of_its_own_is_interrupted(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No message advises to resume what is gone."""
+    """No message advises to resume."""
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -210,7 +202,7 @@ def test_a_server_of_its_own_is_interrupted(
 def test_a_journal_of_another_endpoint(
     server: LocalS3, refused: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bucket of the same name elsewhere is another storage."""
+    """A bucket with the same name at another endpoint is another storage."""
     journal = tmp_path / "refused.jsonl"
     with server.active():
         too_little = ("--max-time", "10ms", "--size", "4MiB")
@@ -224,7 +216,7 @@ def test_a_journal_of_another_endpoint(
 
 @pytest.mark.parametrize("objective", ["balanced", "stall", "goodput"])
 def test_objectives(tune: Tune, target: Path, output: Path, journal: Path, objective: str) -> None:
-    """Each one is measured by what it is about."""
+    """Each objective measures what it is about."""
     more = ("--nodes", "64") if objective == "goodput" else ()
     more += ("--max-bytes", "280MiB") if objective == "stall" else ()
     document = tune(target, "--objective", objective, "--writer", "odirect", *more)
@@ -242,7 +234,7 @@ def test_objectives(tune: Tune, target: Path, output: Path, journal: Path, objec
 
 
 def test_limits(tune: Tune, target: Path) -> None:
-    """What takes more memory than allowed is left out, with its figure."""
+    """A setting that needs more memory than allowed is left out, with the figure."""
     document = tune(target, "--writer", "buffered,odirect", "--max-memory", "1MiB")
     over = [one for one in document["tried"] if one["status"] == "over a limit"]
     assert over
@@ -253,7 +245,7 @@ def test_limits(tune: Tune, target: Path) -> None:
 def test_what_a_person_sees(
     tune: Tune, target: Path, capfd: pytest.CaptureFixture[str], journal: Path
 ) -> None:
-    """The table has the chosen one, the baseline and the reasons; the same again by --resume."""
+    """The table has the chosen setting, the baseline and the reasons; --resume prints the same."""
     with pytest.raises(json.JSONDecodeError):
         tune(target, "--writer", "odirect", "--format", "table")
     trials = read_journal(journal)[1]
@@ -271,7 +263,7 @@ def test_what_a_person_sees(
 def test_a_dry_run(
     tune: Tune, target: Path, output: Path, journal: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Prints space, time and bytes, and leaves no file."""
+    """It prints space, time and bytes, and leaves no file."""
     arguments = ["autotune", "-w", "llama7b", "--target", target, "--dry-run", "-o", output]
     arguments += ["--writer", "odirect", "--size", "64MiB", "--max-bytes", "3GiB"]
     arguments += ["--max-time", "2h"]
@@ -290,7 +282,7 @@ def test_a_dry_run(
 def start(
     tiny_path: Path, target: Path, output: Path, journal: Path
 ) -> Iterator[Callable[[int], subprocess.Popen[str]]]:
-    """Starts the command as a process of its own, and waits for so many trials."""
+    """Start the command as a process of its own, and wait for so many trials."""
     started: list[subprocess.Popen[str]] = []
 
     def begin(trials: int) -> subprocess.Popen[str]:
@@ -325,7 +317,7 @@ def test_interrupted_and_resumed(
     journal: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Ctrl-C leaves the journal and nothing else; --resume measures only what is missing."""
+    """Ctrl-C leaves only the journal; --resume measures only what is missing."""
     process = start(8)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=_PATIENCE_S)
@@ -349,7 +341,7 @@ def test_interrupted_and_resumed(
 def test_a_target_that_disappears(
     start: Callable[[int], subprocess.Popen[str]], target: Path, journal: Path
 ) -> None:
-    """Tuning ends with one line and the journal; no candidate is blamed."""
+    """The tuning ends with one line and the journal; no setting is blamed."""
     process = start(4)
     gone = target.rename(target.with_name(f"{target.name}-gone"))
     _, stderr = process.communicate(timeout=_PATIENCE_S)
@@ -369,7 +361,7 @@ def refused(
     output: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> Callable[..., None]:
-    """`iobench autotune` that must fail and leave nothing."""
+    """Run `iobench autotune`, which must fail and leave no file."""
 
     def call(code: int, words: str, *arguments: str | Path) -> None:
         given = [str(argument) for argument in arguments]
@@ -434,7 +426,7 @@ def refused(
 def test_what_cannot_be_meant(
     refused: Callable[..., None], code: int, words: str, arguments: tuple[str, ...]
 ) -> None:
-    """One line with the remedy, the right exit code, nothing written."""
+    """One line with the remedy, the right exit code, and no file."""
     refused(code, words, *arguments)
 
 
@@ -442,7 +434,7 @@ def test_what_cannot_be_meant(
 def test_a_seed_out_of_range(
     iobench_inside: Command, tiny_path: Path, target: Path, output: Path, seed: str
 ) -> None:
-    """What some generator does not take is refused before anything is done."""
+    """A seed that a generator does not accept is refused first."""
     done = iobench_inside(
         *("autotune", "-w", tiny_path, "--target", target, "-o", output, "--dry-run"),
         *("--seed", seed),
@@ -453,7 +445,7 @@ def test_a_seed_out_of_range(
 
 
 def test_it_replaces_only_writers_files(refused: Callable[..., None], tmp_path: Path) -> None:
-    """A file of something else under -o is refused and left."""
+    """Another kind of file under -o is refused and not changed."""
     other = tmp_path / "precious.toml"
     other.write_text("mine = true\n")
     refused(2, "is not a writer's file", "-o", other)
@@ -463,7 +455,7 @@ def test_it_replaces_only_writers_files(refused: Callable[..., None], tmp_path: 
 def test_a_journal_that_exists(
     refused: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is reported before the target is inspected and anything is tried, and stays unchanged."""
+    """It is refused before the target is inspected and any writer is tried, and is not changed."""
 
     def planned(**_: object) -> None:
         raise AssertionError("the tuning was planned first")
@@ -477,7 +469,7 @@ def test_a_journal_that_exists(
 
 
 def test_a_dry_run_of_a_journal(refused: Callable[..., None], tmp_path: Path) -> None:
-    """Is refused: going on with it would write. The journal stays as it is."""
+    """It is refused, because resuming would write. The journal is not changed."""
     journal = tmp_path / "refused.jsonl"
     refused(2, "--max-time is too small", "--max-time", "10ms", "--size", "4MiB")
     before = journal.read_bytes()
@@ -488,7 +480,7 @@ def test_a_dry_run_of_a_journal(refused: Callable[..., None], tmp_path: Path) ->
 def test_a_journal_of_another_machine(
     refused: Callable[..., None], tmp_path: Path, target: Path
 ) -> None:
-    """Its samples do not go together with new ones."""
+    """Its samples cannot be combined with new ones."""
     journal = tmp_path / "refused.jsonl"
     refused(2, "--max-time is too small", "--max-time", "10ms", "--size", "4MiB")
     fingerprint = read_journal(journal)[0].fingerprint

@@ -1,4 +1,4 @@
-"""A long run of background saves takes no more memory than its first ones."""
+"""A long run of background saves needs no more memory than its first saves."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ckpt.close()
 
 @pytest.mark.parametrize("mode", ["eager", "lazy"])
 def test_memory_is_steady(mode: str) -> None:
-    """1,000 saves leave the resident memory within 2% of what it was after the first ten."""
+    """After 1,000 saves the resident memory is within 2% of that after the first ten."""
     shared = Path("/dev/shm")  # where syncs cost nothing
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as made:
         command = [sys.executable, "-c", _CHILD, f"{made}/runs", mode, str(_SAVES)]

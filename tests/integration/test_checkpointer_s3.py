@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.s3_servers import SERVERS, s3_server
 
 from iobench import Checkpointer, KeepLast, load_checkpoint
 from iobench.checkpoint.staged_objects import StagedObjects
@@ -16,37 +17,31 @@ from iobench.errors import (
     DataMismatchError,
     TargetError,
     TransferError,
-    UnavailableError,
     UsageError,
 )
-from iobench.testing import Bucket, LocalS3, local_s3, moto_s3
+from iobench.testing import Bucket, LocalS3
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.target import S3Target
 
-_SERVERS = {"rclone": local_s3, "moto": moto_s3}
 
-
-@pytest.fixture(scope="module", params=_SERVERS)
+@pytest.fixture(scope="module", params=SERVERS)
 def server(request: pytest.FixtureRequest) -> Iterator[LocalS3]:
     """Each of the two servers."""
-    try:
-        with _SERVERS[request.param]() as running:
-            yield running
-    except UnavailableError as error:
-        pytest.skip(str(error))
+    with s3_server(request.param) as running:
+        yield running
 
 
 @pytest.fixture
 def bucket(server: LocalS3) -> Iterator[Bucket]:
-    """A prefix of the test's own."""
+    """A prefix of its own for each test."""
     with server.active():
         yield Bucket(f"{server.target}/run-{secrets.token_hex(4)}")
 
 
 @pytest.fixture
 def writer(bucket: Bucket) -> Iterator[S3Writer]:
-    """The writer that talks to that server."""
+    """A writer for that server."""
     made = S3Writer(part_size="5MiB", threads=2)
     yield made
     made.client.close()
@@ -57,7 +52,7 @@ def _state(value: float) -> dict[str, Any]:
 
 
 def test_saved_kept_loaded(bucket: Bucket, writer: S3Writer) -> None:
-    """As on a directory: background saves, retention, restore of any step, verified."""
+    """Like on a directory: background saves, retention, verified restore of any step."""
     with Checkpointer(bucket.target, writer=writer, keep=KeepLast(2)) as ckpt:
         for step in (1, 2, 10):
             state = _state(step)
@@ -76,7 +71,7 @@ def test_saved_kept_loaded(bucket: Bucket, writer: S3Writer) -> None:
 
 
 def test_damaged_and_unfinished(bucket: Bucket, writer: S3Writer) -> None:
-    """Without a manifest it is no checkpoint and is cleaned up; damage is found."""
+    """A prefix without a manifest is not a checkpoint and is removed; damage is found."""
     with Checkpointer(bucket.target, writer=writer) as ckpt:
         for step in (1, 2):
             ckpt.save(_state(step), step)
@@ -126,7 +121,7 @@ def test_replaced(bucket: Bucket, writer: S3Writer, monkeypatch: pytest.MonkeyPa
 def test_removals_that_fail(
     bucket: Bucket, writer: S3Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Warnings, once; no save fails for them, and what others removed is no failure at all."""
+    """They warn once and fail no save. Objects that others removed are not failures."""
 
     def refuse(objects: S3Objects, keys: list[str]) -> None:
         if any("step-1" in key or "step-2" in key for key in keys):
@@ -197,6 +192,6 @@ def _refuse(*_: Any) -> None:
 
 
 def test_nothing_there(bucket: Bucket, writer: S3Writer) -> None:
-    """An empty prefix holds no checkpoint."""
+    """An empty prefix has no checkpoint."""
     with pytest.raises(TargetError, match="holds no complete checkpoint"):
         load_checkpoint(bucket.target, writer=writer)

@@ -1,4 +1,4 @@
-"""Every verb as a user calls it, and what becomes of input that cannot be meant."""
+"""Every verb as a user calls it, and the handling of invalid input."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ NOBODY = 65534
 
 
 def check(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
-    """It failed with `code`, no report, and one line on stderr that has all `words`."""
+    """It failed with `code`, without a report, and with one line on stderr that has all `words`."""
     assert done.returncode == code, done.stderr
     assert done.stdout == ""
     lines = [line for line in done.stderr.splitlines() if not _PLAN.match(line)]
@@ -66,7 +66,8 @@ _PLAN = re.compile(r"(workload|scaled|files|writers|target|run) +|\d+ \w+ (save|
 def refused(
     iobench_inside: Command, here: Path, tiny_path: Path, target: Path, tmp_path: Path
 ) -> Command:
-    """`iobench run` that must fail without touching target, results or the current directory."""
+    """Run `iobench run`, which must fail without changing target, results or the current
+    directory."""
 
     def call(code: int, *arguments: str | Path, words: tuple[str, ...] = ()) -> str:
         options = {"-w": tiny_path, "--target": target, "-o": tmp_path / "run.jsonl"}
@@ -86,7 +87,7 @@ def refused(
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_of_every_verb(iobench_inside: Command, verb: str) -> None:
-    """`-h` is on stdout, names its verb, and ends well."""
+    """`-h` is printed on stdout, names its verb, and exits with 0."""
     done = iobench_inside(*verb.split(), "-h")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"iobench {verb}" in done.stdout
@@ -102,7 +103,7 @@ def test_help_lists_the_verbs(iobench: Command) -> None:
 
 @pytest.mark.parametrize("arguments", [(), ("workloads",)])
 def test_no_arguments_give_help(iobench_inside: Command, arguments: tuple[str, ...]) -> None:
-    """Without a verb the help is printed, and the exit code is that of a usage error."""
+    """Without a verb the help is printed, with the exit code of a usage error."""
     done = iobench_inside(*arguments)
     assert done.returncode == 2
     assert "Commands:" in done.stdout + done.stderr
@@ -128,7 +129,7 @@ def test_an_error_is_one_line_and_a_code(
     code: int,
     says: str,
 ) -> None:
-    """Whatever a verb raises: the documented exit code, and no traceback."""
+    """Every exception of a verb gives the documented exit code, and no traceback."""
 
     def app(**how: object) -> None:
         raise error
@@ -150,7 +151,8 @@ def test_version(iobench: Command) -> None:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["writers"]])
 def test_what_answers_at_once_imports_nothing_heavy(arguments: list[str], tmp_path: Path) -> None:
-    """Help and the list of writers bring in neither torch nor pandas nor numpy's users."""
+    """Help and the list of writers import neither torch nor pandas nor anything that needs
+    numpy."""
     code = (
         "import sys, contextlib, io\n"
         f"sys.argv = ['iobench', *{arguments!r}]\n"
@@ -166,7 +168,7 @@ def test_what_answers_at_once_imports_nothing_heavy(arguments: list[str], tmp_pa
 
 
 def test_workloads_list(iobench_inside: Command) -> None:
-    """Every named workload is in the table and in the document, with its bytes."""
+    """The table and the document have every named workload, with its bytes."""
     document = json.loads(iobench_inside("workloads", "list", "--format", "json").stdout)
     assert document["schema"] == "iobench.workloads/1"
     named = {one["name"]: one for one in document["workloads"]}
@@ -176,7 +178,7 @@ def test_workloads_list(iobench_inside: Command) -> None:
 
 
 def test_workloads_show(iobench_inside: Command, tiny_path: Path) -> None:
-    """Facts, files and tensors of a rank, as text and as a document that agree."""
+    """Facts, files and tensors of a rank; text and document agree."""
     facts = iobench_inside("workloads", "show", "llama7b").stdout
     assert "step time  3.87 s on 8 H100" in facts
     assert "model.safetensors" not in facts
@@ -221,7 +223,7 @@ def test_show_of_the_example(iobench_inside: Command) -> None:
 
 
 def test_show_of_a_run_that_was_killed(iobench_inside: Command, tmp_path: Path) -> None:
-    """Without an end record what there is is shown, with a warning."""
+    """Without an end record the samples are shown, with a warning."""
     path = tmp_path / "killed.jsonl"
     path.write_text("".join(EXAMPLE.read_text().splitlines(keepends=True)[:-1]))
     done = iobench_inside("show", path)
@@ -240,8 +242,8 @@ def test_show_of_a_run_that_was_killed(iobench_inside: Command, tmp_path: Path) 
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_a_pipe_that_nobody_reads(tmp_path: Path, arguments: tuple[str | Path, ...]) -> None:
-    """`| head -0` ends it without a word, however much there was to print."""
+def test_a_pipe_without_a_reader(tmp_path: Path, arguments: tuple[str | Path, ...]) -> None:
+    """`| head -0` ends it without a message, however long the output is."""
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -262,7 +264,7 @@ def test_a_pipe_that_nobody_reads(tmp_path: Path, arguments: tuple[str | Path, .
 def test_a_closed_stream_is_no_file_of_the_run(
     tiny_path: Path, target: Path, tmp_path: Path, closed: str
 ) -> None:
-    """Whatever iobench opens next would get its number, and what is printed would go there."""
+    """Otherwise the next opened file would get its number, and output would go there."""
     arguments = ("run", tiny_path, "--target", target, "--no-ceiling", "--repeat", "1")
     arguments += ("--writer", "buffered", "--size", "full", "-o", tmp_path / "run.jsonl")
     command = ("sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "iobench", *arguments)
@@ -273,7 +275,7 @@ def test_a_closed_stream_is_no_file_of_the_run(
 
 
 def in_terminal(arguments: list[str | Path], cwd: Path, **environment: str) -> str:
-    """What the command prints when stdout and stderr are a terminal."""
+    """Return what the command prints if stdout and stderr are a terminal."""
     leader, terminal = os.openpty()
     output: list[bytes] = []
     plain = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
@@ -304,7 +306,7 @@ def in_terminal(arguments: list[str | Path], cwd: Path, **environment: str) -> s
 
 
 def test_colours_only_where_they_are_wanted(tmp_path: Path) -> None:
-    """A terminal gets colours, with NO_COLOR it gets none, a pipe never does."""
+    """On a terminal, but not with NO_COLOR, and never in a pipe."""
     arguments: list[str | Path] = ["show", EXAMPLE]
     colour = re.compile(r"\x1b\[[0-9;]*3[0-7]m")
     assert colour.search(in_terminal(arguments, tmp_path))
@@ -312,7 +314,7 @@ def test_colours_only_where_they_are_wanted(tmp_path: Path) -> None:
 
 
 def test_a_run_in_a_terminal(tiny_path: Path, target: Path, tmp_path: Path) -> None:
-    """A terminal sees a bar in place of lines, the report, and its cursor again."""
+    """A terminal shows a bar in place of lines, the report, and its cursor again."""
     text = in_terminal(
         [
             *("run", "-w", tiny_path, "--target", target, "--no-ceiling", "--repeat", "1"),
@@ -373,25 +375,25 @@ def test_a_run_in_a_terminal(tiny_path: Path, target: Path, tmp_path: Path) -> N
 def test_bad_arguments(
     refused: Command, arguments: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
-    """One line that says what is wrong and what is allowed, exit 2, nothing left behind."""
+    """One line with the problem and the allowed values, exit code 2, no file."""
     refused(2, *arguments, words=words)
 
 
 def test_a_rank_that_writes_nothing(refused: Command) -> None:
-    """Ranks of a Megatron job that have no files are named as such."""
+    """Ranks of a Megatron job without files are refused by name."""
     arguments = ("-w", "synthetic-1t", "--rank", "3071")
     refused(2, *arguments, words=("rank 3071 writes no files",))
 
 
 @pytest.mark.parametrize("verb", ["rnu", "workload\x1b[2J"])
 def test_an_unknown_verb(iobench_inside: Command, verb: str) -> None:
-    """One line that names it and the help, and commands no terminal."""
+    """One line that names it and the help, without control characters."""
     shown = verb.replace("\x1b", r"\x1b")
     check(iobench_inside(verb), 2, f"No such command '{shown}'", "--help")
 
 
 def test_arguments_that_are_missing(iobench_inside: Command) -> None:
-    """The message names the missing argument and the command's help."""
+    """The message names the missing argument and the help of the command."""
     check(iobench_inside("show"), 2, "Missing argument 'path'; see iobench show --help")
     check(iobench_inside("workloads", "show"), 2, "Missing argument")
 
@@ -441,7 +443,7 @@ def test_a_broken_workload_file(
     change: tuple[str, str],
     words: tuple[str, ...],
 ) -> None:
-    """File, field, value and what is allowed are in one line."""
+    """One line with file, field, value and the allowed values."""
     path = tmp_path / "broken.yaml"
     text = tiny_path.read_text()
     assert change[0] in text
@@ -474,7 +476,7 @@ def test_an_output_file_that_exists(
 @pytest.mark.parametrize(
     "verb", [("run", "--no-ceiling"), ("run", "--dry-run"), ("train", "--steps", "2")], ids=" ".join
 )
-def test_an_output_that_cannot_be_made_is_told_first(
+def test_an_output_that_cannot_be_made_is_refused_first(
     iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path, verb: tuple[str, ...]
 ) -> None:
     """Before any probe of the writers, and before the plan."""
@@ -498,7 +500,7 @@ def test_an_output_that_cannot_be_made_is_told_first(
 def test_a_working_directory_that_is_read_only(
     iobench_inside: Command, target: Path, tmp_path: Path
 ) -> None:
-    """Refused before anything is measured, with the option that names another place."""
+    """It is refused before any measurement; the error names the option for another place."""
     cases: tuple[tuple[tuple[str | Path, ...], int, str], ...] = (
         (("run",), 1, "/ro is not writable; give -o FILE"),
         (("train",), 1, "/ro is not writable; give -o FILE"),
@@ -518,7 +520,7 @@ def test_a_working_directory_that_is_read_only(
 
 
 def test_a_run_without_arguments(iobench_inside: Command, target: Path) -> None:
-    """The workload llama7b, by the default writers, here; a directory without results/ too."""
+    """The workload llama7b, by the default writers, in this directory, also without results/."""
     done = iobench_inside("run", "--dry-run", "--size", "700MiB", "--no-ceiling", cwd=target)
     assert done.returncode == 0
     assert "workload  llama7b, rank 0" in done.stderr
@@ -530,7 +532,7 @@ def test_a_run_without_arguments(iobench_inside: Command, target: Path) -> None:
 def test_a_quiet_run(
     iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path
 ) -> None:
-    """The workload by position; on stderr only where the record is."""
+    """The workload is given by position; stderr only has the path of the record."""
     record = tmp_path / "run.jsonl"
     done = iobench_inside(
         *("run", tiny_path, "-q", "--target", target, "--no-ceiling", "--repeat", "1"),
@@ -565,7 +567,7 @@ def test_doctor_strict(iobench_inside: Command, target: Path) -> None:
 def test_damaged_result_files(
     iobench_inside: Command, tmp_path: Path, content: bytes | None, words: tuple[str, ...]
 ) -> None:
-    """A file that cannot be shown is refused in one line that says where and why."""
+    """A file that cannot be shown is refused in one line with place and reason."""
     path = tmp_path / "results.jsonl"
     if content is not None:
         path.write_bytes(content)
@@ -573,7 +575,7 @@ def test_damaged_result_files(
 
 
 def test_a_directory_as_result_file(iobench_inside: Command, tmp_path: Path) -> None:
-    """A directory is no result file."""
+    """A directory is refused as a result file."""
     check(iobench_inside("show", tmp_path), 1, "cannot be read")
 
 
@@ -582,7 +584,7 @@ def test_a_directory_as_result_file(iobench_inside: Command, tmp_path: Path) -> 
 
 @contextlib.contextmanager
 def mounted(place: Path, *words: str) -> Iterator[Path]:
-    """Mounts with the given words of mount(8), or skips."""
+    """Mount with the given words of mount(8), or skip."""
     if os.geteuid() != 0:
         pytest.skip("mounting needs root")
     place.mkdir()
@@ -598,7 +600,7 @@ def mounted(place: Path, *words: str) -> Iterator[Path]:
 @pytest.mark.root
 @pytest.mark.parametrize(("mode", "words"), [(0o755, "be written"), (0o700, "be reached")])
 def test_a_directory_of_somebody_else(tiny_path: Path, mode: int, words: str) -> None:
-    """A user who may not write there, or not look there, gets that message; nothing is tried."""
+    """A user without permission to write or look there gets that message; no writer is tried."""
     if os.geteuid() != 0:
         pytest.skip("becoming another user needs root")
     # In a child that gives its rights up inside: the interpreter may be where only root can read.
@@ -634,14 +636,14 @@ def test_a_directory_of_somebody_else(tiny_path: Path, mode: int, words: str) ->
 
 @pytest.mark.root
 def test_a_read_only_file_system(refused: Command, tmp_path: Path) -> None:
-    """A read-only mount is refused as any directory that cannot be written."""
+    """A read-only mount is refused like a directory that cannot be written."""
     with mounted(tmp_path / "ro", "-t", "tmpfs", "-o", "ro,size=16m", "tmpfs") as place:
         refused(2, "--target", place, words=("cannot be written",))
 
 
 @pytest.mark.root
 def test_a_directory_that_is_too_small(refused: Command, tmp_path: Path) -> None:
-    """A file system with no room for the checkpoint is refused before a byte is written."""
+    """A file system without room for the checkpoint is refused before a byte is written."""
     with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=300m", "tmpfs") as place:
         arguments = ("-w", "llama7b", "--size", "200MiB", "--writer", "buffered")
         refused(2, "--target", place, *arguments, words=("does not fit", "smaller --size"))
@@ -650,7 +652,7 @@ def test_a_directory_that_is_too_small(refused: Command, tmp_path: Path) -> None
 
 @pytest.mark.root
 def test_no_room_at_all(iobench_inside: Command, tiny_path: Path, tmp_path: Path) -> None:
-    """Without a size, too, a full file system is refused."""
+    """A full file system is refused, also without a size."""
     with mounted(tmp_path / "full", "-t", "tmpfs", "-o", "size=8m", "tmpfs") as place:
         done = iobench_inside("run", "-w", tiny_path, "--target", place, "--writer", "buffered")
         check(done, 2, "no space is left")
@@ -659,7 +661,7 @@ def test_no_room_at_all(iobench_inside: Command, tiny_path: Path, tmp_path: Path
 
 @pytest.mark.root
 def test_a_file_system_without_direct_io(refused: Command, tmp_path: Path) -> None:
-    """Where O_DIRECT is refused the run ends with exit 3, the reason and what to take instead."""
+    """If O_DIRECT is refused, the exit code is 3, with the reason and an alternative."""
     with mounted(tmp_path / "ramfs", "-t", "ramfs", "ramfs") as place:
         words = ("refuses O_DIRECT", "Use --writer uncached or buffered")
         refused(3, "--target", place, "--writer", "buffered,odirect", words=words)
@@ -671,7 +673,8 @@ def test_a_file_system_without_direct_io(refused: Command, tmp_path: Path) -> No
 def test_a_disk_that_fills_up_in_mid_run(
     tiny_path: Path, new_filesystem: Callable[..., Path], tmp_path: Path, writer: str
 ) -> None:
-    """Another file takes the space after the plan was checked: a clean error, all removed."""
+    """Another file takes the space after the check of the plan: one clean error, and all files are
+    removed."""
     place = new_filesystem("ext4", 400 * MIB)
     record = tmp_path / "run.jsonl"
     process = subprocess.Popen(
@@ -707,7 +710,7 @@ def test_a_disk_that_fills_up_in_mid_run(
 
 
 def _fill(path: Path, process: subprocess.Popen[str]) -> None:
-    """Take all the space there is, and what checkpoints give back, until the run has ended."""
+    """Take all free space, also the space of removed checkpoints, until the run has ended."""
     deadline = time.monotonic() + 60
     with path.open("wb", buffering=0) as file:
         while process.poll() is None and time.monotonic() < deadline:
@@ -722,7 +725,7 @@ def _fill(path: Path, process: subprocess.Popen[str]) -> None:
 
 
 def _described(command: Any, path: str) -> Iterator[tuple[str, str]]:
-    """(`iobench run`, its section of the reference) of each command below `command`."""
+    """Return (`iobench run`, its section of the reference) for each command below `command`."""
     yield path, _section(command, path)
     for name, below in getattr(command, "commands", {}).items():
         yield from _described(below, f"{path} {name}")
@@ -759,7 +762,8 @@ def _default(parameter: Any) -> str:
 
 
 def test_the_reference_is_the_help() -> None:
-    """docs/cli.md has every verb with every option, default and sentence of the help, no more."""
+    """docs/cli.md has every verb with every option, default and sentence of the help, and no
+    more."""
     text = DOCS.read_text()
     sections = dict(_described(get_command(app), "iobench"))
     for path, section in sections.items():

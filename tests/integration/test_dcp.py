@@ -1,4 +1,5 @@
-"""torch.distributed.checkpoint through our writers: ours and stock read each other's files."""
+"""torch.distributed.checkpoint through our writers: our and the stock classes read each other's
+files."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ WRITERS = ("buffered", "odirect", "uring", "hybrid")
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """DCP warns that it is used in one process, and of its own deprecated calls."""
+    """Ignore DCP's warnings about its use in one process, and about its own deprecated calls."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -87,7 +88,8 @@ def loaded(reader: Any, state: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("single_file_per_rank", [True, False])
 @pytest.mark.parametrize("name", WRITERS)
 def test_ours_is_read_by_stock(tmp_path: Path, name: str, single_file_per_rank: bool) -> None:
-    """Whatever the writer, stock FileSystemReader loads it; so do we, by another path."""
+    """Files of any writer can be loaded by the stock FileSystemReader, and by another of our
+    writers."""
     state = make_state()
     writer = StorageWriter(
         tmp_path, name, single_file_per_rank=single_file_per_rank, thread_count=3
@@ -105,7 +107,7 @@ def test_ours_is_read_by_stock(tmp_path: Path, name: str, single_file_per_rank: 
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_stocks_is_read_by_us(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stock FileSystemWriter saved loads by every writer, also when it is read in pieces."""
+    """Files of the stock FileSystemWriter can be loaded by every writer, also in pieces."""
     state = make_state()
     dcp.save(state, storage_writer=FileSystemWriter(tmp_path, thread_count=2), no_dist=True)
     assert_equal(loaded(StorageReader(tmp_path, name), state), state)
@@ -117,7 +119,7 @@ def test_stocks_is_read_by_us(tmp_path: Path, name: str, monkeypatch: pytest.Mon
 
 
 def test_a_part_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a file of which little is wanted, little is read."""
+    """A small part of a file is read without the rest."""
     monkeypatch.setattr(dcp_reader, "_GAP", 4096)
     state = {f"t{number}": torch.randn(1 << 16) for number in range(40)}
     dcp.save(state, storage_writer=StorageWriter(tmp_path, "odirect"), no_dist=True)
@@ -128,7 +130,7 @@ def test_a_part_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_same_writer_again(tmp_path: Path) -> None:
-    """`dcp.save` with another checkpoint_id moves the writer there; the first stays."""
+    """`dcp.save` with another checkpoint_id uses that directory; the first checkpoint stays."""
     writer, reader = StorageWriter(tmp_path / "a", "buffered"), StorageReader(".", "buffered")
     for name, seed in (("a", 1), ("b", 2)):
         place = tmp_path / name
@@ -140,7 +142,7 @@ def test_the_same_writer_again(tmp_path: Path) -> None:
 
 
 def test_ids_of_saves_and_loads(tmp_path: Path) -> None:
-    """`save_id` and `load_id` are named, renewed and recorded as in torch's own classes."""
+    """`save_id` and `load_id` are named, renewed and recorded like in torch's own classes."""
     stock, ours = tmp_path / "stock", tmp_path / "ours"
     ids = []
     for writer, reader in (
@@ -160,7 +162,7 @@ def test_ids_of_saves_and_loads(tmp_path: Path) -> None:
 
 
 def test_overwriting(tmp_path: Path) -> None:
-    """A second save replaces the first, or is refused when that was asked."""
+    """A second save replaces the first, or is refused on request."""
     dcp.save(make_state(1), storage_writer=StorageWriter(tmp_path, "buffered"), no_dist=True)
     with pytest.raises(dcp.api.CheckpointException, match="a checkpoint already"):
         dcp.save(
@@ -186,7 +188,8 @@ class Failing(BufferedWriter):
 
 
 def test_a_file_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One thread's failure is the save's: no metadata, the old checkpoint gone, never a mix."""
+    """The failure of one thread fails the save: no metadata, the old checkpoint removed, never a
+    mixture."""
     dcp.save(make_state(1), storage_writer=StorageWriter(tmp_path, "buffered"), no_dist=True)
     monkeypatch.setattr(Failing, "opened", 0)
     writer = StorageWriter(tmp_path, Failing(), thread_count=3)
@@ -200,7 +203,7 @@ def test_a_file_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("damage", ["short", "flipped", "no metadata", "other object"])
 def test_damage(tmp_path: Path, damage: str) -> None:
-    """A file that is not what the metadata says is refused."""
+    """A file that does not match the metadata is refused."""
     state = {"weight": torch.randn(100_000)}
     dcp.save(state, storage_writer=StorageWriter(tmp_path, "buffered"), no_dist=True)
     data, metadata = tmp_path / "__0_0.distcp", tmp_path / ".metadata"
@@ -219,7 +222,7 @@ def test_damage(tmp_path: Path, damage: str) -> None:
 
 
 def test_bad_arguments(tmp_path: Path) -> None:
-    """A place that is not the writer's and threads that are none are refused at once."""
+    """A path that is not the writer's, and zero threads, are refused at once."""
     with pytest.raises(UsageError, match="s3"):
         StorageWriter("s3://bucket/step", "odirect")
     with pytest.raises(UsageError, match="thread_count=0"):
@@ -233,7 +236,7 @@ def test_bad_arguments(tmp_path: Path) -> None:
 
 
 def test_a_bucket() -> None:
-    """Saved to and loaded from an object store, and replaced there."""
+    """A checkpoint is saved to, loaded from and replaced in an object store."""
     with local_s3() as server, server.active():
         place = f"s3://{server.bucket}/step-1"
         for seed in (1, 2):
@@ -302,7 +305,7 @@ if __name__ == "__main__":
 
 
 def test_two_ranks(tmp_path: Path) -> None:
-    """Sharded tensors of two ranks are saved, also asynchronously, and loaded sharded otherwise."""
+    """Sharded tensors of two ranks are saved, also asynchronously, and loaded with other shards."""
     script = tmp_path / "job.py"
     script.write_text(JOB)
     command = [
@@ -353,7 +356,7 @@ if __name__ == "__main__":
 
 
 def test_failures_of_a_child_process(tmp_path: Path) -> None:
-    """They are in the future, with our error and its errno; so is the end of the child itself."""
+    """The future raises our error with its errno; also if the child itself ends."""
     (tmp_path / "a-file").write_bytes(b"")
     script = tmp_path / "job.py"
     script.write_text(IN_CHILD)

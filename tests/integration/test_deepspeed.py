@@ -68,7 +68,8 @@ STATE = {"module": {"w": torch.arange(1000.0), "b": torch.ones(3)}, "step": 7, "
 
 @pytest.mark.parametrize("made", [CheckpointEngine, DecoupledCheckpointEngine])
 def test_the_interface(made: Any, tmp_path: Path) -> None:
-    """Every method of DeepSpeed's base class; files are torch.save's, and torch's are loaded."""
+    """Every method of DeepSpeed's base class. Files are those of torch.save, and files of torch can
+    be loaded."""
     engine = made("odirect")
     assert isinstance(engine, StockCheckpointEngine)
     assert not made.__abstractmethods__
@@ -92,7 +93,7 @@ def test_the_interface(made: Any, tmp_path: Path) -> None:
 
 
 def test_decoupled_saves_wait_for_the_commit(tmp_path: Path) -> None:
-    """The state may change at once; nothing is committed before it is durable."""
+    """The state may change at once; the commit comes after all files are durable."""
     writer = Held()
     engine = DecoupledCheckpointEngine(writer)
     state = {"w": torch.zeros(5000)}
@@ -119,7 +120,7 @@ def test_decoupled_saves_wait_for_the_commit(tmp_path: Path) -> None:
 
 
 def test_each_checkpoint_has_its_latest(tmp_path: Path) -> None:
-    """Also without a step between two saves, where DeepSpeed does not ask for the commit."""
+    """Also without a step between two saves, when DeepSpeed does not ask for the commit."""
     engine = DecoupledCheckpointEngine("buffered")
     for name, latest in (("last", True), ("unnamed", False), ("best", True)):
         directory = tmp_path / name
@@ -132,8 +133,9 @@ def test_each_checkpoint_has_its_latest(tmp_path: Path) -> None:
     assert names(tmp_path / "last") == names(tmp_path / "best") == ["a.pt", "latest"]
 
 
-def test_a_failure_that_was_told_is_no_success_later(tmp_path: Path) -> None:
-    """Raised by a save or a load, and again by the commit: `latest` must not name a part."""
+def test_a_reported_failure_stays_a_failure(tmp_path: Path) -> None:
+    """A save or load raises it, and then the commit: `latest` must not name an incomplete
+    checkpoint."""
     writer = Held()
     engine = DecoupledCheckpointEngine(writer)
     writer.fails = "a.pt"
@@ -158,7 +160,7 @@ def test_only_engines(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A process group of this process alone."""
+    """A process group of this process only."""
     backend = importlib.import_module("deepspeed.comm.torch")
     backend.build_shm_op = lambda: None  # type: ignore[attr-defined]  # takes a minute to compile
     os.environ["LOCAL_RANK"] = "0"
@@ -176,7 +178,8 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def test_a_checkpoint_is_that_of_all_ranks(
     group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`latest` does not name it until every rank has its files durable; a failure is all's."""
+    """`latest` names it only after the files of every rank are durable. The failure of one rank is
+    that of all."""
     asked: list[int] = []
     others = [1, 0, 0, 1]
 
@@ -204,7 +207,7 @@ def test_a_checkpoint_is_that_of_all_ranks(
         engine.commit(info(tmp_path))
     assert asked == [1, 1, 1, 0]
     engine.create(CheckpointCommitInfo(tag="x", save_dir=str(tmp_path), save_latest=False))
-    engine.cleanup()  # nobody names it, so nobody is asked
+    engine.cleanup()  # no rank names it, so none is asked
     assert names(tmp_path) == ["a.pt"]
 
 
@@ -253,7 +256,7 @@ def test_two_ranks_of_which_one_fails(tmp_path: Path) -> None:
 def test_a_rank_that_ends_by_an_error_waits_for_no_other(
     group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others are in the middle of a step: they do not answer, and must not be disturbed."""
+    """The others are in a step: they do not answer, and must not be disturbed."""
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: pytest.fail("asked"))
     engine = DecoupledCheckpointEngine("buffered")
@@ -295,7 +298,8 @@ def train(engine: Any, steps: range) -> list[float]:
 
 @pytest.mark.parametrize(("stage", "decoupled"), [(0, False), (1, False), (1, True)])
 def test_a_real_engine(group: None, stage: int, decoupled: bool, tmp_path: Path) -> None:
-    """Stock resumes from ours and ours from stock, with the losses of a run that went on."""
+    """The stock engine resumes from our checkpoint and ours from a stock one, with the losses of an
+    uninterrupted run."""
     engine = made_engine(stage)
     train(engine, range(3))
     engine.save_checkpoint(str(tmp_path / "stock"), client_state={"note": "x"})
@@ -319,7 +323,7 @@ def test_a_real_engine(group: None, stage: int, decoupled: bool, tmp_path: Path)
 
 
 class Accelerated:
-    """An Accelerator as far as a save goes, with a DeepSpeed engine."""
+    """An Accelerator with a DeepSpeed engine, as far as a save needs it."""
 
     is_main_process = True
     project_configuration = ProjectConfiguration()
@@ -338,7 +342,7 @@ class Accelerated:
 
 
 def test_decoupled_below_accelerate(group: None, tmp_path: Path) -> None:
-    """All is in the directory before that gets its name, `latest` too."""
+    """All files are in the directory before it gets its name, also `latest`."""
     engine = made_engine(1)
     train(engine, range(1))
     ours = attach(engine, "buffered", decoupled=True)
@@ -353,7 +357,7 @@ def test_decoupled_below_accelerate(group: None, tmp_path: Path) -> None:
 
 
 def test_a_16bit_model_after_a_checkpoint(group: None, tmp_path: Path) -> None:
-    """Its commit is not that of the checkpoint before, which has its `latest` then."""
+    """Its commit is not that of the checkpoint before, which then has its `latest`."""
     engine = made_engine(1)
     train(engine, range(1))
     attach(engine, "buffered", decoupled=True)

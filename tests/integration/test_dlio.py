@@ -1,4 +1,4 @@
-"""DLIO's checkpoint class over our writers: against its interface, and the real one where it is."""
+"""DLIO's checkpoint class over our writers: its interface, and the real DLIO where installed."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class BaseCheckpointing(ABC):
 
 
 class PyTorchCheckpointing(BaseCheckpointing):
-    """DLIO's class for PyTorch: what ours derives from."""
+    """DLIO's class for PyTorch, the base class of ours."""
 
     def __init__(self) -> None:
         super().__init__("pt")
@@ -106,7 +106,7 @@ class PyTorchCheckpointing(BaseCheckpointing):
 
 @pytest.fixture
 def dlio(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleType]:
-    """Our module, over the stand-in; DLIO's own packages are not loaded."""
+    """Our module with the replacement; DLIO's own packages are not loaded."""
     for name in ("dlio_benchmark", "dlio_benchmark.checkpointing", _BASE, _PYTORCH):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setattr(sys.modules[_BASE], "BaseCheckpointing", BaseCheckpointing, raising=False)
@@ -125,10 +125,8 @@ def test_the_interface(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Found as DLIO finds it, by the name in docs/integrations.md, one object.
-
-    Stock loads what ours saved, and ours loads what stock saved.
-    """
+    """DLIO finds one object by the name in docs/integrations.md. The stock class loads our files,
+    and ours loads stock files."""
     (block,) = re.findall(r"^```yaml\n(.*?)^```$", _PAGE.read_text(), re.DOTALL | re.MULTILINE)
     named = yaml.safe_load(block)["checkpoint"]["checkpoint_mechanism_classname"]
     module, _, name = named.rpartition(".")
@@ -159,7 +157,7 @@ def test_the_interface(
 
 
 def test_a_class_of_ones_own(dlio: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says its writer itself, and is another object."""
+    """It selects its own writer, and is another object."""
     mine = type("Mine", (dlio.Checkpointing,), {"writer": "buffered"})
     made = mine.get_instance()
     assert made is not dlio.Checkpointing.get_instance()
@@ -175,10 +173,10 @@ def test_a_class_of_ones_own(dlio: ModuleType, monkeypatch: pytest.MonkeyPatch) 
     reason="dlio_benchmark is not installed; `make test-dlio` runs these tests with it",
 )
 class TestReal:
-    """The DLIO that is installed, without TensorFlow and DALI, which PyTorch runs do not load."""
+    """The installed DLIO without TensorFlow and DALI, which PyTorch runs do not load."""
 
     def test_signatures(self) -> None:
-        """What ours overrides takes the arguments that DLIO passes."""
+        """Our overrides accept the arguments that DLIO passes."""
         real = importlib.import_module(_PYTORCH).PyTorchCheckpointing
         ours = importlib.import_module("iobench.integrations.dlio").Checkpointing
         for name in ("save_state", "load_state"):

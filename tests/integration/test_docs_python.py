@@ -41,7 +41,7 @@ _ELSEWHERE = {"/mnt/nvme": "nvme", '"cuda:1"': '"cpu"', '"cuda"': '"cpu"'}
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """s3://bucket, as boto3 finds it by its environment."""
+    """s3://bucket, which boto3 finds by environment variables."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
         monkeypatch.setenv(name, "x")
     with scripted_s3() as server:
@@ -51,13 +51,13 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The working directory, with the writer.toml that pages name."""
+    """The working directory, with the writer.toml that the pages name."""
     monkeypatch.chdir(tmp_path)
     Path("writer.toml").write_text(iobench.dump_writer(iobench.load_writer("buffered")))
 
 
 def _nothing(*given: Any, **more: Any) -> None:
-    """Replaces work that costs time."""
+    """Replaces work that takes time."""
 
 
 def _training() -> Names:
@@ -74,7 +74,7 @@ def _training() -> Names:
 
 
 class _LightningTrainer:
-    """Takes plugins as Lightning's does; a real one is in test_lightning.py."""
+    """Accepts plugins like Lightning's; a real one is in test_lightning.py."""
 
     def __init__(self, plugins: list[Any]) -> None:
         import lightning.pytorch.plugins as found
@@ -82,11 +82,11 @@ class _LightningTrainer:
         assert all(isinstance(one, found.CheckpointIO) for one in plugins)
 
     def fit(self, model: Any, ckpt_path: str) -> None:
-        """Nothing is trained."""
+        """Train nothing."""
 
 
 def _engine() -> Any:
-    """A DeepSpeed engine as far as checkpoints go; a real one is in test_deepspeed.py."""
+    """A DeepSpeed engine, as far as checkpoints need it; a real one is in test_deepspeed.py."""
     from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 
     engine = SimpleNamespace(checkpoint_engine=TorchCheckpointEngine())
@@ -193,7 +193,7 @@ _STAND_INS: dict[str, Callable[[], Iterator[Names]]] = {
 
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.name)
 def test_every_block_runs(page: Path, bucket: None) -> None:
-    """One block after the other, as a reader types them."""
+    """One block after the other, in the order of the page."""
     made = _STAND_INS.get(page.name, _plain)()
     names = next(made)
     for code in _BLOCK.findall(page.read_text()):

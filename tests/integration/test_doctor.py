@@ -162,7 +162,7 @@ def test_loop_device_counts_the_bytes(tmp_path: Path, mounted: Mounter, fs_type:
 
 
 @pytest.mark.root
-def test_a_read_only_mount_is_told(mounted: Mounter) -> None:
+def test_a_read_only_mount_is_reported(mounted: Mounter) -> None:
     """Where nothing can be written doctor still answers, and says why."""
     place = mounted("readonly", "-t", "tmpfs", "-o", "ro,size=1m", "tmpfs")
     document = as_json(place)

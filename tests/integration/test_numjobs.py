@@ -27,7 +27,7 @@ class MeetingWriter(BufferedWriter):
             open(f"{place}/met-{number}", "w").close()
             deadline = time.monotonic() + 60
             while not os.path.exists(f"{place}/met-{1 - int(number)}"):
-                assert time.monotonic() < deadline, "nobody came"
+                assert time.monotonic() < deadline, "no process came"
                 time.sleep(0.01)
         return super().write(image, target, **options)
 

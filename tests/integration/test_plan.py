@@ -1,4 +1,4 @@
-"""`iobench plan` as a user calls it: by the published record, by hand, in every format."""
+"""`iobench plan` as a user calls it: with the published record, by hand, in every format."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def document(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def test_plan_with_the_reference_record(iobench_inside: Command) -> None:
-    """The issue's own command: each writer with interval, ETTR, lost work and savings."""
+    """Each writer has an interval, ETTR, lost work and savings."""
     options = (
         *("--nodes", "2048", "--gpus-per-node", "8"),
         *("--failures-per-1000-node-days", "6.5", "--restart", "5min"),
@@ -58,7 +58,7 @@ def test_plan_with_the_reference_record(iobench_inside: Command) -> None:
 
 
 def test_plan_over_sizes(iobench_inside: Command) -> None:
-    """A row for each size and writer, up to 131,072 nodes, and where the formulas break."""
+    """One row for each size and writer, up to 131,072 nodes, and the limits of the formulas."""
     done = iobench_inside(
         "plan", "--results", RECORD, "--nodes", "1024-131072", "--simulate", "20000"
     )
@@ -71,7 +71,7 @@ def test_plan_over_sizes(iobench_inside: Command) -> None:
 
 
 def test_plan_by_hand(iobench_inside: Command) -> None:
-    """Synchronous and asynchronous saves side by side; the same seed gives the same answer."""
+    """Synchronous and asynchronous saves; the same seed gives the same answer."""
     behind = ("--blocking", "2s", "--persist", "20s", "--step", "3.87s", "--simulate", "5000")
     done = iobench_inside("plan", *HAND, *behind, "--format", "json")
     modes = {one["mode"]: one for one in document(done)["forecasts"]}
@@ -112,8 +112,8 @@ def test_plan_for_failures_in_groups(iobench_inside: Command) -> None:
     assert "by a numeric search for shape 0.7" in table
 
 
-def test_invalid_samples_are_left_out_unless_told(iobench_inside: Command, tmp_path: Path) -> None:
-    """A record whose odirect restores were warm: that writer is named and not planned for."""
+def test_invalid_samples_are_left_out_by_default(iobench_inside: Command, tmp_path: Path) -> None:
+    """A record with warm restores of odirect: that writer is named and not planned for."""
     lines = []
     for line in RECORD.read_text().splitlines():
         record = json.loads(line)
@@ -161,7 +161,7 @@ def test_invalid_samples_are_left_out_unless_told(iobench_inside: Command, tmp_p
 def test_what_cannot_be_meant(
     iobench_inside: Command, code: int, words: str, arguments: tuple[str | Path, ...]
 ) -> None:
-    """One line on stderr that says what is wrong and what is allowed; no report."""
+    """One line on stderr with the problem and the allowed values; no report."""
     if arguments[0] == RECORD:
         arguments = ("--nodes", "8", "--results", RECORD, "--baseline", str(arguments[1]))
     done = iobench_inside("plan", *arguments)

@@ -1,4 +1,4 @@
-"""The redirect under DCP, in this process: in which order a save becomes durable."""
+"""The redirect of DCP in this process: the order in which a save becomes durable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STATE = {"w": torch.arange(4096.0)}
 
 @pytest.fixture(autouse=True)
 def _redirected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """DCP's files over `buffered`; its own functions again afterwards."""
+    """DCP's files go through `buffered`; its own functions are restored afterwards."""
     for name in ("create_stream", "rename", "mkdir"):
         monkeypatch.setattr(filesystem.FileSystem, name, getattr(filesystem.FileSystem, name))
     set_default_writer("buffered")
@@ -38,7 +38,7 @@ def _save(path: Path) -> None:
 def test_the_commit_is_durable_when_the_save_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last that is done is to sync the directory in which .metadata got its name."""
+    """The last call syncs the directory of .metadata."""
     done = _watch(monkeypatch)
     _save(tmp_path / "checkpoint")
     assert done[-2:] == [
@@ -50,7 +50,7 @@ def test_the_commit_is_durable_when_the_save_returns(
 def test_the_directory_that_a_save_makes_is_durable_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In those above it, as far as they are new, and before the commit; later saves make none."""
+    """New parent directories are synced before the commit; later saves make none."""
     monkeypatch.chdir(tmp_path)
     done = _watch(monkeypatch)
     _save(Path("new/run/checkpoint"))
@@ -65,7 +65,7 @@ def test_the_directory_that_a_save_makes_is_durable_too(
 
 
 def _watch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Records each sync and rename from now on, in order."""
+    """Record each sync and rename from now on, in order."""
     done: list[tuple[str, str]] = []
     fsync, rename = os.fsync, os.rename
 

@@ -15,12 +15,13 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records stay in a directory of the test's own."""
+    """Records are written to a directory of the test."""
     monkeypatch.chdir(tmp_path)
 
 
 def test_hybrid_io_is_measured_and_judged_again(iobench_inside: Command, target: Path) -> None:
-    """Every claim gets an answer, the wall clock by training; the records give it again."""
+    """Every claim gets an answer, the wall clock by training; the records give the same answers
+    again."""
     done = iobench_inside(
         *("reproduce", "hybrid-io", "--target", target, "--size", "16MiB", "--repeat", "1"),
         *("--format", "json"),
@@ -70,7 +71,8 @@ def test_hybrid_io_is_measured_and_judged_again(iobench_inside: Command, target:
 def test_claims_about_training(
     name: str, sides: list[str], figure: str, iobench_inside: Command, target: Path
 ) -> None:
-    """Each is trained: too small to be the claim's setting, which the answer says."""
+    """Each is measured by training. It is too small for the claim's setting, and the answer says
+    so."""
     done = iobench_inside(
         *("reproduce", name, "--target", target, "--size", "4MiB", "--repeat", "1"),
         *("--format", "json"),

@@ -1,4 +1,4 @@
-"""Training with checkpoints: the same losses as without, and after a resume bit for bit."""
+"""Training with checkpoints has the same losses as without, also after a resume, bit for bit."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def _train(trainer: Trainer, ckpt: Checkpointer | None, mode: str) -> list[float
 
 @pytest.fixture(scope="module")
 def plain() -> list[float]:
-    """The losses without any checkpoint."""
+    """The losses without checkpoints."""
     return _train(Trainer(_PARAMS, ballast_bytes=5_000_000), None, "none")
 
 
 @pytest.mark.parametrize("mode", _MODES)
 def test_losses(mode: str, plain: list[float], tmp_path: Path) -> None:
-    """Checkpoints change no loss; from each of them training goes on as if it had not stopped."""
+    """Checkpoints change no loss. Training continues from each of them as if it had not stopped."""
     options = {"writer": "buffered", "schedule": Every(4), **_MODES[mode]}
     with Checkpointer(tmp_path, **options) as ckpt:
         assert _train(Trainer(_PARAMS, ballast_bytes=5_000_000), ckpt, mode) == plain
@@ -62,7 +62,7 @@ def test_learns(plain: list[float]) -> None:
 
 @pytest.mark.parametrize("params", [100_000, 1_000_000, 124_000_000])
 def test_size(params: int) -> None:
-    """The model has about the parameters asked for."""
+    """The model has about the requested number of parameters."""
     with torch.device("meta"):
         model = Gpt.of_size(params)
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(params, rel=0.15)

@@ -1,4 +1,4 @@
-"""`iobench run` as a user calls it, on a real file system, with a real fio where there is one."""
+"""`iobench run` as a user calls it, on a real file system, with a real fio if installed."""
 
 from __future__ import annotations
 
@@ -59,14 +59,15 @@ needs_fio = pytest.mark.skipif(fio_version() is None, reason="fio is not install
 
 @pytest.fixture
 def direct(target: Path) -> None:
-    """Skips where the file system of the tests has no direct I/O."""
+    """Skip if the file system of the tests has no direct I/O."""
     if not next(probe.ok for probe in probe_directory(target) if probe.name == "O_DIRECT"):
         pytest.skip("no direct I/O on the file system of the tests")
 
 
 @pytest.fixture
 def run(iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path) -> Command:
-    """`iobench run` of the tiny workload, twice, its record in run.jsonl; leaves nothing else."""
+    """Run `iobench run` on the tiny workload, twice; its record is run.jsonl, and no other file is
+    left."""
 
     def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         done = iobench_inside(
@@ -89,7 +90,7 @@ def fio_unknown() -> Iterator[None]:
 
 
 def document_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """The one JSON document on stdout."""
+    """Return the one JSON document on stdout."""
     assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     return document
@@ -100,13 +101,11 @@ def by_label(document: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 @needs_fio
-def test_every_writer_beside_fio(
+def test_every_writer_and_fio(
     iobench: Command, direct: None, tiny_path: Path, target: Path, tmp_path: Path
 ) -> None:
-    """One JSON document of the promised shape, valid figures, and a record that loads.
-
-    In a process of its own, as a user has it; the other tests of this file run in this process.
-    """
+    """One JSON document of the documented form, valid figures, and a record that loads. It runs in
+    a process of its own, like for a user; the other tests of this file run in this process."""
     done = iobench(
         *("run", tiny_path, "--target", target, "--pool", "16MiB", "--repeat", "2"),
         *("--writer", WRITERS, "--size", "4MiB", "--format", "json", "-o", tmp_path / "run.jsonl"),
@@ -168,7 +167,7 @@ def test_every_writer_beside_fio(
 
 
 def test_full_size_is_valid(run: Command, direct: None) -> None:
-    """The whole workload is VALID without more words, through every storing writer."""
+    """The whole workload is VALID without reasons, by every storing writer."""
     arguments = ("--size", "full", "--no-ceiling", "--repeat", "1", "--format", "json")
     document = document_of(run("--writer", "buffered,uncached,odirect", *arguments))
     assert document["workload"]["bytes"] == document["workload"]["full_bytes"]
@@ -177,7 +176,7 @@ def test_full_size_is_valid(run: Command, direct: None) -> None:
 
 
 def test_show_gives_the_same_table(run: Command, iobench_inside: Command, tmp_path: Path) -> None:
-    """`show` prints from the record what the run printed, in every format."""
+    """`show` prints the same from the record as the run, in every format."""
     done = run("--writer", "buffered", "--size", "full", "--no-ceiling")
     assert done.returncode == 0, done.stderr
     assert "buffered  restore" in done.stdout
@@ -190,7 +189,7 @@ def test_show_gives_the_same_table(run: Command, iobench_inside: Command, tmp_pa
 
 
 def test_two_settings_of_one_writer(run: Command, direct: None) -> None:
-    """The same writer at two settings makes two rows, labelled by the setting that differs."""
+    """They are two rows, labelled by the setting that differs."""
     settings = "odirect,block_size=1MiB,threads=3,odirect,block_size=2MiB,threads=5"
     done = run("--writer", settings, "--size", "full", "--no-ceiling")
     assert done.returncode == 0, done.stderr
@@ -200,7 +199,7 @@ def test_two_settings_of_one_writer(run: Command, direct: None) -> None:
 
 
 def test_without_a_ceiling(run: Command) -> None:
-    """`--no-ceiling` runs no fio, and says that there is no ceiling."""
+    """`--no-ceiling` runs no fio, and the report says that there is no ceiling."""
     arguments = ("--writer", "buffered", "--no-ceiling", "--repeat", "1", "--format", "json")
     document = document_of(run("--size", "full", *arguments))
     assert document["ceiling"] == {**dict.fromkeys(CEILING_KEYS), "reason": "no fio job ran"}
@@ -208,7 +207,7 @@ def test_without_a_ceiling(run: Command) -> None:
 
 
 def test_fio_is_missing(run: Command, fio_unknown: None, tmp_path: Path) -> None:
-    """Without fio on PATH the run goes on, the ceiling not measured, the remedy on stderr."""
+    """Without fio on PATH the run goes on without a ceiling, and the remedy is on stderr."""
     empty = tmp_path / "empty"
     empty.mkdir()
     arguments = ("--writer", "buffered", "--size", "full", "--repeat", "1", "--details")
@@ -220,7 +219,7 @@ def test_fio_is_missing(run: Command, fio_unknown: None, tmp_path: Path) -> None
 
 @needs_fio
 def test_a_fio_that_fails(run: Command, fio_unknown: None, tmp_path: Path) -> None:
-    """A broken fio costs the ceiling and nothing else; its words are in the report."""
+    """The run has no ceiling, and the report has fio's message."""
     program = tmp_path / "bin/fio"
     program.parent.mkdir()
     program.write_text(
@@ -235,7 +234,7 @@ def test_a_fio_that_fails(run: Command, fio_unknown: None, tmp_path: Path) -> No
 
 
 def test_stdout_and_stderr(run: Command) -> None:
-    """Plan and progress are plain lines on stderr; stdout has the report and no escape codes."""
+    """Plan and progress are plain lines on stderr; stdout has the report without escape codes."""
     done = run("--writer", "null", "--size", "full", "--no-ceiling")
     words = [line.split()[0] for line in done.stderr.splitlines()]
     assert words == ["workload", "files", "writers", "target", "run", "1", "2", "record:"]
@@ -244,7 +243,7 @@ def test_stdout_and_stderr(run: Command) -> None:
 
 
 def test_another_rank(run: Command) -> None:
-    """Rank 1 of the HF Trainer writes its rng state alone; it is replayed like any other."""
+    """Rank 1 of the HF Trainer only writes its rng state; it is replayed like any other."""
     arguments = ("--writer", "buffered", "--size", "full", "--no-ceiling", "--format", "json")
     document = document_of(run("--rank", "1", *arguments))
     assert (document["workload"]["rank"], document["workload"]["files"]) == (1, 1)
@@ -252,7 +251,7 @@ def test_another_rank(run: Command) -> None:
 
 
 def test_a_seed_gives_one_order(run: Command, tmp_path: Path) -> None:
-    """The same seed interleaves the contenders in the same order, run after run."""
+    """The same seed gives the same order of the contenders in every run."""
     orders = []
     for _ in range(2):
         settings = "null,null,threads=2,null,threads=3"
@@ -268,7 +267,7 @@ def test_a_seed_gives_one_order(run: Command, tmp_path: Path) -> None:
 def test_a_file_system_that_is_named_by_default(
     iobench_inside: Command, tiny_path: Path, target: Path
 ) -> None:
-    """Without --target and -o the directory one is in is measured, the record below results/."""
+    """Without --target and -o the current directory is measured, and the record is in results/."""
     done = iobench_inside(
         *("run", "-w", tiny_path, "--writer", "buffered", "--no-ceiling", "--repeat", "1"),
         *("--size", "full"),
@@ -293,7 +292,7 @@ def test_a_file_system_that_is_named_by_default(
 def test_every_kind_of_layout(
     run: Command, tiny_path: Path, tmp_path: Path, layout: str, direct: None
 ) -> None:
-    """Sharded, nested and DCP files of other layouts are saved, restored and verified as well."""
+    """Sharded, nested and DCP files of other layouts are saved, restored and verified too."""
     text = tiny_path.read_text()
     path = tmp_path / "other.yaml"
     path.write_text(f"{text[: text.index('layout:')]}layout: {layout}\n")
@@ -306,7 +305,7 @@ def test_every_kind_of_layout(
 
 
 def test_without_crc(run: Command, tmp_path: Path) -> None:
-    """`--no-crc` is in the record's plan, and the files are as large and as right as with it."""
+    """`--no-crc` is in the record's plan. The files have the same size and correct content."""
     arguments = ("--writer", "buffered", "--size", "full", "--no-ceiling", "--format", "json")
     document = document_of(run("--no-crc", *arguments))
     assert {summary["verdict"] for summary in document["summaries"]} == {"VALID"}
@@ -315,7 +314,7 @@ def test_without_crc(run: Command, tmp_path: Path) -> None:
 
 @needs_fio
 def test_a_dry_run(run: Command, iobench_inside: Command, tiny_path: Path, tmp_path: Path) -> None:
-    """The plan, bytes and time are printed, and neither record nor results directory is made."""
+    """Plan, bytes and time are printed; no record and no results directory are made."""
     done = run("--writer", "null,buffered", "--size", "full", "--dry-run")
     assert (done.returncode, done.stdout) == (0, "")
     words = [line.split()[0] for line in done.stderr.splitlines()]
@@ -329,7 +328,7 @@ def test_a_dry_run(run: Command, iobench_inside: Command, tiny_path: Path, tmp_p
 def test_restored_bytes_that_differ(
     iobench: Command, tiny_path: Path, target: Path, tmp_path: Path
 ) -> None:
-    """A third party's writer that reads wrong is INVALID in the table and ends with exit 4."""
+    """A third party's writer with wrong reads is INVALID in the table, and the exit code is 4."""
     package = tmp_path / "site"
     (package / "wrong-1.dist-info").mkdir(parents=True)
     (package / "wrong-1.dist-info/METADATA").write_text("Name: wrong\nVersion: 1\n")

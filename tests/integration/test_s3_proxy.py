@@ -12,23 +12,25 @@ from urllib.parse import urlsplit
 
 import pytest
 import torch
+from support.s3_servers import SERVERS, s3_server
 
 from iobench import Checkpointer, KeepLast
-from iobench.errors import TransferError, UnavailableError
-from iobench.testing import Bucket, LocalS3, local_s3, moto_s3
+from iobench.errors import TransferError
+from iobench.testing import Bucket, LocalS3
 from iobench.writers.s3 import S3Writer
-
-_SERVERS = {"rclone": local_s3, "moto": moto_s3}
 
 
 class _Proxy(BaseHTTPRequestHandler):
-    """Passes requests on. `lies` says what becomes of completions: nothing, or a lost answer."""
+    """Forwards requests. With `lies` it answers a completion itself: 200 without a body.
+
+    The store gets the completion all the same, unless it is "kept back".
+    """
 
     protocol_version = "HTTP/1.1"
     server: _Server
 
     def log_message(self, *arguments: object) -> None:
-        """Says nothing."""
+        """Log nothing."""
 
     def _pass_on(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -74,23 +76,18 @@ def _proxy(upstream: str) -> Iterator[_Server]:
         server.server_close()
 
 
-@pytest.fixture(scope="module", params=_SERVERS)
+@pytest.fixture(scope="module", params=SERVERS)
 def server(request: pytest.FixtureRequest) -> Iterator[LocalS3]:
     """Each of the two servers."""
-    try:
-        with _SERVERS[request.param]() as running:
-            yield running
-    except UnavailableError as error:
-        pytest.skip(str(error))
+    with s3_server(request.param) as running:
+        yield running
 
 
 @pytest.mark.parametrize("lies", ["kept back", "answer lost"])
 def test_no_step_is_lost(server: LocalS3, lies: str, request: pytest.FixtureRequest) -> None:
-    """A committed step stays until its replacement is proved; no upload is left.
-
-    A completion whose answer is lost is proved by moto's HeadObject. rclone's has another ETag for
-    an object of parts, and no checksum: that save fails.
-    """
+    """A committed step stays until its replacement is proved; no upload is left. moto's HeadObject
+    proves a completion whose answer is lost. rclone's has another ETag for an object of parts, and
+    no checksum: that save fails."""
     proved = lies == "answer lost" and request.node.callspec.params["server"] == "moto"
     with server.active(), _proxy(server.endpoint_url) as proxy:
         bucket = Bucket(f"{server.target}/run-{secrets.token_hex(4)}")

@@ -1,4 +1,4 @@
-"""`iobench run` on a bucket: the real command, a real server, nothing left behind."""
+"""`iobench run` on a bucket: the real command and a real server; no object is left."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +17,8 @@ import pytest
 from iobench.bench.contenders.base import WriterContender
 from iobench.bench.targets.choose import target_of
 from iobench.bench.targets.holder import Holder
-from iobench.errors import UnavailableError
 from iobench.results import read
-from iobench.testing import Bucket, LocalS3, local_s3
+from iobench.testing import Bucket, LocalS3
 from iobench.writers.registry import make
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -27,18 +26,8 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 _RUN = ("run", "--workload", "llama7b", "--size", "48MiB", "--repeat", "1", "--pool", "32MiB")
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[LocalS3]:
-    """rclone's server."""
-    try:
-        with local_s3() as running:
-            yield running
-    except UnavailableError as error:
-        pytest.skip(str(error))
-
-
 def test_s3_local(iobench: Command, tmp_path: Path, server: LocalS3) -> None:
-    """--s3-local saves and restores on a server of its own; the record is honest about it."""
+    """--s3-local saves and restores on a server of its own, and the record says so."""
     output = tmp_path / "run.jsonl"
     how = ("--writer", "s3,threads=2", "--s3-local", "--format", "json", "-o", output)
     done = iobench(*_RUN, *how)
@@ -63,7 +52,7 @@ def test_s3_local(iobench: Command, tmp_path: Path, server: LocalS3) -> None:
 
 
 def test_a_bucket(iobench_inside: Command, tmp_path: Path, server: LocalS3) -> None:
-    """A run in a bucket leaves nothing in it, and no credential in anything it writes."""
+    """A run in a bucket leaves no object, and writes no credential anywhere."""
     output = tmp_path / "run.jsonl"
     target = f"{server.target}/somewhere"
     command = (*_RUN, "--writer", "null,s3,checksum=crc32c", "--target", target, "-o", output)
@@ -98,8 +87,8 @@ def test_interrupted(tmp_path: Path, server: LocalS3) -> None:
 
 
 def test_what_a_killed_run_left_is_removed(tmp_path: Path, server: LocalS3) -> None:
-    """kill -9 leaves objects and uploads, which the next run in that place removes; a live run's,
-    and one of another machine, stay."""
+    """kill -9 leaves objects and uploads, which the next run in that place removes. Those of a live
+    run and of another machine stay."""
     target = f"{server.target}/killed"
     command = [sys.executable, "-m", "iobench", *_RUN, "--writer", "s3", "--target", target]
     with subprocess.Popen(
@@ -139,14 +128,15 @@ def test_what_a_killed_run_left_is_removed(tmp_path: Path, server: LocalS3) -> N
 def test_bad_input(
     iobench_inside: Command, server: LocalS3, writer: str, target: str, code: int, says: str
 ) -> None:
-    """One line on stderr, and the exit code that the kind of error has."""
+    """One line on stderr, and the exit code of that kind of error."""
     done = iobench_inside(*_RUN, "--writer", writer, "--target", target, **server.environment)
     assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
     assert says in done.stderr
 
 
 def test_wrong_credentials(iobench_inside: Command, server: LocalS3) -> None:
-    """Refused before anything is written, exit code 3, and the wrong secret is not shown."""
+    """They are refused before anything is written, with exit code 3; the wrong secret is not
+    shown."""
     wrong = {**server.environment, "AWS_SECRET_ACCESS_KEY": "n0t-the-right-one"}
     done = iobench_inside(*_RUN, "--writer", "s3", "--target", server.target, **wrong)
     assert done.returncode == 3
@@ -157,7 +147,7 @@ def test_wrong_credentials(iobench_inside: Command, server: LocalS3) -> None:
 def test_local_server_and_target_exclude_each_other(
     iobench_inside: Command, tmp_path: Path
 ) -> None:
-    """--s3-local has a target of its own."""
+    """--s3-local has its own target."""
     done = iobench_inside(*_RUN, "--writer", "s3", "--s3-local", "--target", tmp_path)
     assert done.returncode == 2
     assert "--s3-local" in done.stderr

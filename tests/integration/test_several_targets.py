@@ -8,16 +8,15 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from iobench.bench.targets.scratch import PREFIX
 from iobench.environment import fio_version
-from iobench.errors import UnavailableError
 from iobench.results import read
-from iobench.testing import Bucket, LocalS3, local_s3
+from iobench.testing import Bucket, LocalS3
 from iobench.units import MIB
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -29,16 +28,6 @@ _PATIENCE_S = 60
 def places(shared_filesystems: Callable[..., Path], target: Path) -> tuple[Path, Path]:
     """An empty directory on ext4 and an empty tmpfs."""
     return target, shared_filesystems("tmpfs", 512 * MIB)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[LocalS3]:
-    """rclone's server."""
-    try:
-        with local_s3() as running:
-            yield running
-    except UnavailableError as error:
-        pytest.skip(str(error))
 
 
 def arguments(tiny_path: Path, *targets: object, repeat: int = 2) -> list[str]:
@@ -57,7 +46,7 @@ def test_two_file_systems(
     places: tuple[Path, Path],
     tmp_path: Path,
 ) -> None:
-    """Every writer and fio job in both, in two processes; the record shows the same."""
+    """Every writer and fio job in both, by two processes; the record shows the same."""
     record = tmp_path / "run.jsonl"
     how = ("--writer", "buffered", "--numjobs", "2", "-o", str(record), "--format", "json")
     done = iobench(*arguments(tiny_path, *places, repeat=1), *how)
@@ -81,7 +70,7 @@ def test_two_file_systems(
 def test_a_directory_and_a_bucket(
     iobench: Command, tiny_path: Path, target: Path, tmp_path: Path, server: LocalS3
 ) -> None:
-    """The default writers go where they can; nothing is left in either."""
+    """The default writers take part where they work; no file or object is left."""
     bucket, record = f"{server.target}/several", tmp_path / "run.jsonl"
     how = ("--no-ceiling", "-o", str(record))
     done = iobench(*arguments(tiny_path, target, bucket, repeat=1), *how, **server.environment)
@@ -123,7 +112,7 @@ main.run()
 def test_a_disk_that_fills_up(
     new_filesystem: Callable[..., Path], tiny_path: Path, target: Path, tmp_path: Path
 ) -> None:
-    """In the second repetition: the other target is measured to the end, and exit code is 1."""
+    """In the second repetition: the other target is measured completely, and the exit code is 1."""
     small, record = new_filesystem("tmpfs", 512 * MIB), tmp_path / "run.jsonl"
     done = subprocess.run(
         [
@@ -152,7 +141,7 @@ def test_a_disk_that_fills_up(
 def test_one_interrupt_cleans_every_target(
     tiny_path: Path, places: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """Whichever of them is written to; the table of what was measured is printed."""
+    """During a write to any of them. The table of the samples so far is printed."""
     with subprocess.Popen(
         [
             *(sys.executable, "-m", "iobench", *arguments(tiny_path, *places, repeat=1000)),
@@ -182,7 +171,7 @@ def test_one_interrupt_cleans_every_target(
 def test_what_is_refused_writes_nothing(
     iobench_inside: Command, tiny_path: Path, places: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """Twice the same, one that is missing, one that is too small: exit code 2 and one line."""
+    """The same target twice, a missing one, or one that is too small: exit code 2 and one line."""
     first, second = places
     for targets, says in (
         ((first, first), "is given twice"),

@@ -49,7 +49,7 @@ _HINT = "a wider terminal also shows: "
 
 
 class Output(io.StringIO):
-    """What stdout and stderr are: a terminal, or a pipe."""
+    """The kind of stdout and stderr: a terminal, or a pipe."""
 
     def __init__(self, *, terminal: bool) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Output(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory with a short name: a line cannot be shorter than a path in it."""
+    """A directory with a short name: a line is at least as long as a path in it."""
     monkeypatch.setenv("TERM", "xterm")  # rich takes a dumb terminal for 80 columns wide
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
@@ -75,7 +75,8 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def printed(*arguments: str, columns: int | None) -> tuple[str, str]:
-    """What the command prints on stdout and stderr: terminals of `columns` columns, or pipes."""
+    """Return what the command prints on stdout and stderr: terminals of `columns` columns, or
+    pipes."""
     outputs = [Output(terminal=columns is not None) for _ in range(2)]
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -89,7 +90,7 @@ def printed(*arguments: str, columns: int | None) -> tuple[str, str]:
 
 
 def check_fits(shown: str, uncut: str, columns: int = 80) -> None:
-    """No line is wider, no figure is apart from its unit, and each word is one of `uncut`."""
+    """No line is wider, no figure is separated from its unit, and each word is one of `uncut`."""
     assert uncut.strip()
     assert [line for line in shown.splitlines() if len(line) > columns] == []
     assert _BROKEN_FIGURE.findall(shown) == []
@@ -126,7 +127,7 @@ def _tables() -> Iterator[tuple[str, ...]]:
 
 @pytest.mark.parametrize("arguments", [*_tables()], ids=" ".join)
 def test_a_table_fits(arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Columns are dropped, and named below the table; text is wrapped between words."""
+    """Columns are dropped and named below the table; text is wrapped between words."""
     for name in ("describe_machine", "describe_storage", "probe_directory"):  # figures may move
         once = functools.cache(getattr(iobench.environment, name))
         monkeypatch.setattr(iobench.environment, name, once)
@@ -148,7 +149,7 @@ _HELPS = dict(_helps(get_command(app)))
 
 @pytest.mark.parametrize("path", _HELPS, ids=lambda path: " ".join(("iobench", *path)))
 def test_help_fits(path: tuple[str, ...]) -> None:
-    """Every sentence of the command and its options is there whole, in 80 columns."""
+    """Every sentence of the command and its options is complete, in 80 columns."""
     command = _HELPS[path]
     shown, _ = printed(*path, "--help", columns=80)
     assert [line for line in shown.splitlines() if len(line) > 80] == []
@@ -188,7 +189,7 @@ def test_a_run_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_takes_a_while_says_so_first(
     arguments: tuple[str, ...], first: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before it imports torch or looks at the target; the line is removed when that is done."""
+    """Before it imports torch or looks at the target; the line is removed at the end."""
     stderr = Output(terminal=True)
     with contextlib.redirect_stderr(stderr), pytest.raises(UnknownNameError):
         app(list(arguments), standalone_mode=False)
@@ -229,7 +230,7 @@ def test_the_summary_of_exec_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_list_of_uploads_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key longer than the rest of the line begins a line of its own."""
+    """A key longer than the rest of the line begins a new line."""
     keys = ("runs/a/step-1200/model.safetensors", "a-name-of-sixty-characters/" + "x" * 35)
     when = datetime(2026, 1, 2, tzinfo=UTC)
     found = [

@@ -59,7 +59,7 @@ def test_train(
 
 
 def test_turns(iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path) -> None:
-    """A B, then B A; each overhead is of the pairs of one repetition."""
+    """A B, then B A; each overhead is that of the pairs of one repetition."""
     record = tmp_path / "run.jsonl"
     done = iobench_inside(
         *("train", "-w", tiny_path, "--target", target, "-o", record, "--size", "full", *SMALL),
@@ -77,7 +77,7 @@ def test_turns(iobench_inside: Command, tiny_path: Path, target: Path, tmp_path:
 def test_pace(
     every: str, iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path
 ) -> None:
-    """The interval comes from saves that were measured first, and blocks have whole intervals."""
+    """The interval comes from saves measured before, and blocks have whole intervals."""
     record = tmp_path / "run.jsonl"
     done = iobench_inside(
         *("train", "-w", tiny_path, "--target", target, "-o", record, "--size", "full"),
@@ -114,7 +114,7 @@ def test_pace(
 def test_refused(
     options: tuple[str, ...], words: str, iobench_inside: Command, tiny_path: Path, target: Path
 ) -> None:
-    """What cannot be meant is one line and exit code 2; nothing is left."""
+    """One line and exit code 2 for invalid input; no file is left."""
     done = iobench_inside("train", "-w", tiny_path, "--target", target, "--size", "full", *options)
     assert done.returncode == 2
     assert words in done.stderr.splitlines()[-1]
@@ -122,7 +122,7 @@ def test_refused(
 
 
 def test_interrupted(tiny_path: Path, target: Path, tmp_path: Path) -> None:
-    """Ctrl-C between blocks: exit code 130, nothing in the target, the record says so."""
+    """Ctrl-C between blocks: exit code 130, an empty target, and the record says so."""
     record = tmp_path / "run.jsonl"
     command = (
         *(sys.executable, "-m", "iobench", "train", "-w", tiny_path, "--target", target),

@@ -44,7 +44,7 @@ def one_thread() -> Iterator[None]:
 
 
 class Recording(ODirectWriter):
-    """Records which files it wrote and read; may fail, or kill its process, at one of them."""
+    """Records the files that it writes and reads; may fail, or kill its process, at one of them."""
 
     def __init__(self, *, fails: str = "", dies: str = "") -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Recording(ODirectWriter):
 
 
 class Ours(WriterMixin, Trainer):
-    """A Trainer of a user's own."""
+    """A user's own subclass of Trainer."""
 
     writer = "buffered"
 
@@ -82,7 +82,7 @@ class Data(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 def trainer(directory: Path, cls: Any = Trainer, *, shards: bool = True, **options: Any) -> Any:
-    """6 steps with a checkpoint after 2 and 4 and 6, dropout on, data shuffled."""
+    """6 steps with a checkpoint after 2, 4 and 6, with dropout and shuffled data."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=64,
@@ -115,7 +115,7 @@ def trainer(directory: Path, cls: Any = Trainer, *, shards: bool = True, **optio
 
 
 def losses(made: Any, resume: Any = None) -> dict[int, float]:
-    """Train, and the loss of each step."""
+    """Train, and return the loss of each step."""
     made.train(resume_from_checkpoint=resume if resume is None else str(resume))
     return {e["step"]: e["loss"] for e in made.state.log_history if "loss" in e}
 
@@ -126,7 +126,7 @@ def names(directory: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, float]]:
-    """What the stock Trainer saved, and its losses."""
+    """The checkpoints of the stock Trainer, and its losses."""
     directory = tmp_path_factory.mktemp("stock")
     return directory, losses(trainer(directory))
 
@@ -134,7 +134,8 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, flo
 def test_each_side_resumes_from_the_other(
     stock: tuple[Path, dict[int, float]], tmp_path: Path
 ) -> None:
-    """The same files with the same content; resumed from either, the losses go on as they did."""
+    """The files have the same names and content; after a resume from either, the losses are
+    equal."""
     theirs, wanted = stock
     made, writer = trainer(tmp_path / "ours"), Recording()
     patch(made, writer=writer)
@@ -165,7 +166,7 @@ def test_each_side_resumes_from_the_other(
 
 
 def test_one_line_for_every_trainer(stock: tuple[Path, dict[int, float]], tmp_path: Path) -> None:
-    """Trainers of derived classes too; undone, they are stock again."""
+    """Trainers of derived classes too; after the undo they are stock again."""
 
     class Derived(Trainer):
         pass
@@ -195,7 +196,7 @@ def test_one_line_for_every_trainer(stock: tuple[Path, dict[int, float]], tmp_pa
 
 
 def test_rotation_and_the_best(tmp_path: Path) -> None:
-    """Old checkpoints go after the new one is there; the best one is known by its own name."""
+    """Old checkpoints are removed after the new one exists; the best one has its own name."""
     options: dict[str, Any] = {
         "save_total_limit": 1,
         "eval_strategy": "steps",
@@ -220,7 +221,8 @@ def test_rotation_and_the_best(tmp_path: Path) -> None:
 
 
 def test_the_best_of_a_run_that_was_moved(tmp_path: Path) -> None:
-    """Resumed elsewhere it is known by its step, as by the stock Trainer, and is not removed."""
+    """After a resume in another directory it is found by its step, like by the stock Trainer, and
+    is not removed."""
     options: dict[str, Any] = {
         "save_total_limit": 2,
         "eval_strategy": "steps",
@@ -248,7 +250,7 @@ def test_the_best_of_a_run_that_was_moved(tmp_path: Path) -> None:
 
 
 class Decoupled:
-    """A DeepSpeed engine that has not written its part yet when a save returns."""
+    """A DeepSpeed engine that has not written its part when a save returns."""
 
     checkpoint_engine = types.SimpleNamespace(is_decoupled=lambda: True)
 
@@ -260,7 +262,7 @@ class Decoupled:
 
 
 def test_what_deepspeed_writes_in_the_background(tmp_path: Path) -> None:
-    """It is in the checkpoint before that has its name."""
+    """It is in the checkpoint before the checkpoint gets its name."""
     made = trainer(tmp_path, max_steps=2, shards=False)
     patch(made, writer="buffered")
     save = made._save_rng_state
@@ -276,7 +278,7 @@ def test_what_deepspeed_writes_in_the_background(tmp_path: Path) -> None:
 
 
 def test_a_failed_save_leaves_nothing(tmp_path: Path) -> None:
-    """The Trainer's error says what went wrong; the checkpoint before is the last."""
+    """The Trainer raises the error; the checkpoint before is the last."""
     made = trainer(tmp_path)
     patch(made, writer=Recording())
     save = made._save_optimizer_and_scheduler
@@ -314,7 +316,8 @@ made.train()
 def test_killed_in_the_middle_of_a_save(
     stock: tuple[Path, dict[int, float]], tmp_path: Path
 ) -> None:
-    """No half checkpoint is found; the resumed run clears up and ends with the same losses."""
+    """No incomplete checkpoint is found; the resumed run cleans up and ends with the same
+    losses."""
     code = _KILLED.format(tests=str(Path(__file__).parent), directory=str(tmp_path))
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
@@ -332,7 +335,7 @@ def test_killed_in_the_middle_of_a_save(
 
 
 def test_other_threads_are_left_alone(tmp_path: Path) -> None:
-    """What a thread saves by itself while a checkpoint is saved is stock's affair."""
+    """A save of another thread during a checkpoint is made by the stock functions."""
     from iobench.integrations.routed import routed
 
     writer, stock_save = Recording(), torch.save

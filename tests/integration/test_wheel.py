@@ -1,4 +1,4 @@
-"""The built wheel in a virtual environment that has nothing but what the wheel asks for."""
+"""The built wheel in a virtual environment with its requirements only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `pip install .` builds."""
+    """The wheel that `pip install .` builds."""
     directory = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "-d", directory]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=60)
@@ -29,7 +29,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _required(wheel: Path) -> set[str]:
-    """The distributions that pip installs with `wheel`, by the requirements that it states."""
+    """The distributions that pip installs with `wheel`, by its declared requirements."""
     (info,) = (one for one in zipfile.Path(wheel).iterdir() if one.name.endswith(".dist-info"))
     found: set[str] = set()
     todo = [("", frozenset[str]())]
@@ -52,7 +52,7 @@ def _stated(info: zipfile.Path) -> list[str]:
 
 
 def _link(name: str, site: Path) -> None:
-    """Have the distribution `name` in the directory `site` too."""
+    """Make the distribution `name` available in the directory `site`."""
     distribution = metadata.distribution(name)
     for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
         if not (site / top).exists():
@@ -90,7 +90,7 @@ def test_citation() -> None:
 
 
 def test_run(installed: Path, tmp_path: Path) -> None:
-    """`iobench run` measures a named workload, with no package but those that were asked for."""
+    """`iobench run` measures a named workload with no other packages."""
     where = subprocess.run(
         [installed / "python", "-c", "import iobench; print(iobench.__file__)"],
         cwd=tmp_path,

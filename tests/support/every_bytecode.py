@@ -26,12 +26,18 @@ class Boom(KeyboardInterrupt):
 
 def within(seconds: float, call: Callable[[], object]) -> None:
     """Run `call()` in a new thread; fail with its stack if it does not return in time."""
+    if (error := raised_within(seconds, call)) is not None:
+        raise error
+
+
+def raised_within(seconds: float, call: Callable[[], object]) -> BaseException | None:
+    """Return the exception of `call()`, run like in `within`; None without one."""
     raised: list[BaseException] = []
 
     def run() -> None:
         try:
             call()
-        except BaseException as error:  # noqa: BLE001 -- raised below
+        except BaseException as error:  # noqa: BLE001 -- returned
             raised.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -40,8 +46,7 @@ def within(seconds: float, call: Callable[[], object]) -> None:
     if thread.is_alive():
         frame = sys._current_frames()[thread.ident or 0]
         pytest.fail("hangs:\n" + "".join(traceback.format_stack(frame)))
-    if raised:
-        raise raised[0]
+    return raised[0] if raised else None
 
 
 @functools.cache
@@ -89,20 +94,16 @@ class Tracer:
 
     def run(self, call: Callable[[], object], *, in_threads: bool) -> BaseException | None:
         """Run `call()`; trace the threads that it starts, or itself. Return what it raises."""
-        raised: list[BaseException] = []
 
         def traced() -> None:
             (threading if in_threads else sys).settrace(self)
             try:
                 call()
-            except BaseException as error:  # noqa: BLE001 -- returned
-                raised.append(error)
             finally:
                 sys.settrace(None)
                 threading.settrace(None)  # type: ignore[arg-type]
 
-        within(SOON_S, traced)
-        return raised[0] if raised else None
+        return raised_within(SOON_S, traced)
 
 
 def at_every_place(interrupted: Callable[[Place | None], Tracer], *, least: int = 100) -> None:

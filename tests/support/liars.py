@@ -164,20 +164,17 @@ class InventsPhases(Liar):
     name = "invents-phases"
     lie = "reports ten times the phases that the clock can hold"
     reason = "phases that its time cannot hold"
+    phases_s: ClassVar = {"gather": 10.0}
 
     def write(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
         done = super().write(image, target, **how)
-        return replace(done, phases_s={"gather": 10.0, "write": done.elapsed_s})
+        return replace(done, phases_s={"write": done.elapsed_s, **self.phases_s})
 
 
-class NotANumber(Liar):
+class NotANumber(InventsPhases):
     name = "not-a-number"
     lie = "reports phases of NaN and infinite seconds"
-    reason = "phases that its time cannot hold"
-
-    def write(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
-        done = super().write(image, target, **how)
-        return replace(done, phases_s={"gather": math.nan, "sync": math.inf})
+    phases_s: ClassVar = {"gather": math.nan, "sync": math.inf}
 
 
 class InventsPaths(Liar):
@@ -197,7 +194,7 @@ LIARS: tuple[type[Liar], ...] = (
 
 
 class _Silent:
-    """Progress that nobody watches."""
+    """Progress that is not shown."""
 
     def begin(self, steps: int) -> None: ...
     def step(self, what: str) -> None: ...

@@ -1,4 +1,4 @@
-"""docs/architecture.md: its floors are those of test_layering, its rooms and files exist."""
+"""docs/architecture.md: its floors are those of test_layering; its packages and files exist."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_floors_are_those_that_are_checked() -> None:
 
 
 def test_every_room_is_named() -> None:
-    """Those of writers/ in the table, those of bench/ below it."""
+    """The packages of writers/ in the table, those of bench/ below it."""
     writers, bench = _PAGE.split("Inside `writers/`", 1)[1].split("Inside `bench/`", 1)
     assert set(re.findall(r"^\| `(\w+)/`", writers, re.MULTILINE)) == _rooms("writers")
     assert set(re.findall(r"`(\w+)/` \(", bench)) == _rooms("bench")

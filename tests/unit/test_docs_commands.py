@@ -1,4 +1,4 @@
-"""README.md and docs/: every command in a code block is right, and every block has a test."""
+"""README.md and docs/: every command in a code block is valid, and every block has a test."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_script_has_the_options(words: list[str]) -> None:
 
 @pytest.mark.parametrize("words", _commands("make"))
 def test_make_has_the_target(words: list[str]) -> None:
-    """What is typed is a target of the Makefile."""
+    """Each `make` command names a target of the Makefile."""
     assert f"\n{words[0]}:" in (_ROOT / "Makefile").read_text()
 
 

@@ -1,4 +1,4 @@
-"""README.md and docs/: tables and outputs are those that their records give; results/ is small."""
+"""README.md and docs/: tables and outputs match their records; results/ is small."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_tables_are_those_of_their_records(page: Path) -> None:
 
 
 def test_performance_has_only_tables_of_records() -> None:
-    """A table that someone wrote by hand has no record, and would go unnoticed."""
+    """A table written by hand has no record, and would not be checked."""
     assert "| ---" in _PERFORMANCE.read_text()
     by_hand = _tables.BLOCK.sub("", _PERFORMANCE.read_text())
     assert not [line for line in by_hand.splitlines() if line.startswith("|")]
@@ -52,7 +52,7 @@ def test_performance_is_read_in_two_minutes() -> None:
 
 
 def test_readme_is_short() -> None:
-    """What it is, how to start, and links."""
+    """What the project is, how to start, and links."""
     assert len((_ROOT / "README.md").read_text().splitlines()) <= 130
 
 

@@ -37,7 +37,7 @@ def test_every_error_is_exported_and_drawn() -> None:
 
 @pytest.mark.parametrize("name", _DRAWN)
 def test_exit_codes_are_as_drawn(name: str) -> None:
-    """An error's exit code is the one in the tree, or its base's where the tree has none."""
+    """The exit code of an error is the one in the tree, or that of its base."""
     kind = getattr(errors, name)
     assert issubclass(kind, IobenchError)
     assert kind.exit_code == int(_DRAWN[name] or kind.__mro__[1].exit_code)
@@ -86,7 +86,7 @@ def test_errors_of_other_processes(
 
 
 def test_unavailable_says_why_and_what_to_do() -> None:
-    """Reason and remedy are in the message and at hand."""
+    """Reason and remedy are in the message and in attributes."""
     error = UnavailableError("uring", "io_uring is disabled.", "Use odirect.")
     assert str(error) == "uring is not available here: io_uring is disabled. Use odirect."
     assert (error.name, error.reason, error.remedy) == (
@@ -97,10 +97,10 @@ def test_unavailable_says_why_and_what_to_do() -> None:
 
 
 def test_that_no_writer_is_available() -> None:
-    """Of no writer in particular the message says that none is."""
+    """Without the name of a writer, the message says that no writer is available."""
     error = UnavailableError("", "s3 needs a bucket; gds is not available here: no GPU.")
-    told = "no writer is available here: s3 needs a bucket; gds is not available here: no GPU."
-    assert str(error) == told
+    expected = "no writer is available here: s3 needs a bucket; gds is not available here: no GPU."
+    assert str(error) == expected
 
 
 def test_wrapped_errors_keep_errno_file_and_cause() -> None:
@@ -113,5 +113,5 @@ def test_wrapped_errors_keep_errno_file_and_cause() -> None:
 
 
 def test_wrapped_errors_without_errno() -> None:
-    """An OSError that has only a text keeps it."""
+    """The text of an OSError without errno is kept."""
     assert "odd" in str(TransferError.wrap(OSError("odd"), "reading", "f"))

@@ -1,4 +1,4 @@
-"""The floors of the house: imports only go down (docs: the design's list of floors)."""
+"""The floors of the package: imports only go down (docs/architecture.md lists the floors)."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_imports_only_go_down(module: str, path: Path) -> None:
 
 
 def test_every_part_has_its_floor() -> None:
-    """No part of the package stands outside the house."""
+    """No part of the package lacks a floor."""
     parts = {_part(module) for module, _ in _modules()}
     assert parts <= {*_ORDER, *_OPEN}
 
@@ -89,7 +89,7 @@ def test_every_part_has_its_floor() -> None:
     ],
 )
 def test_the_rule_itself(importer: str, imported: str, upward: bool) -> None:
-    """The rule that the other tests apply tells up from down."""
+    """The rule of the other tests distinguishes up from down."""
     assert _upward(importer, imported) is upward
 
 

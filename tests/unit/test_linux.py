@@ -57,7 +57,7 @@ def test_errors_carry_the_errno(call, number: int) -> None:
 def test_pages_on_overlayfs_are_counted_by_mincore(
     fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """cachestat counts none of them there: nothing would ever be found in the page cache."""
+    """cachestat always counts 0 pages there."""
     os.write(fd, bytes(3 * linux.PAGE))
     monkeypatch.setattr(linux, "file_system_type", lambda _path: 0x794C7630)
     monkeypatch.setattr(linux, "cachestat_resident_bytes", lambda _fd: 0)
@@ -65,7 +65,7 @@ def test_pages_on_overlayfs_are_counted_by_mincore(
 
 
 def test_fallocate_of_nothing_is_refused(fd: int) -> None:
-    """The kernel's EINVAL for no bytes arrives."""
+    """The kernel's EINVAL for 0 bytes is raised."""
     with pytest.raises(OSError, match="Invalid argument"):
         linux.fallocate(fd, 0, 0)
 
@@ -80,7 +80,7 @@ def test_fallocate_of_nothing_is_refused(fd: int) -> None:
 def test_a_signal_ends_no_call(
     fd: int, name: str, call: Callable[[int], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call that a signal ended early is made again; the next error is raised as ever."""
+    """A call that a signal interrupted is repeated; another error is raised."""
     errors = [errno.EINTR, errno.EINTR, errno.ENOSPC]
 
     def interrupted(*_: object) -> int:
@@ -94,7 +94,7 @@ def test_a_signal_ends_no_call(
 
 
 def test_what_the_handler_of_a_signal_raises(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C is KeyboardInterrupt, and the call that it ended early is not made again."""
+    """Ctrl-C is KeyboardInterrupt, and the interrupted call is not repeated."""
     calls: list[int] = []
 
     def interrupted(*_: object) -> int:
@@ -110,7 +110,7 @@ def test_what_the_handler_of_a_signal_raises(fd: int, monkeypatch: pytest.Monkey
 
 
 def test_sync_file_range_changes_no_bytes(fd: int) -> None:
-    """Write-back that is started and awaited leaves the content."""
+    """Starting and awaiting write-back leaves the content unchanged."""
     os.write(fd, b"x" * 10_000)
     flags = linux.SYNC_FILE_RANGE_WRITE | linux.SYNC_FILE_RANGE_WAIT_AFTER
     linux.sync_file_range(fd, 0, 10_000, flags)
@@ -118,7 +118,7 @@ def test_sync_file_range_changes_no_bytes(fd: int) -> None:
 
 
 def test_resident_bytes_are_whole_pages(fd: int) -> None:
-    """What was just written is in the page cache, counted in pages."""
+    """Bytes that were just written are in the page cache, counted in pages."""
     os.write(fd, b"x" * (2 * linux.PAGE + 1))
     resident, how = linux.resident_bytes(fd)
     assert resident == 3 * linux.PAGE
@@ -126,7 +126,7 @@ def test_resident_bytes_are_whole_pages(fd: int) -> None:
 
 
 def test_both_ways_to_count_agree(fd: int) -> None:
-    """mincore tells what cachestat tells."""
+    """mincore and cachestat return the same."""
     os.write(fd, b"x" * (5 * linux.PAGE))
     try:
         by_cachestat = linux.cachestat_resident_bytes(fd)
@@ -136,7 +136,7 @@ def test_both_ways_to_count_agree(fd: int) -> None:
 
 
 def test_an_empty_file_is_not_resident(fd: int) -> None:
-    """No bytes, no pages, and no mapping of length zero."""
+    """0 bytes, 0 pages, and no mapping of length zero."""
     assert linux.mincore_resident_bytes(fd) == 0
     assert linux.resident_bytes(fd)[0] == 0
 
@@ -145,7 +145,7 @@ def test_an_empty_file_is_not_resident(fd: int) -> None:
 def test_mincore_where_cachestat_is_missing(
     fd: int, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kernel or a sandbox without cachestat is asked by mincore, and that is told."""
+    """If the kernel or a sandbox lacks cachestat, mincore is used, and the method says so."""
 
     def refuse(_: int) -> int:
         raise OSError(number, os.strerror(number))
@@ -156,7 +156,7 @@ def test_mincore_where_cachestat_is_missing(
 
 
 def test_other_errors_of_cachestat_are_raised(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any other failure is no reason to count another way."""
+    """No other failure makes it count by mincore."""
 
     def fail(_: int) -> int:
         raise OSError(errno.EIO, "I/O error")
@@ -167,7 +167,7 @@ def test_other_errors_of_cachestat_are_raised(fd: int, monkeypatch: pytest.Monke
 
 
 def test_dio_alignment_is_a_power_of_two_or_unknown(fd: int) -> None:
-    """What statx says of direct I/O is sane: powers of two, or zeros for none at all."""
+    """The values of statx are powers of two, or zeros without direct I/O."""
     found = linux.dio_alignment(fd)
     if found is not None:
         for value in (found.memory, found.offset):
@@ -175,7 +175,7 @@ def test_dio_alignment_is_a_power_of_two_or_unknown(fd: int) -> None:
 
 
 def test_dio_alignment_of_an_unknown_machine(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the number of the system call is not known, nothing is claimed."""
+    """If the number of the system call is unknown, the alignment is unknown."""
     monkeypatch.setattr(platform, "machine", lambda: "pdp11")
     assert linux.dio_alignment(fd) is None
 
@@ -187,7 +187,7 @@ def test_dio_alignment_of_an_unknown_machine(fd: int, monkeypatch: pytest.Monkey
 def test_kernel_version(
     release: str, version: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Major and minor are found in every distribution's way to name a release."""
+    """Major and minor are parsed from the release names of all distributions."""
     monkeypatch.setattr(platform, "release", lambda: release)
     linux.kernel_version.cache_clear()
     try:
@@ -204,16 +204,16 @@ def priorities_in_a_thread(start: int, asked: int) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     failures: list[OSError] = []
 
-    def told() -> tuple[int, int]:
+    def priorities() -> tuple[int, int]:
         nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
         return nice, linux._libc.syscall(ctypes.c_long(number), 1, 0)
 
     def run() -> None:
         try:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), start)
-            found.append(told())
+            found.append(priorities())
             linux.yield_to_others(asked)
-            found.append(told())
+            found.append(priorities())
         except OSError as error:
             failures.append(error)
 
@@ -228,13 +228,13 @@ _BEST_EFFORT_7 = 2 << 13 | 7
 
 
 def test_priority_is_lowered() -> None:
-    """To what was asked; I/O to the lowest of the best effort."""
+    """To the requested value; I/O to the lowest best-effort level."""
     _, after = priorities_in_a_thread(os.getpriority(os.PRIO_PROCESS, 0), 19)
     assert after == (19, _BEST_EFFORT_7)
 
 
 def test_priority_is_never_raised() -> None:
-    """A thread that is below what was asked stays there, and its I/O priority is lowered too."""
+    """A thread with a lower priority keeps it; its I/O priority is lowered."""
     own = max(15, os.getpriority(os.PRIO_PROCESS, 0))
     before, after = priorities_in_a_thread(own, 10)
     assert before[0] == own

@@ -1,4 +1,4 @@
-"""Text of unknown origin: no effect on a terminal, and nothing that is not text."""
+"""Text of unknown origin: it has no effect on a terminal, and is valid text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from iobench.text import parse_json, printable
 
 @given(st.text())
 def test_printable(text: str) -> None:
-    """What is printed can be encoded, is one line and controls nothing; plain text stays."""
+    """Printed text can be encoded, is one line and has no control characters; plain text is
+    unchanged."""
     shown = printable(text)
     assert not {unicodedata.category(char) for char in shown} & {"Cc", "Cs"}
     assert shown.encode().decode() == shown
@@ -22,7 +23,7 @@ def test_printable(text: str) -> None:
 
 
 def test_what_is_escaped() -> None:
-    """Controls by their Python escape; letters of all scripts as they are."""
+    """Control characters become Python escapes; letters of all scripts stay."""
     assert printable("a\x1b[2Jb\x9b\u202ec\ud800\n") == r"a\x1b[2Jb\x9b\u202ec\ud800\n"
     assert printable("µs, Straße, 日本 → ok") == "µs, Straße, 日本 → ok"
 
@@ -39,6 +40,6 @@ def test_json_that_is_not_text(data: bytes) -> None:
 
 @given(st.recursive(st.none() | st.integers() | st.text(st.characters(codec="utf-8")), st.lists))
 def test_json_that_is_text(value: object) -> None:
-    """Escaped or not, it comes back as it was."""
+    """Escaped or not, it is unchanged after a round trip."""
     assert parse_json(json.dumps(value).encode()) == value
     assert parse_json(json.dumps(value, ensure_ascii=False).encode()) == value

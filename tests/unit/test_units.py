@@ -1,4 +1,4 @@
-"""Sizes, rates and times as people write them."""
+"""Sizes, rates and times in the form that people write."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_sizes_are_understood(text: str | int, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "k", "-1", "1x", "1iB", "1 2", "0.3k", "1.5", "1KiBB", "inf"])
 def test_other_sizes_are_refused(text: str) -> None:
-    """What is no whole number of bytes is refused, and the message shows it."""
+    """Text that is not a whole number of bytes is refused, and the message shows it."""
     with pytest.raises(OptionError) as caught:
         parse_size(text)
     assert repr(text) in str(caught.value)
@@ -54,7 +54,7 @@ def test_other_sizes_are_refused(text: str) -> None:
 
 @given(st.integers(0, 2**50))
 def test_exact_sizes_come_back(size: int) -> None:
-    """parse_size gives back what format_size_exact wrote."""
+    """parse_size reverses format_size_exact."""
     assert parse_size(format_size_exact(size)) == size
 
 
@@ -99,7 +99,7 @@ def test_times_are_understood(text: str | float, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "s", "1w", "-3s", "1h30"])
 def test_other_times_are_refused(text: str) -> None:
-    """What is no time is refused, and the message shows it."""
+    """Other text is refused, and the message shows it."""
     with pytest.raises(OptionError) as caught:
         parse_seconds(text)
     assert repr(text) in str(caught.value)
@@ -123,7 +123,7 @@ def test_percentages_need_their_sign() -> None:
 
 
 def test_percentages_are_written_alike() -> None:
-    """As they are given on the command line: 5%. A space would let a line break between them."""
+    """Like on the command line: 5%. A space would permit a line break between them."""
     root = Path(__file__).parents[2]
     texts = [*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "iobench").rglob("*.py")]
     assert len(texts) > 300

@@ -24,14 +24,15 @@ _FRESH = "with peers, restores go to new memory that is allocated inside the clo
 
 
 class Contender(ABC):
-    """Saves and restores replays in one way. Everything but `save` and `restore` is untimed."""
+    """Saves and restores replays in one way. Only `save` and `restore` are timed."""
 
     saves = True
-    """False for one that only restores: another writer makes its save, which is not reported."""
+    """False for a contender that only restores: another writer makes its save, which is not
+    reported."""
     stores = True
-    """False for one that stores nothing and only measures the harness."""
+    """False for a contender that stores nothing and only measures the harness."""
     is_peer = False
-    """Whether it is another project's."""
+    """Whether it belongs to another project."""
 
     def __init__(self, by: Writer | Peer, name: str) -> None:
         self._by, self.name = by, name
@@ -43,11 +44,11 @@ class Contender(ABC):
 
     @property
     def label(self) -> str:
-        """Its name and the options that differ from their defaults, as `--writer` takes them."""
+        """The name and the options that differ from their defaults, in the syntax of `--writer`."""
         return ",".join([self.name, *self._by.options.changed()])
 
     def check_scheme(self, target: Location) -> None:
-        """Raise UsageError for a target of a kind that it does not take."""
+        """Raise UsageError for a kind of target that it does not accept."""
         self._by.check_scheme(target)
 
     def require(self, target: Location) -> None:
@@ -56,7 +57,7 @@ class Contender(ABC):
 
     @abstractmethod
     def save(self, replay: Replay, directory: Location) -> list[Transfer]:
-        """Save every file of the replay, each durable but for its directory's entry."""
+        """Save every file of the replay. Each is durable, except for its directory entry."""
 
     @abstractmethod
     def restore(self, replay: Replay, directory: Location) -> list[Transfer]:
@@ -66,19 +67,19 @@ class Contender(ABC):
     def verify(self, replay: Replay, directory: Location) -> Verified:
         """Compare the restored tensors with the saved ones, and free them."""
 
-    def warm_up(self, directory: Location) -> None:  # noqa: B027
+    def warm_up(self, directory: Location) -> None:  # noqa: B027 -- optional
         """Do the work of the first use in a process, such as imports; may use `directory`."""
 
     @abstractmethod
     def notes(self, replay: Replay) -> tuple[str, ...]:
-        """What a reader of its figures should know."""
+        """Return notes for readers of its figures."""
 
 
 class WriterContender(Contender):
     """One of our writers, with the formats of the replay's files."""
 
     def __init__(self, writer: Writer, *, fresh: bool = False) -> None:
-        """With `fresh`, restores go to memory allocated inside the clock, as those of peers do.
+        """With `fresh`, restores allocate new memory inside the clock, like those of peers.
 
         Otherwise restores go to the replay's memory, which is allocated already.
         """
@@ -88,7 +89,7 @@ class WriterContender(Contender):
         self.stores = writer.stores
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In another process: the same writer with the same options, made there."""
+        """A pickle holds class and options; another process makes an equal writer."""
         return _made, (type(self.writer), self.writer.options, self._fresh)
 
     def save(self, replay: Replay, directory: Location) -> list[Transfer]:

@@ -1,4 +1,4 @@
-"""Contenders by name: from what `--writer` says to what takes part."""
+"""Contenders by name: from the text of `--writer` to the contenders of a run."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ __all__ = ["choose", "find_baseline", "refusals"]
 
 _ALL = "all"
 _BASELINE = f"{peers.PREFIX}torch-save"
-_HARNESS = "null"  # no contender: it stores nothing
+_HARNESS = "null"  # left out of `all`: it stores nothing
 
 
 def choose(text: str, *targets: Location) -> tuple[list[Contender], list[str]]:
-    """The contenders of `odirect,threads=4,peer:dcp`; `all` adds those that work in a target.
+    """Return the contenders of `odirect,threads=4,peer:dcp`; `all` adds those that work somewhere.
 
-    Also returns the lines that say which contenders `all` leaves out, and why. Raises UsageError or
-    a subclass for a wrong text, UnavailableError for a contender that cannot be imported.
+    Also return the contenders that `all` leaves out, each as a line with its reason. Raises
+    UsageError or a subclass for an invalid text, UnavailableError for a contender that cannot be
+    imported.
     """
     parts = [part.strip() for part in text.split(",")]
     if _ALL not in parts:
@@ -51,7 +52,7 @@ def choose(text: str, *targets: Location) -> tuple[list[Contender], list[str]]:
                 chosen.append(one)
             continue
         why = (error for error in refused.values() if not isinstance(error, UsageError))
-        left_out += list(dict.fromkeys(map(str, why)))  # none where all are of another kind
+        left_out += list(dict.fromkeys(map(str, why)))  # empty if no target is of its kind
     return _on_equal_terms(chosen), left_out
 
 
@@ -68,9 +69,9 @@ def refusals(one: Contender, targets: Sequence[Location]) -> dict[Location, Iobe
 
 
 def find_baseline(text: str | None, chosen: Sequence[Variant]) -> Variant | None:
-    """The first variant that `--baseline` means: by name, options and axes as far as given there.
+    """Return the first variant that matches `--baseline`: its name, and the given options and axes.
 
-    Without a text `peer:torch-save` where it takes part. Raises UnknownNameError.
+    The default is `peer:torch-save` if it takes part. Raises UnknownNameError.
     """
     for one in chosen:
         if one.is_meant_by(text or _BASELINE):
@@ -81,7 +82,7 @@ def find_baseline(text: str | None, chosen: Sequence[Variant]) -> Variant | None
 
 
 def _on_equal_terms(chosen: list[Contender]) -> list[Contender]:
-    """When peers take part, which return new tensors, our writers restore into new memory too."""
+    """Make our writers restore into new memory if peers take part: peers return new tensors."""
     if not any(one.is_peer for one in chosen):
         return chosen
     return [
@@ -99,7 +100,7 @@ def _distinct(text: str) -> list[Contender]:
 
 
 def _among(one: Contender, others: Sequence[Contender]) -> bool:
-    """Whether one of `others` is the same at the same setting."""
+    """Whether `others` has the same contender with the same options."""
     return any((other.name, other.options) == (one.name, one.options) for other in others)
 
 

@@ -1,7 +1,7 @@
 """PeerContender: another project's save and restore under the rules of the bench.
 
-The bench does inside the clock what the rules require and a peer does not do itself: it syncs the
-files, names the checkpoint and syncs the directories. None of our threads runs during that time.
+Inside the clock the bench does what the rules require and a peer does not do itself: it syncs the
+files, renames the checkpoint and syncs the directories. None of our threads runs in that time.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from iobench.writers.transfer import Meter, PathCount, Transfer
 __all__ = ["PeerContender"]
 
 _WARM_UP_BYTES = 64 * KIB
-_FOR_RESTORES = "buffered"  # writes what peers read that write nothing
+_FOR_RESTORES = "buffered"  # writes the files of peers that only restore
 
 
 class PeerContender(Contender):
-    """A peer. Each file of the replay is one state dict to it, saved under the file's path."""
+    """A peer. It saves each file of the replay as one state dict, under the path of the file."""
 
     is_peer = True
 
@@ -45,7 +45,7 @@ class PeerContender(Contender):
         self._restored: list[State] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In another process: the same peer with the same options, made there."""
+        """A pickle holds class and options; another process makes an equal peer."""
         return _made, (type(self.peer), self.peer.options)
 
     def save(self, replay: Replay, directory: Location) -> list[Transfer]:
@@ -120,5 +120,5 @@ def _made(kind: type[Peer], options: WriterOptions) -> PeerContender:
 
 
 def _files(path: str) -> list[Path]:
-    """The file `path`, or every file below the directory of that name."""
+    """Return the file `path`, or every file below the directory of that name."""
     return list(Path(path).rglob("*")) if os.path.isdir(path) else [Path(path)]

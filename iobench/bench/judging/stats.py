@@ -22,7 +22,9 @@ __all__ = [
     "Interval",
     "Ratio",
     "SteadyState",
+    "bounds",
     "confidence_of",
+    "highest",
     "independent_log_ratio",
     "interval_heading",
     "log_ratio",
@@ -55,6 +57,11 @@ class Interval:
 
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
+
+
+def bounds(interval: Interval | None) -> tuple[float, float] | None:
+    """Return both ends of an interval, for a record; None without one."""
+    return (interval.low, interval.high) if interval else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,13 +105,18 @@ def median(values: Sequence[float]) -> float:
     return float(np.median(_array(values)))
 
 
+def highest(values: Iterable[int | None]) -> int | None:
+    """Return the largest of the known values; None without any."""
+    return max((value for value in values if value is not None), default=None)
+
+
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
-    """Return the order-statistic interval of the median; None for 1 value (print NO_INTERVAL).
+    """Return the order-statistic interval of the median; None for 1 value: show NO_INTERVAL.
 
     It reaches from the k-th smallest to the k-th largest value. k is the largest rank with
     2 P(Binomial(n, 1/2) < k) <= 1 - confidence, so the interval holds the true median at least that
-    often, whatever the distribution (the sign test: Conover, Practical Nonparametric Statistics,
-    3rd ed., 1999, section 3.2). Where even the range holds it less often, the range is returned:
+    often, for any distribution (the sign test: Conover, Practical Nonparametric Statistics,
+    3rd ed., 1999, section 3.2). With few values the range is returned, which holds it less often:
     see `confidence_of`. Raises ValueError for a confidence outside 0 to 1.
     """
     ordered = np.sort(_array(values))
@@ -122,10 +134,10 @@ def confidence_of(samples: int) -> float:
 
 
 def interval_heading(samples: Iterable[int]) -> str:
-    """Return the heading of intervals of so many samples each: `95%`, a line break, `interval`.
+    """Return the heading of a column of intervals: `95%`, a line break, `interval`.
 
-    The fewest samples decide, so no interval of the column is less sure than its heading. Figures
-    without an interval, those of 1 sample, do not count.
+    The row with the fewest samples decides, so every interval reaches the confidence of the
+    heading. Rows with 1 sample have no interval, and do not count.
     """
     fewest = min((one for one in samples if one > 1), default=ENOUGH_SAMPLES)
     return f"{100 * confidence_of(fewest):.0f}%\ninterval"
@@ -148,7 +160,7 @@ def outliers(values: Sequence[float], threshold: float = 3.5) -> list[int]:
 
     0.6745 |x - median| / MAD with threshold 3.5, and |x - median| / (1.2533 mean deviation) where
     the MAD is zero: Iglewicz and Hoaglin, How to Detect and Handle Outliers (1993), section 3.
-    With fewer than 5 values an outlier cannot be recognised, so no value is flagged.
+    With fewer than 5 values an outlier cannot be recognised, and no value is flagged.
     """
     given = _array(values)
     if given.size < _FEWEST_FOR_OUTLIERS:
@@ -165,8 +177,8 @@ def outliers(values: Sequence[float], threshold: float = 3.5) -> list[int]:
 def paired_log_ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
     """Return how many times larger `a` is than `b`, pair by pair: exp(median(log(a_i / b_i))).
 
-    Pairs are samples of one repetition, so what disturbs both cancels. Logarithms make "twice" and
-    "half" weigh the same: swapping `a` and `b` gives the inverse. The interval is that of
+    Pairs are samples of one repetition, so a disturbance of both cancels. With logarithms "twice"
+    and "half" have the same weight: swapping `a` and `b` gives the inverse. The interval is that of
     `median_interval`. Raises ValueError for series of different length, empty ones, and values that
     are not above zero.
     """
@@ -180,9 +192,9 @@ def paired_log_ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
 def independent_log_ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
     """Return how many times larger the median of `a` is than that of `b`, for two runs' series.
 
-    exp(median(log a) - median(log b)). The interval combines those of both medians as Zou and
-    Donner do (MOVER: Statistics in Medicine 27, 2008, section 2): the distances from each median to
-    the end of its interval are added as squares. No interval where either has 1 value. Raises
+    exp(median(log a) - median(log b)). The interval combines those of both medians like Zou and
+    Donner (MOVER: Statistics in Medicine 27, 2008, section 2): the distances from each median to
+    the end of its interval are added as squares. There is none if one series has 1 value. Raises
     ValueError for empty series and values that are not above zero.
     """
     first, second = _logs(a).tolist(), _logs(b).tolist()

@@ -362,8 +362,8 @@ def _noted(sample: Sample, context: Context) -> Iterator[Reason]:
         all_of_it = sample.setting.at(restore_as=None)
         whole = context.expected_bytes(replace(sample, operation="save", setting=all_of_it))
         part = _percent(sample.bytes / whole)
-        brought = f"{part} of the bytes, {sample.axes.restore_as} was asked"
-        yield Reason(text="only some tensors were restored", measured=(brought,))
+        share = f"{part} of the bytes, {sample.axes.restore_as} was asked"
+        yield Reason(text="only some tensors were restored", measured=(share,))
     if sample.stores:
         if volatile := context.volatile_under(sample):
             yield Reason(text=f"not durable: {volatile}")

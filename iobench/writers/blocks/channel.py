@@ -185,6 +185,7 @@ class Channel(Generic[T]):
 
     def afterwards(self, call: Callable[[], None]) -> None:
         """Call `call` once the channel is idle: now or in its last worker. A child calls it now."""
+        # Not by the deque if idle: an ending worker could take it, and this would return first.
         now = self.forked
         if not now:
             with self._lock:
@@ -287,7 +288,7 @@ class Channel(Generic[T]):
             self._changed.wait(_LOOK_AGAIN_S)
         except BaseException:
             # Condition.wait is Python code: Ctrl-C may come when it has just released the lock.
-            if not self._lock._is_owned():  # type: ignore[attr-defined]
+            if not self._lock._is_owned():  # type: ignore[attr-defined]  # not public
                 self._lock.acquire()
             raise
 

@@ -73,11 +73,6 @@ class DirectEngine(ABC):
     def __len__(self) -> int:
         """Return the number of operations in flight."""
 
-    @property
-    def bytes_in_flight(self) -> int:
-        """The number of bytes that they move at most."""
-        return len(self) * self._pool.block_size
-
     @abstractmethod
     def wait_one(self) -> None:
         """Wait until one operation has ended. Raises its failure.

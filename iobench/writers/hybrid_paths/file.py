@@ -8,7 +8,7 @@ A write moves the whole pages first and then the rest of the last page:
 The completion of a direct piece is taken when its thread writes the next range or waits:
 
     Ring ─> InFlight ─> RingEngine: returns the block to the pool ─> latch of the range, after its
-    last piece ─> HybridFile: learns the rate ─> latch of the write ─> `on_complete`
+    last piece ─> latch of the write ─> `on_complete`
 
 When direct I/O is refused, that write and all later ones take another path.
 """
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
@@ -154,16 +153,9 @@ class HybridFile:
                 decision = self._policy.choose(move.operation, self._pressure.now())
                 move.engine.meter.fell_back(IoPath.DIRECT, decision.path, str(error))
         if decision.path != IoPath.DIRECT:
-            self._go_cached(decision.path, move)
+            go = self._cached.write if self._writing else self._cached.read
+            go(decision.path, move.part, move.engine.meter)
         move.engine.meter.decided(decision.path, decision.reason)
-
-    def _go_cached(self, path: IoPath, move: _Move) -> None:
-        if path == IoPath.UNCACHED:
-            move.engine.drain()  # their time must not count for this path
-        go = self._cached.write if self._writing else self._cached.read
-        began = time.perf_counter()
-        go(path, move.part, move.engine.meter)
-        self._policy.learn(path, move.operation.size_bytes, time.perf_counter() - began)
 
     def _go_direct(self, move: _Move) -> None:
         file, size_bytes = self._open_direct(), move.operation.size_bytes
@@ -174,21 +166,16 @@ class HybridFile:
             # The kernel drops cached pages of the range where it can, not always (open(2), NOTES).
             self._cached.leave(offset, offset + size_bytes)
         go = engine.write if self._writing else engine.read
-        # Little's law: an operation that shares the device counts for its share of the time.
-        share = size_bytes / (size_bytes + engine.bytes_in_flight)
-        began, awaited, outcome = time.perf_counter(), not self._proved, list[bool]()
+        move.latch.add()
+        if self._proved:
+            go(file, move.part, move.latch.end)
+            return
+        outcome = list[bool]()
 
         def completed(ok: bool) -> None:
             outcome.append(ok)
-            if ok:
-                seconds = (time.perf_counter() - began) * share
-                self._policy.learn(IoPath.DIRECT, size_bytes, seconds)
-            move.latch.end(ok or awaited)  # an awaited operation raises, or is repeated
+            move.latch.end(True)  # this call raises the failure, or repeats the operation
 
-        move.latch.add()
-        if not awaited:
-            go(file, move.part, completed)
-            return
         try:
             try:
                 go(file, move.part, completed)

@@ -67,7 +67,7 @@ def set_rate_floor(client: Any, window_s: float) -> None:
 def _paced(connection: Any, window_s: float) -> Any:
     """Return a subclass of botocore's `connection` whose socket checks the rate of answers."""
 
-    class PacedConnection(connection):  # type: ignore[misc]
+    class PacedConnection(connection):  # type: ignore[misc]  # known at run time only
         sock: Any
         _answer_s = window_s
 

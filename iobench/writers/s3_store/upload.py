@@ -101,7 +101,7 @@ class S3Upload:
             self._checksum = None
 
     def send(self, number: int, views: Sequence[Bytes], meter: Meter) -> None:
-        """Send part `number`, counted from 1. The memory of `views` must not change meanwhile."""
+        """Send part `number`, counted from 1. The memory of `views` must not change during it."""
         value = self._checksum_of(views, meter)
         size = sum(map(len, views))
         with meter.phase("upload"):

@@ -1,4 +1,4 @@
-"""A workload of a few hundred KiB, and a device that nobody uses."""
+"""A workload of a few hundred KiB, and an idle device."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Workload:
 
 
 def tiny_workload(tmp_path_factory: pytest.TempPathFactory) -> Workload:
-    """What `tiny` gives, for fixtures that live longer."""
+    """The content of `tiny`, for fixtures with a longer life."""
     path = tmp_path_factory.mktemp("workload") / "tiny.yaml"
     path.write_text(_TINY)
     return workloads.load(path)
 
 
 class IdleMonitor:
-    """Stands for a DeviceMonitor without a device."""
+    """A DeviceMonitor without a device."""
 
     files = ()
 
@@ -54,13 +54,13 @@ class IdleMonitor:
 
 @pytest.fixture
 def idle() -> IdleMonitor:
-    """A monitor of no device."""
+    """A monitor without a device."""
     return IdleMonitor()
 
 
 @pytest.fixture(autouse=True)
 def _no_dropping(monkeypatch: pytest.MonkeyPatch, tmp_path_factory) -> None:
-    """The page cache of the whole machine is not the tests' to drop."""
+    """The tests do not drop the page cache of the whole machine."""
     nowhere: Path = tmp_path_factory.mktemp("proc") / "drop_caches"
     monkeypatch.setattr("iobench.bench.targets.cold._DROP_CACHES", str(nowhere))
 
@@ -84,6 +84,6 @@ def make_trial(contender: Contender, tiny: Workload, directory: Path, idle: Idle
 
 
 def replay_of(trial: Trial) -> Replay:
-    """The replay that `make_trial`'s trial moves."""
+    """The replay of the trial that `make_trial` returns."""
     assert isinstance(trial.executor, InProcess)
     return trial.executor.job.replays[0]

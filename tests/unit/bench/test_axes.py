@@ -1,4 +1,4 @@
-"""Axes: what their texts mean, and which combinations take part."""
+"""Axes: the values of their options, and the combinations that take part."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_combination_takes_part() -> None:
     ]
 
 
-def test_what_is_skipped_is_told(tmp_path: Path) -> None:
+def test_skipped_combinations_are_listed(tmp_path: Path) -> None:
     plan = make_plan(
         workload="llama7b",
         writers=BOTH,
@@ -109,7 +109,8 @@ def plan_of(workload: str, target: Path, rank: int = 0, pool: str = "1GiB", **ax
 
 
 def test_ranks_of_a_node_save_their_own_files(tmp_path: Path) -> None:
-    """Where they write about as much; else each process has a copy of the chosen rank's files."""
+    """If they write similar amounts; otherwise each process has a copy of the chosen rank's
+    files."""
     sharded = plan_of("llama7b-fsdp", tmp_path, numjobs="2,4", rank=2)
     assert sharded.ranks == (2, 3, 4, 5)
     assert len({files[0][0].path for files in sharded.files_of_jobs}) == 4
@@ -143,7 +144,7 @@ def test_more_processes_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def _spelling_out(name: str) -> set[str]:
-    """The files of the package whose code uses `name` as a variable, field, argument or key."""
+    """Return the files of the package that use `name` as a variable, field, argument or key."""
     package = Path(iobench.__file__).parent
     found = set()
     for path in package.rglob("*.py"):
@@ -161,7 +162,7 @@ def _spelling_out(name: str) -> set[str]:
 
 
 def test_an_axis_is_spelled_out_in_four_files_at_most() -> None:
-    """Where it is declared, parsed, offered and acted upon; see the docstring of bench/axes.py."""
+    """Where it is declared, parsed, offered and used; see the docstring of bench/axes.py."""
     assert _spelling_out("granularity") == {
         "results/setting.py",
         "bench/axes.py",

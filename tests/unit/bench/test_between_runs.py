@@ -35,7 +35,7 @@ def test_the_interval_is_that_of_students_test(new: int, old: int) -> None:
 
 
 def test_one_run_is_compared_by_the_spread_of_the_others() -> None:
-    """Levels 98, 100, 102 and 104 reach 9.5% further for one run more."""
+    """The interval of levels 98, 100, 102 and 104 is 9.5% wider for one more run."""
     old = [98.0, 100.0, 102.0, 104.0]
     assert compare_levels([93.0], old).finding is Finding.NONE
     assert compare_levels([85.0], old).finding is Finding.WORSE

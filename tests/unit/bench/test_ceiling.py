@@ -1,4 +1,4 @@
-"""A fio job's turn: what is recorded, and that its file goes when the turn ends."""
+"""The turn of a fio job: its records, and the removal of its file at the end."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ _Fails = Callable[[str], None]
 
 @pytest.fixture
 def turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[_Fails], list[object]]:
-    """A whole turn of the first job: what `settled` was told, and the records.
-
-    fio's file comes with its first operation and stays; `fails` may raise.
-    """
+    """Run a whole turn of the first job. Return the calls of `settled` and the records. fio's file
+    appears with its first operation and stays; `fails` may raise."""
 
     def take(fails: _Fails) -> list[object]:
         def run_job(
@@ -36,22 +34,22 @@ def turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[_Fails], 
         ceiling = CeilingJobs(run_id="0" * 16, directory=tmp_path, size_bytes=4096, fallocate=True)
         seen: list[object] = []
 
-        def settled(*told: object) -> None:
-            seen.append(told)
+        def settled(*arguments: object) -> None:
+            seen.append(arguments)
 
         try:
             for record in ceiling.records(3, 7, JOBS[0], settled):
                 seen += [record]
         finally:
             assert list(tmp_path.iterdir()) == []
-            seen.append(ceiling.able)
+            seen.append(ceiling.remaining)
         return seen
 
     return take
 
 
-def _told(seen: list[object]) -> list[object]:
-    """The records shortened to what differs."""
+def _short(seen: list[object]) -> list[object]:
+    """The records, shortened to their differences."""
     return [
         (one.operation, one.bytes, one.elapsed_s, one.cpu_s, one.error)
         if isinstance(one, CeilingSample)
@@ -61,9 +59,9 @@ def _told(seen: list[object]) -> list[object]:
 
 
 def test_a_save_and_a_restore(turn: Callable[[_Fails], list[object]]) -> None:
-    """Each after its `settled`, at the repetition and position of the turn."""
+    """Each follows its `settled`, at the repetition and position of the turn."""
     seen = turn(lambda operation: None)  # noqa: ARG005
-    assert _told(seen) == [
+    assert _short(seen) == [
         (f"fio {JOBS[0].name} save", 3),
         ("save", 4096, 2.0, 0.5, None),
         (f"fio {JOBS[0].name} restore", 3),
@@ -77,19 +75,19 @@ def test_a_save_and_a_restore(turn: Callable[[_Fails], list[object]]) -> None:
 
 @pytest.mark.parametrize("failing", ["save", "restore"])
 def test_a_job_that_fails(turn: Callable[[_Fails], list[object]], failing: str) -> None:
-    """Is recorded with why, its file goes all the same, and it is able no more."""
+    """It is recorded with its error, its file is removed, and it does not remain."""
 
     def fails(operation: str) -> None:
         if operation == failing:
             raise CeilingError("no io_uring here")
 
-    *_, record, able = _told(turn(fails))
+    *_, record, able = _short(turn(fails))
     assert record == (failing, 0, 0.0, None, "no io_uring here")
     assert able == list(JOBS[1:])
 
 
 def test_an_interrupt(turn: Callable[[_Fails], list[object]]) -> None:
-    """Leaves no file either."""
+    """It leaves no file either."""
 
     def fails(_operation: str) -> None:
         raise KeyboardInterrupt

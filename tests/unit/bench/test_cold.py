@@ -1,4 +1,4 @@
-"""Files out of the page cache, and the proof."""
+"""Eviction of files from the page cache, and its proof."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZE = 256 * KIB
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A file in the page cache, of a file system that lets go of what is there."""
+    """A file in the page cache, on a file system that can evict it."""
     if not next(probe.ok for probe in probe_directory(tmp_path) if probe.name == "eviction"):
         pytest.skip("the file system of the tests evicts nothing (tmpfs)")
     path = tmp_path / "file"
@@ -32,7 +32,7 @@ def file(tmp_path: Path) -> Path:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """All pages of `path` held in memory by mlock."""
+    """Hold all pages of `path` in memory by mlock."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mlock.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     with path.open("r+b") as opened, mmap.mmap(opened.fileno(), SIZE) as mapping:
@@ -46,7 +46,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def test_what_was_written_is_evicted_and_counted(file: Path) -> None:
-    """A file just written, dirty still, is synced, evicted and proved to be out."""
+    """A dirty file is synced and evicted, and the count proves it."""
     with file.open("rb") as opened:
         assert linux.resident_bytes(opened.fileno())[0] == SIZE
     cold = make_cold([file])
@@ -55,7 +55,7 @@ def test_what_was_written_is_evicted_and_counted(file: Path) -> None:
 
 
 def test_a_file_held_in_memory_is_not_cold(file: Path) -> None:
-    """What mlock keeps resident is counted, among files that could be evicted."""
+    """Pages that mlock keeps are counted, also among files that could be evicted."""
     other = file.with_name("other")
     other.write_bytes(os.urandom(3 * SIZE))
     with locked(file):
@@ -68,7 +68,7 @@ def test_a_file_held_in_memory_is_not_cold(file: Path) -> None:
 def test_the_whole_cache_is_dropped_only_where_it_is_permitted(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a drop_caches that may be written, it is, and what is left is counted anew."""
+    """If drop_caches is writable, it is used, and the remaining pages are counted again."""
     control = tmp_path / "drop_caches"
     control.touch()
     monkeypatch.setattr("iobench.bench.targets.cold._DROP_CACHES", str(control))
@@ -80,7 +80,7 @@ def test_the_whole_cache_is_dropped_only_where_it_is_permitted(
     assert (cold.dropped_caches, cold.resident_bytes) == (True, SIZE)
 
 
-def test_a_refused_drop_is_told(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_drop_is_reported(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A drop_caches that looks writable and refuses counts as not dropped."""
     monkeypatch.setattr("iobench.bench.targets.cold._DROP_CACHES", "/dev/full")
     with locked(file):
@@ -88,11 +88,11 @@ def test_a_refused_drop_is_told(file: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_nothing_at_all_is_cold() -> None:
-    """No files, and empty ones, have nothing that could be resident."""
+    """No files and empty files have no pages."""
     assert make_cold([]).resident_fraction == 0.0
 
 
 def test_an_empty_file(tmp_path: Path) -> None:
-    """A file of no bytes divides nothing by zero."""
+    """Its fraction is not a division by zero."""
     (tmp_path / "empty").touch()
     assert make_cold([tmp_path / "empty"]).resident_fraction == 0.0

@@ -1,4 +1,4 @@
-"""A difference is named when its interval clears the floor, and an A/A comparison names none."""
+"""A difference is shown if its interval is beyond the floor; A/A comparisons show none."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REFERENCE = read(Path(__file__).parents[1] / "results" / "recorded.jsonl")
 
 
 def taking(seconds: Sequence[float], *, first: int = 0) -> list[Sample]:
-    """One save per repetition, taking these seconds."""
+    """One save per repetition, with these durations."""
     return [
         replace(SAVE, repetition=number, elapsed_s=elapsed)
         for number, elapsed in enumerate(seconds, first)
@@ -120,7 +120,7 @@ def test_no_floor_without_twins_or_with_few() -> None:
 def test_nineteen_of_twenty_comparisons_of_a_contender_with_itself_show_nothing(
     repetitions: int, spread: float
 ) -> None:
-    """Within a run and between runs, whatever the noise; 200 comparisons, 1 in 20 may err."""
+    """Within a run and between runs, for any noise; 1 of 20 may err, out of 200."""
     random = np.random.default_rng([repetitions, int(1000 * spread)])
     wrong = {"paired": 0, "runs": 0}
     for _ in range(200):
@@ -134,8 +134,9 @@ def test_nineteen_of_twenty_comparisons_of_a_contender_with_itself_show_nothing(
 
 @pytest.mark.parametrize("operation", ["save", "restore"])
 @pytest.mark.parametrize("writer", ["buffered", "uncached", "odirect"])
-def test_recorded_samples_beside_themselves_in_another_order(writer: str, operation: str) -> None:
-    """Samples that this machine recorded, dealt anew to A and B 20 times: 19 show nothing."""
+def test_recorded_samples_compared_with_themselves(writer: str, operation: str) -> None:
+    """Samples recorded on this machine are drawn for A and B 20 times: 19 times no difference is
+    shown."""
     recorded = [
         sample
         for sample in REFERENCE.samples

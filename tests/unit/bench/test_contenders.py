@@ -29,7 +29,7 @@ from .conftest import IdleMonitor, make_trial, replay_of
 
 
 class Memory(Peer):
-    """Keeps the saved state; for tests to make it fail or lie."""
+    """Keeps the saved state. Tests make it fail or return other data."""
 
     name = "memory"
     summary = "nothing on storage but a name"
@@ -52,7 +52,7 @@ class Memory(Peer):
 
 
 def test_names_and_options() -> None:
-    """Writers and peers stand in one list, each with its own options."""
+    """Writers and peers are in one list, each with its own options."""
     found, left_out = choose("odirect,threads=3,peer:torch-save,crc=false,buffered", ".")
     assert [one.name for one in found] == ["odirect", "peer:torch-save", "buffered"]
     assert found[1].options == {"crc": False}
@@ -75,13 +75,13 @@ def test_names_and_options() -> None:
     ],
 )
 def test_what_cannot_be_meant(text: str, error: type[Exception], message: str) -> None:
-    """Names, options and repetitions of peers are refused as those of writers are."""
+    """Invalid names, options and repetitions of peers are refused like those of writers."""
     with pytest.raises(error, match=message):
         choose(text, ".")
 
 
 def test_all_that_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`all` takes every writer and peer that works there, and says why another does not."""
+    """`all` takes every writer and peer that works there, and gives a reason for the others."""
 
     class Missing(Memory):
         modules = ("no_such_module",)
@@ -101,7 +101,7 @@ def test_all_that_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_peer_that_is_not_installed() -> None:
-    """Asked for by name it is refused, with the line that installs it."""
+    """It is refused by name, with the command that installs it."""
 
     class Missing(Memory):
         modules = ("no_such_module",)
@@ -115,7 +115,7 @@ def test_a_peer_that_is_not_installed() -> None:
 
 
 def test_equal_terms() -> None:
-    """Beside a peer, restores of our writers allocate their memory inside the clock as well."""
+    """In a run with peers, restores of our writers also allocate their memory inside the clock."""
     alone, _ = choose("buffered", ".")
     beside, _ = choose("buffered,peer:torch-save", ".")
     assert isinstance(alone[0], WriterContender)
@@ -128,7 +128,8 @@ def test_equal_terms() -> None:
 def test_every_byte_comes_back(
     tmp_path: Path, tiny: Workload, idle: Any, name: str, pool_bytes: int
 ) -> None:
-    """All formats restore right into new memory, whatever the pool's size; one byte off shows."""
+    """All formats restore correctly into new memory, for any size of the pool; one wrong byte is
+    found."""
 
     def flip(state: dict[str, torch.Tensor]) -> None:
         next(iter(state.values())).view(-1).view(torch.uint8)[-1] ^= 1
@@ -163,7 +164,7 @@ def test_every_byte_comes_back(
 def test_what_is_not_the_same_tensor(
     tmp_path: Path, tiny: Workload, idle: Any, lose: Callable[..., Any]
 ) -> None:
-    """A tensor that is missing, reshaped or of another type is wrong, whatever its bytes."""
+    """A missing, reshaped or converted tensor is wrong, whatever its bytes."""
     one = make_trial(PeerContender(Memory(lose)), tiny, tmp_path, idle)
     one.save()
     sample = one.restore()
@@ -176,7 +177,8 @@ def test_what_is_not_the_same_tensor(
 def test_what_a_peer_does_not_sync_is_synced_for_it(
     tmp_path: Path, tiny: Workload, idle: Any, monkeypatch: pytest.MonkeyPatch, syncs: bool
 ) -> None:
-    """Its files are synced inside the clock before they are named, unless it does so itself."""
+    """Its files are synced inside the clock before they are renamed, unless it syncs them
+    itself."""
     synced: list[str] = []
     fsync = os.fsync
 
@@ -195,7 +197,7 @@ def test_what_a_peer_does_not_sync_is_synced_for_it(
 
 
 def test_one_that_only_restores(tmp_path: Path, tiny: Workload, idle: Any) -> None:
-    """It is given safetensors files that another wrote, and its save is not reported."""
+    """It gets safetensors files of another writer, and its save is not reported."""
     from safetensors.torch import load_file
 
     class Reader(Memory):
@@ -263,7 +265,8 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_a_peer_of_another_package(tmp_path: Path, tiny: Workload, idle: IdleMonitor) -> None:
-    """It is chosen, measured and listed like ours; one that cannot be loaded says why."""
+    """It is chosen, measured and listed like our peers; one that cannot be loaded gives its
+    reason."""
     (one,), _ = choose("peer:mine,depth=3", tmp_path)
     assert (one.label, one.options) == ("peer:mine,depth=3", {"depth": 3})
     trial = make_trial(one, tiny, tmp_path, idle)

@@ -1,4 +1,4 @@
-"""Counters around a timed operation, on a clock and a device made for it."""
+"""Counters around a timed operation, with a fake clock and a fake device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def device(read: int, write: int) -> DeviceCounters:
 
 
 def io(read: int, write: int) -> dict[str, int]:
-    """/proc/self/io of a process whose calls moved a thousand times what storage did."""
+    """/proc/self/io of a process whose calls moved a thousand times more than storage did."""
     return {
         "rchar": 1000 * read,
         "wchar": 1000 * write,
@@ -29,13 +29,13 @@ def io(read: int, write: int) -> dict[str, int]:
 
 
 def monitor(*readings: DeviceCounters | None) -> Any:
-    """A monitor that gives these readings one after the other."""
+    """A monitor that returns these readings, one after the other."""
     return SimpleNamespace(read=iter(readings).__next__)
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Wall clock, CPU clocks and the process's counters, set by hand."""
+    """Wall clock, CPU clocks and counters of the process, set by the test."""
     state = SimpleNamespace(wall=10.0, cpu=1.0, system=(100.0, 4.0), process=io(5, 7), stall=0.5)
     time = SimpleNamespace(perf_counter=lambda: state.wall, process_time=lambda: state.cpu)
     monkeypatch.setattr(counters, "time", time)
@@ -46,7 +46,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def test_everything_is_a_difference(clock: SimpleNamespace) -> None:
-    """Seconds, CPU seconds and bytes are what moved between start and stop."""
+    """Seconds, CPU seconds and bytes between start and stop."""
     counting = Counters(monitor(device(1000, 2000), device(1100, 2500)))
     clock.wall, clock.cpu, clock.system, clock.process = 12.5, 1.75, (103.0, 4.5), io(15, 27)
     clock.stall = 0.75
@@ -66,20 +66,20 @@ def test_everything_is_a_difference(clock: SimpleNamespace) -> None:
 def test_bytes_charged_before_they_reach_the_device_are_not_negative_others(
     clock: SimpleNamespace,
 ) -> None:
-    """A process is charged for a page when it dirties it."""
+    """The kernel charges a process for a page when it dirties the page."""
     counting = Counters(monitor(device(0, 0), device(0, 0)))
     clock.process = io(5, 7 + 4096)
     assert counting.stop().interference.foreign_write_bytes == 0
 
 
 def test_a_kernel_without_pressure_counters(clock: SimpleNamespace) -> None:
-    """What the kernel does not say is None, never zero."""
+    """A counter that the kernel lacks is None, never zero."""
     clock.stall = None
     assert Counters(monitor(None, None)).stop().interference.memory_stall_s is None
 
 
 def test_the_clock_is_read_first(clock: SimpleNamespace) -> None:
-    """Time that reading the other counters takes is not in the elapsed time."""
+    """The time for reading the other counters is not in the elapsed time."""
 
     def slow() -> DeviceCounters:
         clock.wall += 50
@@ -96,7 +96,7 @@ def test_the_clock_is_read_first(clock: SimpleNamespace) -> None:
 def test_a_device_that_cannot_be_read(
     clock: SimpleNamespace, readings: tuple[DeviceCounters | None, ...]
 ) -> None:
-    """Where a reading is missing there is no count, never a zero."""
+    """A missing reading gives no count, never zero."""
     moved = Counters(monitor(*readings)).stop().device
     assert moved.read_bytes is None
     assert moved.write_bytes is None
@@ -106,7 +106,7 @@ def test_a_device_that_cannot_be_read(
 def test_a_kernel_without_process_counters(
     clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without /proc/self/io the process's bytes are not known."""
+    """Without /proc/self/io the bytes of the process are unknown."""
     clock.process = {}
     moved = Counters(monitor(device(0, 0), device(0, 4096))).stop().device
     assert (moved.process_read_bytes, moved.process_write_bytes) == (None, None)
@@ -130,7 +130,7 @@ def test_the_kernels_files_are_understood(tmp_path: Path) -> None:
 def test_a_file_that_says_something_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
 ) -> None:
-    """A /proc/self/io without the two figures is as good as none."""
+    """A /proc/self/io without the two figures counts as missing."""
     path = tmp_path / "io"
     path.write_text(content)
     monkeypatch.setattr(counters, "open", lambda _name: path.open(), raising=False)

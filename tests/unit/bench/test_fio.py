@@ -1,4 +1,4 @@
-"""The jobs of the ceiling and the reading of fio's output; fio itself is not run."""
+"""The jobs of the ceiling, and the parser of fio's output. fio itself is not run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JOB = FioJob(ioengine="libaio", block_size=MIB, iodepth=32)
 def document(
     moved: int = 4 * MIB, runtime: int = 250, error: int = 0, rw: str = "write", **job: Any
 ) -> str:
-    """JSON as fio 3.33 writes it, without what is not read."""
+    """JSON in the form of fio 3.33, with the fields that are read."""
     record = {
         "jobname": "ceiling",
         "error": error,
@@ -40,24 +40,24 @@ def parse(output: str, status: int = 0, errors: str = "", op: Operation = "save"
 
 
 def test_figures_of_a_save() -> None:
-    """Bytes, seconds and CPU seconds are taken from the write side of the job."""
+    """Bytes, seconds and CPU seconds come from the write side of the job."""
     sample = parse(document())
     assert (sample.bytes, sample.elapsed_s) == (4 * MIB, 0.25)
     assert sample.cpu_s == pytest.approx(0.2)
 
 
 def test_figures_of_a_restore() -> None:
-    """A restore is read from the read side."""
+    """They come from the read side."""
     assert parse(document(rw="read"), op="restore").elapsed_s == 0.25
 
 
 def test_notes_around_the_document() -> None:
-    """What fio prints before and after its JSON does not disturb."""
+    """Lines that fio prints before and after its JSON are ignored."""
     assert parse("fio: this platform is odd {x}\n" + document() + "\nbye\n").bytes == 4 * MIB
 
 
 def test_a_run_below_a_millisecond_is_one() -> None:
-    """fio's zero milliseconds never give an infinite rate."""
+    """A duration of zero milliseconds never gives an infinite rate."""
     assert parse(document(runtime=0)).elapsed_s == 0.001
 
 
@@ -77,14 +77,14 @@ def test_a_run_below_a_millisecond_is_one() -> None:
     ],
 )
 def test_failures_keep_fios_words(output: str, status: int, errors: str, word: str) -> None:
-    """Whatever goes wrong is a CeilingError that names the job and says what fio said."""
+    """Every failure is a CeilingError with the name of the job and fio's message."""
     with pytest.raises(CeilingError, match="libaio 1MiB x 32 save") as caught:
         parse(output, status, errors)
     assert word in str(caught.value)
 
 
-def test_the_refusal_of_io_uring_is_told() -> None:
-    """The line that fio prints before its JSON is the reason, errno included."""
+def test_the_refusal_of_io_uring_is_reported() -> None:
+    """The reason is the line that fio prints before its JSON, with the errno."""
     note = "fio: pid=1, err=1/file:engines/io_uring.c:998, func=io_queue_init, error=Operation not"
     with pytest.raises(CeilingError, match=r"io_queue_init.*Operation not permitted"):
         parse(note + " permitted\n" + document(moved=0, error=1), 1)
@@ -102,12 +102,12 @@ def test_the_refusal_of_io_uring_is_told() -> None:
     ],
 )
 def test_sizes_are_rounded_down(size: int, rounded: int) -> None:
-    """Whole blocks, or of less than a block whole pages: what fio would really write."""
+    """To whole blocks, or below one block to whole pages: the bytes that fio really writes."""
     assert JOB.size_for(size) == rounded
 
 
 def test_options_are_plain_and_honest() -> None:
-    """Direct, preallocated, synced at the end and in fio's own process; numbers are integers."""
+    """Direct, preallocated, synced at the end, in one process; numbers are integers."""
     save = JOB.options("save", 4 * MIB)
     assert save["end_fsync"] == save["direct"] == save["thread"] == 1
     assert (save["bs"], save["size"], save["fallocate"]) == (MIB, 4 * MIB, "native")
@@ -119,7 +119,7 @@ def test_options_are_plain_and_honest() -> None:
 
 
 def test_the_jobs_of_the_ceiling() -> None:
-    """The four jobs that the ceiling promises, each under a name of its own."""
+    """Four jobs with different names."""
     assert [job.name for job in JOBS] == [
         "io_uring 1MiB x 32",
         "io_uring 16MiB x 8",
@@ -130,7 +130,7 @@ def test_the_jobs_of_the_ceiling() -> None:
 
 
 def fake_fio(monkeypatch: pytest.MonkeyPatch, result: Any) -> None:
-    """Runs `result` in place of fio, after the file is there as fio would leave it."""
+    """Return `result` in place of fio, after fio's file has been made."""
 
     def run(options: dict[str, Any], directory: Path) -> tuple[int, str, str]:
         (directory / FILE_NAME).write_bytes(bytes(int(options["size"])))
@@ -144,7 +144,7 @@ def fake_fio(monkeypatch: pytest.MonkeyPatch, result: Any) -> None:
 def test_a_save_writes_a_new_file_and_leaves_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An old file is removed before, the new one stays until cleanup, which may come twice."""
+    """An old file is removed first. The new one stays until cleanup, which may be called twice."""
     (tmp_path / FILE_NAME).write_text("old")
     fake_fio(monkeypatch, None)
     assert run_job(JOB, "save", tmp_path, 2 * MIB + 5).bytes == 2 * MIB
@@ -158,7 +158,7 @@ def test_a_save_writes_a_new_file_and_leaves_it(
 def test_a_save_that_fails_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    """After a failure and after Ctrl-C the half-written file is gone."""
+    """The incomplete file is removed after a failure and after Ctrl-C."""
     fake_fio(monkeypatch, error)
     with pytest.raises(type(error)):
         run_job(JOB, "save", tmp_path, MIB)
@@ -166,7 +166,7 @@ def test_a_save_that_fails_leaves_nothing(
 
 
 def test_a_restore_needs_a_file(tmp_path: Path) -> None:
-    """Without a save before it a restore says so, and makes no file."""
+    """A restore without an earlier save fails, and makes no file."""
     with pytest.raises(CeilingError, match="a save job must come first"):
         run_job(JOB, "restore", tmp_path, MIB)
     assert list(tmp_path.iterdir()) == []
@@ -175,7 +175,7 @@ def test_a_restore_needs_a_file(tmp_path: Path) -> None:
 def test_a_restore_reads_no_more_than_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """fio would lay out what is missing, so a restore is cut to whole blocks of the file."""
+    """fio would write missing bytes first, so a restore reads whole blocks of the file only."""
     (tmp_path / FILE_NAME).write_bytes(bytes(2 * MIB + 8192))
     sizes = []
 
@@ -189,14 +189,14 @@ def test_a_restore_reads_no_more_than_there_is(
 
 
 def test_what_does_not_fit_is_not_begun(tmp_path: Path) -> None:
-    """More than the free space is refused before fio fills the disk."""
+    """A save that exceeds the free space is refused before fio fills the disk."""
     space = os.statvfs(tmp_path)
     with pytest.raises(CeilingError, match="free"):
         run_job(JOB, "save", tmp_path, 2 * space.f_blocks * space.f_frsize)
 
 
 def test_too_little_for_one_block(tmp_path: Path) -> None:
-    """Below 4 KiB there is nothing that direct I/O could write."""
+    """Direct I/O cannot write less than 4 KiB."""
     with pytest.raises(CeilingError, match="less than one block"):
         run_job(JOB, "save", tmp_path, 100)
 
@@ -211,7 +211,7 @@ def test_fio_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_an_interrupted_fio_is_stopped_and_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On Ctrl-C the child is told to end and is gone before the interrupt goes on."""
+    """On Ctrl-C the child is terminated, and has ended before the interrupt propagates."""
     program = tmp_path / "bin/fio"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\nexec /bin/sleep 100\n")

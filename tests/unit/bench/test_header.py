@@ -1,4 +1,4 @@
-"""What the header of a run says of the bytes that its samples move."""
+"""The sizes of samples in the header of a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Members(Executor):
-    """Several jobs, in this process."""
+    """Several jobs in this process."""
 
     apart = False
 
@@ -37,12 +37,12 @@ class Members(Executor):
         return [what(job) for job in self.jobs[:count]]
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is left."""
+        """Nothing to clean up."""
 
 
 @pytest.fixture
 def header_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
-    """The header of a run of two writers; `full_bytes` of its plan are an estimate."""
+    """The header of a run of two writers; `full_bytes` of its plan is an estimate."""
     described: dict[str, Any] = {"machine": {}, "storage": {}}
     monkeypatch.setattr(directory, "describe_environment", lambda _target: described)
 
@@ -66,7 +66,8 @@ def header_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 
 
 def test_the_bytes_of_full_size(header_of: Callable[..., Run], tiny: Workload) -> None:
-    """Of a scaled workload those of the plan; otherwise what is moved, which a plan estimates."""
+    """A scaled workload takes them from the plan; otherwise they are the measured bytes, as the
+    plan's are an estimate."""
     whole = header_of(tiny).workload
     assert whole.full_bytes == whole.bytes > 12345
     assert (whole.scaled, whole.scale) == (False, None)
@@ -78,7 +79,7 @@ def test_the_bytes_of_full_size(header_of: Callable[..., Run], tiny: Workload) -
 def test_where_all_samples_move_the_same_the_header_says_it(
     header_of: Callable[..., Run], tiny: Workload
 ) -> None:
-    """A part that is restored is told beside it, where there is one such part only."""
+    """The restored part is listed too, if there is one such part only."""
     assert header_of(tiny).variants == ()
     assert header_of(tiny).workload.restored_bytes is None
     partly = header_of(tiny, restore_as="subset=0.5")
@@ -87,17 +88,18 @@ def test_where_all_samples_move_the_same_the_header_says_it(
     assert 0 < partly.workload.restored_bytes < partly.workload.bytes
 
 
-def test_what_differs_is_told_once_each(header_of: Callable[..., Run], tiny: Workload) -> None:
-    """By shape, processes and part: two writers move the same, two ranks about twice as much."""
+def test_differences_are_listed_once(header_of: Callable[..., Run], tiny: Workload) -> None:
+    """By shape, processes and part. Two writers move the same bytes, two ranks about twice as
+    many."""
     run = header_of(tiny, numjobs="1,2", granularity="same,blob", restore_as="same,subset=0.5")
-    told = {
+    facts = {
         (one.axes.granularity, one.axes.numjobs, one.operation, one.axes.restore_as): one
         for one in run.variants
     }
-    assert len(run.variants) == len(told) == 2 * 2 * 3
+    assert len(run.variants) == len(facts) == 2 * 2 * 3
     for shape in (None, "blob"):
         saved, restored, half = (
-            (told[shape, 1, *which], told[shape, 2, *which])
+            (facts[shape, 1, *which], facts[shape, 2, *which])
             for which in (("save", None), ("restore", None), ("restore", "subset=0.5"))
         )
         for one, two in (saved, restored, half):
@@ -105,5 +107,5 @@ def test_what_differs_is_told_once_each(header_of: Callable[..., Run], tiny: Wor
             assert 1.9 * one.bytes < two.bytes < 2.1 * one.bytes  # ranks write almost the same
         assert [one.bytes for one in saved] == [one.bytes for one in restored]
         assert 0 < half[0].bytes < saved[0].bytes
-    assert told[None, 1, "save", None].bytes == run.workload.bytes
-    assert told["blob", 1, "save", None].files == 1
+    assert facts[None, 1, "save", None].bytes == run.workload.bytes
+    assert facts["blob", 1, "save", None].files == 1

@@ -1,4 +1,4 @@
-"""Holders: a process is known as dead only when it is."""
+"""Holder: a process is reported dead only if that is certain."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from iobench.bench.targets.holder import Holder
 
 
 def test_ourselves() -> None:
-    """We are alive, and the same after a round trip."""
+    """This process is alive, and its holder is equal after a round trip."""
     holder = Holder.ourselves()
     assert not holder.dead
     assert Holder.parse(holder.to_bytes()) == holder
 
 
 def test_a_process_that_has_ended() -> None:
-    """One that was killed is dead, before it is reaped and after."""
+    """A killed process is dead, both before and after it is reaped."""
     code = (
         "from iobench.bench.targets.holder import Holder; "
         "print(Holder.ourselves().to_bytes().decode())"
@@ -41,18 +41,18 @@ def test_a_process_that_has_ended() -> None:
 
 
 def test_another_of_the_same_number() -> None:
-    """A process that got the number later is another one."""
+    """A process that got the same number later is another process."""
     ours = Holder.ourselves()
     assert replace(ours, started=ours.started - 1).dead
 
 
 @pytest.mark.parametrize("field", ["boot", "pids"])
 def test_elsewhere(field: str) -> None:
-    """Of another machine or container nothing is known, so nothing is said to be dead."""
+    """A process of another machine or container is unknown, so it is not reported dead."""
     assert not replace(Holder.ourselves(), pid=2**22 + 1, **{field: "another"}).dead
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"[1]", b"\xff", b'{"boot": 1}'])
 def test_no_holder(text: bytes) -> None:
-    """What is none is nobody's."""
+    """Text that is not a holder belongs to no process."""
     assert Holder.parse(text) is None

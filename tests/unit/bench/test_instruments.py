@@ -1,4 +1,4 @@
-"""What the kernel shows of a directory, and what is found of files with it."""
+"""What the kernel can show about files in a directory, and the inspection of files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROBE = 256 * KIB
 
 
 class _Device:
-    """A device whose counter has grown by `step` bytes at each reading."""
+    """A device whose counter grows by `step` bytes at each reading."""
 
     files = ()
 
@@ -42,7 +42,7 @@ class _Device:
 def test_the_probe_finds_out_what_can_be_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...], unseen: str
 ) -> None:
-    """As on ext4; overlayfs, FUSE and DAX; tmpfs; and Linux before 6.5. Nothing stays behind."""
+    """Like ext4; overlayfs, FUSE and DAX; tmpfs; and Linux before 6.5. No file is left behind."""
     answers = iter(counts)
 
     def counted(fd: int) -> int:
@@ -61,7 +61,7 @@ def test_the_probe_finds_out_what_can_be_seen(
 def test_a_device_that_counts_less_than_was_written_is_not_asked(
     tmp_path: Path, step: int, counts: bool
 ) -> None:
-    """As that of native NVMe multipath, whose counter stays at zero."""
+    """Like native NVMe multipath, whose counter stays at zero."""
     assert Instruments.probe(tmp_path, _Device(step)).device_counts is counts
 
 
@@ -77,7 +77,8 @@ def test_other_errors_of_the_probe_are_raised(
 
 
 def test_files_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is not a regular file of the reported size is named, and dirty pages are summed."""
+    """Files that are not regular or not of the reported size are named. Dirty pages are added
+    up."""
     monkeypatch.setattr(linux, "cachestat_unsynced_bytes", lambda fd: os.fstat(fd).st_size)
     (tmp_path / "a").mkdir()
     (tmp_path / "a/good").write_bytes(bytes(10))

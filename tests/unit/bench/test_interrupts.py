@@ -1,4 +1,4 @@
-"""Interrupts held back."""
+"""Deferred interrupts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from iobench.bench.processes.interrupts import deferred_interrupts
 
 @pytest.fixture(autouse=True)
 def _ctrl_c_interrupts() -> Iterator[None]:
-    """Python's own handler, also where these tests are a background job, which ignores SIGINT."""
+    """Python's own handler, also if these tests are a background job that ignores SIGINT."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 def test_an_interrupt_waits_for_the_end() -> None:
-    """Ctrl-C inside acts when the block is done, once."""
+    """Ctrl-C inside the block takes effect after it, once."""
     done = []
 
     def work() -> None:
@@ -36,7 +36,7 @@ def test_an_interrupt_waits_for_the_end() -> None:
 
 
 def test_an_interrupt_that_another_thread_takes_waits_too() -> None:
-    """A signal that the kernel gives to another thread does not get past."""
+    """Also if the kernel delivers the signal to another thread."""
     done = []
 
     def work() -> None:
@@ -52,7 +52,7 @@ def test_an_interrupt_that_another_thread_takes_waits_too() -> None:
 
 
 def test_what_was_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal that nohup or a background job ignores is left alone."""
+    """A signal that nohup or a background job ignores stays ignored."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with deferred_interrupts():
@@ -64,7 +64,7 @@ def test_what_was_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_in_another_thread_nothing_is_touched() -> None:
-    """Only the main thread may set handlers, and only it is ever interrupted."""
+    """Only the main thread may set handlers, and only it is interrupted."""
     seen = []
 
     def work() -> None:
@@ -78,7 +78,7 @@ def test_in_another_thread_nothing_is_touched() -> None:
 
 
 def test_an_error_inside_comes_out() -> None:
-    """What the block raises is not swallowed, and the handlers are back."""
+    """An exception of the block propagates, and the handlers are restored."""
     with pytest.raises(ValueError, match="inside"), deferred_interrupts():
         raise ValueError("inside")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

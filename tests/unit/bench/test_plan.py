@@ -1,4 +1,4 @@
-"""What a plan promises, and what it refuses before anything is written."""
+"""The content of a plan, and what it refuses before anything is written."""
 
 from __future__ import annotations
 
@@ -34,7 +34,13 @@ from iobench.workloads import Workload
 from iobench.writers.availability import Availability
 from iobench.writers.null import NullWriter
 
-RATES = Rates(save=(1.0 * GIB, 2.0 * GIB), restore=(4.0 * GIB, 2.0 * GIB))
+RATES = Rates(
+    save=(1.0 * GIB, 2.0 * GIB),
+    restore=(4.0 * GIB, 2.0 * GIB),
+    saved=(1.0, 1.0),
+    restored=(1.0, 1.0),
+    best=((2.0 * GIB, 4.0 * GIB),),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +69,7 @@ def chosen(text: str) -> tuple[Contender, ...]:
 
 
 def space(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
-    """Every file system has `free` bytes left."""
+    """Give every file system `free` bytes."""
     answer = SimpleNamespace(f_bavail=free // 4096, f_frsize=4096, f_bfree=0, f_blocks=10**9)
     monkeypatch.setattr(os, "statvfs", lambda _path: answer)
 
@@ -80,7 +86,7 @@ def test_written_bytes(plan: Plan) -> None:
 
 
 def test_without_fio_there_is_no_ceiling(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing fio takes its bytes out of the plan, and the plan says how to get it."""
+    """Without fio its bytes are not in the plan, and the plan says how to install it."""
     monkeypatch.setattr(module, "fio_version", lambda: None)
     assert plan.ceiling_targets == ()
     assert plan.written_bytes == 3 * plan.size_bytes * 2
@@ -99,7 +105,7 @@ def test_the_record_of_a_plan(plan: Plan) -> None:
 
 
 def test_free_space_keeps_a_margin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A twentieth and 256 MiB stay free; with less than that nothing may be used."""
+    """5% and 256 MiB stay free. If less is free, nothing may be used."""
     space(monkeypatch, 100 * GIB)
     assert DirectoryTarget(path=tmp_path).free_bytes() == 95 * GIB - 256 * MIB
     space(monkeypatch, 200 * MIB)
@@ -107,7 +113,7 @@ def test_free_space_keeps_a_margin(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_target_that_is_too_small(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One byte less than needed is refused, with the sizes and a remedy; enough is not."""
+    """One byte less than needed is refused, with the sizes and a remedy."""
     spare = 256 * MIB
     enough = int((plan.size_bytes + spare) / 0.95) + 8192
     space(monkeypatch, enough)
@@ -118,7 +124,7 @@ def test_a_target_that_is_too_small(plan: Plan, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_null_needs_no_space(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that stores nothing goes on a full disk, and is probed and scaled there too."""
+    """A run that stores nothing works on a full disk, and is probed and scaled there too."""
     space(monkeypatch, 0)
     monkeypatch.setattr(rates_module, "_PROBE_BYTES", MIB)
     without = dataclasses.replace(plan, contenders=chosen("null"))
@@ -129,7 +135,7 @@ def test_null_needs_no_space(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_more_memory_than_there_is(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool that does not fit in memory is refused; one larger than the checkpoint is not."""
+    """A pool larger than memory is refused, unless the checkpoint is small enough."""
     monkeypatch.setattr(module, "available_bytes", lambda: plan.size_bytes - 1)
     with pytest.raises(UsageError, match=r"--pool 16.00 MiB of memory.*choose a smaller one"):
         plan.check()
@@ -140,14 +146,14 @@ def test_more_memory_than_there_is(plan: Plan, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_missing_directory(tmp_path: Path) -> None:
-    """It is refused and not made."""
+    """It is refused, and not created."""
     with pytest.raises(TargetError, match="no such directory; make it first"):
         make_tiny_plan(tmp_path / "missing", size="64MiB")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_as_directory(tmp_path: Path) -> None:
-    """A file is no target."""
+    """A file is refused as a target."""
     (tmp_path / "file").touch()
     with pytest.raises(TargetError, match="is not a directory"):
         make_tiny_plan(tmp_path / "file", size="64MiB")
@@ -163,7 +169,7 @@ def test_a_directory_that_cannot_be_written(
 
 
 def test_a_writer_that_does_not_work_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused with its reason and remedy, never replaced by another."""
+    """It is refused with its reason and remedy, and never replaced by another."""
     answer = Availability(ok=False, reason="Not today.", remedy="Come back tomorrow.")
     monkeypatch.setattr(NullWriter, "available", lambda *_: answer)
     with pytest.raises(UnavailableError, match=r"null.*Not today\. Come back tomorrow\."):
@@ -190,13 +196,13 @@ def test_a_writer_that_does_not_work_there(tmp_path: Path, monkeypatch: pytest.M
 def test_what_cannot_be_meant(
     tmp_path: Path, asked: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    """Names, values, sizes and ranks that cannot be are refused, each saying what can."""
+    """Invalid names, values, sizes and ranks are refused; each message says what is allowed."""
     with pytest.raises(error, match=message):
         make_tiny_plan(tmp_path, **{"size": "64MiB"} | asked)
 
 
 def test_a_chosen_size(tmp_path: Path) -> None:
-    """Layers are dropped down to the size asked, and the plan tells which."""
+    """Layers are dropped to reach the size, and the plan names them."""
     plan = make_tiny_plan(tmp_path, size="64MiB")
     assert 32 * MIB < plan.size_bytes <= 64 * MIB
     assert plan.full_bytes > 70 * GIB
@@ -206,7 +212,7 @@ def test_a_chosen_size(tmp_path: Path) -> None:
 
 
 def test_full_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`full` is the whole workload, whatever its size, where it fits."""
+    """`full` is the whole workload, if it fits."""
     space(monkeypatch, 1000 * GIB)
     monkeypatch.setattr(module, "available_bytes", lambda: GIB)
     plan = make_tiny_plan(tmp_path, size="full", writers="buffered")
@@ -217,7 +223,8 @@ def test_full_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_default_size_takes_two_minutes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a size the workload is scaled to what the probed rates move in the time."""
+    """Without a size, the workload is scaled to the bytes that the probed rates move in the
+    time."""
     space(monkeypatch, 1000 * GIB)
     monkeypatch.setattr(planning, "measure_rates", lambda *_: RATES)
     plan = make_tiny_plan(tmp_path, repeat=5)
@@ -226,9 +233,9 @@ def test_the_default_size_takes_two_minutes(
 
 
 def test_an_aa_run_writes_and_takes_once_more(plan: Plan) -> None:
-    """The first contender takes part twice; the record says so."""
+    """The first contender takes part twice, and the record says so."""
     twice = replace(plan, aa=True)
-    assert [one.contender.name for one in twice.taking_part] == [
+    assert [one.contender.name for one in twice.variants_with_twins] == [
         "buffered",
         "null",
         "uncached",
@@ -245,7 +252,7 @@ def test_rests_take_at_most_half_of_the_time() -> None:
 
 
 def test_the_default_size_fits_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a small disk the free space decides."""
+    """On a small disk the free space limits it."""
     space(monkeypatch, 3 * GIB)
     monkeypatch.setattr(planning, "measure_rates", lambda *_: RATES)
     plan = make_tiny_plan(tmp_path, writers="buffered", repeat=1)
@@ -253,14 +260,15 @@ def test_the_default_size_fits_the_disk(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_default_size_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No space at all is refused before anything is probed."""
+    """It is refused before any probe."""
     space(monkeypatch, 100 * MIB)
     with pytest.raises(TargetError, match="no space is left"):
         make_tiny_plan(tmp_path, writers="buffered")
 
 
 def test_seconds_per_byte() -> None:
-    """Every writer saves and restores once per repetition, every job as fast as the fastest."""
+    """Each writer saves and restores once per repetition; each fio job is as fast as the fastest
+    writer."""
     without = RATES.run_s_per_byte(repeat=1, ceiling=False) * GIB
     assert without == pytest.approx(1 + 0.5 + 0.25 + 0.5 + 2 * 0.8)
     jobs = RATES.run_s_per_byte(repeat=1, ceiling=True) * GIB - without
@@ -269,7 +277,7 @@ def test_seconds_per_byte() -> None:
 
 
 def test_rests_are_expected_too() -> None:
-    """The rest before each sample counts, which is most of the time of a small run."""
+    """The pause before each sample counts: it is most of the time of a small run."""
     tiny = RATES.run_s(0, repeat=3, ceiling=True)
     assert tiny == pytest.approx(3 * (4 + 2 * len(JOBS)) * 0.4)
     large = RATES.run_s(GIB, repeat=3, ceiling=True) - tiny
@@ -277,21 +285,21 @@ def test_rests_are_expected_too() -> None:
 
 
 def test_probing_leaves_nothing(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The expected time comes from short probes of each writer that are removed again."""
+    """The expected time comes from short probes of each writer, whose files are removed."""
     monkeypatch.setattr(rates_module, "_PROBE_BYTES", MIB)
     assert expected_line(plan).startswith("expected  about ")
     assert os.listdir(plan.targets[0].location) == []
 
 
 def test_changed_options_are_shown(plan: Plan) -> None:
-    """Only what differs from a writer's defaults stands in the plan."""
+    """The plan shows only options that differ from the defaults."""
     contenders = chosen("buffered,buffered,block_size=1MiB,threads=2")
     text = "\n".join(plan_lines(dataclasses.replace(plan, contenders=contenders)))
     assert "buffered, buffered,block_size=1MiB,threads=2" in text
 
 
 def test_a_seed_of_its_own(tmp_path: Path) -> None:
-    """Without a seed each plan has another one; a given one is kept."""
+    """Without a seed each plan has a new one; a given seed is used."""
     seeds = {make_tiny_plan(tmp_path, size="64MiB").seed for _ in range(3)}
     assert len(seeds) == 3
     assert make_tiny_plan(tmp_path, size="64MiB", seed=7).seed == 7

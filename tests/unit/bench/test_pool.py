@@ -20,13 +20,13 @@ SIZES = st.lists(st.integers(1, 70 * KIB), min_size=1, max_size=60)
 
 
 def place(window: Window, pool: RandomPool = POOL) -> int:
-    """Where in the pool a window begins, in bytes."""
+    """Return where in the pool a window begins, in bytes."""
     return int(window.memory.ctypes.data - pool.memory.ctypes.data)
 
 
 @given(SIZES)
 def test_windows_of_one_lap_do_not_overlap(sizes: list[int]) -> None:
-    """Each window of a lap begins behind the one before, and all end before they meet the first."""
+    """Each window begins behind the one before, and none reaches the first one again."""
     windows = Windows(POOL)
     last_lap, first, end = -1, 0, 0
     for size in sizes:
@@ -43,7 +43,7 @@ def test_windows_of_one_lap_do_not_overlap(sizes: list[int]) -> None:
 
 @given(SIZES)
 def test_windows_are_aligned_as_tensors_are(sizes: list[int]) -> None:
-    """Every address is a multiple of 64 and none of 512, which direct I/O would take as it is."""
+    """Each address is a multiple of 64 and none of 512: direct I/O cannot use it without a copy."""
     windows = Windows(POOL)
     for size in sizes:
         address = windows.take(size).memory.ctypes.data
@@ -52,7 +52,7 @@ def test_windows_are_aligned_as_tensors_are(sizes: list[int]) -> None:
 
 
 def test_laps_are_shifted() -> None:
-    """No two of 224 laps give their windows the same distance from a page; none is direct."""
+    """In 224 laps, no two give their windows the same distance from a page; none is aligned."""
     windows = Windows(POOL)
     found = set()
     for lap in range(224):
@@ -65,7 +65,7 @@ def test_laps_are_shifted() -> None:
 
 
 def test_the_same_windows_again() -> None:
-    """A restore takes the windows that its save took."""
+    """A restore uses the windows of its save."""
     sizes = [100, 0, 5000, 40 * KIB, 90 * KIB, 7, 64 * KIB]
     one, two = Windows(POOL), Windows(POOL)
     for size in sizes:
@@ -83,7 +83,7 @@ def test_one_lap_is_enough_when_the_pool_is_as_large_as_needed() -> None:
 
 
 def test_a_window_longer_than_the_pool() -> None:
-    """It repeats the pool's bytes, and takes no more memory than the pool has."""
+    """It repeats the pool's bytes, and takes no more memory than the pool."""
     pool = RandomPool(64 * KIB, 10 * MIB, seed=1)
     pool.refill()
     window = Windows(pool).take(10 * MIB)
@@ -95,7 +95,7 @@ def test_a_window_longer_than_the_pool() -> None:
 
 
 def test_memory_is_bounded_by_the_pool() -> None:
-    """A window of a GiB, touched at both ends, makes a pool of a few pages no larger."""
+    """A window of 1 GiB that is touched at both ends does not enlarge a pool of a few pages."""
     pool = RandomPool(64 * KIB, 2**30, seed=1)
     memory = Windows(pool).take(2**30).memory
     memory[0], memory[-1] = 1, 2
@@ -104,7 +104,7 @@ def test_memory_is_bounded_by_the_pool() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_refill_gives_other_bytes(threads: int) -> None:
-    """Every filling is random from end to end and none like the one before."""
+    """Each filling is random and differs from the one before."""
     pool = RandomPool(5 * MIB, 0, seed=1)
     fillings = []
     for _ in range(2):
@@ -130,7 +130,7 @@ Impatience = Callable[[threading.Event], AbstractContextManager[None]]
 def test_impatience_while_it_is_filled(
     impatience: Impatience, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C is raised when every thread has written its share of the pool."""
+    """Ctrl-C is raised after every thread has filled its part of the pool."""
     go_on, generator = threading.Event(), np.random.SFC64
 
     def slow(seed: np.random.SeedSequence) -> np.random.SFC64:
@@ -147,7 +147,7 @@ def test_impatience_while_it_is_filled(
 def test_impatience_while_it_is_trimmed(
     impatience: Impatience, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C is raised when the thread that trims has ended."""
+    """Ctrl-C is raised after the trimming thread has ended."""
     go_on, trimming = threading.Event(), threading.Event()
 
     def slow(_: RandomPool) -> None:
@@ -161,7 +161,7 @@ def test_impatience_while_it_is_trimmed(
 
 
 def test_scrub_changes_every_byte() -> None:
-    """Not one byte keeps its value, the second time neither."""
+    """No byte keeps its value, also in a second call."""
     pool = RandomPool(64 * KIB, 0, seed=1)
     pool.refill()
     for _ in range(3):

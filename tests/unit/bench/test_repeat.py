@@ -1,4 +1,4 @@
-"""How often a run repeats: as often as it was told, or until its intervals are narrow enough."""
+"""The number of repetitions: fixed, or until the intervals are narrow enough."""
 
 from __future__ import annotations
 
@@ -41,14 +41,15 @@ def test_auto_ends_when_every_interval_is_narrow() -> None:
 
 
 def test_the_last_fifth_of_the_repetitions_decides_nothing() -> None:
-    """Whatever it shows, it neither prolongs a run nor ends it."""
+    """It neither prolongs a run nor ends it."""
     agree, differ = [1.0, 1.02] * 3, [1.0, 1.2] * 3
     assert not AUTO.goes_on(8, taking(*agree, 1.5, 1.5), 1)
     assert AUTO.goes_on(8, taking(*differ, 1.1, 1.1), 1)
 
 
 def test_the_interval_of_an_automatic_run_covers_the_true_median() -> None:
-    """Stopped with the interval narrow enough: docs/statistics.md has it for other noise."""
+    """It stops when the interval is narrow enough. docs/statistics.md has the coverage for other
+    noise."""
     random, covered, runs = np.random.default_rng(2), 0, 200
     for _ in range(runs):
         seconds = np.exp(random.normal(0, 0.03, 60)).tolist()

@@ -1,4 +1,4 @@
-"""Files saved, restored and verified, each tensor of each format."""
+"""Files that are saved, restored and verified, for each tensor of each format."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def saved(made: Replay, directory: Path) -> list[Transfer]:
 
 
 def mismatches(made: Replay, directory: Path, writer: BufferedWriter | None = None) -> int:
-    """Tensors that a restore by `writer` brings back wrong."""
+    """Return the tensors that a restore by `writer` gets wrong."""
     writer = writer or BufferedWriter()
     made.scrub()
     made.restore(writer, directory)
@@ -65,7 +65,7 @@ def mismatches(made: Replay, directory: Path, writer: BufferedWriter | None = No
 
 
 def places(made: Replay, directory: Path) -> dict[str, tuple[int, int]]:
-    """Name -> [begin, end) in the file, as the formats' own readers find them."""
+    """Return name -> [begin, end) in the file, found by the readers of the formats."""
     file = made.files[0]
     if file.format == "safetensors":
         _, image = safetensors.prepare(file.path, directory, allocate=allocate)
@@ -83,7 +83,7 @@ def places(made: Replay, directory: Path) -> dict[str, tuple[int, int]]:
 
 
 def flip(path: Path, offset: int) -> None:
-    """Turn one byte of a file over."""
+    """Invert one byte of a file."""
     with path.open("r+b") as file:
         file.seek(offset)
         byte = file.read(1)[0]
@@ -94,7 +94,7 @@ def flip(path: Path, offset: int) -> None:
 @pytest.mark.parametrize("pool_bytes", [MIB, SMALL_POOL])
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_round_trip(tmp_path: Path, file_format: str, pool_bytes: int) -> None:
-    """What is restored is what was saved, the pool being larger or smaller than the file."""
+    """The restored bytes are the saved ones, with a pool larger or smaller than the file."""
     made = replay(file_format, pool_bytes)
     saved(made, tmp_path)
     assert mismatches(made, tmp_path) == 0
@@ -102,7 +102,7 @@ def test_round_trip(tmp_path: Path, file_format: str, pool_bytes: int) -> None:
 
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_the_files_are_real(tmp_path: Path, file_format: str) -> None:
-    """All tensors are in the file under their names and with their sizes, empty ones included."""
+    """The file has all tensors with their names and sizes, also empty ones."""
     made = replay(file_format)
     saved(made, tmp_path)
     assert len(places(made, tmp_path)) == len(NON_EMPTY) + (file_format == "dcp")
@@ -111,7 +111,7 @@ def test_the_files_are_real(tmp_path: Path, file_format: str) -> None:
 @pytest.mark.parametrize("pool_bytes", [MIB, SMALL_POOL])
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_one_byte_flipped_is_found(tmp_path: Path, file_format: str, pool_bytes: int) -> None:
-    """A single wrong byte is found in every tensor, whatever lap of the pool it was in."""
+    """A single wrong byte is found in every tensor, in any lap of the pool."""
     made = replay(file_format, pool_bytes)
     saved(made, tmp_path)
     path = tmp_path / made.files[0].path
@@ -124,7 +124,7 @@ def test_one_byte_flipped_is_found(tmp_path: Path, file_format: str, pool_bytes:
 
 
 def test_a_byte_in_every_part_of_a_tensor_longer_than_the_pool(tmp_path: Path) -> None:
-    """A tensor of several pools is read back in parts, and each part is compared."""
+    """It is read back in parts, and each part is compared."""
     made = replay("raw", SMALL_POOL)
     saved(made, tmp_path)
     begin, end = places(made, tmp_path)["state/6/t"]
@@ -135,7 +135,7 @@ def test_a_byte_in_every_part_of_a_tensor_longer_than_the_pool(tmp_path: Path) -
 
 
 class _NoReads(BufferedWriter):
-    """Says that it has read, and has not."""
+    """Reports reads, and reads nothing."""
 
     def read(
         self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
@@ -145,7 +145,7 @@ class _NoReads(BufferedWriter):
 
 
 class _WholeReadsOnly(BufferedWriter):
-    """Reads whole files, and of a range nothing."""
+    """Reads whole files; of a range it reads nothing."""
 
     def read(
         self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
@@ -158,7 +158,7 @@ class _WholeReadsOnly(BufferedWriter):
 @pytest.mark.parametrize("pool_bytes", [MIB, SMALL_POOL])
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_a_restore_that_does_nothing(tmp_path: Path, file_format: str, pool_bytes: int) -> None:
-    """The saved bytes do not stay in memory, so a read that does nothing is found out."""
+    """The saved bytes do not stay in memory, so a missing read is found."""
     made = replay(file_format, pool_bytes)
     saved(made, tmp_path)
     wrong = mismatches(made, tmp_path, _NoReads())
@@ -167,7 +167,7 @@ def test_a_restore_that_does_nothing(tmp_path: Path, file_format: str, pool_byte
 
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_a_second_read_that_does_nothing(tmp_path: Path, file_format: str) -> None:
-    """What an earlier lap's tensor shares with the last one's memory is no proof of it."""
+    """Memory that a later tensor shares with an earlier one proves nothing."""
     made = replay(file_format, SMALL_POOL)
     saved(made, tmp_path)
     last_lap = 2  # tensors of the last lap: those that the pool still holds together
@@ -176,7 +176,7 @@ def test_a_second_read_that_does_nothing(tmp_path: Path, file_format: str) -> No
 
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_two_checkpoints_differ(tmp_path: Path, file_format: str) -> None:
-    """Each checkpoint has bytes of its own in every tensor."""
+    """Each checkpoint has new bytes in every tensor."""
     made = replay(file_format)
     for name in ("one", "two"):
         saved(made, tmp_path / name)
@@ -187,7 +187,7 @@ def test_two_checkpoints_differ(tmp_path: Path, file_format: str) -> None:
 
 
 def test_a_seed_repeats_its_checkpoints(tmp_path: Path) -> None:
-    """The same seed gives the same file, another seed another."""
+    """The same seed gives the same file, another seed another file."""
     files = []
     for number, seed in enumerate((1, 1, 2)):
         made = replay("safetensors", seed=seed)
@@ -198,7 +198,7 @@ def test_a_seed_repeats_its_checkpoints(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("crc", [True, False])
 def test_size_bytes_is_what_is_written(tmp_path: Path, tiny: Workload, crc: bool) -> None:
-    """The size found beforehand, the transfers' and the files' on disk are one."""
+    """The computed size, the transfers' sum and the size on disk are equal."""
     made = Replay(tiny.files(), pool_bytes=MIB, seed=1, crc=crc)
     expected = made.size_bytes()
     transfers = saved(made, tmp_path)
@@ -224,7 +224,7 @@ def test_sizes_are_known_without_reading_a_tensor(
 
 
 def test_all_files_of_a_workload(tmp_path: Path, tiny: Workload) -> None:
-    """A whole rank's files of three formats come back right through the smallest pool."""
+    """All files of a rank, in three formats, are restored correctly through the smallest pool."""
     made = Replay(tiny.files(), pool_bytes=4 * KIB, seed=1, crc=True)
     saved(made, tmp_path)
     writer = BufferedWriter()
@@ -237,7 +237,8 @@ def test_all_files_of_a_workload(tmp_path: Path, tiny: Workload) -> None:
 
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_nothing_but_empty_tensors(tmp_path: Path, file_format: str) -> None:
-    """A rank whose parts are all empty writes files that come back, as at the end of a mesh."""
+    """A rank with only empty parts writes files that can be restored, like the last ranks of a
+    mesh."""
     empty = spec(file_format, sizes=(0, 0))
     made = Replay([empty], pool_bytes=MIB, seed=1, crc=True)
     saved(made, tmp_path)
@@ -245,7 +246,7 @@ def test_nothing_but_empty_tensors(tmp_path: Path, file_format: str) -> None:
 
 
 def test_another_file_in_its_place(tmp_path: Path) -> None:
-    """A file of other tensors is refused, whatever its bytes are."""
+    """A file of other tensors is refused, whatever its bytes."""
     made = replay("safetensors")
     saved(made, tmp_path)
     other = Replay([spec("safetensors", (7, 8))], pool_bytes=MIB, seed=1, crc=True)
@@ -259,8 +260,8 @@ def test_the_pool_is_no_larger_than_needed() -> None:
     assert made._pool.size_bytes < 2 * made.files[0].size_bytes
 
 
-def test_notes_tell_what_is_not_as_in_life() -> None:
-    """DCP as raw bytes, and a tensor that repeats the pool, are told; else there is no note."""
+def test_notes_name_the_differences_from_real_files() -> None:
+    """DCP as raw bytes and a tensor that repeats the pool have notes; otherwise there is none."""
     assert replay("raw").notes == ()
     (dcp,) = replay("dcp").notes
     assert "DCP" in dcp

@@ -1,4 +1,4 @@
-"""The order of a run, what it does about failures, and that it leaves nothing."""
+"""The order of a run, its handling of failures, and that it leaves no files."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Contender = tuple[str, str]
 
 
 class Log:
-    """A Progress that remembers."""
+    """A Progress that records its calls."""
 
     def __init__(self) -> None:
         self.announced = 0
@@ -76,7 +76,7 @@ class Log:
 
 
 class FakeFio:
-    """Stands for `fio.run_job`: a file comes and stays, as with fio; `fails` may raise."""
+    """Stands in for `fio.run_job`: it makes a file that stays, like fio; `fails` may raise."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
@@ -95,7 +95,8 @@ class FakeFio:
 
 @pytest.fixture
 def fake_fio(monkeypatch: pytest.MonkeyPatch, idle: object) -> FakeFio:
-    """fio, syncs, the wait for a quiet device and the look at the machine, without any delay."""
+    """Replaces fio, syncs, the wait for a quiet device and the description of the machine, without
+    delay."""
     made = FakeFio()
     monkeypatch.setattr(fio, "run_job", made)
     monkeypatch.setattr(plan_module, "fio_version", lambda: "3.33")
@@ -113,7 +114,7 @@ def fake_fio(monkeypatch: pytest.MonkeyPatch, idle: object) -> FakeFio:
 
 @pytest.fixture
 def execute(fake_fio: FakeFio, tiny: Workload, tmp_path: Path) -> Callable[..., ResultFile]:
-    """Carries a plan out in an empty target and gives its result file, however it ended."""
+    """Run a plan in an empty target. Return its result file, however it ended."""
 
     def run(
         *writers: Writer,
@@ -160,7 +161,7 @@ def _run(plan: Plan, path: Path, log: Log) -> None:
 
 
 def order(result: ResultFile, operation: str = "save") -> list[list[str]]:
-    """Per repetition, the contenders in the order in which they came."""
+    """Return the contenders of each repetition in their order."""
     samples = [
         (one.repetition, one.order, one.writer if isinstance(one, Sample) else one.job["name"])
         for one in (*result.samples, *result.ceiling)
@@ -174,7 +175,7 @@ def order(result: ResultFile, operation: str = "save") -> list[list[str]]:
 
 
 def test_everyone_once_per_repetition(execute: Callable[..., ResultFile]) -> None:
-    """Each writer and each job saves and restores once in every repetition, `null` only saves."""
+    """Each writer and each job saves and restores once in every repetition; `null` only saves."""
     result = execute(make("buffered"), make("null"), make("uncached"), repeat=3)
     jobs = [job.name for job in JOBS]
     for contenders in order(result):
@@ -186,7 +187,7 @@ def test_everyone_once_per_repetition(execute: Callable[..., ResultFile]) -> Non
 
 
 def test_an_aa_run_has_the_first_contender_twice(execute: Callable[..., ResultFile]) -> None:
-    """Its pairs give the noise floor, in the order of chance like everything else."""
+    """Its pairs give the noise floor. Their order is random like that of the others."""
     result = execute(make("buffered"), make("uncached"), repeat=5, ceiling=False, aa=True)
     for contenders in order(result):
         assert Counter(contenders) == Counter(["buffered", "buffered", "uncached"])
@@ -196,7 +197,7 @@ def test_an_aa_run_has_the_first_contender_twice(execute: Callable[..., ResultFi
 
 
 def test_auto_goes_on_until_time_is_over(execute: Callable[..., ResultFile]) -> None:
-    """No repetition begins after it; one is always made."""
+    """No repetition begins after it; there is always one."""
     none_left = Repeat(times=6, precision=0.05, max_s=0.0)
     assert len(execute(make("null"), repeat=none_left, ceiling=False).samples) == 1
 
@@ -207,10 +208,11 @@ def test_auto_goes_on_until_the_intervals_are_narrow(execute: Callable[..., Resu
     assert len(execute(make("null"), repeat=easy, ceiling=False).samples) == 6
 
 
-def test_auto_waits_for_nobody_who_failed(
+def test_auto_does_not_wait_for_a_failed_contender(
     execute: Callable[..., ResultFile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two samples of one that left have no narrow interval and never will: six are enough."""
+    """A contender that failed after two samples never gets a narrow interval: six repetitions are
+    enough."""
     seen: list[set[str]] = []
 
     def goes_on(self: Repeat, done: int, samples: Sequence[Sample], elapsed_s: float) -> bool:
@@ -224,7 +226,7 @@ def test_auto_waits_for_nobody_who_failed(
 
 
 def test_the_order_is_random_and_seeded(execute: Callable[..., ResultFile]) -> None:
-    """Repetitions have other orders, the same seed the same ones, another seed others."""
+    """Repetitions differ in their order. The same seed gives the same orders."""
     writers = (make("null"), make("null", threads=2))
     one, again, other = (order(execute(*writers, repeat=4, seed=seed)) for seed in (5, 5, 6))
     assert one == again
@@ -235,7 +237,7 @@ def test_the_order_is_random_and_seeded(execute: Callable[..., ResultFile]) -> N
 def test_a_save_comes_right_before_its_restore(
     execute: Callable[..., ResultFile], fake_fio: FakeFio
 ) -> None:
-    """Every contender restores what it has just saved, at one position of the repetition."""
+    """Each contender restores its own last save, at the same position of the repetition."""
     log = Log()
     execute(make("buffered"), make("uncached"), log=log)
     for save, restore in zip(log.records[::2], log.records[1::2], strict=True):
@@ -320,8 +322,8 @@ def test_progress_is_told_every_step(execute: Callable[..., ResultFile]) -> None
     assert len(log.records) == len(result.samples) + len(result.ceiling)
 
 
-def test_the_header_tells_what_was_asked(execute: Callable[..., ResultFile]) -> None:
-    """Real bytes, files and plan are in the first record; the seed does not change the hash."""
+def test_the_header_has_the_request(execute: Callable[..., ResultFile]) -> None:
+    """The first record has real bytes, files and plan; the seed does not change the hash."""
     runs: list[Run] = [execute(make("null"), seed=seed).run for seed in (1, 2)]
     run = runs[0]
     assert (run.workload.name, run.workload.files, run.workload.scaled) == ("tiny", 8, False)
@@ -331,7 +333,7 @@ def test_the_header_tells_what_was_asked(execute: Callable[..., ResultFile]) -> 
 
 
 def test_samples_move_the_workloads_bytes(execute: Callable[..., ResultFile]) -> None:
-    """Saves and restores of every writer, and the jobs, move the bytes of the header."""
+    """Saves and restores of every writer and job move the bytes of the header."""
     result = execute(make("buffered"), make("uncached"))
     assert {sample.bytes for sample in result.samples} == {result.run.workload.bytes}
     assert {sample.bytes for sample in result.ceiling} == {result.run.workload.bytes}
@@ -341,7 +343,7 @@ def test_samples_move_the_workloads_bytes(execute: Callable[..., ResultFile]) ->
 def test_a_failing_job_is_recorded_and_left_out(
     execute: Callable[..., ResultFile], fake_fio: FakeFio
 ) -> None:
-    """Its error is in the record once, it is not tried again, and the others go on."""
+    """Its error is recorded once, it is not repeated, and the others go on."""
 
     def fails(job: FioJob, operation: str) -> None:
         if job is JOBS[0] and operation == "save":
@@ -362,7 +364,7 @@ def test_a_failing_job_is_recorded_and_left_out(
 
 
 def test_a_job_that_fails_to_restore(execute: Callable[..., ResultFile], fake_fio: FakeFio) -> None:
-    """A save that worked stays in the record; the job is left out from then on."""
+    """Its save stays in the record; the job does not take part again."""
 
     def fails(job: FioJob, operation: str) -> None:
         if job is JOBS[1] and operation == "restore":
@@ -389,7 +391,7 @@ class _Full(BufferedWriter):
 
 
 def test_a_writer_that_fails_in_mid_run(execute: Callable[..., ResultFile]) -> None:
-    """The run ends with its error in the End record; samples until then stay, files do not."""
+    """The End record has its error. Earlier samples stay, files do not."""
     result = execute(_Full(), repeat=3, ceiling=False, error=TransferError)
     assert [sample.operation for sample in result.samples] == ["save", "restore"]
     assert isinstance(result.end, End)
@@ -397,8 +399,8 @@ def test_a_writer_that_fails_in_mid_run(execute: Callable[..., ResultFile]) -> N
     assert "No space left on device" in str(result.end.error)
 
 
-def test_a_contender_that_fails_beside_others(execute: Callable[..., ResultFile]) -> None:
-    """Its error is recorded once, it is left out from then on, and the others go on."""
+def test_one_of_several_contenders_fails(execute: Callable[..., ResultFile]) -> None:
+    """Its error is recorded once, it does not take part again, and the others go on."""
     result = execute(_Full(), make("uncached"), repeat=3, ceiling=False)
     (failure,) = result.failures
     assert (failure.writer, failure.operation) == ("buffered", "save")
@@ -438,7 +440,7 @@ def test_several_targets_take_turns(execute: Callable[..., ResultFile], tmp_path
 
 
 class _FullThere(BufferedWriter):
-    """A disk that is full from the twelfth file on, in one target."""
+    """A disk that is full from the twelfth file on, in one of two targets."""
 
     def __init__(self, there: Path) -> None:
         super().__init__()
@@ -452,10 +454,8 @@ class _FullThere(BufferedWriter):
         return super().write(image, target, **options)
 
 
-def test_a_target_that_fails_beside_others(
-    execute: Callable[..., ResultFile], tmp_path: Path
-) -> None:
-    """Its failure is recorded once, and the writer goes on where there is room."""
+def test_one_of_several_targets_fails(execute: Callable[..., ResultFile], tmp_path: Path) -> None:
+    """Its failure is recorded once, and the writer goes on in the other target."""
     writer = _FullThere(tmp_path / "b")
     result = execute(writer, repeat=3, ceiling=False, names=("a", "b"))
     (failure,) = result.failures
@@ -505,7 +505,7 @@ def test_an_interrupt_in_a_writer(
 def test_an_interrupt_right_after_a_record(
     execute: Callable[..., ResultFile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C between a line and whatever follows it leaves a record that reads, counted right."""
+    """Ctrl-C after a record leaves a readable file with the right count."""
     append, lines = writer_module.append_line, []
 
     def interrupted(fd: int, path: Path, values: Mapping[str, Any]) -> None:
@@ -521,7 +521,7 @@ def test_an_interrupt_right_after_a_record(
 
 
 class _Wrong(BufferedWriter):
-    """Reads, and turns a byte over."""
+    """Reads, and then inverts a byte."""
 
     def read(self, image: FileImage, *arguments: Any, **options: Any) -> Transfer:
         done = super().read(image, *arguments, **options)
@@ -531,7 +531,7 @@ class _Wrong(BufferedWriter):
 
 
 def test_wrong_bytes_are_recorded_and_the_run_goes_on(execute: Callable[..., ResultFile]) -> None:
-    """A mismatch does not end the run: it is in every sample for the verdict to tell."""
+    """A mismatch does not end the run: every sample has it, for the verdict."""
     result = execute(_Wrong(), ceiling=False)
     verified: list[Verified | None] = [sample.verified for sample in result.samples]
     assert [one and one.mismatches for one in verified] == [None, 1, None, 1]
@@ -562,7 +562,7 @@ def test_fio_reserves_space_as_the_writers_do(
 
 
 class _Sleepy(BufferedWriter):
-    """`buffered`, which sleeps for a part of each write: on the clock of the test."""
+    """`buffered` that sleeps for a part of each write, on the clock of the test."""
 
     def __init__(self, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
         super().__init__()
@@ -578,7 +578,7 @@ class _Sleepy(BufferedWriter):
 def test_a_writer_that_sleeps_a_tenth_of_its_time_is_a_regression(
     execute: Callable[..., ResultFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the run to exit code 5, on a clock of our own; without the sleep there is none."""
+    """From the run to exit code 5, on a fake clock. Without the sleep there is no regression."""
     now = [0.0]
 
     def read() -> float:

@@ -1,4 +1,4 @@
-"""The scratch directory goes, however the block ends."""
+"""The scratch directory is removed, however the block ends."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from iobench.errors import TargetError
 
 
 def fill(directory: Path) -> None:
-    """What a run leaves there: files, and directories with files."""
+    """Make files and directories like a run."""
     (directory / "step-0/global").mkdir(parents=True)
     (directory / "step-0/global/file").write_bytes(b"x" * 100)
     (directory / "file").write_bytes(b"x")
 
 
 def fail_inside(target: Path, error: BaseException) -> None:
-    """A run that has written something when `error` ends it."""
+    """Run that writes files and then raises `error`."""
     with scratch_directory(target) as directory:
         fill(directory)
         raise error
 
 
 def left_by_a_killed_run(target: Path, *, lock: bool = True) -> Path:
-    """A directory whose lock nobody holds."""
+    """A directory whose lock no process holds."""
     directory = target / f"{PREFIX}dead"
     directory.mkdir()
     if lock:
@@ -41,7 +41,7 @@ def left_by_a_killed_run(target: Path, *, lock: bool = True) -> Path:
 
 
 def test_it_is_removed_at_the_end(tmp_path: Path) -> None:
-    """Inside the block it is there, hidden; afterwards nothing is."""
+    """Inside the block it exists, hidden; after it nothing does."""
     with scratch_directory(tmp_path) as directory:
         assert directory.parent == tmp_path
         assert directory.name.startswith(".")
@@ -51,7 +51,7 @@ def test_it_is_removed_at_the_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [OSError("no"), KeyboardInterrupt(), SystemExit(1)], ids=repr)
 def test_it_is_removed_on_an_error(tmp_path: Path, error: BaseException) -> None:
-    """The error comes out and nothing is left."""
+    """The error propagates, and no file is left."""
     with pytest.raises(type(error)):
         fail_inside(tmp_path, error)
     assert list(tmp_path.iterdir()) == []
@@ -60,7 +60,7 @@ def test_it_is_removed_on_an_error(tmp_path: Path, error: BaseException) -> None
 def test_a_second_interrupt_does_not_stop_the_removal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C while files are being removed waits until they are."""
+    """Ctrl-C during the removal takes effect after it."""
     rmtree = shutil.rmtree
 
     def interrupted(path: str, **options: Any) -> None:
@@ -76,7 +76,7 @@ def test_a_second_interrupt_does_not_stop_the_removal(
 def test_an_interrupt_just_before_the_removal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that falls between the end of the block and the removal is made up for."""
+    """Ctrl-C between the end of the block and the removal does not prevent the removal."""
     remove, calls = scratch._remove, []
 
     def late(directory: Path, held: contextlib.ExitStack) -> None:
@@ -92,21 +92,22 @@ def test_an_interrupt_just_before_the_removal(
 
 
 def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
-    """A directory whose lock is free goes before the new one is made."""
+    """A directory with a free lock is removed before the new one is made."""
     left_by_a_killed_run(tmp_path)
     with scratch_directory(tmp_path) as directory:
         assert list(tmp_path.iterdir()) == [directory]
 
 
 def test_a_run_killed_at_the_end_of_its_removal(tmp_path: Path) -> None:
-    """The lock goes last, so what is left without one is empty, and goes too."""
+    """The lock is removed last, so a directory without a lock is empty, and is removed too."""
     left_by_a_killed_run(tmp_path, lock=False)
     with scratch_directory(tmp_path) as directory:
         assert list(tmp_path.iterdir()) == [directory]
 
 
 def test_what_others_put_at_the_name_of_a_run_is_not_followed(tmp_path: Path) -> None:
-    """A link to a directory with a `lock` in it, links in a run's directory, another user's."""
+    """A link to a directory with a `lock`, links in a run's directory, and another user's
+    directory."""
     target, victim = tmp_path / "target", tmp_path / "victim"
     target.mkdir()
     victim.mkdir()
@@ -128,14 +129,14 @@ def test_what_others_put_at_the_name_of_a_run_is_not_followed(tmp_path: Path) ->
 
 
 def test_what_another_user_left_stays(tmp_path: Path) -> None:
-    """A free lock does not make it this user's to remove."""
+    """A free lock does not permit this user to remove it."""
     left = left_by_a_killed_run(tmp_path)
     scratch._remove_stale(tmp_path, os.geteuid() + 1)
     assert (left / "step-0/global/file").exists()
 
 
 def test_the_lock_is_removed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While anything else is there the lock is, so a run killed meanwhile is found."""
+    """A run that is killed during its removal leaves the lock, so that it is found."""
     left = left_by_a_killed_run(tmp_path)
     unlink, removed = os.unlink, []
 
@@ -167,7 +168,7 @@ def test_nothing_else_in_the_target_is_touched(tmp_path: Path) -> None:
 
 
 def test_a_missing_target(tmp_path: Path) -> None:
-    """It is refused, and not made."""
+    """It is refused, and not created."""
     with (
         pytest.raises(TargetError, match="no such directory"),
         scratch_directory(tmp_path / "missing"),
@@ -180,7 +181,7 @@ def test_a_missing_target(tmp_path: Path) -> None:
 def test_a_target_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """A directory that cannot be made or named is a TargetError and leaves nothing."""
+    """The error is a TargetError, and no file is left."""
 
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(30, "Read-only file system")
@@ -192,7 +193,7 @@ def test_a_target_that_cannot_be_written(
 
 
 def test_two_runs_that_begin_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of them removes what a killed run left; the other takes it for alive meanwhile."""
+    """One removes the directory of a killed run; the other one takes that run for alive."""
     left = left_by_a_killed_run(tmp_path)
     empty, removed = scratch._empty, []
 

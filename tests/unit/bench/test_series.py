@@ -1,4 +1,4 @@
-"""Bytes over time: from the start of the clock to its end, nothing before, nothing lost."""
+"""Bytes over time: all bytes between the start of the clock and its end, and no others."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_meter_knows_when_bytes_were_completed(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_sampler_reads_the_devices_counters(tmp_path: Path) -> None:
-    """First and last values are those around the clock; a child reads what lies between."""
+    """The first and last values are read with the clock; a child process reads the others."""
     stat = tmp_path / "stat"
     values = {"read": 10, "write": 100}
     device = IdleMonitor()
@@ -133,7 +133,7 @@ def test_a_kernel_that_counts_nothing_gives_no_series(monkeypatch: pytest.Monkey
 
 
 def test_the_child_ends_with_its_parent(tmp_path: Path) -> None:
-    """Killed, the parent leaves no sampler behind: the pipe that it held is closed."""
+    """If the parent is killed, the sampler ends, because its pipe is closed."""
     read_end, write_end = os.pipe()
     child = subprocess.Popen(
         [sys.executable, "-I", "-S", str(sampler_module._PROGRAM), "10", "/proc/self/io"],
@@ -146,7 +146,8 @@ def test_the_child_ends_with_its_parent(tmp_path: Path) -> None:
 
 
 def _wait_for_readings(sampler: Sampler, since_s: float = 0.0) -> None:
-    """Until the child has read twice since then: once may have begun before."""
+    """Wait until the child has read twice since then, as the first reading may have begun
+    before."""
     deadline = time.monotonic() + 30
     while len(sampler.readings(since_s, float("inf"))) < 2:
         assert time.monotonic() < deadline, "the sampler's child reads nothing"

@@ -1,4 +1,4 @@
-"""Settling, on a clock of its own."""
+"""Waiting for a quiet device, on a fake clock."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ def test_a_quiet_device_is_waited_for_once(tmp_path: Path, clock: Clock) -> None
 
 
 def test_a_busy_device_is_waited_for(tmp_path: Path, clock: Clock) -> None:
-    """It goes on when the device has rested for an interval, and not before."""
+    """The wait ends when the device was idle for one interval, and not before."""
     settle(tmp_path, device(1.0, clock))
     assert 1.0 < clock.now <= 1.3
 
 
 def test_patience_ends(tmp_path: Path, clock: Clock) -> None:
-    """A device that never rests, as one that others use, costs three seconds and no more."""
+    """For a device that others use all the time it takes three seconds."""
     settle(tmp_path, device(1e9, clock))
     assert 3.0 <= clock.now < 3.2
 
 
 def test_no_device_to_ask(tmp_path: Path, clock: Clock) -> None:
-    """Without counters there is one interval of rest."""
+    """Without counters it waits for one interval."""
     settle(tmp_path, SimpleNamespace(read=lambda: None))  # type: ignore[arg-type]
     assert clock.sleeps == 1
 
@@ -68,7 +68,7 @@ def test_no_device_to_ask(tmp_path: Path, clock: Clock) -> None:
 def test_the_file_system_is_synced_first(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is dirty goes out before the device is watched."""
+    """Dirty pages are written before the device is watched."""
     order = []
     monkeypatch.setattr(module.linux, "sync_file_system", lambda _fd: order.append("sync"))
     settle(tmp_path, SimpleNamespace(read=lambda: order.append("read")))  # type: ignore[arg-type]
@@ -78,7 +78,7 @@ def test_the_file_system_is_synced_first(
 def test_replaced_files_are_freed_first(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their discards would be the next sample's; nothing is looked at before they are done."""
+    """Their discards would disturb the next sample, so they are awaited first."""
     order: list[str] = []
     monkeypatch.setattr(module.deferred_free, "wait", lambda: order.append("freed"))
     monkeypatch.setattr(module.linux, "sync_file_system", lambda _: order.append("synced"))

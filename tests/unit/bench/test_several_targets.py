@@ -1,4 +1,5 @@
-"""A plan of several targets: who takes part where, and what is refused before a byte is written."""
+"""A plan of several targets: which writers take part in which, and what is refused before a
+write."""
 
 from __future__ import annotations
 
@@ -46,11 +47,11 @@ def plan_of(*targets: str, **asked: Any) -> Plan:
 
 
 def test_each_writer_takes_part_in_each_target(places: tuple[str, str]) -> None:
-    """Labels and record name the target; the first one is what the others are compared with."""
+    """Labels and record name the target; the others are compared with the first one."""
     first, second = places
     plan = plan_of(first, second, writers="buffered,uncached", repeat=3, aa=True)
     twins = [f"buffered target={first}", f"buffered target={second}"]
-    labels = [one.label for one in plan.taking_part]
+    labels = [one.label for one in plan.variants_with_twins]
     others = [f"uncached target={first}", f"uncached target={second}"]
     assert labels == [*twins, *others, *twins]
     assert plan.written_bytes == 3 * plan.size_bytes * (4 + 2 + 2 * len(JOBS))
@@ -64,7 +65,7 @@ def test_each_writer_takes_part_in_each_target(places: tuple[str, str]) -> None:
 
 
 def test_a_baseline_may_be_one_writer_in_one_target(places: tuple[str, str]) -> None:
-    """By the label that the plan prints, also where the name of a target has a space."""
+    """By the label that the plan prints, also if the name of a target contains a space."""
     spaced = f"{places[1]} c"
     os.mkdir(spaced)
     for place in (places[1], spaced):
@@ -73,7 +74,7 @@ def test_a_baseline_may_be_one_writer_in_one_target(places: tuple[str, str]) -> 
 
 
 def test_one_target_is_recorded_as_before(places: tuple[str, str]) -> None:
-    """No key of several targets is in a plan of one."""
+    """The plan of one target has no key for several targets."""
     record = plan_of(places[0], baseline="buffered").to_dict()
     assert "targets" not in record
     assert "target" not in record["baseline"]
@@ -83,7 +84,7 @@ def test_one_target_is_recorded_as_before(places: tuple[str, str]) -> None:
 def test_writers_take_part_where_they_can(
     places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bucket and two directories, one without direct I/O: the plan says who is missing."""
+    """A bucket and two directories, one without direct I/O: the plan names what is left out."""
     first, second = places
 
     def available(_: ODirectWriter, target: str) -> Availability:
@@ -113,7 +114,7 @@ def test_writers_take_part_where_they_can(
 def test_a_writer_that_works_nowhere(
     places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is refused with the error of one target, the more telling one of two kinds."""
+    """It is refused with the error of one target, and the more specific one of two kinds."""
     nowhere = Availability(ok=False, reason="Not today.")
     monkeypatch.setattr(ODirectWriter, "available", lambda *_: nowhere)
     with pytest.raises(UnavailableError, match="Not today"):
@@ -139,7 +140,7 @@ def test_a_target_that_no_writer_works_in(
 
 
 def test_targets_that_are_refused(places: tuple[str, str], tmp_path: Path) -> None:
-    """Twice the same by any name, one that is missing or no directory: nothing is written."""
+    """The same target twice under any name, a missing one, or a file: nothing is written."""
     first, second = places
     os.symlink(first, tmp_path / "link")
     (tmp_path / "file").touch()
@@ -154,7 +155,7 @@ def test_targets_that_are_refused(places: tuple[str, str], tmp_path: Path) -> No
 
 
 def test_the_value_of_the_option(tmp_path: Path) -> None:
-    """Commas separate targets, unless they are in the name of one directory."""
+    """Commas separate targets, unless they are part of the name of one directory."""
     assert split_targets("/mnt/a, s3://b/c,.") == ("/mnt/a", "s3://b/c", ".")
     comma = tmp_path / "a,b"
     comma.mkdir()
@@ -176,7 +177,7 @@ def _spaces(monkeypatch: pytest.MonkeyPatch, **free: int) -> None:
 def test_every_target_needs_room_for_one_checkpoint(
     places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No two checkpoints exist at a time, so targets that share a file system need no more."""
+    """Only one checkpoint exists at a time, so targets that share a file system need no more."""
     size = plan_of(*places).size_bytes
     enough = int((size + GIB / 4) / 0.95) + 8192
     _spaces(monkeypatch, a=enough, b=enough)
@@ -193,21 +194,23 @@ def test_every_target_needs_room_for_one_checkpoint(
 def test_the_default_size_fits_the_smallest_target(
     places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fast = Rates(save=(GIB, GIB), restore=(GIB, GIB))
+    twice = (GIB, GIB)
+    fast = Rates(save=twice, restore=twice, saved=(1, 1), restored=(1, 1), best=(twice, twice))
     monkeypatch.setattr("iobench.bench.planning.measure_rates", lambda *_: fast)
     _spaces(monkeypatch, a=1000 * GIB, b=2 * GIB)
     assert plan_of(*places, size=None, repeat=1).size_bytes < 2 * GIB
 
 
 def test_fio_takes_as_long_as_each_target_needs() -> None:
-    """A slow target makes its fio jobs slow, and no others."""
-    one = Rates(save=(4.0,), restore=(2.0,)).run_s_per_byte(repeat=1, ceiling=True)
-    both = Rates(save=(4.0,), restore=(2.0,), best=((4.0, 2.0), (0.5, 0.25)))
+    """A slow target slows down its own fio jobs only."""
+    rates = {"save": (4.0,), "restore": (2.0,), "saved": (1.0,), "restored": (1.0,)}
+    one = Rates(**rates, best=((4.0, 2.0),)).run_s_per_byte(repeat=1, ceiling=True)
+    both = Rates(**rates, best=((4.0, 2.0), (0.5, 0.25)))
     assert both.run_s_per_byte(repeat=1, ceiling=True) - one == pytest.approx(len(JOBS) * (2 + 4))
     assert both.run_s(0, repeat=1, ceiling=True) == pytest.approx(0.4 * (2 + 4 * len(JOBS)))
 
 
 def test_axes_of_several_targets_are_not_alone(places: tuple[str, str]) -> None:
-    """Every other axis is combined with the targets."""
+    """Each other axis is combined with the targets."""
     plan = plan_of(*places, axes=Axes.parse(numjobs="1,2"))
     assert len({one.label for one in plan.variants}) == 4

@@ -1,4 +1,4 @@
-"""The statistics against figures worked out by hand and by scipy."""
+"""The statistics compared with values computed by hand and by scipy."""
 
 import math
 
@@ -86,7 +86,7 @@ def test_the_interval_covers_the_true_median_as_often_as_it_says(size: int) -> N
      ([10_000], "95%")],
 )  # fmt: skip
 def test_the_heading_names_the_confidence_that_is_reached(samples: list[int], heading: str) -> None:
-    """By the row with the fewest samples, of those that have an interval."""
+    """By the row with the fewest samples among those with an interval."""
     assert interval_heading(samples) == f"{heading}\ninterval"
 
 

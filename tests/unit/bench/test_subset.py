@@ -1,4 +1,4 @@
-"""Restores of some tensors only: what they read, and that they bring just that right."""
+"""Restores of some tensors: the bytes that they read, and that these are right."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def contender(name: str) -> Contender:
 def test_some_tensors(
     tmp_path: Path, tiny: Workload, serializer: str | None, name: str, pool_bytes: int
 ) -> None:
-    """About the part that was asked comes back, each byte right, and no other byte is counted."""
+    """About the requested part is restored correctly, and no other byte is counted."""
     files = Shape.parse(serializer, None).apply(tiny.files())
     replay = Replay(files, pool_bytes=pool_bytes, seed=3, crc=True, subset=0.3)
     one = contender(name)
@@ -46,12 +46,12 @@ def test_some_tensors(
     assert verified.mismatches == 0
     assert verified.bytes == moved
     assert verified.tensors == sum(len(state) for state in replay.wanted) > 1
-    assert "%" not in " ".join(replay.notes)  # the part is told where both sizes are known
+    assert "%" not in " ".join(replay.notes)  # the report has the part
 
 
 @pytest.mark.parametrize("name", ["buffered", "fresh"])
 def test_a_wrong_byte_in_one_of_them(tmp_path: Path, tiny: Workload, name: str) -> None:
-    """A byte turned over is found in a tensor that is restored, and is of no account elsewhere."""
+    """A wrong byte is found in a restored tensor, and does not matter elsewhere."""
     files = Shape.parse("raw", "tensor").apply(tiny.files())
     replay = Replay(files, pool_bytes=MIB, seed=3, crc=True, subset=0.3)
     one = contender(name)
@@ -71,7 +71,7 @@ def test_a_wrong_byte_in_one_of_them(tmp_path: Path, tiny: Workload, name: str) 
 
 @pytest.mark.parametrize("text", ["all", "subset", "subset=0", "subset=1", "subset=x", "same=1"])
 def test_what_cannot_be_meant(tmp_path: Path, text: str) -> None:
-    """Only a part between none and all can be asked for."""
+    """Only a part between none and all is allowed."""
     with pytest.raises(OptionError, match="must be same, or subset"):
         make_plan(
             workload="llama7b",

@@ -1,4 +1,4 @@
-"""Targets: which one a location means, and what it refuses."""
+"""Targets: the kind that a location selects, and what it refuses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from iobench.errors import TargetError, UsageError
 
 
 def test_a_directory(tmp_path: Path) -> None:
-    """A path is a directory, with its space, its device and room for fio."""
+    """A path is a directory with free space, a device and fio jobs."""
     target = target_of(str(tmp_path), choose("null,buffered", ".")[0])
     assert isinstance(target, DirectoryTarget)
     target.check()
@@ -37,7 +37,7 @@ def test_a_directory(tmp_path: Path) -> None:
 
 
 def test_a_bucket() -> None:
-    """An s3:// location is a bucket, of which nobody can tell the free space."""
+    """An s3:// location is a bucket, whose free space is unknown."""
     target = target_of("s3://bucket/run", choose("null,s3", ".")[0])
     assert isinstance(target, BucketTarget)
     assert target.location == "s3://bucket/run"
@@ -66,6 +66,6 @@ def test_writers_and_locations_that_do_not_fit(location: str, writers: list[str]
 
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
-    """Found before anything is written."""
+    """It is refused before anything is written."""
     with pytest.raises(TargetError, match="no such directory"):
         target_of(tmp_path / "nowhere", choose("null", tmp_path)[0]).check()

@@ -1,4 +1,4 @@
-"""What the clock of a save and of a restore covers."""
+"""What the clock of a save and of a restore includes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STORING = ("buffered", "uncached", "odirect")
 
 
 class Recorder:
-    """A clock on which only what makes data durable takes time: one second each."""
+    """A clock that advances by one second for each call that makes data durable."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
@@ -86,7 +86,7 @@ def require(name: str, directory: Path) -> Writer:
 def test_the_clock_of_a_save_stops_when_all_is_durable(
     tmp_path: Path, tiny: Workload, idle: Any, clock: Recorder, name: str
 ) -> None:
-    """Every sync and rename falls inside the timed section, and none after it."""
+    """Every sync and rename is inside the timed section, and none after it."""
     one = trial(require(name, tmp_path), tiny, tmp_path, idle)
     clock.events.clear()
     sample = one.save()
@@ -104,7 +104,8 @@ def test_the_clock_of_a_save_stops_when_all_is_durable(
 def test_the_order_of_a_save(
     tmp_path: Path, tiny: Workload, idle: Any, clock: Recorder, name: str
 ) -> None:
-    """Files are synced and named, then the manifest, then directories; rename, parent sync."""
+    """Files are synced and renamed, then the manifest, then directories; rename, sync of the
+    parent."""
     one = trial(require(name, tmp_path), tiny, tmp_path, idle)
     clock.events.clear()
     one.save()
@@ -126,7 +127,7 @@ def test_the_order_of_a_save(
 def test_the_commit_is_a_phase_of_its_own(
     tmp_path: Path, tiny: Workload, idle: Any, clock: Recorder
 ) -> None:
-    """What the manifest, directory syncs and rename took is told apart from the files' syncs."""
+    """It has the time for manifest, directory syncs and rename, without the syncs of files."""
     one = trial(make("buffered"), tiny, tmp_path, idle)
     clock.events.clear()
     sample = one.save()
@@ -140,7 +141,7 @@ def test_the_commit_is_a_phase_of_its_own(
 def test_eviction_and_verification_are_outside_the_clock(
     tmp_path: Path, tiny: Workload, idle: Any, clock: Recorder, name: str
 ) -> None:
-    """The syncs of the eviction before a restore and what verifying takes are not in its time."""
+    """A restore's time includes neither the eviction before it nor the verification."""
     one = trial(require(name, tmp_path), tiny, tmp_path, idle)
     one.save()
     clock.events.clear()
@@ -164,7 +165,7 @@ def test_eviction_and_verification_are_outside_the_clock(
 def test_making_bytes_is_outside_the_clock(
     tmp_path: Path, tiny: Workload, idle: Any, clock: Recorder
 ) -> None:
-    """A save's clock starts when its bytes are made."""
+    """The clock of a save starts when its bytes exist."""
     one = trial(make("buffered"), tiny, tmp_path, idle)
     clock.events.clear()
     prepare = replay_of(one).prepare
@@ -191,7 +192,7 @@ def test_a_writer_that_stores_nothing(tmp_path: Path, tiny: Workload, idle: Any)
 
 
 def test_decisions_of_a_writer_are_recorded(tmp_path: Path, tiny: Workload, idle: Any) -> None:
-    """A sample of `hybrid` tells what was decided, and one of a writer with one path nothing."""
+    """A sample of `hybrid` has its decisions; a sample of a writer with one path has none."""
     one = trial(make("hybrid"), tiny, tmp_path, idle)
     made = one.save().decisions
     assert sum(made.values()) >= len(tiny.files())
@@ -201,7 +202,7 @@ def test_decisions_of_a_writer_are_recorded(tmp_path: Path, tiny: Workload, idle
 
 
 def test_clear_removes_the_checkpoint(tmp_path: Path, tiny: Workload, idle: Any) -> None:
-    """After `clear` nothing is left, and a second one does nothing."""
+    """After `clear` no file is left; a second call does nothing."""
     one = trial(make("buffered"), tiny, tmp_path, idle)
     one.save()
     assert [path.name for path in tmp_path.iterdir()] == ["step-0-0"]
@@ -214,7 +215,7 @@ def test_clear_removes_the_checkpoint(tmp_path: Path, tiny: Workload, idle: Any)
 def test_a_failing_sync_publishes_nothing(
     tmp_path: Path, tiny: Workload, idle: Any, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
-    """Whichever file's sync fails, there is an error and no checkpoint, whole or half."""
+    """If the sync of any file fails, there is an error and no checkpoint, complete or not."""
     one = trial(make("buffered"), tiny, tmp_path, idle)
     fsync, calls = os.fsync, []
 
@@ -234,7 +235,7 @@ def test_a_failing_sync_publishes_nothing(
 def test_nothing_of_ours_runs_inside_the_clock(
     tmp_path: Path, tiny: Workload, idle: Any, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Bytes are made and evicted before it starts, verified after it ended; no thread of ours."""
+    """Bytes are made and evicted before it and verified after it; no thread of the bench runs."""
     events: list[str] = []
     threads: set[int] = set()
 

@@ -1,4 +1,4 @@
-"""What was unusual during a sample: named when it weighs something and others had less of it."""
+"""Unusual disturbances of a sample: large ones that most other samples do not have."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUIET = Interference(
 
 
 def samples(*others: Interference | None) -> list[Sample]:
-    """Four quiet samples, then these."""
+    """Four quiet samples, followed by these."""
     given = [QUIET, QUIET, QUIET, QUIET, *others]
     return [replace(SAVE, interference=one) for one in given]
 

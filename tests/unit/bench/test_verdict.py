@@ -1,4 +1,4 @@
-"""What makes a figure VALID, VALID (scaled) or INVALID, rule by rule."""
+"""The rules for VALID, VALID (scaled) and INVALID, one by one."""
 
 import math
 from collections.abc import Mapping
@@ -231,13 +231,13 @@ def test_the_limits_themselves_are_allowed(sample: Sample) -> None:
         ),
     ],
 )
-def test_what_is_only_told(sample: Sample, expected: list[str]) -> None:
+def test_notes_without_effect_on_the_verdict(sample: Sample, expected: list[str]) -> None:
     verdict = judge(sample, FULL)
     assert verdict.status is VerdictStatus.VALID
     assert reasons(verdict) == expected
 
 
-def test_a_target_in_memory_is_told() -> None:
+def test_a_target_in_memory_has_a_note() -> None:
     assert reasons(judge(SAVE, Context(workload_bytes=SIZE, volatile="tmpfs"))) == [
         "not durable: tmpfs"
     ]
@@ -317,7 +317,7 @@ def test_a_save_is_verified_by_the_restore_of_its_repetition() -> None:
     ],
 )
 def test_a_save_is_proved_by_a_valid_restore_only(restore: Sample) -> None:
-    """Right tensors that may have come from memory prove nothing; wrong ones disprove the save."""
+    """Correct tensors that may come from memory prove nothing; wrong tensors disprove the save."""
     save = replace(SAVE, verified=None)
     own = replace(restore, setting=SAVE.setting, repetition=SAVE.repetition, verified=GOOD)
     bad = replace(GOOD, mismatches=1)
@@ -327,7 +327,7 @@ def test_a_save_is_proved_by_a_valid_restore_only(restore: Sample) -> None:
 
 
 def test_a_file_system_in_memory_needs_no_cold_restore() -> None:
-    """The page cache is its storage: no page of it can be evicted."""
+    """The page cache is its storage, and no page of it can be evicted."""
     context = Context(workload_bytes=SIZE, volatile="tmpfs")
     warm = replace(RESTORE, setting=SAVE.setting, cold=cold(1.0), device=None, verified=GOOD)
     save = replace(SAVE, verified=None, device=None, stored=stored(unseen="always dirty"))
@@ -337,7 +337,7 @@ def test_a_file_system_in_memory_needs_no_cold_restore() -> None:
 
 
 def some(part: int, *, repetition: int = 1, restore_as: str | None = "subset=0.1") -> Sample:
-    """A restore of one tensor in twenty, which has `part` % of the bytes."""
+    """A restore of one tensor in twenty, which has `part`% of the bytes."""
     return replace(
         RESTORE,
         setting=SAVE.setting.at(restore_as=restore_as),
@@ -348,8 +348,8 @@ def some(part: int, *, repetition: int = 1, restore_as: str | None = "subset=0.1
     )
 
 
-def test_a_save_of_which_some_tensors_were_compared_tells_so() -> None:
-    """All else of it was never read; whose proof is a whole restore has nothing to tell."""
+def test_a_save_with_some_compared_tensors_has_a_note() -> None:
+    """The other tensors were never read. A save that a full restore proves has no such note."""
     save = replace(SAVE, verified=None, repetition=1)
     partly, _ = with_verification([save, some(52)], FULL)
     assert judge(partly, FULL).status is VerdictStatus.VALID
@@ -361,13 +361,13 @@ def test_a_save_of_which_some_tensors_were_compared_tells_so() -> None:
         assert with_verification(given, FULL)[0] == replace(save, verified=GOOD)
 
 
-def test_a_restore_of_some_tensors_tells_how_much_it_brought() -> None:
-    """Whole tensors are more than the part asked for; of its own variant, where there are more."""
+def test_a_restore_of_some_tensors_has_its_share_as_a_note() -> None:
+    """Whole tensors are more than the requested part; of its own variant, if there are several."""
     restore = replace(some(52), device=moved(read=SIZE, write=0))
     expected = ["only some tensors were restored (52% of the bytes, subset=0.1 was asked)"]
     partly = Context(workload_bytes=SIZE, restored_bytes=restore.bytes)
     assert reasons(judge(restore, partly)) == expected
-    told = [
+    variants = [
         VariantFacts(
             operation=operation,
             axes=restore.setting.at(restore_as=restore_as).axes,
@@ -379,4 +379,4 @@ def test_a_restore_of_some_tensors_tells_how_much_it_brought() -> None:
             ("restore", "subset=0.1", restore.bytes),
         )
     ]
-    assert reasons(judge(restore, Context(workload_bytes=1, variants=tuple(told)))) == expected
+    assert reasons(judge(restore, Context(workload_bytes=1, variants=tuple(variants)))) == expected

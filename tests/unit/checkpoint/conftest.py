@@ -1,4 +1,4 @@
-"""States to save, and places in memory to save them to."""
+"""States to save, and directories in memory to save them to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from iobench.writers.transfer import Transfer
 
 @pytest.fixture
 def runs() -> Iterator[Path]:
-    """A directory in memory, where syncs cost nothing."""
+    """A directory in memory, where syncs take no time."""
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as made:
         yield Path(made)
@@ -26,7 +26,7 @@ def runs() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def expect_same() -> Callable[[Any, Any], None]:
-    """Two states have the same types, keys and bits everywhere."""
+    """The two states have the same types, keys and bits everywhere."""
     return _expect_same
 
 
@@ -59,7 +59,8 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class GatedWriter(BufferedWriter):
-    """Writes a checkpoint when it is let; `begun` tells that it waits, `error` makes it fail."""
+    """Writes a checkpoint when the test permits it; `begun` shows that it waits, `error` makes it
+    fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +82,7 @@ class GatedWriter(BufferedWriter):
 
 @pytest.fixture
 def gated() -> Iterator[GatedWriter]:
-    """A writer under the test's control; everything may pass at the end."""
+    """A writer that the test controls; at the end it writes everything."""
     writer = GatedWriter()
     yield writer
     writer.let(1000)

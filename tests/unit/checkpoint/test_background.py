@@ -1,4 +1,4 @@
-"""Torch files written in the background: stock's bytes, in order, and no failure lost."""
+"""Torch files written in the background: stock's bytes, in order, and no lost failure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from iobench.writers.transfer import Transfer
 
 
 class Held(BufferedWriter):
-    """A writer that waits before each file, and fails where it is told to."""
+    """A writer that waits before each file, and fails where the test says so."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def files(writer: BufferedWriter, **options: Any) -> Iterator[BackgroundFiles]:
 
 
 def test_the_file_is_stock_and_as_it_was(tmp_path: Path) -> None:
-    """Byte for byte what torch.save makes of the state at the time of the call."""
+    """It equals torch.save's file of the state at the time of the call."""
     state = {"a": torch.arange(100_000), "b": torch.randn(3, 5).t(), "c": {"d": 4}}
     (tmp_path / "stock").mkdir()
     torch.save(state, tmp_path / "stock" / "f.pt")
@@ -68,7 +68,7 @@ def test_the_file_is_stock_and_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_relative_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is one of the directory that the process was in when it saved."""
+    """It is relative to the working directory at the time of the save."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     writer = Held()
@@ -82,7 +82,7 @@ def test_a_relative_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_none_is_dropped(tmp_path: Path) -> None:
-    """All files come, in their order, whatever waits; `afterwards` keeps its place among them."""
+    """All files are written in their order, and `afterwards` keeps its place among them."""
     writer = Held()
     with files(writer, slots=4) as background:
         for number in range(4):
@@ -99,7 +99,7 @@ def test_none_is_dropped(tmp_path: Path) -> None:
 
 
 def test_a_failure_comes_back_once(tmp_path: Path) -> None:
-    """At the next save, which copies nothing; what was to follow the failed file is not done."""
+    """The next save raises it and copies nothing; calls after the failed file are not made."""
     writer = Held()
     writer.fails = "1.pt"
     with files(writer) as background:
@@ -118,7 +118,7 @@ def test_a_failure_comes_back_once(tmp_path: Path) -> None:
 
 
 def test_nothing_follows_an_earlier_failure(tmp_path: Path) -> None:
-    """`afterwards` waits for all files before it, not for the last alone."""
+    """`afterwards` waits for all files before it, not only for the last."""
     writer = Held()
     writer.fails = "1.pt"
     background = BackgroundFiles(writer)
@@ -129,7 +129,7 @@ def test_nothing_follows_an_earlier_failure(tmp_path: Path) -> None:
     with pytest.raises(TransferError, match="refused"):
         background.close()
     assert writer.order == ["1.pt", "2.pt"]
-    background.afterwards(lambda: writer.order.append("then"))  # it was told
+    background.afterwards(lambda: writer.order.append("then"))  # the failure was raised
     assert writer.order[-1] == "then"
 
 
@@ -149,7 +149,7 @@ class HoldsSecond(Held):
 
 
 def test_nothing_follows_a_failure_that_was_raised(tmp_path: Path) -> None:
-    """What waited for a file that failed is not done, though the failure was raised already."""
+    """A call that waits for a failed file is not made, even if the failure was raised already."""
     writer = HoldsSecond()
     background = BackgroundFiles(writer, slots=3)
     for name in ("1.pt", "2.pt"):
@@ -189,7 +189,7 @@ def test_nothing_follows_a_failure_that_is_not_raised_yet(
 
 
 def test_closing_raises_what_failed(tmp_path: Path) -> None:
-    """And after it, saving begins anew."""
+    """After that it saves again."""
     writer = Held()
     writer.fails = "1.pt"
     writer.go.set()
@@ -203,7 +203,7 @@ def test_closing_raises_what_failed(tmp_path: Path) -> None:
 
 
 def test_too_large(tmp_path: Path) -> None:
-    """A copy that does not fit is refused before anything is taken."""
+    """A copy that does not fit is refused before memory is taken."""
     with files(BufferedWriter(), budget_bytes=1 << 16) as background:
         with pytest.raises(StateError, match="budget"):
             background.save({"n": torch.zeros(1 << 16)}, tmp_path / "1.pt")
@@ -224,7 +224,7 @@ def test_what_cannot_be_pickled(tmp_path: Path) -> None:
 
 
 def test_a_torch_that_writes_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own file is taken as it is."""
+    """Its own file is used unchanged."""
     monkeypatch.setattr(torch_image, "_is_like_stock", lambda: False)
     with files(BufferedWriter()) as background:
         background.save({"n": torch.arange(9)}, tmp_path / "1.pt", crc=False)
@@ -232,7 +232,7 @@ def test_a_torch_that_writes_otherwise(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dropped without close: what is on the way is finished, and a failure is told."""
+    """Dropped without close: saves in flight are finished, and a failure is reported."""
     writer = Held()
     background = BackgroundFiles(writer)
     background.save({"n": 1}, tmp_path / "1.pt")
@@ -252,7 +252,8 @@ def test_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_thread_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When iobench has waited for all saves, as in a late function of atexit, `save` writes."""
+    """After iobench has waited for all saves, as in a late function of atexit, `save` writes
+    itself."""
     monkeypatch.setattr(interpreter_end._ending, "begun", True)
     writer = Held()
     writer.go.set()

@@ -1,4 +1,4 @@
-"""Checkpointer: saved, restored, kept, refused; background saves under the test's control."""
+"""Checkpointer: saves, restores, retention and refusals; the test controls background saves."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Make = Callable[..., Checkpointer]
 
 @pytest.fixture
 def make(runs: Path) -> Iterator[Make]:
-    """Makes Checkpointers on one directory; all are closed at the end, whatever went wrong."""
+    """Make Checkpointers on one directory; all are closed at the end, also after an error."""
     made: list[Checkpointer] = []
 
     def build(**options: Any) -> Checkpointer:
@@ -67,14 +67,14 @@ def _state(value: float, size: int = 10) -> dict[str, Any]:
 
 
 def _value(state: dict[str, Any]) -> float:
-    """The one value that a state of `_state` is made of."""
+    """Return the one value that a state of `_state` consists of."""
     values = {*state["w"].tolist(), state["step"], *state["a"].tolist()}
     assert len(values) == 1, "a mixed state"
     return values.pop()
 
 
 def _free_slots(ckpt: Checkpointer) -> list[Slot]:
-    """The slots that no save has; no slot is free twice."""
+    """Return the slots that no save has; no slot is free twice."""
     free = list(ckpt._persister.pool._free)
     assert len(free) == len(set(free))
     return free
@@ -85,7 +85,7 @@ def _statuses(ckpt: Checkpointer) -> list[tuple[int, str]]:
 
 
 def test_save_and_load(make: Make, runs: Path, expect_same) -> None:
-    """A save is there, whole, on return; each step and the latest can be loaded."""
+    """A save is complete on return; each step and the latest one can be loaded."""
     ckpt = make()
     for step in (5, 10, 20):
         save = ckpt.save(_state(step), step)
@@ -107,7 +107,7 @@ def test_save_and_load(make: Make, runs: Path, expect_same) -> None:
 
 
 def test_save_async(make: Make, expect_same) -> None:
-    """What is saved is the state at the call, whatever happens to it afterwards."""
+    """It saves the state at the time of the call, whatever changes later."""
     ckpt = make()
     state = _state(1)
     ckpt.save_async(state, 1)
@@ -120,7 +120,7 @@ def test_save_async(make: Make, expect_same) -> None:
 
 
 def test_readable_by_others(make: Make, runs: Path) -> None:
-    """The tensor file is an ordinary safetensors file under the names of the state."""
+    """The tensor file is an ordinary safetensors file with the names of the state."""
     safetensors = pytest.importorskip("safetensors.torch")
     make().save({"model": {"weight": torch.arange(3.0)}}, 1)
     found = safetensors.load_file(runs / "step-1" / "tensors.safetensors")
@@ -128,7 +128,7 @@ def test_readable_by_others(make: Make, runs: Path) -> None:
 
 
 def test_manifest(make: Make, runs: Path) -> None:
-    """It tells step, writer, format, files and a checksum of each tensor."""
+    """It has step, writer, format, files and a checksum of each tensor."""
     make().save(_state(1), 7)
     found = json.loads((runs / "step-7" / "manifest.json").read_text())
     assert (found["step"], found["world_size"], found["format"]) == (7, 1, "safetensors")
@@ -144,7 +144,7 @@ def test_manifest(make: Make, runs: Path) -> None:
 
 
 def test_does_not_wait_while_a_slot_is_free(make: Make, gated) -> None:
-    """With two slots two saves return before anything is on storage; the third waits for one."""
+    """With two slots, two saves return before any byte is on storage; the third waits for one."""
     ckpt = make(writer=gated, slots=2, on_full="skip")
     for step in (1, 2, 3):
         ckpt.save_async(_state(step), step)
@@ -156,7 +156,7 @@ def test_does_not_wait_while_a_slot_is_free(make: Make, gated) -> None:
 
 
 def test_newest_waiting_is_next(make: Make, gated) -> None:
-    """When a save ends, the newest snapshot is written; older ones are told as superseded."""
+    """When a save ends, the newest snapshot is written; older ones are reported as superseded."""
     ckpt = make(writer=gated, slots=4)
     ckpt.save_async(_state(1), 1)
     gated.begun.acquire()
@@ -174,7 +174,7 @@ def test_newest_waiting_is_next(make: Make, gated) -> None:
 
 
 def test_supersede(make: Make, gated) -> None:
-    """With on_full="supersede" a new snapshot takes the place of the one that waits."""
+    """With on_full="supersede" a new snapshot replaces the one that waits."""
     ckpt = make(writer=gated, slots=2, on_full="supersede")
     ckpt.save_async(_state(1), 1)
     gated.begun.acquire()
@@ -187,7 +187,7 @@ def test_supersede(make: Make, gated) -> None:
 
 
 def test_one_slot_waits_for_storage(make: Make, gated) -> None:
-    """slots=1: the next save begins when the one before it is committed."""
+    """slots=1: the next save begins after the commit of the one before."""
     ckpt = make(writer=gated, slots=1)
     ckpt.save_async(_state(1), 1)
     gated.let(2)
@@ -197,28 +197,28 @@ def test_one_slot_waits_for_storage(make: Make, gated) -> None:
     assert ckpt.steps() == [1, 2]
 
 
-@pytest.mark.parametrize("told", ["save", "save_async", "wait", "close"])
-def test_failures_are_told_at_the_next_call(make: Make, gated, told: str) -> None:
-    """What failed in the background is raised once, by whatever is called next."""
+@pytest.mark.parametrize("call", ["save", "save_async", "wait", "close"])
+def test_failures_are_raised_by_the_next_call(make: Make, gated, call: str) -> None:
+    """A failure in the background is raised once, by any next call."""
     ckpt = make(writer=gated)
     gated.error = TransferError(errno.ENOSPC, "writing: No space left on device", "f")
     gated.let(10)
     ckpt.save_async(_state(1), 1)
     ckpt._persister.wait()
-    arguments = (_state(2), 2) if told.startswith("save") else ()
+    arguments = (_state(2), 2) if call.startswith("save") else ()
     with pytest.raises(TransferError, match="No space left") as caught:
-        getattr(ckpt, told)(*arguments)
+        getattr(ckpt, call)(*arguments)
     assert caught.value.errno == errno.ENOSPC
     assert "step 1" in caught.value.__notes__[0]
     assert _statuses(ckpt) == [(1, "failed")]
-    if told != "close":
+    if call != "close":
         ckpt.save_async(_state(1), 1)  # the same step, now that there is room
         ckpt.close()
         assert ckpt.steps() == [1]
 
 
 def test_two_failures(make: Make, gated) -> None:
-    """The first is raised, the second is its note."""
+    """The first is raised, with the second as its note."""
     ckpt = make(writer=gated, slots=2)
     for step in (1, 2):
         gated.error = TransferError(errno.EIO, f"failure {step}", "f")
@@ -235,7 +235,7 @@ def test_two_failures(make: Make, gated) -> None:
 
 
 def test_failed_save_leaves_nothing(make: Make, gated, runs: Path) -> None:
-    """A save that fails is raised by save(), and no part of it stays."""
+    """save() raises the failure, and no part of the checkpoint is left."""
     ckpt = make(writer=gated)
     gated.error = TransferError(errno.EIO, "broken", "f")
     gated.let()
@@ -246,7 +246,8 @@ def test_failed_save_leaves_nothing(make: Make, gated, runs: Path) -> None:
 
 
 def test_retention_after_the_commit(make: Make, gated, runs: Path) -> None:
-    """Older checkpoints go only when a newer one is committed, and not when its save fails."""
+    """Older checkpoints are removed only after the commit of a newer one, and not if its save
+    fails."""
     ckpt = make(writer=gated, keep=KeepLast(1) | KeepEvery(steps=100))
     gated.let(3)
     for step in (1, 50, 60):
@@ -265,7 +266,7 @@ def test_retention_after_the_commit(make: Make, gated, runs: Path) -> None:
 
 
 def test_reopened(make: Make, runs: Path) -> None:
-    """Another process goes on: it knows what is there, and removes what was left half done."""
+    """Another process continues: it finds the checkpoints, and removes incomplete ones."""
     first = make(keep=KeepLast(2))
     first.save(_state(1), 1)
     first.close()
@@ -284,7 +285,7 @@ def test_reopened(make: Make, runs: Path) -> None:
 
 
 def test_two_on_one_directory(make: Make) -> None:
-    """The second is refused and told who has it; reading needs no lock."""
+    """The second is refused, with the owner in the message; reading needs no lock."""
     first = make()
     first.save(_state(1), 1)
     with pytest.raises(TargetError, match=f"process {os.getpid()} on host"):
@@ -296,7 +297,7 @@ def test_two_on_one_directory(make: Make) -> None:
 
 @pytest.mark.parametrize("how", ["save", "save_async"])
 def test_a_step_saved_twice(make: Make, gated, how: str) -> None:
-    """Refused, whether the first is there or still on its way; the first stays."""
+    """It is refused, also while the first is in flight; the first stays."""
     ckpt = make(writer=gated)
     ckpt.save_async(_state(1), 1)
     with pytest.raises(UsageError, match="step 1 is being saved"):
@@ -314,7 +315,7 @@ def test_a_step_saved_twice(make: Make, gated, how: str) -> None:
 
 
 def test_resumed_from_an_older_one(make: Make) -> None:
-    """After load(step) later checkpoints may be replaced, but no other."""
+    """After load(step) later checkpoints may be replaced, but no others."""
     ckpt = make()
     for step in (1, 2, 3):
         ckpt.save(_state(step), step)
@@ -347,7 +348,7 @@ def test_replacing_that_fails(make: Make, gated, runs: Path) -> None:
 
 
 def test_what_was_replaced_cannot_be_removed(make: Make, runs: Path, monkeypatch) -> None:
-    """It is a warning; the new checkpoint is committed."""
+    """A warning; the new checkpoint is committed."""
     ckpt = make()
     for step in (1, 2):
         ckpt.save(_state(step), step)
@@ -369,7 +370,7 @@ def test_what_was_replaced_cannot_be_removed(make: Make, runs: Path, monkeypatch
 
 @pytest.mark.parametrize("renames", [1, 2, 3])
 def test_killed_while_it_replaces(make: Make, runs: Path, monkeypatch, renames: int) -> None:
-    """Where names cannot be exchanged at once, what a kill leaves is put right again."""
+    """If names cannot be exchanged atomically, the leftovers of a kill are repaired."""
     ckpt = make()
     for step in (1, 2):
         ckpt.save(_state(step), step)
@@ -407,7 +408,7 @@ def _cannot_exchange(one: str, other: str) -> None:
 
 
 def test_latest_after_going_back(make: Make, runs: Path) -> None:
-    """What was saved last is the latest; the abandoned steps after it are the first to go."""
+    """The last saved checkpoint is the latest; the abandoned later steps are removed first."""
     ckpt = make()
     for step in (100, 200, 300):
         ckpt.save(_state(step), step)
@@ -419,7 +420,7 @@ def test_latest_after_going_back(make: Make, runs: Path) -> None:
 
 
 def test_restart_after_going_back(make: Make, runs: Path) -> None:
-    """A restart goes on with the run in progress, whose damaged checkpoints fall back to it too."""
+    """A restart continues the current run, and its damaged checkpoints fall back to it too."""
     ckpt = make()
     for step in (100, 200, 300):
         ckpt.save(_state(step), step)
@@ -442,7 +443,7 @@ def test_restart_after_going_back(make: Make, runs: Path) -> None:
 def test_latest_reads_no_manifest_twice(
     make: Make, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a hundred checkpoints it would be a hundred requests to a bucket."""
+    """For a hundred checkpoints that would be a hundred requests to a bucket."""
     first = make()
     for step in (100, 200, 300):
         first.save(_state(step), step)
@@ -486,7 +487,7 @@ def test_each_manifest_is_read_once(make: Make, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_latest_after_close(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another Checkpointer may have replaced what this one knows: all is read."""
+    """Another Checkpointer may have replaced a known checkpoint: all manifests are read."""
     ckpt = make()
     for step in (100, 200, 300):
         ckpt.save(_state(step), step)
@@ -501,7 +502,7 @@ def test_latest_after_close(make: Make, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_latest_while_its_step_is_replaced(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint is the latest from the moment on when it is visible."""
+    """A checkpoint is the latest from the moment when it is visible."""
     ckpt = make()
     for step in (100, 200, 300):
         ckpt.save(_state(step), step)
@@ -519,7 +520,7 @@ def test_latest_while_its_step_is_replaced(make: Make, monkeypatch: pytest.Monke
 
 
 def _count_manifests(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The steps whose manifests are read from now on."""
+    """Return the steps whose manifests are read from now on."""
     manifest, read = DirectoryStore.manifest, []
 
     def counted(store: DirectoryStore, step: int, **options: Any) -> Manifest:
@@ -531,7 +532,7 @@ def _count_manifests(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_checkpoints_without_a_serial(make: Make, runs: Path) -> None:
-    """Those of older versions are in the order of their steps, before all that have one."""
+    """Those of older versions are in the order of their steps, before all with a serial."""
     ckpt = make()
     for step in (1, 3, 2):
         ckpt.save(_state(step), step)
@@ -548,19 +549,19 @@ def test_checkpoints_without_a_serial(make: Make, runs: Path) -> None:
 
 
 def _without_serial(manifest: Path) -> None:
-    """Make it what a version that knew no serial numbers wrote."""
+    """Turn it into a checkpoint of a version without serial numbers."""
     document = json.loads(manifest.read_text())
     del document["serial"]
     _sign(manifest, document)
 
 
 def _with_serial(manifest: Path, serial: int) -> None:
-    """Make it that of a checkpoint that was saved so late."""
+    """Give it the serial of a later save."""
     _sign(manifest, {**json.loads(manifest.read_text()), "serial": serial})
 
 
 def _sign(manifest: Path, document: dict[str, Any]) -> None:
-    """Write the manifest with the checksum of what it says now."""
+    """Write the manifest with the checksum of its current content."""
     del document["xxh3_64"]
     text = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
     document["xxh3_64"] = xxhash.xxh3_64_hexdigest(text)
@@ -568,7 +569,7 @@ def _sign(manifest: Path, document: dict[str, Any]) -> None:
 
 
 def _meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object], *, after: bool) -> None:
-    """Have `act` done as the next manifest is read by `load_checkpoint`, before or after it is."""
+    """Call `act` when `load_checkpoint` reads the next manifest, before or after the read."""
     manifest = DirectoryStore.manifest
     waiting = [act]
 
@@ -588,7 +589,7 @@ def _meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object], *, af
 def test_removed_while_it_is_read(
     make: Make, runs: Path, monkeypatch, on_corrupt: str, after: bool
 ) -> None:
-    """A trainer that commits and removes meanwhile leaves the reader the newer one, no damage."""
+    """A trainer that commits and removes at that moment leaves the newer one, without damage."""
     ckpt = make(keep=KeepLast(1))
     ckpt.save(_state(1), 1)
     _meanwhile(monkeypatch, lambda: ckpt.save(_state(2), 2), after=after)
@@ -599,7 +600,7 @@ def test_removed_while_it_is_read(
 
 
 def test_replaced_while_it_is_read(make: Make, runs: Path, monkeypatch) -> None:
-    """The new one is read then."""
+    """The new one is read."""
     ckpt = make()
     for step in (1, 2):
         ckpt.save(_state(step), step)
@@ -609,7 +610,7 @@ def test_replaced_while_it_is_read(make: Make, runs: Path, monkeypatch) -> None:
 
 
 def test_removed_faster_than_it_is_read(make: Make, runs: Path, monkeypatch) -> None:
-    """The reader gives up at last, and says what helps."""
+    """The reader fails in the end, with a remedy."""
     ckpt = make(keep=KeepLast(1))
     ckpt.save(_state(0), 0)
     manifest, steps = DirectoryStore.manifest, iter(range(1, 1000))
@@ -626,7 +627,7 @@ def test_removed_faster_than_it_is_read(make: Make, runs: Path, monkeypatch) -> 
 
 
 def test_budget(make: Make) -> None:
-    """A state that does not fit is refused before anything is taken or copied."""
+    """A state that does not fit is refused before memory is taken or bytes are copied."""
     ckpt = make(budget="64KiB", slots=2)
     with pytest.raises(StateError, match=r"2 slots need 160.00 KiB.*the budget is 64.00 KiB"):
         ckpt.save_async(_state(1, size=10_000), 1)
@@ -640,7 +641,7 @@ def test_budget(make: Make) -> None:
 
 
 def test_more_than_the_machine_has(make: Make) -> None:
-    """Without a budget the memory that is available is the limit."""
+    """Without a budget the available memory is the limit."""
     ckpt = make()
     huge = torch.empty(1).expand(1 << 50)
     with pytest.raises(StateError, match="are available"):
@@ -648,7 +649,7 @@ def test_more_than_the_machine_has(make: Make) -> None:
 
 
 def test_state_that_grows(make: Make) -> None:
-    """Slots follow a state that gets larger, as when an optimizer makes its state."""
+    """Slots grow with the state, for example when an optimizer creates its state."""
     ckpt = make(slots=2)
     for step, size in enumerate([10, 50_000, 10, 200_000]):
         ckpt.save_async(_state(step, size), step)
@@ -659,7 +660,7 @@ def test_state_that_grows(make: Make) -> None:
 
 
 def test_unsupported_object(make: Make) -> None:
-    """Its path is named, and nothing is saved."""
+    """The error has its path, and nothing is saved."""
     ckpt = make()
     for save in (ckpt.save, ckpt.save_async):
         with pytest.raises(StateError, match=r"state\['a'\]\[1\] is a builtins.set"):
@@ -669,7 +670,7 @@ def test_unsupported_object(make: Make) -> None:
 
 
 def test_of_another_model(make: Make) -> None:
-    """Names that are missing, unexpected or mis-shaped are listed, before any tensor is read."""
+    """Missing, unexpected and mis-shaped names are listed before any tensor is read."""
     ckpt = make()
     ckpt.save({"model": {"a": torch.zeros(2), "b": torch.zeros(2, 3)}, "step": 5}, 5)
     other = {"model": {"b": torch.zeros(3, 2), "c": torch.zeros(1)}}
@@ -715,7 +716,7 @@ _DAMAGES = {
 @pytest.mark.parametrize("damage", _DAMAGES)
 @pytest.mark.parametrize("writer", ["buffered", "hybrid"])
 def test_damaged(make: Make, runs: Path, damage: str, writer: str) -> None:
-    """Damage is found; the previous checkpoint is offered, and taken when asked for."""
+    """Damage is found; the error names the previous checkpoint, which is used on request."""
     ckpt = make(writer=writer)
     for step in (1, 2):
         ckpt.save(_state(step), step)
@@ -736,7 +737,7 @@ def test_damaged(make: Make, runs: Path, damage: str, writer: str) -> None:
 
 
 def test_damaged_manifest_and_retention(make: Make, runs: Path) -> None:
-    """A checkpoint of unknown age is left alone by retention; saving its step is refused."""
+    """Retention keeps a checkpoint of unknown age; saving its step is refused."""
     first = make()
     first.save(_state(1), 1)
     first.close()
@@ -751,7 +752,7 @@ def test_damaged_manifest_and_retention(make: Make, runs: Path) -> None:
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
 def test_unreadable_manifest(make: Make, runs: Path, monkeypatch, number: int) -> None:
-    """A bad block of the disk is damage to one checkpoint; what may pass is raised at once."""
+    """A bad block of the disk damages one checkpoint; a transient error is raised at once."""
     first = make()
     for step in (1, 2):
         first.save(_state(step), step)
@@ -778,7 +779,7 @@ def test_unreadable_manifest(make: Make, runs: Path, monkeypatch, number: int) -
 
 
 def test_every_one_damaged(make: Make, runs: Path) -> None:
-    """When there is no sound one left, that is told and not something else."""
+    """If there is no sound checkpoint, the error says so."""
     ckpt = make()
     ckpt.save(_state(1), 1)
     _flip(runs / "step-1" / "state.json", 3)
@@ -790,7 +791,7 @@ def test_every_one_damaged(make: Make, runs: Path) -> None:
 
 
 def test_nothing_to_load(make: Make) -> None:
-    """An empty directory, and a step that is not there."""
+    """An empty directory, and a missing step."""
     ckpt = make()
     assert ckpt.latest() is None
     with pytest.raises(TargetError, match="holds no complete checkpoint"):
@@ -803,7 +804,7 @@ def test_nothing_to_load(make: Make) -> None:
 
 
 def test_lazy(make: Make) -> None:
-    """The copy ends in before_optimizer_step; plain values and arrays are taken at the call."""
+    """The copy ends in before_optimizer_step; plain values and arrays are copied by the call."""
     ckpt = make(lazy=True)
     state = _state(1, size=100_000)
     save = ckpt.save_async(state, 1)
@@ -817,7 +818,7 @@ def test_lazy(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state_of", "told"),
+    ("state_of", "path"),
     [
         (lambda whole: {"w": whole}, "w (1 tensors in all)"),
         (lambda whole: {"a": whole[:24], "w": whole[16:]}, "a (2 tensors in all)"),
@@ -825,8 +826,8 @@ def test_lazy(make: Make) -> None:
     ],
     ids=["alone", "overlapping", "beside its data"],  # .data has a counter of its own
 )
-def test_lazy_changed_too_early(make: Make, monkeypatch, state_of, told: str) -> None:
-    """A tensor that is changed while it is copied fails the save; nothing of it is visible."""
+def test_lazy_changed_too_early(make: Make, monkeypatch, state_of, path: str) -> None:
+    """A tensor that changes during its copy fails the save; no part of it is visible."""
     ckpt = make(lazy=True)
     state = state_of(torch.ones(40))
     copy_into = iobench.checkpoint.snapshot.copy_into
@@ -837,14 +838,14 @@ def test_lazy_changed_too_early(make: Make, monkeypatch, state_of, told: str) ->
 
     monkeypatch.setattr(iobench.checkpoint.snapshot, "copy_into", slow)
     save = ckpt.save_async(state, 1)
-    with pytest.raises(StateError, match=re.escape(f"{told} was changed")):
+    with pytest.raises(StateError, match=re.escape(f"{path} was changed")):
         ckpt.before_optimizer_step()
     assert save.status == "failed"
     assert ckpt.steps() == []
 
 
 def test_closed(make: Make) -> None:
-    """A closed one saves no more, gives memory and directory back, and closes twice."""
+    """A closed one saves no more, frees memory and directory, and may be closed twice."""
     ckpt = make()
     ckpt.save_async(_state(1), 1)
     ckpt.close()
@@ -857,7 +858,7 @@ def test_closed(make: Make) -> None:
 
 
 def test_left_by_an_error(make: Make, gated) -> None:
-    """The trainer's own error goes out; what failed in the background is its note."""
+    """The trainer's own error propagates, with the background failure as its note."""
     gated.error = TransferError(errno.EIO, "broken", "f")
     gated.let()
     with pytest.raises(ZeroDivisionError) as caught, make(writer=gated) as ckpt:
@@ -866,7 +867,7 @@ def test_left_by_an_error(make: Make, gated) -> None:
 
 
 def test_forgotten(runs: Path) -> None:
-    """One that is never closed finishes its saves, frees the directory and says so."""
+    """One that is never closed finishes its saves, frees the directory and warns."""
     made = [Checkpointer(runs, writer="buffered")]
     made[0].save_async(_state(1), 1)
     with pytest.warns(ResourceWarning, match="never closed"):
@@ -876,7 +877,7 @@ def test_forgotten(runs: Path) -> None:
 
 
 class _Forgetting(BufferedWriter):
-    """Drops the last reference to a Checkpointer in a thread that helps to write for it."""
+    """Drops the last reference to a Checkpointer in a thread that writes for it."""
 
     held: list[Checkpointer]
 
@@ -888,10 +889,10 @@ class _Forgetting(BufferedWriter):
 
 
 def test_forgotten_while_it_writes(runs: Path) -> None:
-    """Collected in a thread that the save waits for: it does not wait for the save in turn."""
+    """Collected in a thread that the save waits for: it does not wait for the save itself."""
     writer = _Forgetting()
     writer.held = [Checkpointer(runs, writer=writer)]
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         persister = writer.held[0]._persister
         save = writer.held[0].save_async(_state(1), 1)
@@ -900,13 +901,13 @@ def test_forgotten_while_it_writes(runs: Path) -> None:
             if thread.name == "iobench-persister":
                 thread.join()
     assert save.status == "committed"
-    assert ["never closed" in str(one.message) for one in told] == [True]
+    assert ["never closed" in str(one.message) for one in caught] == [True]
     with Checkpointer(runs, writer="buffered") as again:
         assert _value(again.load()) == 1
 
 
 def test_forgotten_while_it_copies(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The directory is its own until a lazy copy under way is a checkpoint."""
+    """It keeps the directory until a lazy copy in progress is a checkpoint."""
     copy_into, go = iobench.checkpoint.snapshot.copy_into, threading.Event()
 
     def held_back(*arguments: Any) -> None:
@@ -914,7 +915,7 @@ def test_forgotten_while_it_copies(runs: Path, monkeypatch: pytest.MonkeyPatch) 
         copy_into(*arguments)
 
     monkeypatch.setattr(iobench.checkpoint.snapshot, "copy_into", held_back)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         made = [Checkpointer(runs, writer="buffered", lazy=True)]
         save = made[0].save_async(_state(1), 1)
@@ -929,7 +930,7 @@ def test_forgotten_while_it_copies(runs: Path, monkeypatch: pytest.MonkeyPatch) 
                 if thread.name == name:
                     thread.join()
     assert save.status == "committed"
-    assert ["never closed" in str(one.message) for one in told] == [True]
+    assert ["never closed" in str(one.message) for one in caught] == [True]
     with Checkpointer(runs, writer="buffered") as again:
         assert _value(again.load()) == 1
 
@@ -941,7 +942,7 @@ def test_forgotten_while_it_copies(runs: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_interrupted_as_a_thread_begins(
     make: Make, monkeypatch: pytest.MonkeyPatch, lazy: bool, name: str
 ) -> None:
-    """Ctrl-C while it is started: the slot is given back once, and nothing is written."""
+    """Ctrl-C during its start: the slot is returned once, and nothing is written."""
     ckpt = make(slots=2, lazy=lazy)
     start = threading.Thread.start
 
@@ -973,7 +974,7 @@ def test_interrupted_as_a_thread_begins(
 def test_ctrl_c_while_the_copy_is_waited_for(
     make: Make, monkeypatch: pytest.MonkeyPatch, impatience
 ) -> None:
-    """A lazy copy that a wait was interrupted for is waited for again, to its end."""
+    """After an interrupted wait for a lazy copy, the next wait continues to its end."""
     ckpt, go_on = make(lazy=True), threading.Event()
     copy_into = iobench.checkpoint.snapshot.copy_into
 
@@ -1003,7 +1004,7 @@ def test_ctrl_c_while_the_copy_is_waited_for(
 def test_ctrl_c_while_checksums_are_waited_for(
     make: Make, monkeypatch: pytest.MonkeyPatch, impatience
 ) -> None:
-    """A save does not return before its checksums' thread has let go of the tensors."""
+    """A save returns only after the checksum thread has released the tensors."""
     ckpt, go_on, ended = make(), threading.Event(), threading.Event()
     record_of = iobench.checkpoint.commit.record_of
 
@@ -1023,7 +1024,7 @@ def test_ctrl_c_while_checksums_are_waited_for(
 def test_interrupted_as_the_writing_began(
     make: Make, gated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C right after it: the slot is the writing thread's, and it is waited for."""
+    """Ctrl-C right after the start: the writing thread owns the slot, and is awaited."""
     ckpt = make(writer=gated, slots=2)
     submit = ckpt._persister.submit
 
@@ -1046,7 +1047,7 @@ def test_interrupted_as_the_writing_began(
 def test_priority_that_cannot_be_lowered(
     make: Make, monkeypatch: pytest.MonkeyPatch, runs: Path
 ) -> None:
-    """The save goes on. The warning, an error where warnings are, is raised to the trainer."""
+    """The save continues. The warning, if warnings are errors, is raised to the trainer."""
 
     def refuse(nice: int) -> None:
         raise PermissionError(errno.EPERM, "no")
@@ -1064,7 +1065,7 @@ def test_priority_that_cannot_be_lowered(
 
 
 def test_in_a_forked_child(make: Make) -> None:
-    """A child of a data loader can neither save nor close what is its parent's."""
+    """A child of a data loader can neither save nor close its parent's Checkpointer."""
     ckpt = make()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of fork, from Python 3.12
@@ -1100,14 +1101,14 @@ def test_in_a_forked_child(make: Make) -> None:
     ],
 )
 def test_nonsense(make: Make, options: dict[str, Any], match: str) -> None:
-    """Options that cannot be meant are refused, and leave the directory free."""
+    """Invalid options are refused, and the directory stays free."""
     with pytest.raises(UsageError, match=match):
         make(**options)
     make().close()
 
 
 def test_no_location() -> None:
-    """A descriptor is not a location, say."""
+    """For example a file descriptor."""
     with pytest.raises(OptionError, match='location=3: takes a value such as "runs/a"'):
         Checkpointer(3)  # type: ignore[arg-type]
 
@@ -1126,7 +1127,7 @@ def test_due(make: Make) -> None:
 
 
 def test_schedule_in_use(runs: Path) -> None:
-    """A loop with Every(3) leaves a checkpoint after each third step."""
+    """A loop with Every(3) has a checkpoint after each third step."""
     with Checkpointer(runs, writer="buffered", schedule=iobench.Every(3)) as ckpt:
         for step in range(10):
             if ckpt.due(step):
@@ -1135,7 +1136,7 @@ def test_schedule_in_use(runs: Path) -> None:
 
 
 def test_auto_in_use(runs: Path) -> None:
-    """With Auto the stall and the persist time reach the schedule, and it settles."""
+    """With Auto the schedule gets stall and persist time, and its interval settles."""
     schedule = iobench.Auto(0.5, warmup_steps=2)
     with Checkpointer(runs, writer="buffered", schedule=schedule) as ckpt:
         for step in range(200):
@@ -1147,7 +1148,7 @@ def test_auto_in_use(runs: Path) -> None:
 
 
 def test_bandwidth_limit(make: Make, monkeypatch) -> None:
-    """Background saves are handed out at the rate; save() is not held back."""
+    """Background saves are limited to the rate; save() is not."""
     slept: list[float] = []
     monkeypatch.setattr(
         iobench.checkpoint.pacing.PacedImage, "sleep", staticmethod(slept.append), raising=False
@@ -1169,7 +1170,7 @@ def test_bandwidth_limit(make: Make, monkeypatch) -> None:
 def test_interrupted_when_a_slot_was_taken(
     make: Make, gated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C before the copy begins: the slot is not lost, and the next save gets it."""
+    """Ctrl-C before the copy: the slot is not lost, and the next save gets it."""
     ckpt = make(writer=gated, slots=1)
     take = ckpt._persister.take
 
@@ -1189,7 +1190,7 @@ def test_interrupted_when_a_slot_was_taken(
 
 
 def test_interrupted_while_it_closes(make: Make, gated, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C after the wait: either it, or the next `close`, raises what failed."""
+    """Ctrl-C after the wait: it, or the next `close`, raises the failure."""
     ckpt = make(writer=gated)
     gated.error = TransferError(errno.ENOSPC, "writing: No space left on device", "f")
     gated.let()

@@ -1,4 +1,5 @@
-"""What others do to a run's directory: removed steps, links, another directory at its name."""
+"""Changes of a run's directory by others: removed steps, links, another directory under its
+name."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from iobench.errors import TargetError, TransferError
 
 @pytest.fixture
 def ckpt(runs: Path) -> Iterator[Checkpointer]:
-    """One that keeps the last two, closed at the end."""
+    """A Checkpointer that keeps the last two, closed at the end."""
     with Checkpointer(runs / "a", writer="buffered", keep=KeepLast(2)) as made:
         yield made
 
@@ -29,7 +30,7 @@ def _names(directory: Path) -> set[str]:
 
 
 def _move_away(step: Path, to: Path) -> Path:
-    """Move a checkpoint, as to another disk, and leave a link in its place."""
+    """Move a checkpoint, as if to another disk, and leave a link in its place."""
     moved = to / f"moved-{step.name}"
     step.rename(moved)
     step.symlink_to(moved)
@@ -49,7 +50,7 @@ def test_a_clock_that_goes_back(runs: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_steps_removed_by_others(ckpt: Checkpointer, runs: Path) -> None:
-    """Retention goes on, and remove() is content."""
+    """Retention continues, and remove() raises nothing."""
     for step in (1, 2):
         ckpt.save({"step": step}, step)
     shutil.rmtree(runs / "a" / "step-1")
@@ -174,7 +175,7 @@ def test_an_interrupt_while_old_files_are_removed(many: Path, monkeypatch) -> No
 
 
 def test_leftovers_that_cannot_be_removed(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They do not keep a Checkpointer from its directory, nor from removing the others."""
+    """A Checkpointer can still use its directory, and removes the others."""
     left = [runs / f".step-{step}.abcd{STAGING_SUFFIX}" for step in (1, 2, 3)]
     for path in left:
         path.mkdir()
@@ -193,7 +194,7 @@ def test_leftovers_that_cannot_be_removed(runs: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_step_that_is_a_link(ckpt: Checkpointer, runs: Path) -> None:
-    """It loads. Removed or replaced, the link goes and what it leads to stays; all opens again."""
+    """It can be loaded. When it is removed or replaced, only the link is removed."""
     at = runs / "a"
     for step in (1, 2):
         ckpt.save({"step": step}, step)
@@ -214,7 +215,7 @@ def test_a_step_that_is_a_link(ckpt: Checkpointer, runs: Path) -> None:
 
 
 def test_a_step_that_is_a_link_to_nothing(ckpt: Checkpointer, runs: Path, gated) -> None:
-    """Its disk is not mounted: the step is not there, and is refused before anything is written."""
+    """Its disk is not mounted: the step does not exist, and is refused before a write."""
     ckpt.save({"step": 1}, 1)
     moved = _move_away(runs / "a" / "step-1", runs)
     moved.rename(runs / "unmounted")
@@ -229,7 +230,7 @@ def test_a_step_that_is_a_link_to_nothing(ckpt: Checkpointer, runs: Path, gated)
 
 
 def test_links_that_cannot_be_followed(ckpt: Checkpointer, monkeypatch) -> None:
-    """A step on a disk that fails is told as such an error, with its errno."""
+    """A step on a failing disk raises that error, with its errno."""
     ckpt.save({"step": 1}, 1)
 
     def fail(path: Path) -> bool:
@@ -242,7 +243,7 @@ def test_links_that_cannot_be_followed(ckpt: Checkpointer, monkeypatch) -> None:
 
 
 def test_relative_to_where_it_was_made(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relative location is one of the directory that the process was in at the construction."""
+    """A relative location is relative to the working directory at the construction."""
     elsewhere = runs / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(runs)
@@ -258,7 +259,7 @@ def test_relative_to_where_it_was_made(runs: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("remade", [False, True])
 def test_another_directory_at_its_name(runs: Path, remade: bool) -> None:
-    """Removed, and perhaps made again by another: nothing is saved there, and nothing removed."""
+    """Removed, and perhaps made again by others: no step is saved or removed there."""
     at = runs / "a"
     first = Checkpointer(at, writer="buffered", keep=KeepLast(1))
     first.save({"step": 1}, 1)
@@ -282,7 +283,7 @@ def test_another_directory_at_its_name(runs: Path, remade: bool) -> None:
 
 
 def test_removed_while_it_is_written(runs: Path, gated) -> None:
-    """A writer makes the directories that it misses; what it wrote is no checkpoint."""
+    """A writer makes missing directories again; its files are not a checkpoint."""
     at = runs / "a"
     ckpt = Checkpointer(at, writer=gated)
     save = ckpt.save_async({"step": 1}, 1)

@@ -16,7 +16,7 @@ _TRAINER, _LAZY = re.findall(r"^```python\n(.*?)^```$", _PAGE.read_text(), re.DO
 
 
 class _Training:
-    """What the examples take for granted: a model, an optimizer, data and a step."""
+    """What the examples assume: a model, an optimizer, data and a step."""
 
     def __init__(self, steps: int) -> None:
         self.seen: list[int] = []
@@ -46,7 +46,7 @@ def _here(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_trainer_resumes() -> None:
-    """Started again it goes on after its latest checkpoint, to the same weights."""
+    """After a restart it continues from its latest checkpoint, to the same weights."""
     code = _TRAINER.replace("Every(500)", "Every(5)")
     assert code != _TRAINER
     whole = _Training(11)
@@ -69,7 +69,7 @@ def test_the_files_of_a_checkpoint() -> None:
 
 
 def test_lazy() -> None:
-    """The copy is over before the optimizer changes what it copies."""
+    """The copy ends before the optimizer changes the copied tensors."""
     training = _Training(0)
     with iobench.Checkpointer("runs/a", writer="buffered", lazy=True) as ckpt:
         ckpt.save_async(training.model.state_dict(), 1)

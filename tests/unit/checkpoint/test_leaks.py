@@ -1,4 +1,4 @@
-"""What a Checkpointer holds on to after a save or a load: no state, no descriptor, no directory."""
+"""After a save or a load a Checkpointer keeps no state, no descriptor and no directory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from iobench.writers.transfer import Transfer
 
 
 class _Broken(BufferedWriter):
-    """Fails every write with what `fail` raises; the tensors are in its frame."""
+    """Fails every write with the error of `fail`; the tensors are in its frame."""
 
     def write_many(self, images: Any, target: Any, **options: Any) -> Transfer:
         super().write_many(images, target, **options)
@@ -38,7 +38,7 @@ class _Broken(BufferedWriter):
 
 
 def _failing_save(save: Any) -> weakref.ref[torch.Tensor]:
-    """Save a state and drop it, with the error; returns a reference to its tensor."""
+    """Save a state, and drop it and the error. Return a reference to its tensor."""
     state = {"w": torch.ones(10)}
     with pytest.raises(TransferError, match="broken"):
         save(state)
@@ -52,7 +52,7 @@ def _in_the_background(ckpt: Checkpointer, state: Any) -> None:
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_failed_saves_keep_no_state(runs: Path, lazy: bool) -> None:
-    """`saves` has their errors, without the frames that hold what was to be saved."""
+    """`saves` has their errors, without the frames that hold the state."""
     with Checkpointer(runs, writer=_Broken(), lazy=lazy) as ckpt:
         held = [
             _failing_save(lambda state: ckpt.save(state, 1)),
@@ -83,7 +83,7 @@ def test_failed_files_keep_no_state(runs: Path) -> None:
 
 
 def test_errors_of_every_class(runs: Path) -> None:
-    """Ours keep their class. One whose class cannot be copied becomes its name and text."""
+    """Ours keep their class. An error that cannot be copied becomes its name and text."""
 
     class StrangeError(Exception):
         def __init__(self, one: str, two: str) -> None:
@@ -100,7 +100,7 @@ def test_errors_of_every_class(runs: Path) -> None:
 
 
 def test_what_was_loaded(runs: Path) -> None:
-    """The restored state is the caller's alone."""
+    """Only the caller holds the restored state."""
     with Checkpointer(runs, writer="buffered") as ckpt:
         ckpt.save({"w": torch.ones(10)}, 1)
         state = ckpt.load()
@@ -113,7 +113,7 @@ def test_what_was_loaded(runs: Path) -> None:
 
 
 def test_reprs_without_tensors(runs: Path) -> None:
-    """What a traceback or a log shows of a state is its form, not its values."""
+    """A traceback or a log shows the form of a state, not its values."""
     plain = {"w": torch.full((3,), 0.12345), "text": "secret"}
     state = Serialized.of(plain)
     layout = torch_image.layout("f.pt", plain, runs)
@@ -141,7 +141,7 @@ def test_failed_saves_keep_no_descriptor(runs: Path) -> None:
 
 @contextmanager
 def _free_descriptors(count: int) -> Iterator[None]:
-    """This process can open `count` more inside the block."""
+    """This process can open only `count` more inside the block."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     opened = {int(name) for name in _descriptors()}
     limit = max(opened)
@@ -157,7 +157,7 @@ def _free_descriptors(count: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("writer", ["buffered", "hybrid"])
 def test_no_descriptor_left(runs: Path, writer: str) -> None:
-    """A save that fails for want of descriptors, at whichever, leaves nothing half written."""
+    """A save that lacks descriptors at any point leaves no incomplete files."""
     with Checkpointer(runs, writer=writer) as ckpt:
         ckpt.save({"w": torch.ones(10)}, 0)
         errors: list[OSError] = []

@@ -1,4 +1,4 @@
-"""PacedImage: bytes no faster than a rate, on a clock of the test's own."""
+"""PacedImage: bytes no faster than a rate, on a fake clock."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _paced(clock: _Clock, rate: float) -> PacedImage:
 
 
 def test_rate() -> None:
-    """Each byte comes when the rate has come to it; asking again costs nothing."""
+    """Each byte is available when the rate permits it; a repeated request takes no time."""
     clock = _Clock()
     image = _paced(clock, 10)
     image.views(0, 20)
@@ -47,7 +47,7 @@ def test_rate() -> None:
 
 
 def test_writers_take_it(tmp_path) -> None:
-    """A writer writes it as any image, and no sooner than the rate allows."""
+    """A writer writes it like any image, no sooner than the rate permits."""
     clock = _Clock()
     BufferedWriter(block_size="4KiB").write(_paced(clock, 25), tmp_path)
     assert clock.now_s == 104

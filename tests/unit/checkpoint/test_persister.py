@@ -135,7 +135,7 @@ def test_a_forked_child(tmp_path: Path) -> None:
 
 @pytest.fixture
 def on_signal() -> object:
-    """`on_signal(call)` has `call()` made by the next signal, once; alarms end a deadlock."""
+    """`on_signal(call)` makes the next signal call `call()`, once; an alarm ends a deadlock."""
     before = signal.getsignal(signal.SIGUSR1)
 
     def set_up(call: Callable[[], object]) -> None:
@@ -177,7 +177,7 @@ def test_a_handler_saves_while_a_step_is_claimed(
 def test_a_handler_saves_while_slots_are_allocated(
     on_signal: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes another slot than the one whose memory is being mapped, and both are written."""
+    """It takes another slot than the one that is being mapped, and both are written."""
     trainer = _Trainer()
     mapped = slots._map
 
@@ -196,7 +196,7 @@ def test_a_handler_saves_while_slots_are_allocated(
 def test_a_handler_saves_while_the_end_waits(
     on_signal: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The interpreter ends: the handler's save is written by it, after the one on its way."""
+    """At the end of the interpreter the handler writes its save itself, after the one in flight."""
     trainer = _Trainer()
     persist, go_on = trainer.persister._persist, threading.Event()
 

@@ -1,4 +1,4 @@
-"""Which checkpoints stay."""
+"""The checkpoints that a policy keeps."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _HOURLY = {step: step * 3600.0 for step in range(20)}
 
 
 def test_keep_last() -> None:
-    """The newest few, by step."""
+    """The newest ones, by step."""
     assert KeepLast(3).obsolete(_HOURLY) == list(range(17))
     assert KeepLast(30).obsolete(_HOURLY) == []
 
 
 def test_keep_every() -> None:
-    """The oldest and then one each period; the newest is never removed."""
+    """The oldest and then one per period; the newest is never removed."""
     assert KeepEvery(hours=6).kept(_HOURLY) == {0, 6, 12, 18}
     assert 19 not in KeepEvery(hours=6).obsolete(_HOURLY)
     assert KeepEvery(steps=8).kept(_HOURLY) == {0, 8, 16}
 
 
 def test_training_that_went_back() -> None:
-    """The newest is the one saved last, whatever its step; abandoned steps are the oldest."""
+    """The newest is the last saved one, whatever its step; abandoned steps are the oldest."""
     gone_back = {100: 1.0, 200: 2.0, 300: 3.0, 210: 4.0}
     assert KeepLast(2).obsolete(gone_back) == [300, 100]
     assert KeepLast(4).obsolete(gone_back) == []
@@ -38,14 +38,14 @@ def test_training_that_went_back() -> None:
 
 
 def test_a_clock_that_goes_back() -> None:
-    """Steps that were kept stay kept, and counting goes on from the clock's new time."""
+    """Kept steps stay kept, and counting continues from the new time."""
     hours = [0, 0.5, 1, 2, -3, -2.5, -2, 2.1]
     created_s = {step: at * 3600.0 for step, at in enumerate(hours)}
     assert KeepEvery(hours=1).kept(created_s) == {0, 2, 3, 4, 6, 7}
 
 
 def test_either() -> None:
-    """`|` keeps what one of them keeps."""
+    """`|` keeps the checkpoints of both policies."""
     assert (KeepLast(2) | KeepEvery(steps=10)).kept(_HOURLY) == {0, 10, 18, 19}
     assert (KeepLast(1) | KeepAll()).obsolete(_HOURLY) == []
     assert KeepLast(1).obsolete({}) == []
@@ -53,7 +53,7 @@ def test_either() -> None:
 
 @given(st.lists(st.integers(-60, 50), max_size=30), st.integers(1, 5), st.integers(1, 90))
 def test_removing_at_once_or_bit_by_bit(gaps: list[int], count: int, period: int) -> None:
-    """What is kept does not depend on when retention ran, nor on a clock that is set back."""
+    """The result depends neither on when retention ran, nor on a clock that goes back."""
     every = KeepEvery(hours=period / 3600)
     policy = KeepLast(count) | every
     everything: dict[int, float] = {}
@@ -82,7 +82,7 @@ def test_removing_at_once_or_bit_by_bit(gaps: list[int], count: int, period: int
     ],
 )
 def test_nonsense(make) -> None:
-    """A policy that would keep nothing, or is of another type, is refused."""
+    """A policy that would keep nothing, or that is not a policy, is refused."""
     with pytest.raises(OptionError):
         make()
     with pytest.raises(TypeError, match="unsupported operand"):

@@ -1,4 +1,4 @@
-"""When a checkpoint is due, on a clock of the test's own."""
+"""When a checkpoint is due, on a fake clock."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_every() -> None:
 
 
 def test_every_counts_from_the_last_save() -> None:
-    """A save between is counted; one that could not be made is due again."""
+    """An extra save counts; a failed one is due again."""
     schedule = Every(10)
     assert not schedule.due(0)
     schedule.started(_save(5))
@@ -83,7 +83,7 @@ def test_auto_by_stall() -> None:
 
 
 def test_auto_by_storage() -> None:
-    """A checkpoint is on storage before the next begins."""
+    """A checkpoint is on storage before the next one begins."""
     training = _training(step_s=1.0, stall_s=0.0, persist_s=7.5)
     training.run(60)
     assert training.schedule.interval == 8
@@ -99,7 +99,7 @@ def test_auto_backs_off() -> None:
 
 
 def test_auto_tries_again() -> None:
-    """While the first checkpoint fails there is nothing to measure by; the next is tried."""
+    """While the first checkpoint fails there is no measurement; the next step tries again."""
     training = _training(step_s=1.0, stall_s=0.5, persist_s=2.0)
     training.outcome = "failed"
     training.run(20)
@@ -121,6 +121,6 @@ def test_auto_tries_again() -> None:
     ],
 )
 def test_nonsense(make) -> None:
-    """Values that cannot be meant are refused."""
+    """Invalid values are refused."""
     with pytest.raises(OptionError):
         make()

@@ -1,4 +1,4 @@
-"""Slots: memory that is taken, reused and given back."""
+"""Slots: memory that is allocated, reused and freed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from iobench.writers.image import Bytes
 
 
 def test_memory_is_given_back() -> None:
-    """Nothing holds the mapping after `free`."""
+    """After `free` nothing refers to the mapping."""
     slot = Slot()
     slot.hold(4 * MIB, pinned=False)
     owner = weakref.ref(_owner(slot))
@@ -26,7 +26,7 @@ def test_memory_is_given_back() -> None:
 
 
 def test_memory_that_grows_is_not_held_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The old mapping is gone when the new one is made."""
+    """The old mapping is freed before the new one is made."""
     slot = Slot()
     slot.hold(4 * MIB, pinned=False)
     owner = weakref.ref(_owner(slot))
@@ -44,7 +44,7 @@ def test_memory_that_grows_is_not_held_twice(monkeypatch: pytest.MonkeyPatch) ->
 def test_more_than_the_control_group_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Refused, whatever the machine has, with nothing taken."""
+    """It is refused, whatever the machine has, and no memory is taken."""
     group = tmp_path / "cg/pod"
     group.mkdir(parents=True)
     (group / "memory.max").write_text(f"{8 * MIB}\n")
@@ -63,7 +63,7 @@ def test_more_than_the_control_group_leaves(
 
 
 class _Registered:
-    """Stands for memory that is registered with CUDA."""
+    """Replaces memory that is registered with CUDA."""
 
     alive = 0
 

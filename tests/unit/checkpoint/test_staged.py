@@ -124,7 +124,7 @@ def test_never_replaces(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("exchange", [True, False])
-def test_replaces_when_told(exchange: bool, tmp_path: Path, monkeypatch) -> None:
+def test_replaces_on_request(exchange: bool, tmp_path: Path, monkeypatch) -> None:
     """The old one stays until the new one is whole; with and without renameat2."""
     if not exchange:
         monkeypatch.setattr(linux, "exchange_names", _cannot_exchange)

@@ -1,4 +1,4 @@
-"""A state becomes JSON and tensors and comes back, bit for bit, aliases included."""
+"""A state becomes JSON and tensors and is restored bit for bit, with its aliases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from iobench.formats.tensors import tensor_from_bytes, torch_dtype
 
 
 def _stored(leaf: Leaf) -> torch.Tensor:
-    """The leaf as a file gives it back: its bytes by dtype and shape, in memory of its own."""
+    """Return the leaf as read from a file: its bytes with dtype and shape, in new memory."""
     return tensor_from_bytes(leaf.cpu_bytes().copy(), torch_dtype(leaf.dtype), leaf.shape)
 
 
@@ -54,7 +54,7 @@ _values = st.recursive(
 
 @given(_values)
 def test_plain_values(expect_same: Callable[..., None], state: Any) -> None:
-    """Whatever is made of plain values comes back as it was, types of keys included."""
+    """Plain values are restored unchanged, with the types of keys."""
     expect_same(state, _round_trip(state))
 
 
@@ -77,7 +77,7 @@ def test_plain_values(expect_same: Callable[..., None], state: Any) -> None:
 )
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4), (0, 5), (3, 0)])
 def test_dtypes(expect_same: Callable[..., None], dtype: str, shape: tuple[int, ...]) -> None:
-    """Every dtype and shape, also those that safetensors has no name for."""
+    """Every dtype and shape, also those without a name in safetensors."""
     tensor = (torch.rand(shape) * 100).to(torch_dtype(dtype))
     expect_same({"t": tensor}, _round_trip({"t": tensor}))
 
@@ -109,7 +109,7 @@ def test_numpy_scalars(expect_same: Callable[..., None], value: np.generic) -> N
 
 
 def test_torch_values(expect_same: Callable[..., None]) -> None:
-    """What state dicts hold besides tensors: sizes, dtypes, devices."""
+    """Other values of state dicts: sizes, dtypes, devices."""
     state = [torch.Size([2, 3]), torch.bfloat16, torch.device("cuda:1"), torch.get_rng_state()]
     expect_same(state, _round_trip(state))
 
@@ -144,7 +144,7 @@ def test_tied_tensors_stay_tied() -> None:
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @given(st.data())
 def test_views_stay_views(expect_same: Callable[..., None], data: st.DataObject) -> None:
-    """Views that overlap, of any stride and dtype, come back on one memory."""
+    """Overlapping views, of any stride and dtype, are restored in one memory."""
     dtype = data.draw(st.sampled_from([torch.int16, torch.complex32, torch.complex128]))
     base = torch.arange(64 * dtype.itemsize // 2, dtype=torch.int16).view(dtype)
     views = []
@@ -169,21 +169,21 @@ def test_views_stay_views(expect_same: Callable[..., None], data: st.DataObject)
 
 
 def test_views_at_odd_bytes(expect_same: Callable[..., None]) -> None:
-    """A view that does not begin at a whole element of the tensor around it comes back too."""
+    """A view that does not begin at a whole element of the larger tensor is restored too."""
     raw = torch.arange(16, dtype=torch.uint8)
     state = [raw[1:], raw[2:].view(torch.int16)]
     expect_same(state, _round_trip(state))
 
 
 def test_views_of_a_dtype_that_the_file_lacks(expect_same: Callable[..., None]) -> None:
-    """Views of complex128 come back in their own places, also beside the whole tensor."""
+    """Views of complex128 are restored at their places, also together with the whole tensor."""
     whole = torch.arange(6.0).to(torch.complex128).view(2, 3)
     state = {"w": whole.t(), "v": whole}
     expect_same(state, _round_trip(state))
 
 
 def test_overlapping_arrays_of_numpy(expect_same: Callable[..., None]) -> None:
-    """Tensors on one numpy array are of several storages; each comes back with its elements."""
+    """Tensors on one numpy array have several storages; each is restored with its elements."""
     array = np.arange(10.0)
     apart = [torch.from_numpy(array[:6]), torch.from_numpy(array[4:])]
     expect_same(apart, _round_trip(apart))
@@ -200,19 +200,19 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def test_one_element_of_many(expect_same: Callable[..., None]) -> None:
-    """A single element may bear any stride, and counts as contiguous."""
+    """A single element may have any stride, and counts as contiguous."""
     state = [torch.arange(9)[8::4], torch.arange(9).view(3, 3)[2:, 2:]]
     expect_same(state, _round_trip(state))
 
 
 def test_a_slice_is_saved_alone() -> None:
-    """A small view of a large tensor takes its own bytes, not the whole storage."""
+    """A small view of a large tensor saves its own bytes, not the whole storage."""
     (leaf,) = flatten({"part": torch.zeros(1000)[10:12]}).leaves.values()
     assert leaf.size_bytes == 8
 
 
 def test_names_are_paths() -> None:
-    """Leaves are named as their place is, and never alike."""
+    """Leaves are named after their place, and no two names are equal."""
     state = {"a": {"b.c": torch.zeros(1), 3: torch.zeros(2)}, "a.b": {"c": torch.zeros(3)}}
     state["list"] = [torch.zeros(4), np.zeros(5)]
     names = list(flatten(state).leaves)
@@ -225,7 +225,7 @@ _Pair = namedtuple("_Pair", "a b")
 
 
 class _Subclass(torch.Tensor):
-    """As DTensor is: one that torch takes for a Parameter where a Parameter is made of it."""
+    """Like DTensor: torch accepts it as a Parameter."""
 
 
 def _nested() -> torch.Tensor:
@@ -255,21 +255,21 @@ def _nested() -> torch.Tensor:
     ids=lambda bad: type(bad).__name__,
 )
 def test_unsupported_objects_are_named(bad: Any) -> None:
-    """The error tells where in the state the object is."""
+    """The error has the path of the object in the state."""
     with pytest.raises(StateError, match=r"state\['model'\]\[0\]"):
         flatten({"model": [bad], "fine": 1})
 
 
 @pytest.mark.parametrize("make", [lambda dtype: np.zeros(3, dtype), lambda dtype: dtype.type(1)])
 def test_dtypes_that_are_not_of_numpy(make: Callable[[Any], Any]) -> None:
-    """bfloat16 of ml_dtypes, as JAX has it, would come back as bytes, and is refused."""
+    """bfloat16 of ml_dtypes, used by JAX, would be restored as bytes, and is refused."""
     dtype = np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
     with pytest.raises(StateError, match=r"state\['model'\]\[0\] is .*bfloat16"):
         flatten({"model": [make(dtype)]})
 
 
 def test_a_state_that_holds_itself() -> None:
-    """A cycle is told; the same list twice is none."""
+    """A cycle is refused; the same list twice is not a cycle."""
     state: dict[str, Any] = {"a": {}}
     state["a"]["b"] = state
     with pytest.raises(StateError, match=r"state\['a'\]\['b'\] contains itself"):
@@ -290,7 +290,7 @@ def test_a_state_that_holds_itself() -> None:
     ],
 )
 def test_damaged_skeletons(skeleton: Any) -> None:
-    """Nonsense is refused as a damaged file is."""
+    """Invalid content is refused like a damaged file."""
     with pytest.raises(DataMismatchError, match="skeleton"):
         unflatten(skeleton, {"t": torch.zeros(2)})
 

@@ -1,4 +1,4 @@
-"""Findings by hand: yes, no, undecided and not comparable, from valid pairs only."""
+"""Findings computed by hand: yes, no, undecided and not comparable, from valid pairs only."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +14,8 @@ from iobench.results import AxisValues, ResultFile, Verified
 
 @pytest.fixture
 def record(example: ResultFile) -> ResultFile:
-    """The example's odirect as hybrid, all of it twice: six repetitions.
-
-    It saves 2, 3.125 and 1.28 times as fast as buffered.
-    """
+    """The example with `odirect` renamed to `hybrid`, twice: six repetitions. Its saves are 2,
+    3.125 and 1.28 times as fast as those of `buffered`."""
     again = [replace(one, repetition=one.repetition + 3) for one in example.samples]
     samples = [
         replace(one, setting=replace(one.setting, writer="hybrid"))
@@ -47,7 +45,7 @@ def judged(record: ResultFile, measure: ClaimMeasure, value: float) -> ClaimFind
 def test_a_ratio_holds_if_its_whole_interval_does(
     record: ResultFile, value: float, answer: Answer
 ) -> None:
-    """The median of the pairs is 2, between 1.28 and 3.125."""
+    """The median of the pairs is 2, and the interval 1.28 to 3.125."""
     found = judged(record, "save", value)
     assert found.ours == pytest.approx(2)
     assert found.interval is not None
@@ -57,10 +55,9 @@ def test_a_ratio_holds_if_its_whole_interval_does(
 
 
 def test_the_wall_clock_is_computed_and_not_called_reproduced(record: ResultFile) -> None:
-    """12.55 s with buffered, half of it with hybrid, in steps of 3.87 s: 38% at most.
-
-    It is 12% up to (6.28 / 0.12 - 12.55) / 3.87 = 10 steps between saves.
-    """
+    """A save takes 12.55 s with buffered and half of it with hybrid; a step takes 3.87 s. The
+    most that is saved is 38%. It is 12% for up to (6.28 / 0.12 - 12.55) / 3.87 = 10 steps
+    between saves."""
     found = judged(record, "wall clock", 0.12)
     save_s = record.run.workload.full_bytes / record.run.workload.bytes
     assert found.ours == pytest.approx(save_s / 2 / (save_s + 3.87))
@@ -74,7 +71,7 @@ def test_the_wall_clock_is_computed_and_not_called_reproduced(record: ResultFile
 def test_the_steps_between_saves_are_never_rounded_up(
     record: ResultFile, value: float, steps: float, every: str
 ) -> None:
-    """With a save every 11 steps 12.55 s would shrink by less than 11.7%."""
+    """With a save every 11 steps, less than 11.7% of the wall clock is saved."""
     save_s = record.run.workload.full_bytes / record.run.workload.bytes
     assert (save_s / 2 / value - save_s) / 3.87 == pytest.approx(steps, abs=0.1)
     found = judged(record, "wall clock", value)
@@ -91,7 +88,8 @@ def test_what_even_a_save_after_every_step_cannot_give_is_a_no(record: ResultFil
 def test_a_gain_that_the_median_never_reaches_has_no_steps(
     record: ResultFile, ratios: tuple[float, ...]
 ) -> None:
-    """Within the interval, and less than claimed even with a save after every step."""
+    """The claim is within the interval, but the median is below it even with a save after every
+    step."""
     samples = tuple(
         replace(s, elapsed_s=1 / ratios[(s.repetition - 1) % 3] if s.writer == "hybrid" else 1.0)
         for s in record.samples
@@ -115,7 +113,7 @@ def test_fewer_than_five_pairs_decide_nothing(
 
 
 def test_invalid_samples_make_no_pair(record: ResultFile) -> None:
-    """Without any restore that was right there is nothing to compare."""
+    """Without a correct restore nothing is compared."""
     wrong = Verified(tensors=20, bytes=1, mismatches=1)
     samples = tuple(
         replace(s, verified=wrong) if (s.writer, s.operation) == ("hybrid", "restore") else s
@@ -144,7 +142,7 @@ def test_invalid_samples_make_no_pair(record: ResultFile) -> None:
 def test_a_record_of_several_settings_is_refused(
     record: ResultFile, operation: ClaimMeasure, changed: dict[str, Any], named: str
 ) -> None:
-    """None of them wins silently, valid or not; the error tells what to do."""
+    """No setting is chosen silently, valid or not. The error says what to do."""
     more = tuple(
         replace(one, setting=replace(one.setting, **changed))
         for one in record.samples
@@ -158,7 +156,8 @@ def test_a_record_of_several_settings_is_refused(
 
 
 def test_claims_without_a_record_are_left_out(record: ResultFile) -> None:
-    """Of hybrid-io the three on llama7b; a record of another workload alone is refused."""
+    """The record has the three claims of hybrid-io on llama7b. A record of another workload alone
+    is refused."""
     found = judge_records(study("hybrid-io"), [record])
     assert [one.claim.workload for one in found] == ["llama7b"] * 3
     other = replace(record.run, workload=replace(record.run.workload, name="gpt2-xl"))
@@ -168,7 +167,7 @@ def test_claims_without_a_record_are_left_out(record: ResultFile) -> None:
 
 @pytest.mark.parametrize("measure", ["save", "wall clock"])
 def test_two_records_of_one_workload_are_refused(record: ResultFile, measure: ClaimMeasure) -> None:
-    """None of them wins silently; both are named."""
+    """Neither is chosen silently; the error names both."""
     about = replace(CLAIMS["hybrid-io"], claims=(claim(measure, 1.7),))
     records = [replace(record, path=Path(name)) for name in ("old.jsonl", "new.jsonl")]
     with pytest.raises(ResultFileError) as caught:
@@ -180,7 +179,7 @@ def test_two_records_of_one_workload_are_refused(record: ResultFile, measure: Cl
 
 
 def test_two_records_that_no_claim_is_about(record: ResultFile) -> None:
-    """They are nobody's choice."""
+    """No claim uses them, so they do not conflict."""
     other = replace(record.run, workload=replace(record.run.workload, name="gpt2-xl"))
     others = [replace(record, run=other)] * 2
     assert len(judge_records(study("hybrid-io"), [*others, record])) == 3

@@ -1,4 +1,4 @@
-"""Claims about training, judged by blocks made by hand."""
+"""Claims about training, judged by blocks with figures chosen by hand."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def block(
 def judged(
     example: ResultFile, name: str, *blocks: TrainBlock, plan: Mapping[str, Any] = _PLAN
 ) -> list[ClaimFinding]:
-    """Findings of the study on its first workload, from a record of 1 GiB of 12.55 GiB."""
+    """The findings of the study for its first workload, from a record of 1 GiB of 12.55 GiB."""
     about = study(name)
     facts = replace(example.run.workload, name=about.workloads[0])
     run = replace(example.run, plan=plan, workload=facts)
@@ -53,7 +53,8 @@ def judged(
 
 
 def overheads(*walls: float, **changed: Any) -> list[TrainBlock]:
-    """Blocks of PCcheck's two sides: 100 s without checkpoints, and so long with them."""
+    """Blocks of PCcheck's two sides: 100 s without checkpoints, and the given times with
+    checkpoints."""
     ours = study("pccheck").claims[0].ours
     pairs = [
         (block(Side(), number, 100.0), block(ours, number, wall_s, **changed))
@@ -92,7 +93,7 @@ def test_an_overhead_holds_if_its_whole_interval_is_no_higher(
 
 
 def test_a_wall_clock_is_what_is_saved_of_it(example: ResultFile) -> None:
-    """The trained figure, not the computed one: 88 to 70 s, compared with 100 s."""
+    """The measured figure, not the computed one: 88 to 70 s, compared with 100 s."""
     claim = study("hybrid-io").claims[2]
     blocks = [
         one
@@ -155,7 +156,7 @@ def test_blocks_whose_losses_are_wrong_make_no_pair(
 
 
 def test_blocks_of_several_options_are_refused(example: ResultFile) -> None:
-    """None of them wins silently, and the error tells what to do."""
+    """No option is chosen silently. The error says what to do."""
     ours = study("pccheck").claims[0].ours
     other = [
         block(ours, 0, 200.0, options={"iodepth": 4}),
@@ -168,7 +169,7 @@ def test_blocks_of_several_options_are_refused(example: ResultFile) -> None:
 
 
 def test_two_trainings_of_one_workload_are_refused(example: ResultFile) -> None:
-    """Beside a record of its files, which is another measurement."""
+    """A record of its files is accepted in addition: it is another measurement."""
     about = study("pccheck")
     facts = replace(example.run.workload, name=about.workloads[0])
     run = replace(example.run, workload=facts)

@@ -1,4 +1,4 @@
-"""The rules of doctor, on tables of made-up machines and storage."""
+"""The rules of `iobench doctor`, for fictional machines and storage."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STORAGE: dict[str, Any] = {
 
 
 def changed(base: dict[str, Any], path: str, value: object) -> dict[str, Any]:
-    """A copy of `base` with the field at a dotted path set."""
+    """Return a copy of `base` with the field at a dotted path set."""
     copied = copy.deepcopy(base)
     *parents, last = path.split(".")
     inner = copied
@@ -51,12 +51,12 @@ def changed(base: dict[str, Any], path: str, value: object) -> dict[str, Any]:
 
 
 def worse(advice: list[Advice]) -> list[tuple[str, str]]:
-    """Level and subject of all that is more than a note."""
+    """Return level and subject of all advice above the level of a note."""
     return [(item.level, item.subject) for item in advice if item.level != "note"]
 
 
 def test_nothing_is_wrong_with_a_good_machine() -> None:
-    """A quick disk, enough memory and every tool give no warning, only the traps of a disk."""
+    """A fast disk, enough memory and all tools: no warning, only the traps of a disk."""
     advice = advise(MACHINE, STORAGE, [])
     assert worse(advice) == []
     assert {item.subject for item in advice} == {"storage.trap"}
@@ -77,14 +77,14 @@ def test_nothing_is_wrong_with_a_good_machine() -> None:
 def test_rules_of_the_machine(
     path: str, value: object, level: str, subject: str, remedy: str
 ) -> None:
-    """Each thing that is wrong with a machine is said once, with its remedy."""
+    """Each problem of a machine is reported once, with its remedy."""
     advice = advise(changed(MACHINE, path, value), STORAGE, [])
     assert worse(advice) == [(level, subject)]
     assert remedy in next(item.remedy for item in advice if item.subject == subject)
 
 
 def test_a_governor_that_cannot_be_seen_is_no_fault() -> None:
-    """Virtual machines show no governor, and nothing is said of it."""
+    """Virtual machines have no governor, and there is no advice about it."""
     assert worse(advise(changed(MACHINE, "cpu.governor", None), STORAGE, [])) == []
 
 
@@ -108,12 +108,12 @@ def test_a_governor_that_cannot_be_seen_is_no_fault() -> None:
     ],
 )
 def test_rules_of_the_storage(path: str, value: object, level: str, subject: str) -> None:
-    """Each thing that is wrong with a storage is said once, at its level."""
+    """Each problem of a storage is reported once, at its level."""
     assert worse(advise(MACHINE, changed(STORAGE, path, value), [])) == [(level, subject)]
 
 
 def test_a_full_file_system_with_no_room_is_said_once() -> None:
-    """Too little space is the graver of the two and is said instead of the ratio."""
+    """Too little space is worse, and is reported instead of the ratio."""
     storage = changed(changed(STORAGE, "free_bytes", GIB), "used_ratio", 0.99)
     assert worse(advise(MACHINE, storage, [])) == [("warn", "storage.free")]
 
@@ -133,20 +133,20 @@ def test_a_full_file_system_with_no_room_is_said_once() -> None:
     ],
 )
 def test_traps_of_each_kind(kind: str, word: str) -> None:
-    """The traps of a kind of storage are told, whatever else is well."""
+    """The traps of a kind of storage are always listed."""
     advice = advise(MACHINE, changed(STORAGE, "kind", kind), [])
     assert any(word in item.message for item in advice if item.subject == "storage.trap")
 
 
 @pytest.mark.parametrize(("fs_type", "word"), [("btrfs", "checksums"), ("zfs", "ARC")])
 def test_traps_of_single_file_systems(fs_type: str, word: str) -> None:
-    """btrfs and zfs have traps of their own beside those of local storage."""
+    """btrfs and zfs have traps of their own in addition to those of local storage."""
     advice = advise(MACHINE, changed(STORAGE, "fs_type", fs_type), [])
     assert any(word in item.message for item in advice)
 
 
 def test_loop_device_through_the_page_cache() -> None:
-    """A loop device without direct I/O is warned of by its own name, one beneath a stack too."""
+    """A loop device without direct I/O has a warning with its name, also below a stack."""
     loop = DEVICE | {"type": "loop", "disk": "loop3", "loop_direct_io": False}
     for device in (loop, DEVICE | {"type": "dm-crypt", "backing": [loop]}):
         advice = advise(MACHINE, changed(STORAGE, "device", device), [])
@@ -155,12 +155,12 @@ def test_loop_device_through_the_page_cache() -> None:
 
 
 def test_storage_without_a_device_has_no_rules_of_devices() -> None:
-    """A network file system names no device, and that is no error."""
+    """A network file system has no device, and that is not an error."""
     assert worse(advise(MACHINE, changed(STORAGE, "device", None), [])) == []
 
 
 def test_failed_probes_become_advice() -> None:
-    """Needed and failed is a failure, what has another way a warning, what no user minds a note."""
+    """A needed probe is a failure, one with an alternative a warning, a harmless one a note."""
     probes = [
         Probe(name="a", ok=True, detail="fine"),
         Probe(name="b", ok=False, detail="EIO", remedy="repair"),

@@ -1,4 +1,4 @@
-"""Block devices and their counters, read from a made-up sysfs."""
+"""Block devices and their counters, read from a fake sysfs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STAT = "10 1 80 5 20 2 160 6 0 7 11 3 0 24 1 4 2"
 
 
 class Sysfs:
-    """A sysfs in a directory, with only the files that are put there."""
+    """A sysfs in a directory, with only the files of the test."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -63,7 +63,7 @@ def mount(device: str, fs_type: str = "ext4", source: str = "none") -> Mount:
 
 
 def test_a_partition_has_the_queue_of_its_disk(sysfs: Sysfs) -> None:
-    """Size is the partition's own; queue, model and scheduler are the disk's."""
+    """The size is the partition's; queue, model and scheduler are the disk's."""
     disk = sysfs.disk(
         "nvme0n1",
         "259:0",
@@ -88,7 +88,7 @@ def test_a_partition_has_the_queue_of_its_disk(sysfs: Sysfs) -> None:
 
 
 def test_a_stack_is_followed_to_its_disks(sysfs: Sysfs) -> None:
-    """Under dm-crypt on a RAID lie two partitions of two disks."""
+    """dm-crypt on a RAID of two partitions of two disks."""
     for letter, number in (("a", 0), ("b", 16)):
         disk = sysfs.disk(f"sd{letter}", f"8:{number}", device__model=f"Disk {letter}")
         sysfs.partition(disk, f"sd{letter}1", f"8:{number + 1}")
@@ -109,7 +109,7 @@ def test_a_stack_is_followed_to_its_disks(sysfs: Sysfs) -> None:
 
 
 def test_a_stack_that_bites_its_tail_ends(sysfs: Sysfs) -> None:
-    """A device that names itself as its own backing is described and does not recurse for ever."""
+    """A device that names itself as its backing is described without endless recursion."""
     loop = sysfs.disk("md0", "9:0", md__level="raid1")
     (loop / "slaves").mkdir()
     (loop / "slaves/md0").symlink_to(loop)
@@ -117,14 +117,14 @@ def test_a_stack_that_bites_its_tail_ends(sysfs: Sysfs) -> None:
 
 
 def test_anonymous_devices_have_none(sysfs: Sysfs) -> None:
-    """tmpfs and network mounts name no block device, and neither does a source that is gone."""
+    """tmpfs and network mounts have no block device, and neither has a missing source."""
     assert find_device("0:40", "tmpfs", sysfs.root) is None
     assert find_device("0:41", "/dev/no-such-device-node", sysfs.root) is None
     assert describe_device("0:40", sysfs.root) is None
 
 
 def test_counters_are_in_bytes_and_subtract() -> None:
-    """The kernel's 512-byte sectors become bytes, and a difference is what happened between."""
+    """The kernel's 512-byte sectors become bytes. A difference is what was moved in between."""
     before = parse_stat(STAT)
     after = parse_stat("12 1 96 5 25 2 1184 6 0 1007 11 3 0 24 1 5 2")
     assert before is not None
@@ -136,7 +136,7 @@ def test_counters_are_in_bytes_and_subtract() -> None:
 
 @pytest.mark.parametrize("text", ["", "1 2 3", "a b c d e f g h i j k"])
 def test_what_is_no_statistics_file_gives_none(text: str) -> None:
-    """An empty or foreign file is not taken for zeros."""
+    """An empty or foreign file is not read as zeros."""
     assert parse_stat(text) is None
 
 
@@ -161,7 +161,7 @@ def test_all_devices_of_a_btrfs_are_counted(sysfs: Sysfs) -> None:
 def test_a_device_that_does_not_count_is_not_believed(
     sysfs: Sysfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With iostats off the counters stand still, so the monitor says None and not zero."""
+    """With iostats off the counters do not change, so the monitor returns None, not zero."""
     disk = sysfs.disk("sda", "8:0", queue__iostats="1")
     monkeypatch.setattr("iobench.environment.device.mount_of", lambda _: mount("8:0"))
     counting = DeviceMonitor(tmp_path, sysfs.root)

@@ -1,4 +1,4 @@
-"""CPU, memory, GPUs, io_uring and the fingerprint, from made-up text."""
+"""CPU, memory, GPUs, io_uring and the fingerprint, from fictional text."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def test_cpuinfo_of_a_virtual_machine() -> None:
 
 
 def test_cpuinfo_of_arm_has_no_model_name() -> None:
-    """Implementer and part stand in for the name, and unknown topology is None."""
+    """Implementer and part replace the name; the unknown topology is None."""
     found = parse_cpuinfo("processor : 0\nCPU implementer : 0x41\nCPU part : 0xd0c\n")
     assert (found["model"], found["physical_cores"]) == ("arm 0x41 part 0xd0c", None)
 
 
 @pytest.mark.parametrize(("text", "count"), [("0", 1), ("0-3", 4), ("0-3,8", 5), (None, None)])
 def test_ranges_are_counted(text: str | None, count: int | None) -> None:
-    """The kernel's lists of ranges are counted, and a missing one is unknown."""
+    """The kernel's lists of ranges are counted; a missing list is unknown."""
     assert count_ranges(text) == count
 
 
@@ -77,14 +77,14 @@ def test_meminfo_is_in_bytes() -> None:
 
 
 def test_chosen_word_of_a_kernel_list() -> None:
-    """The word in brackets is chosen; a list without brackets is its own answer."""
+    """The word in brackets; without brackets the whole text."""
     assert selected("none [mq-deadline] kyber") == "mq-deadline"
     assert selected("none") == "none"
     assert selected(None) is None
 
 
 def test_small_files_that_are_missing_or_no_number(tmp_path: Path) -> None:
-    """Whatever a kernel file lacks is None and never an error."""
+    """A missing value of a kernel file is None, not an error."""
     (tmp_path / "word").write_text("max\n")
     assert read_text(tmp_path / "no") is None
     assert read_int(tmp_path / "word") is None
@@ -92,7 +92,7 @@ def test_small_files_that_are_missing_or_no_number(tmp_path: Path) -> None:
 
 
 def test_tightest_limit_of_nested_control_groups(tmp_path: Path) -> None:
-    """The outer group's smaller memory limit and the inner group's CPU limit both hold."""
+    """The outer group's memory limit and the inner group's CPU limit both apply."""
     inner = tmp_path / "cg/outer/inner"
     inner.mkdir(parents=True)
     (inner / "memory.max").write_text("2000\n")
@@ -106,7 +106,7 @@ def test_tightest_limit_of_nested_control_groups(tmp_path: Path) -> None:
 
 
 def test_version_1_control_groups_without_a_limit(tmp_path: Path) -> None:
-    """Version 1 is found by its controller, and its huge number means no limit."""
+    """Version 1 is found by its controller; its huge number means no limit."""
     group = tmp_path / "cg/memory/job"
     group.mkdir(parents=True)
     (group / "memory.limit_in_bytes").write_text("9223372036854771712\n")
@@ -123,7 +123,7 @@ def test_version_1_control_groups_without_a_limit(tmp_path: Path) -> None:
 
 
 def test_memory_that_control_groups_leave(tmp_path: Path) -> None:
-    """Version 2: the tightest group decides; file cache can be had, memory of tmpfs cannot."""
+    """Version 2: the smallest value counts. File cache is available, memory of tmpfs is not."""
     inner = tmp_path / "cg/outer/inner"
     inner.mkdir(parents=True)
     (tmp_path / "self").mkdir()
@@ -146,7 +146,7 @@ def test_memory_that_control_groups_leave(tmp_path: Path) -> None:
 
 
 def test_memory_that_version_1_control_groups_leave(tmp_path: Path) -> None:
-    """The sums over the groups below count, and the huge number is no limit."""
+    """The sums over all groups below count; the huge number means no limit."""
     group = tmp_path / "cg/job"
     group.mkdir(parents=True)
     (tmp_path / "self").mkdir()
@@ -165,13 +165,13 @@ def test_memory_that_version_1_control_groups_leave(tmp_path: Path) -> None:
     assert available_bytes(tmp_path) == 2500
 
 
-def test_memory_that_nobody_tells_of(tmp_path: Path) -> None:
-    """Neither the kernel nor a control group."""
+def test_unknown_memory(tmp_path: Path) -> None:
+    """Neither the kernel nor a control group reports it."""
     assert available_bytes(tmp_path) is None
 
 
 def test_nvidia_smi_lines() -> None:
-    """Name, memory, driver and address are read; a word for the memory is unknown."""
+    """Name, memory, driver and address are read; memory that is not a number is unknown."""
     text = (
         "NVIDIA H100 80GB HBM3, 81559, 550.54.15, 00000000:0F:00.0\n"
         "NVIDIA GB10, [N/A], 580.1, 0000000F:01:00.0\nnoise\n"
@@ -187,7 +187,7 @@ def test_nvidia_smi_lines() -> None:
 
 
 def test_gpus_without_nvidia_smi() -> None:
-    """The driver's own files name the GPU and the version."""
+    """The driver's own files have the name of the GPU and the version."""
     text = "Model: \t\t NVIDIA H100\nIRQ:   \t 1\nBus Location: \t 0000:0F:00.0\n"
     assert parse_gpu_information(text)["name"] == "NVIDIA H100"
     assert parse_gpu_information(text)["pci"] == "0000:0f:00.0"
@@ -197,7 +197,7 @@ def test_gpus_without_nvidia_smi() -> None:
 
 
 def test_cufile_is_found_in_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library of a CUDA wheel is found past entries of sys.path that may not be looked into."""
+    """The library of a CUDA wheel is found, also after unreadable entries of sys.path."""
     library = tmp_path / "nvidia/cufile/lib/libcufile.so.0"
     library.parent.mkdir(parents=True)
     library.touch()
@@ -226,7 +226,7 @@ def test_cufile_is_found_in_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_state_of_gpudirect_storage(
     gpus: bool, driver: bool, module: bool, library: str | None, word: str, remedied: bool
 ) -> None:
-    """Each thing that is missing is named, with a remedy where there is one."""
+    """Each missing part is named, with a remedy if there is one."""
     state, remedy = gds_state(gpus=gpus, driver=driver, module=module, library=library)
     assert word in state
     assert bool(remedy) is remedied
@@ -245,23 +245,23 @@ def test_state_of_gpudirect_storage(
     ],
 )
 def test_why_io_uring_is_refused(number: int, sysctl: int | None, word: str) -> None:
-    """Too old a kernel, the sysctl, seccomp and a memory limit are told apart."""
+    """An old kernel, the sysctl, seccomp and a memory limit have different messages."""
     assert word in explain_refusal(number, sysctl)[0]
 
 
 def test_distribution_name() -> None:
-    """The pretty name is taken without its quotes."""
+    """The pretty name, without its quotes."""
     assert parse_os_release('NAME="D"\nPRETTY_NAME="Distro 12"\n') == "Distro 12"
     assert parse_os_release("") is None
 
 
 def test_a_package_that_is_not_there_has_no_version() -> None:
-    """A missing package is None and not an error."""
+    """It is None, not an error."""
     assert package_version("no-such-package-of-anyone") is None
 
 
 def test_the_running_machine_is_plain_json() -> None:
-    """What describes this machine survives JSON unchanged and names its own version."""
+    """The description of this machine is equal after JSON, and has the version of iobench."""
     from iobench import __version__
 
     machine = describe_machine()
@@ -310,23 +310,23 @@ def test_fingerprint_ignores_what_changes_between_runs() -> None:
         ("memory", "total_bytes", 2**35),
     ],
 )
-def test_fingerprint_tells_machines_apart(part: str, name: str, value: object) -> None:
-    """Whatever makes figures incomparable changes it."""
+def test_fingerprints_of_machines_differ(part: str, name: str, value: object) -> None:
+    """Every fact that makes figures incomparable changes it."""
     other = copy.deepcopy(MACHINE)
     other[part][name] = value
     assert fingerprint(other) != fingerprint(MACHINE)
 
 
-def test_fingerprint_tells_devices_apart() -> None:
-    """Another model of disk under the same machine is another fingerprint."""
+def test_fingerprints_of_devices_differ() -> None:
+    """Another model of disk in the same machine changes it."""
     other = copy.deepcopy(STORAGE)
     other["device"]["model"] = "N"
     prints = {fingerprint(MACHINE), fingerprint(MACHINE, STORAGE), fingerprint(MACHINE, other)}
     assert len(prints) == 3
 
 
-def test_fingerprint_tells_object_stores_apart() -> None:
-    """A bucket of the same name at another endpoint is another storage, another prefix too."""
+def test_fingerprints_of_object_stores_differ() -> None:
+    """The same bucket name at another endpoint is another storage; so is another prefix."""
     store = {"kind": "object store", "fs_type": "s3", "device": None}
     places = [("http://a", "s3://b"), ("http://c", "s3://b"), ("http://a", "s3://b/d")]
     prints = [fingerprint(MACHINE, store | {"endpoint": e, "path": p}) for e, p in places]
@@ -349,7 +349,7 @@ def test_environment_loads_nothing_heavy() -> None:
     ("features", "wanted"), [("01100101" + "0" * 56, True), ("0110100", False), ("", False)]
 )
 def test_free_memory_taken_by_the_host(features: str, wanted: bool, tmp_path: Path) -> None:
-    """Bit 5 of what the balloon driver negotiated says that free pages are reported."""
+    """Bit 5 of the negotiated features of the balloon driver means that free pages are reported."""
     driver = tmp_path / "bus/virtio/drivers/virtio_balloon/virtio0"
     driver.mkdir(parents=True)
     (driver / "features").write_text(f"{features}\n")

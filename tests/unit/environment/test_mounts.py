@@ -1,4 +1,4 @@
-"""The mount table, read from made-up text."""
+"""The mount table, read from fictional text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def at(path: str) -> str | None:
 
 
 def test_octal_escapes_are_undone() -> None:
-    """A blank and a backslash in a mount point come back as they are."""
+    """A space and a backslash in a mount point are decoded."""
     assert at("/mnt/with blank\\slash/file") == "30"
 
 
@@ -44,24 +44,24 @@ def test_octal_escapes_are_undone() -> None:
     ],
 )
 def test_longest_mount_point_by_whole_components(path: str, mount_id: str) -> None:
-    """`/mnt/nvme2` does not lie on what is mounted at `/mnt/nvme`."""
+    """`/mnt/nvme2` is not on the mount at `/mnt/nvme`."""
     assert at(path) == mount_id
 
 
 def test_the_last_of_two_mounts_at_one_place_covers_the_first() -> None:
-    """An overmount wins over what it covers."""
+    """The later mount hides the earlier one."""
     assert at("/mnt/nvme/hidden/x") == "33"
 
 
 def test_the_kernels_own_word_wins_over_the_path() -> None:
-    """A mount id told by the kernel is believed even where the path would say otherwise."""
+    """A mount id from the kernel counts, even if the path suggests another mount."""
     mount = find_mount(parse_mountinfo(TABLE), "/mnt/nvme/hidden/x", mount_id=31)
     assert mount is not None
     assert mount.fs_type == "xfs"
 
 
 def test_optional_fields_and_empty_sources_do_not_shift_columns() -> None:
-    """Any number of tags before the dash, and a source of no letters, are read rightly."""
+    """Any number of tags before the dash, and an empty source, are parsed correctly."""
     mounts = {mount.mount_point: mount for mount in parse_mountinfo(TABLE)}
     assert mounts["/mnt/nvme"].source == "/dev/nvme0n1p2"
     assert mounts["/mnt/nvme"].device == "259:2"
@@ -70,7 +70,7 @@ def test_optional_fields_and_empty_sources_do_not_shift_columns() -> None:
 
 
 def test_options_of_mount_and_file_system_are_merged() -> None:
-    """Each option is there once, and a read-only mount of a writable file system is read-only."""
+    """Each option is listed once. A read-only mount of a writable file system is read-only."""
     mounts = {mount.mount_id: mount for mount in parse_mountinfo(TABLE)}
     assert mounts[31].all_options == ["rw", "noatime", "attr2", "inode64"]
     assert mounts[33].all_options == ["ro"]
@@ -91,17 +91,17 @@ def test_options_of_mount_and_file_system_are_merged() -> None:
     ],
 )
 def test_kind_of_storage(mount_point: str, kind: str) -> None:
-    """Every kind is told from the type, and an unknown type on a device node is local."""
+    """The type decides; an unknown type on a device node is local."""
     mounts = {mount.mount_point: mount for mount in parse_mountinfo(TABLE)}
     assert mounts[mount_point].kind == kind
 
 
 def test_damaged_lines_are_left_out() -> None:
-    """Half a line gives no mount and no error."""
+    """An incomplete line gives no mount and no error."""
     assert parse_mountinfo("22 1 254:1 / /\n\n22 1 254:1 / / rw -\n") == []
 
 
-def test_proc_lies_on_proc() -> None:
+def test_proc_is_on_proc() -> None:
     """On the running system the mount of /proc is found, with its type."""
     from pathlib import Path
 

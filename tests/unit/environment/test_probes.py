@@ -1,4 +1,4 @@
-"""The probes, with the kernel's refusals made up."""
+"""The probes, with simulated refusals of the kernel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from iobench.linux import DioAlignment
 
 
 def refuse(number: int) -> Any:
-    """A call that fails with that errno."""
+    """Return a call that fails with that errno."""
 
     def call(*_args: object, **_kwargs: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -38,15 +38,15 @@ def one(directory: Path, name: str) -> Probe:
 
 @pytest.fixture(autouse=True)
 def _no_watching(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device need not be watched for long."""
+    """Shorten the time for which the device is watched."""
     monkeypatch.setattr(probes, "_WATCH_S", 0.0)
 
 
 @pytest.mark.parametrize(("written", "ok"), [(0, True), (2**20, True), (2**20 + 512, False)])
-def test_a_device_that_others_use_is_told(
+def test_a_device_that_others_use_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int, ok: bool
 ) -> None:
-    """More than 1 MiB/s of anybody's is a warning with a remedy."""
+    """More than 1 MiB/s of other I/O is a warning with a remedy."""
     readings = iter([device(0), device(written)])
     monitor = SimpleNamespace(read=readings.__next__)
     monkeypatch.setattr(probes, "DeviceMonitor", lambda _: monitor)
@@ -57,7 +57,7 @@ def test_a_device_that_others_use_is_told(
 
 
 def test_no_device_is_no_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On tmpfs and network file systems nobody can say what others do."""
+    """On tmpfs and network file systems the I/O of others is unknown."""
     monkeypatch.setattr(probes, "DeviceMonitor", lambda _: SimpleNamespace(read=lambda: None))
     assert (
         probes._run("other I/O", probes._other_io, tmp_path).detail
@@ -70,7 +70,7 @@ def device(write_bytes: int) -> DeviceCounters:
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
-    """After all probes the directory is as empty as before."""
+    """After all probes the directory is empty again."""
     found = probe_directory(tmp_path)
     assert len({probe.name for probe in found}) == len(found) == 12
     assert list(tmp_path.iterdir()) == []
@@ -79,7 +79,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
 def test_nothing_is_left_behind_on_an_interrupt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C in the middle of a probe goes on, and the files are removed."""
+    """Ctrl-C during a probe propagates, and the files are removed."""
 
     def interrupt(*_args: object) -> None:
         raise KeyboardInterrupt
@@ -91,7 +91,8 @@ def test_nothing_is_left_behind_on_an_interrupt(
 
 
 def test_plain_things_work_on_every_file_system(tmp_path: Path) -> None:
-    """fsync of files, rename over a file and rename of a directory work where tests run."""
+    """fsync of files, rename over a file and rename of a directory work in the temporary
+    directory."""
     by_name = {probe.name: probe.ok for probe in probe_directory(tmp_path)}
     assert by_name["fsync"]
     assert by_name["rename"]
@@ -103,7 +104,7 @@ def test_plain_things_work_on_every_file_system(tmp_path: Path) -> None:
 def test_a_refusal_is_named_and_has_a_way_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, function: str
 ) -> None:
-    """EOPNOTSUPP is told by its name, with what happens instead, and is not a failure."""
+    """EOPNOTSUPP is shown by its name, with the alternative, and is not a failure."""
     monkeypatch.setattr(probes, function, refuse(errno.EOPNOTSUPP))
     probe = one(tmp_path, name)
     assert (probe.ok, probe.needed) == (False, False)
@@ -125,14 +126,14 @@ def test_why_dontcache_is_refused(
     number: int,
     word: str,
 ) -> None:
-    """An old kernel and a file system without it are told apart."""
+    """An old kernel and a file system without it have different messages."""
     monkeypatch.setattr(probes, "kernel_version", lambda: kernel)
     monkeypatch.setattr(os, "pwritev", refuse(number))
     assert word in one(tmp_path, "RWF_DONTCACHE").detail
 
 
 def test_pages_that_stay_are_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where eviction does nothing, cold reads are impossible and that is said."""
+    """If eviction has no effect, cold reads are impossible, and the message says so."""
     monkeypatch.setattr(probes, "resident_bytes", lambda _: (4096, "mincore"))
     probe = one(tmp_path, "eviction")
     assert (probe.ok, probe.needed) == (False, True)
@@ -143,7 +144,7 @@ def test_pages_that_stay_are_a_failure(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_file_system_that_caches_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A counter that sees nothing of what was just written cannot prove a cold read."""
+    """A counter that sees nothing of the written bytes cannot prove a cold read."""
     monkeypatch.setattr(probes, "cachestat_resident_bytes", lambda _: 0)
     probe = one(tmp_path, "cachestat")
     assert not probe.ok
@@ -153,7 +154,7 @@ def test_a_file_system_that_caches_elsewhere(
 def test_direct_io_that_is_only_an_appearance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system that takes O_DIRECT and fills the page cache is found out."""
+    """A file system that accepts O_DIRECT and fills the page cache is detected."""
     monkeypatch.setattr(direct, "dio_alignment", lambda _: None)
     monkeypatch.setattr(direct, "resident_bytes", lambda _: (65536, "cachestat"))
     probe = one(tmp_path, "O_DIRECT")
@@ -162,7 +163,7 @@ def test_direct_io_that_is_only_an_appearance(
 
 
 def test_direct_io_that_statx_denies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Alignments of zero are the kernel's no, and nothing is written."""
+    """Alignments of zero mean no direct I/O, and nothing is written."""
     monkeypatch.setattr(direct, "dio_alignment", lambda _: DioAlignment(memory=0, offset=0))
     probe = one(tmp_path, "O_DIRECT")
     assert not probe.ok
@@ -170,7 +171,7 @@ def test_direct_io_that_statx_denies(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_direct_io_refused_at_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """EINVAL at open is a file system without O_DIRECT; any other error is told as it is."""
+    """EINVAL means a file system without O_DIRECT; any other error is reported unchanged."""
     monkeypatch.setattr(os, "open", refuse(errno.EINVAL))
     assert direct.try_direct(tmp_path / "f")[0] is False
     monkeypatch.setattr(os, "open", refuse(errno.EACCES))
@@ -181,7 +182,7 @@ def test_direct_io_refused_at_open(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_directory_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where nothing can be made, that is the one answer about the directory."""
+    """That is the only finding about the directory."""
     import tempfile
 
     monkeypatch.setattr(tempfile, "mkdtemp", refuse(errno.EROFS))
@@ -193,7 +194,7 @@ def test_a_directory_that_cannot_be_written(
 
 @pytest.mark.parametrize("call", [probe_directory, describe_storage])
 def test_targets_that_are_no_directory(tmp_path: Path, call: Any) -> None:
-    """A missing target and a file are refused in one sentence before anything is tried."""
+    """A missing target and a file are refused in one sentence, before any probe."""
     (tmp_path / "file").touch()
     with pytest.raises(TargetError, match="does not exist"):
         call(tmp_path / "missing")

@@ -1,4 +1,4 @@
-"""Writers to try the formats over, tensors of every kind, and how to tell that they are equal."""
+"""Writers for the formats, tensors of every kind, and a comparison of tensors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def buffered() -> Writer:
 
 @pytest.fixture
 def same() -> Callable[[torch.Tensor, torch.Tensor], bool]:
-    """Whether two tensors agree in dtype, shape, strides and every bit."""
+    """Whether two tensors have equal dtype, shape, strides and bits."""
 
     def check(a: torch.Tensor, b: torch.Tensor) -> bool:
         return (
@@ -48,7 +48,7 @@ def same() -> Callable[[torch.Tensor, torch.Tensor], bool]:
 
 @pytest.fixture
 def random_tensor() -> Callable[..., torch.Tensor]:
-    """Makes a tensor of any dtype whose every byte is random, the same for the same seed."""
+    """Make a tensor of any dtype with random bytes, the same for the same seed."""
 
     def make(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)

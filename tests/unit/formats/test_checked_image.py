@@ -1,4 +1,4 @@
-"""CheckedImage: checksums that are right and in their places, in whatever order bytes are taken."""
+"""CheckedImage: checksums are right and at their places, for any order of the bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HEAD, _CRC, _TAIL = 3, 4, 5  # bytes before a part, of a checksum behind it, of
 
 
 class File:
-    """Parts with four bytes behind each for its checksum, and five at the end for them all."""
+    """Parts with four bytes for a checksum after each, and five at the end for all of them."""
 
     def __init__(self, lengths: list[int]) -> None:
         rng = np.random.default_rng(len(lengths))
@@ -67,7 +67,7 @@ _LENGTHS = st.lists(st.integers(0, 40), max_size=6)
 
 @given(_LENGTHS, st.data())
 def test_in_any_order(lengths: list[int], data: st.DataObject) -> None:
-    """What is taken is what the file has there at the end; nothing is computed twice."""
+    """The bytes are those of the finished file, and no checksum is computed twice."""
     file = File(lengths)
     size = file.image.size_bytes
     cuts = data.draw(st.lists(st.tuples(st.integers(0, size), st.integers(0, size)), max_size=8))
@@ -96,7 +96,7 @@ def test_by_many_threads() -> None:
 
 
 def test_nothing_is_computed_before_it_is_needed() -> None:
-    """A checksum is put in by who takes the first byte behind its part, and not before."""
+    """The first access to a byte behind a part inserts its checksum."""
     file = File([100, 100])
     file.take(0, _HEAD + 99)
     assert not any(any(text) for text in file.texts.values())
@@ -107,7 +107,7 @@ def test_nothing_is_computed_before_it_is_needed() -> None:
 @pytest.mark.parametrize("name", ["buffered", "odirect", "uring", "hybrid", "aiofiles"])
 @pytest.mark.parametrize("crc", [True, False])
 def test_the_file_is_stocks(name: str, crc: bool, tmp_path: Path) -> None:
-    """Written in small blocks by several at once, twice, over an older file."""
+    """Written in small blocks by several threads, twice, over an older file."""
     writer = make(name, block_size="64KiB")
     answer = writer.available(tmp_path)
     if not answer.ok:

@@ -1,4 +1,4 @@
-"""Files are restored into one piece of memory, of which each tensor's part is its own."""
+"""Files are restored into one allocation; each tensor has its own part."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _save_torch(path: Path) -> None:
 
 @pytest.fixture(params=["safetensors", "torch"])
 def load(request: pytest.FixtureRequest, tmp_path: Path) -> Load:
-    """Loads the file `model`, which was saved in each format by its own library."""
+    """Load the file `model`, which each format's own library saved."""
     save, found = {
         "safetensors": (_save_safetensors, our_safetensors.load),
         "torch": (_save_torch, torch_file.load),
@@ -59,7 +59,7 @@ def load(request: pytest.FixtureRequest, tmp_path: Path) -> Load:
 def test_only_the_tail_is_copied(
     name: str, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A direct read fills the tensors themselves, all but what is left beyond the last block."""
+    """A direct read fills the tensors themselves, except for the bytes after the last block."""
     writer = make(name, block_size="16KiB")
     answer = writer.available(tmp_path)
     if not answer.ok:
@@ -94,7 +94,7 @@ def test_pages_of_both_sizes(
 
 
 def test_each_tensor_has_its_own_storage(load: Load, tmp_path: Path) -> None:
-    """A storage is as long as its tensor, so that saving one tensor does not save them all."""
+    """A storage is as long as its tensor, so that saving one tensor does not save all."""
     found, _ = load("model", tmp_path, make("buffered"))
     assert {k: t.untyped_storage().nbytes() for k, t in found.items()} == {
         k: t.nbytes for k, t in _STATE.items()
@@ -105,7 +105,7 @@ def test_each_tensor_has_its_own_storage(load: Load, tmp_path: Path) -> None:
 
 
 def test_tensors_outlive_each_other_and_may_change(load: Load, tmp_path: Path) -> None:
-    """What is done to a tensor, its end included, does not show in its neighbours."""
+    """Changing or dropping a tensor does not affect its neighbours."""
     found, _ = load("model", tmp_path, make("buffered"))
     found["a"].zero_()
     found.pop("a")
@@ -116,7 +116,7 @@ def test_tensors_outlive_each_other_and_may_change(load: Load, tmp_path: Path) -
 
 @pytest.mark.parametrize("alignment", [1, 8, 64])
 def test_torch_file_of_other_alignment(alignment: int, tmp_path: Path) -> None:
-    """Storages that a file holds at odd places are loaded to memory that fits every type."""
+    """Storages at odd places of a file are loaded to memory that fits every type."""
     with config.patch("save.storage_alignment", alignment):
         torch.save(_STATE, tmp_path / "model")
     found, _ = torch_file.load("model", tmp_path, make("buffered"))
@@ -126,7 +126,8 @@ def test_torch_file_of_other_alignment(alignment: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("spaces", range(1, 8))
 def test_safetensors_data_at_an_odd_place(spaces: int, tmp_path: Path) -> None:
-    """A header that no multiple of 8 ends gives tensors at addresses that fit their types."""
+    """A header whose length is not a multiple of 8 gives tensors at addresses that fit their
+    types."""
     content = safetensors.torch.save(_STATE)
     length = int.from_bytes(content[:8], "little")
     header = content[8 : 8 + length] + b" " * spaces
@@ -141,7 +142,7 @@ def test_safetensors_data_at_an_odd_place(spaces: int, tmp_path: Path) -> None:
 
 
 def test_image_is_one_segment() -> None:
-    """What is taken and what lies between are one piece, each byte where it stands in the file."""
+    """The parts and the gaps between them are one segment, each byte at its place in the file."""
     memory = FileMemory("file", 10_000)
     first, second = memory.take(100, 200, 4), memory.take(5000, 9000, 8)
     (segment,) = memory.image("file").segments
@@ -152,7 +153,8 @@ def test_image_is_one_segment() -> None:
 
 
 def test_image_with_parts_apart() -> None:
-    """A part that fits no multiple of its unit lies elsewhere, and the image goes there and on."""
+    """A part whose place does not fit its unit gets memory of its own, and the image continues
+    there."""
     memory = FileMemory("file", 30)
     parts = [memory.take(20, 28, 8), memory.take(8, 16, 8), memory.take(17, 19, 2)]
     image = memory.image("file")
@@ -251,7 +253,7 @@ def test_the_collector_is_paused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_all_memory_goes_with_the_last_tensor(load: Load, tmp_path: Path) -> None:
-    """The last tensor that is dropped takes the mapping with it, and not the one before."""
+    """Only the last dropped tensor frees the mapping."""
 
     def mapped(address: int) -> bool:
         lines = Path("/proc/self/maps").read_text().splitlines()
@@ -271,7 +273,7 @@ def test_all_memory_goes_with_the_last_tensor(load: Load, tmp_path: Path) -> Non
 
 
 def test_more_than_there_is() -> None:
-    """A file that no memory holds is one line that names it."""
+    """A file larger than memory is one line that names it."""
     with pytest.raises(TransferError, match="making room in memory") as caught:
         FileMemory("huge.pt", 1 << 60)
     assert (caught.value.errno, caught.value.filename) == (errno.ENOMEM, "huge.pt")

@@ -1,4 +1,4 @@
-"""A file that is replaced between the look at it and the read of it is told, by every format."""
+"""Every format detects a file that is replaced between its inspection and its read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _State = Mapping[str, torch.Tensor]
 
 
 class _ReplacesFirst(BufferedWriter):
-    """Another file of the same size has the name by the time of the read."""
+    """Before the read, another file of the same size gets the name."""
 
     other = b""
 
@@ -46,7 +46,8 @@ _FORMATS: dict[str, tuple[Callable[[_State], bytes], Callable[..., object]]] = {
 @pytest.mark.parametrize("name", _FORMATS)
 @pytest.mark.parametrize("own", [False, True], ids=["one piece", "allocated"])
 def test_replaced(name: str, own: bool, tmp_path: Path) -> None:
-    """Other names and shapes in as many bytes: no tensor is given, the error names the file."""
+    """Other names and shapes in the same number of bytes: no tensor is returned, and the error
+    names the file."""
     dump, load = _FORMATS[name]
     first = {"a": torch.arange(64.0), "b": torch.zeros(8, 8)}
     other = dump({"b": torch.arange(64.0), "c": torch.zeros(8, 8)})
@@ -61,7 +62,7 @@ def test_replaced(name: str, own: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", _FORMATS)
 def test_written_anew(name: str, tmp_path: Path) -> None:
-    """The same bytes under the name once more are the same file."""
+    """The same bytes, written again, are the same file."""
     dump, load = _FORMATS[name]
     state = {"a": torch.arange(64.0)}
     (tmp_path / "model").write_bytes(dump(state))

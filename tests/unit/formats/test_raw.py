@@ -50,7 +50,7 @@ def test_other_tensors_do_not_fit(buffered, tmp_path: Path) -> None:
     ids=["transposed", "strided", "expanded", "conjugated", "negated"],
 )
 def test_tensors_that_cannot_be_filled(tensor: torch.Tensor, buffered, tmp_path: Path) -> None:
-    """Their bytes would go into a copy that nobody has: refused, and nothing is filled."""
+    """Their bytes would go to a copy without an owner: they are refused, and nothing is filled."""
     fits = torch.zeros(5)
     raw.save([torch.ones(5), tensor + 1], "file", tmp_path, buffered)
     with pytest.raises(UsageError, match="tensor 1 of shape"):

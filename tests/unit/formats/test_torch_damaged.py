@@ -1,4 +1,4 @@
-"""A torch file that is damaged, foreign or refused: which error says so."""
+"""A torch file that is damaged, foreign or refused, and the error of each."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _rezipped(
     change: Callable[[str, bytes], bytes] = _unchanged,
     compression: int = zipfile.ZIP_STORED,
 ) -> bytes:
-    """The stock file zipped anew, its records renamed (None leaves one out) and changed."""
+    """The stock file, zipped again with renamed (None leaves one out) and changed records."""
     buffer = io.BytesIO()
     with (
         zipfile.ZipFile(io.BytesIO(_STOCK)) as source,
@@ -100,7 +100,7 @@ def test_damaged(content: bytes, buffered, tmp_path: Path) -> None:
 
 
 def test_zipped_anew(buffered, tmp_path: Path) -> None:
-    """The same records zipped anew load, so the damage above is what is found."""
+    """The same records, zipped again, can be loaded, so the tests above detect the damage."""
     (tmp_path / "model.pt").write_bytes(_rezipped())
     found, _ = torch_file.load("model.pt", tmp_path, buffered)
     assert all(torch.equal(found[name], tensor) for name, tensor in _STATE.items())
@@ -108,14 +108,14 @@ def test_zipped_anew(buffered, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("missing", [1, 22, 100, len(_STOCK) // 2, len(_STOCK) - 1])
 def test_truncated(missing: int, buffered, tmp_path: Path) -> None:
-    """A file that lacks its last bytes is a mismatch, however many."""
+    """A file that lacks its last bytes, however many, is a mismatch."""
     (tmp_path / "model.pt").write_bytes(_STOCK[:-missing])
     with pytest.raises(DataMismatchError):
         torch_file.load("model.pt", tmp_path, buffered)
 
 
 def test_bytes_changed_anywhere(buffered, tmp_path: Path) -> None:
-    """Whatever bytes are changed, the file loads, is a mismatch or is refused by torch."""
+    """With any changed bytes the file loads, is a mismatch or is refused by torch."""
     chance = random.Random(1)
     outcomes = set()
     for _ in range(100):
@@ -132,7 +132,7 @@ def test_bytes_changed_anywhere(buffered, tmp_path: Path) -> None:
 
 
 def test_weights_only_refusal(buffered, tmp_path: Path) -> None:
-    """torch's refusal of an arbitrary class is passed on: it says which one and what to do."""
+    """torch's refusal of an arbitrary class is raised: it names the class and the remedy."""
     torch.save({"a": Fraction(1, 3)}, tmp_path / "model.pt")
     with pytest.raises(pickle.UnpicklingError, match="weights_only") as caught:
         torch_file.load("model.pt", tmp_path, buffered)
@@ -142,7 +142,7 @@ def test_weights_only_refusal(buffered, tmp_path: Path) -> None:
 
 
 def test_missing(buffered, tmp_path: Path) -> None:
-    """A file that is not there is a failed transfer that names it."""
+    """A missing file is a failed transfer that names it."""
     with pytest.raises(TransferError, match=r"none\.pt"):
         torch_file.load("none.pt", tmp_path, buffered)
 

@@ -34,7 +34,8 @@ class _Unpicklable:
 
 @pytest.fixture
 def state(random_tensor) -> dict[str, Any]:
-    """What training states hold: every dtype, views, tied and empty tensors, nested and plain."""
+    """The content of training states: every dtype, views, tied and empty tensors, nested and
+    plain."""
     weight = random_tensor(torch.bfloat16, 64, 129)
     base = random_tensor(torch.float32, 1000, seed=1)
     return {
@@ -65,7 +66,7 @@ def _stock(state: Any, *, crc: bool = True, name: str = "model.pt", **options: A
 
 
 def _leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """(where, what) of everything in `value` that is no container."""
+    """Return (where, what) of everything in `value` that is not a container."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _leaves(item, f"{at}/{key!r}")
@@ -85,7 +86,7 @@ def _assert_same(found: Any, wanted: Any, same: Any) -> None:
 
 @pytest.mark.parametrize("crc", [True, False])
 def test_save_writes_the_stock_file(crc: bool, writer, state, same, tmp_path: Path) -> None:
-    """The file is, over every writer, byte for byte torch.save's, CRC on and off."""
+    """The file equals torch.save's byte for byte, over every writer, with and without CRC."""
     transfer = torch_file.save(state, "model.pt", tmp_path, writer, crc=crc)
     stored = (tmp_path / "model.pt").read_bytes()
     assert stored == _stock(state, crc=crc)
@@ -95,7 +96,7 @@ def test_save_writes_the_stock_file(crc: bool, writer, state, same, tmp_path: Pa
 
 
 def test_an_unknown_torch_is_streamed(writer, state, same, tmp_path: Path, monkeypatch) -> None:
-    """Where the file cannot be put together as torch does it, torch writes it to our stream."""
+    """If the file cannot be composed like torch does it, torch writes it to our stream."""
     monkeypatch.setattr(torch_image, "_is_like_stock", lambda: False)
     transfer = torch_file.save(state, "model.pt", tmp_path, writer)
     assert transfer.bytes == (tmp_path / "model.pt").stat().st_size
@@ -144,7 +145,7 @@ def test_tensors_without_storages_are_streamed(
 
 
 def test_the_old_format_is_streamed(buffered, same, tmp_path: Path) -> None:
-    """That before torch 1.6 is no zip; torch writes and reads it."""
+    """The format before torch 1.6 is not a zip; torch writes and reads it."""
     state = {"a": torch.arange(100), "b": [torch.ones(5), 7]}
     torch_file.save(state, "model.pt", tmp_path, buffered, _use_new_zipfile_serialization=False)
     assert not zipfile.is_zipfile(tmp_path / "model.pt")
@@ -152,7 +153,7 @@ def test_the_old_format_is_streamed(buffered, same, tmp_path: Path) -> None:
 
 
 def test_crc_off_differs(state) -> None:
-    """Without CRC the file is another, so the test above compares two things."""
+    """Without CRC the file differs, so the test above compares two things."""
     assert _stock(state, crc=True) != _stock(state, crc=False)
 
 
@@ -202,14 +203,15 @@ def test_file_of_several_blocks(writer, random_tensor, same, tmp_path: Path) -> 
     ids=["tensor", "scalar", "empty tensor", "empty dict", "number", "text", "empty list"],
 )
 def test_whatever_the_object(state: Any, buffered, same, tmp_path: Path) -> None:
-    """A lone tensor, and an object without any tensor, come back too."""
+    """A single tensor, and an object without a tensor, are restored too."""
     torch_file.save(state, "model.pt", tmp_path, buffered)
     found, _ = torch_file.load("model.pt", tmp_path, buffered)
     _assert_same(found, state, same)
 
 
 def test_two_views_of_nothing(buffered, same, tmp_path: Path) -> None:
-    """Two tensors on one empty storage, for which torch asks twice, load beside full ones."""
+    """Two tensors on one empty storage, which torch requests twice, load together with full
+    ones."""
     nothing = torch.zeros(0)
     state = [nothing, nothing.reshape(0, 3), torch.ones(2)]
     torch.save(state, tmp_path / "model.pt")
@@ -245,7 +247,7 @@ def test_memory_comes_from_the_caller(buffered, random_tensor, tmp_path: Path) -
 
 
 def test_saved_from_elsewhere_loads_on_the_cpu(buffered, tmp_path: Path, monkeypatch) -> None:
-    """A file whose storages say that they lived on a GPU loads into CPU memory."""
+    """A file with storages of a GPU loads into CPU memory."""
     monkeypatch.setattr(torch.serialization, "location_tag", lambda _: "cuda:7")
     torch.save(torch.arange(4), tmp_path / "model.pt")
     found, _ = torch_file.load("model.pt", tmp_path, buffered)
@@ -253,7 +255,7 @@ def test_saved_from_elsewhere_loads_on_the_cpu(buffered, tmp_path: Path, monkeyp
 
 
 def test_pickling_failure_leaves_nothing(writer, tmp_path: Path) -> None:
-    """What pickling raises is passed on; the name keeps what it had and nothing is left beside."""
+    """The error of pickling is raised; the name keeps its old file and no other file is left."""
     (tmp_path / "model.pt").write_bytes(b"the last good one")
     with pytest.raises(ValueError, match="not this one"):
         torch_file.save([torch.zeros(50_000), _Unpicklable()], "model.pt", tmp_path, writer)
@@ -261,8 +263,8 @@ def test_pickling_failure_leaves_nothing(writer, tmp_path: Path) -> None:
     assert (tmp_path / "model.pt").read_bytes() == b"the last good one"
 
 
-def test_failed_write_is_told(buffered, tmp_path: Path, monkeypatch) -> None:
-    """When the disk fails under torch.save, the disk's error is raised and not torch's own."""
+def test_failed_write_is_reported(buffered, tmp_path: Path, monkeypatch) -> None:
+    """When the disk fails under torch.save, the disk's error is raised, not torch's."""
 
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
@@ -276,7 +278,7 @@ def test_failed_write_is_told(buffered, tmp_path: Path, monkeypatch) -> None:
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("crc", [True, False])
 def test_crc_setting_is_restored(before: bool, crc: bool, buffered, tmp_path: Path) -> None:
-    """torch's own CRC setting is afterwards what it was, also when saving failed."""
+    """torch's own CRC setting is unchanged afterwards, also after a failed save."""
     default = get_crc32_options()
     set_crc32_options(before)
     try:
@@ -313,7 +315,7 @@ def test_crc_setting_under_threads(buffered, state, tmp_path: Path) -> None:
 
 
 def test_load_does_not_wait_for_a_save(buffered, tmp_path: Path) -> None:
-    """While one thread is in the middle of a save, another one loads."""
+    """One thread loads while another one is saving."""
     saving, loaded = threading.Event(), threading.Event()
 
     class Slow:

@@ -1,4 +1,4 @@
-"""The image of torch.save's file is that file, byte for byte, whatever is saved."""
+"""The image of torch.save's file equals that file byte for byte, for any state."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_any_state(state: Any, crc: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model.pt", "a", "zwölf.pt", "with space.bin", "x.tar.gz"])
 def test_any_name(name: str, tmp_path: Path) -> None:
-    """torch names the zip's folder after the file, and pads by the length of that."""
+    """torch names the zip's folder after the file, and pads by the length of that name."""
     state = {"a": torch.arange(100), "b": torch.zeros(5)}
     assert _made(f"below/{name}", state) == _stock(tmp_path / name, state)
 
@@ -77,7 +77,7 @@ def test_many_storages(tmp_path: Path) -> None:
 
 
 def test_filled_by_whoever_copies(tmp_path: Path) -> None:
-    """A layout is the file once the storages are in their places, whatever became of them since."""
+    """A layout with its storages is the file, whatever happens to the tensors afterwards."""
     state = {"a": torch.arange(100_000), "b": [torch.randn(7), torch.empty(0)], "c": "text"}
     stock = _stock(tmp_path / "c.pt", state)
     found = torch_image.layout("c.pt", state)
@@ -92,7 +92,7 @@ def test_filled_by_whoever_copies(tmp_path: Path) -> None:
 
 
 def test_the_memory_is_the_tensors_own() -> None:
-    """Nothing is copied: what changes in a tensor changes in the image."""
+    """Nothing is copied: a change of a tensor changes the image."""
     tensor = torch.zeros(1 << 16, dtype=torch.uint8)
     found = torch_image.image("t.pt", {"t": tensor}, crc=False)
     assert found is not None
@@ -102,11 +102,11 @@ def test_the_memory_is_the_tensors_own() -> None:
 
 
 class _Own(pickle.Pickler):
-    """A pickler of somebody's own."""
+    """A user's own pickler."""
 
 
 class _Module:
-    """A pickle module, as torch.save takes one."""
+    """A pickle module, as an argument of torch.save."""
 
     Pickler, __name__ = _Own, "own"
 
@@ -116,13 +116,13 @@ class _Module:
     [{"pickle_protocol": 4}, {"_disable_byteorder_record": True}, {"pickle_module": _Module}],
 )
 def test_options_of_torch_save(options: dict[str, Any], tmp_path: Path) -> None:
-    """What changes stock torch's file changes ours alike."""
+    """An option that changes stock torch's file changes ours equally."""
     state = {"a": torch.arange(100), "number": 5}
     assert _made("o.pt", state, **options) == _stock(tmp_path / "o.pt", state, **options)
 
 
 def test_storages_elsewhere_have_no_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A storage that is not in host memory is left to the stream."""
+    """A storage outside host memory is written by the stream."""
     assert torch_image.image("m.pt", {"a": 1}) is not None
     elsewhere = SimpleNamespace(device=torch.device("meta"))
     stock = torch_image._save_skeleton
@@ -131,7 +131,7 @@ def test_storages_elsewhere_have_no_image(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_torch_that_writes_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever does not come out as stock is noticed before anything is saved."""
+    """A result that differs from stock is detected before anything is saved."""
     torch_image._is_like_stock.cache_clear()
     monkeypatch.setattr(torch_layout, "_hash_combine", lambda seed, _: seed)
     try:

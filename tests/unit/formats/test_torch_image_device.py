@@ -1,4 +1,4 @@
-"""A torch file of storages that are on a device, which is played: its checksums and its bytes."""
+"""A torch file of storages on a fake device: its checksums and its bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from iobench.writers import registry
 
 @pytest.mark.parametrize("piece", [64, 2**26])
 def test_storages_on_a_device(piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are described where they are, CRC32 included: what is written is stock's file."""
+    """They are described without a copy, with their CRC32: the file is stock's."""
     state = {"a": torch.randn(500), "b": [torch.arange(77), torch.zeros(0)], "c": 1}
     torch.save(state, tmp_path / "stock.pt")
     described = torch_image.layout("stock.pt", state)

@@ -25,11 +25,9 @@ def summed(failures: Failures, first_s: float, period_s: float) -> float:
 def _renewals(
     interval_s: float, costs: Costs, job: TrainingJob, count: int = 400_000
 ) -> tuple[float, float]:
-    """(ETTR, lost work per failure of the running job): no formula and no random number.
-
-    The times between failures are `count` quantiles of the Weibull distribution, and what each of
-    them keeps and loses is counted.
-    """
+    """Return ETTR and lost work per failure of the running job, without formulas or random numbers.
+    The times between failures are `count` quantiles of the Weibull distribution. The kept and lost
+    work of each is added up."""
     scale_s = job.mtbf_s / math.gamma(1 + 1 / job.failure_shape)
     parts = (np.arange(count) + 0.5) / count
     gaps = scale_s * (-np.log1p(-parts)) ** (1 / job.failure_shape)
@@ -43,7 +41,7 @@ def _renewals(
 
 
 def test_shape_1_is_the_exponential_distribution() -> None:
-    """The closed form is the sum; the series of a shape next to 1 comes to the same."""
+    """The closed form is the sum. The series of a shape close to 1 gives the same."""
     for first, period in ((0.0, 50.0), (360.0, 600.0), (5000.0, 3.0)):
         closed = summed(Failures(mtbf_s=6500), first, period)
         counted = np.exp(-(first + period * np.arange(200_000)) / 6500).sum()
@@ -54,7 +52,7 @@ def test_shape_1_is_the_exponential_distribution() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_mean_stays(shape: float) -> None:
-    """It is the integral of the survival, here by a fine sum; times that are drawn have it too."""
+    """The mean is the integral of the survival, here a fine sum. Drawn times have the same mean."""
     failures = Failures(mtbf_s=100.0, shape=shape)
     assert summed(failures, 0.005, 0.01) * 0.01 == pytest.approx(100.0, rel=1e-4)
     drawn = failures.draw(np.random.default_rng(3), 200_000)
@@ -68,7 +66,7 @@ def test_the_mean_stays(shape: float) -> None:
     ("shape", "period_s"), [(0.3, 2000), (0.3, 3), (0.7, 2000), (0.7, 0.01), (1.5, 0.001), (3, 1)]
 )
 def test_sums_of_many_terms(shape: float, period_s: float) -> None:
-    """The rest of the series, which is an integral, is what its terms come to: up to a million."""
+    """The integral for the rest of the series equals the sum of up to a million terms."""
     failures = Failures(mtbf_s=50.0, shape=shape)
     last_s = failures.scale_s * 40 ** (1 / shape)
     terms = failures.survival(10.0 + period_s * np.arange(math.ceil(last_s / period_s)))
@@ -95,7 +93,8 @@ def test_ettr_and_lost_work_are_those_of_renewals(nodes: int, costs: Costs, shap
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("nodes", [16, 16_384])
 def test_no_interval_is_better_than_the_best(shape: float, nodes: int) -> None:
-    """Not one of a thousand over five orders of magnitude; Young's is worse at every shape."""
+    """Compared with a thousand intervals over five orders of magnitude; Young's is worse at every
+    shape."""
     job = TrainingJob(nodes=nodes, failure_shape=shape)
     best_s = goodput.best_interval_s(SYNC, job)
     best = goodput.ettr(best_s, SYNC, job)

@@ -1,4 +1,4 @@
-"""Forecasts: the best of the formulas, what is saved by hand, intervals, and honest warnings."""
+"""Forecasts: the best formula, saved time computed by hand, intervals and warnings."""
 
 import io
 from dataclasses import replace
@@ -62,7 +62,7 @@ def test_a_slower_writer_saves_less_than_nothing() -> None:
 
 
 def test_intervals_come_from_the_resampled_medians(example: ResultFile) -> None:
-    """They hold the figure itself, and its bounds are those of the fastest and slowest samples."""
+    """They contain the figure. Their bounds are those of the fastest and slowest samples."""
     candidates, _ = from_results(example, size_bytes=2**36)
     odirect, buffered = forecast(candidates, candidates[1], JOB, Method(failures=0))
     for found in (odirect, buffered):
@@ -91,7 +91,7 @@ def test_intervals_below_the_slot_limit_are_raised_to_it() -> None:
 
 
 def test_it_says_where_assumptions_break() -> None:
-    """A save of half an hour where failures come every 13 minutes."""
+    """A save takes half an hour, and a failure comes every 13 minutes."""
     found = one(Costs(blocking_s=1800, restore_s=900), TrainingJob(nodes=16_384))
     said = texts(found)
     assert "not far below the MTBF" in said
@@ -131,7 +131,7 @@ def test_a_method_out_of_range_is_refused(wrong: dict[str, float]) -> None:
 
 
 def test_an_interval_that_is_given_is_judged_like_the_formulas_own() -> None:
-    """Its ETTR is that of the exact formula there, and below that of the best interval."""
+    """Its ETTR is that of the exact formula, and lower than at the best interval."""
     costs = Costs(blocking_s=30, restore_s=60)
     found = one(costs, JOB, Method(failures=1000, interval_s=7200.0))
     given = found.proposals[-1]
@@ -145,7 +145,7 @@ def test_an_interval_that_is_given_is_judged_like_the_formulas_own() -> None:
 
 
 def test_a_shape_is_compared_with_a_constant_rate() -> None:
-    """What the exact optimum of shape 1 gives, in its own world and in that of the shape."""
+    """The exact optimum of shape 1, evaluated at shape 1 and at the job's shape."""
     constant, shaped = TrainingJob(nodes=2048), TrainingJob(nodes=2048, failure_shape=0.7)
     at_1, found = one(SLOW.costs, constant), one(SLOW.costs, shaped)
     assert (at_1.constant_rate, at_1.interval_method) == (None, "equation")
@@ -167,7 +167,7 @@ def test_a_shape_is_compared_with_a_constant_rate() -> None:
 
 
 def test_a_change_that_may_be_none_has_its_interval() -> None:
-    """No figure without its interval when the interval includes 0."""
+    """A figure is printed with its interval if the interval includes 0."""
     found = one(SLOW.costs, TrainingJob(nodes=2048, failure_shape=0.7))
     assert found.constant_rate is not None
 

@@ -1,4 +1,4 @@
-"""ETTR, lost work and failure rates: hand-worked values, published figures and limits."""
+"""ETTR, lost work and failure rates: values computed by hand, published figures and limits."""
 
 import math
 
@@ -84,14 +84,14 @@ def test_ettr_by_hand() -> None:
 
 
 def test_lost_work_by_hand() -> None:
-    """Far from failing: half an interval, the save and the persist time, as far as it trains."""
+    """For rare failures: half an interval, the save and the persist time, as far as it trains."""
     found = goodput.lost_work_s(90, Costs(blocking_s=10, persist_s=5, restore_s=0), job_with(1e9))
     assert found == pytest.approx(0.9 * (45 + 10 + 5), rel=1e-5)
 
 
 @given(costs, st.floats(1, 1e5))
 def test_a_job_that_never_fails_pays_for_blocking_only(costs: Costs, interval: float) -> None:
-    """MTBF without end: t / (t + b), by either formula."""
+    """Infinite MTBF: t / (t + b), by either formula."""
     interval = max(interval, intervals.shortest(costs))
     expected = interval / (interval + costs.blocking_s)
     never = job_with(1e18)
@@ -100,7 +100,7 @@ def test_a_job_that_never_fails_pays_for_blocking_only(costs: Costs, interval: f
 
 
 def test_saves_that_cost_nothing_leave_only_recovery() -> None:
-    """Cost to zero at the best interval: e^(-R / M), and no work lost."""
+    """As the cost goes to zero, the best ETTR goes to e^(-R / M), and no work is lost."""
     job = job_with(1000, restart_s=100)
     costs = Costs(blocking_s=1e-9, restore_s=0)
     interval = intervals.optimal(1e-9, 1000)
@@ -118,7 +118,7 @@ def test_training_for_no_time_between_saves_gets_nowhere() -> None:
 def test_ettr_is_a_share_and_more_cost_never_helps(
     costs: Costs, job: TrainingJob, factor: float
 ) -> None:
-    """Within 0 and 1, at any interval, and lower for a dearer save, restore or persist."""
+    """It is between 0 and 1 at any interval. A longer save, restore or persist time lowers it."""
     interval = intervals.shortest(costs) * factor + 10
     found = goodput.ettr(interval, costs, job)
     assert 0 <= found <= 1
@@ -135,7 +135,7 @@ def test_ettr_is_a_share_and_more_cost_never_helps(
 
 @given(costs, jobs)
 def test_the_interval_under_the_slot_limit_has_no_formula(costs: Costs, job: TrainingJob) -> None:
-    """Saves that wait for slots are not what the formulas describe: refused."""
+    """The formulas do not describe saves that wait for slots: such intervals are refused."""
     least = intervals.shortest(costs)
     if least > 0:
         for formula in (goodput.ettr, goodput.first_order_ettr, goodput.lost_work_s):
@@ -145,7 +145,7 @@ def test_the_interval_under_the_slot_limit_has_no_formula(costs: Costs, job: Tra
 
 
 def test_first_order_is_the_limit_of_the_exact_one() -> None:
-    """They part by a term of second order: a hundredth of the cost, a ten-thousandth of the gap."""
+    """The difference is of second order: a hundredth of the cost gives a ten-thousandth of it."""
 
     def gap(scale: float) -> float:
         costs, job = Costs(blocking_s=scale, restore_s=scale), job_with(1000)

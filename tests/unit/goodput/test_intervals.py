@@ -1,4 +1,4 @@
-"""The intervals against the papers' figures, hand-worked values, limits and brute force."""
+"""Intervals compared with the papers' figures, values computed by hand, limits and brute force."""
 
 import math
 
@@ -34,7 +34,7 @@ def test_daly_gives_up_at_two_mtbf() -> None:
 
 
 def test_availability_by_hand_and_as_the_best_of_its_own_formula() -> None:
-    """The period with the save in it is `d + sqrt(2 (M + R) d + d^2)`, and maximises A."""
+    """The period, which includes the save, is `d + sqrt(2 (M + R) d + d^2)`. It maximises A."""
     save, mtbf, recovery = 30.0, 6000.0, 360.0
     interval = intervals.availability_optimal(save, mtbf, recovery)
     assert interval == pytest.approx(math.sqrt(2 * 6360 * 30 + 900))
@@ -47,7 +47,7 @@ def test_availability_by_hand_and_as_the_best_of_its_own_formula() -> None:
 
 
 def test_all_formulas_meet_where_saves_are_cheap() -> None:
-    """For a save far below the MTBF each is Young's."""
+    """For a save far below the MTBF, all formulas give Young's interval."""
     save, mtbf = 1.0, 1e9
     young = intervals.young(save, mtbf)
     for interval in (
@@ -64,7 +64,7 @@ def test_no_cost_means_saving_all_the_time() -> None:
 
 @given(save=times, mtbf=times)
 def test_the_optimum_is_the_optimum(save: float, mtbf: float) -> None:
-    """Nothing near it, and nothing anywhere on a wide grid, has more ETTR."""
+    """No interval near it and none on a wide grid has a higher ETTR."""
     job = TrainingJob(nodes=1, failures_per_1000_node_days=1000 * DAY_S / mtbf, restart_s=0)
     costs = Costs(blocking_s=save, restore_s=0)
     best = intervals.optimal(save, mtbf)
@@ -76,7 +76,8 @@ def test_the_optimum_is_the_optimum(save: float, mtbf: float) -> None:
 
 @given(save=times, mtbf=times)
 def test_daly_comes_close_to_the_optimum(save: float, mtbf: float) -> None:
-    """Where he states it, his interval is within 6% of the optimum, and the MTBF bounds both."""
+    """In its stated range, Daly's interval is within 6% of the optimum. The MTBF is an upper bound
+    of both."""
     if save < mtbf / 2:
         optimal = intervals.optimal(save, mtbf)
         assert intervals.daly(save, mtbf) == pytest.approx(optimal, rel=0.06)
@@ -96,7 +97,7 @@ def test_checkfreq_by_hand() -> None:
 
 
 def test_slots_by_hand() -> None:
-    """PCcheck: T_w / N; a slot is held while the snapshot is made too."""
+    """PCcheck: T_w / N. A slot is also in use while the snapshot is made."""
     assert intervals.shortest(Costs(blocking_s=0, persist_s=60, restore_s=0, slots=4)) == 15
     assert intervals.shortest(Costs(blocking_s=2, persist_s=60, restore_s=0)) == 60
     assert intervals.shortest(Costs(blocking_s=2, persist_s=60, restore_s=0, slots=2)) == 29

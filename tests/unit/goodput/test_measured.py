@@ -1,4 +1,4 @@
-"""Times from result files: scaled by rate, only what is valid, and intervals by resampling."""
+"""Times from result files: scaled by rate, from valid samples only, with resampled intervals."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from iobench.results import AxisValues, Failure, ResultFile, Sample, VariantFact
 
 
 def test_times_are_medians_scaled_by_rate(example: ResultFile) -> None:
-    """1 GiB was measured; at 3 GiB each time is three times the median. Fastest save first."""
+    """1 GiB was measured, so 3 GiB take three times the median. The fastest save is first."""
     found, notes = from_results(example, size_bytes=3 * 2**30)
     assert [one.name for one in found] == ["odirect", "buffered"]
     assert [one.costs.blocking_s for one in found] == pytest.approx([3 * 0.5, 3 * 1.0])
@@ -43,7 +43,8 @@ def test_what_was_measured_whole_is_not_called_scaled(example: ResultFile) -> No
 
 
 def test_blocking_time_adds_asynchronous_candidates(example: ResultFile) -> None:
-    """They persist for as long as the save took, in the slots given, after the others."""
+    """Their persist time is the save time, with the given slots. They follow the other
+    candidates."""
     found, _ = from_results(example, size_bytes=2**30, blocking_s=0.1, slots=3)
     assert [(one.name, one.mode) for one in found] == [
         ("odirect", "sync"),
@@ -56,7 +57,7 @@ def test_blocking_time_adds_asynchronous_candidates(example: ResultFile) -> None
 
 
 def test_resampled_medians_stay_among_the_samples(example: ResultFile) -> None:
-    """The range is reached, as 3 samples bound a median no better; and repeatably."""
+    """They reach the whole range, as 3 samples bound a median no better. They are repeatable."""
     found, _ = from_results(example, size_bytes=2**30)
     drawn = found[0].resampled
     saves, restores = ([getattr(c, n) for c in drawn] for n in ("blocking_s", "restore_s"))
@@ -83,8 +84,8 @@ def _with_a_wrong_restore(example: ResultFile) -> ResultFile:
     return replace(example, samples=tuple(samples))
 
 
-def test_invalid_samples_are_left_out_and_said(example: ResultFile) -> None:
-    """The restore with wrong bytes and the save that it proves wrong do not count."""
+def test_invalid_samples_are_left_out(example: ResultFile) -> None:
+    """A restore with wrong bytes does not count, and neither does the save that it disproves."""
     found, notes = from_results(_with_a_wrong_restore(example), size_bytes=2**30)
     odirect = next(one for one in found if one.name == "odirect")
     assert (odirect.save_samples, odirect.restore_samples) == (2, 2)
@@ -109,7 +110,7 @@ def test_a_writer_without_restores_is_not_planned_for(example: ResultFile) -> No
 
 @pytest.mark.parametrize("samples_too", [True, False], ids=["after 3 samples", "at once"])
 def test_a_writer_that_failed_is_not_planned_for(example: ResultFile, samples_too: bool) -> None:
-    """What it measured before is left aside, also where samples that are not VALID count."""
+    """Its earlier samples are not used, also where samples that are not VALID count."""
     own = [one for one in example.samples if one.writer == "odirect"]
     failure = Failure(
         run_id=example.run.run_id,
@@ -126,13 +127,13 @@ def test_a_writer_that_failed_is_not_planned_for(example: ResultFile, samples_to
     assert [one.name for one in found] == ["buffered"]
     why = "its restore failed in repetition 4 (OSError: gone)"
     assert f"odirect is not planned for: {why}" in notes
-    told = r"it has no samples; odirect serializer=torch: its restore failed"
-    with pytest.raises(ResultFileError, match=told):
+    reason = r"it has no samples; odirect serializer=torch: its restore failed"
+    with pytest.raises(ResultFileError, match=reason):
         from_results(replace(result, samples=()))
 
 
 def _several(example: ResultFile, field: str, *values: Any) -> ResultFile:
-    """The example once for each value of an axis; the n-th takes n times as long."""
+    """The example, repeated for each value of an axis; the n-th takes n times as long."""
     samples = tuple(
         replace(one, setting=one.setting.at(**{field: value}), elapsed_s=number * one.elapsed_s)
         for number, value in enumerate(values, start=1)
@@ -152,7 +153,7 @@ def _several(example: ResultFile, field: str, *values: Any) -> ResultFile:
 def test_different_measurements_are_not_pooled(
     example: ResultFile, field: str, values: tuple[Any, Any], axis: str
 ) -> None:
-    """A candidate for each value of an axis, named by it, of its own samples."""
+    """Each value of an axis is a candidate with its own name and samples."""
     found, _ = from_results(_several(example, field, *values), size_bytes=2**30)
     assert {one.name: one.costs.blocking_s for one in found} == {
         f"odirect {axis}={values[0]}": 0.5,
@@ -170,7 +171,7 @@ def _of_some(one: Sample) -> Sample:
 
 
 def test_a_restore_of_some_tensors_is_not_that_of_a_job(example: ResultFile) -> None:
-    """It is left out and said, beside restores of all; alone there is nothing to plan with."""
+    """With full restores it is left out with a note. Alone it is not enough for a plan."""
     part = tuple(_of_some(one) for one in example.samples if one.operation == "restore")
     found, notes = from_results(
         replace(example, samples=(*example.samples, *part)), size_bytes=2**30
@@ -187,7 +188,7 @@ def test_a_restore_of_some_tensors_is_not_that_of_a_job(example: ResultFile) -> 
         from_results(replace(example, samples=(*saves, part[0])), invalid_too=True)
 
 
-def test_the_note_on_size_tells_all_that_were_measured(example: ResultFile) -> None:
+def test_the_note_on_size_names_all_measured_sizes(example: ResultFile) -> None:
     """Four processes moved four times the bytes."""
     variants = tuple(
         VariantFacts(operation="save", axes=AxisValues(numjobs=n), bytes=n * 2**30, files=1)
@@ -216,7 +217,7 @@ def test_nothing_to_plan_with_is_an_error_that_says_why(example: ResultFile) -> 
 
 
 def test_a_record_of_training_is_named_as_such() -> None:
-    """Not notes on sizes and scaling: there is nothing that was scaled."""
+    """There are no notes on sizes and scaling, because nothing was scaled."""
     record = Path(__file__).parents[3] / "results" / "reference-train-gpt5b-nemo.jsonl"
     with pytest.raises(
         ResultFileError, match=r"nothing to plan with: it is of iobench train, and plans .*; see"
@@ -225,7 +226,7 @@ def test_a_record_of_training_is_named_as_such() -> None:
 
 
 def test_times_by_hand() -> None:
-    """A synchronous save, an asynchronous one, which persists for the save's time unless told."""
+    """A synchronous and an asynchronous save, whose persist time is the save time by default."""
     both = by_hand(save_s=30, blocking_s=2, persist_s=None, restore_s=60)
     assert [(one.mode, one.costs.blocking_s, one.costs.persist_s) for one in both] == [
         ("sync", 30, 0),

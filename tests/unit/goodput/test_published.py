@@ -1,4 +1,4 @@
-"""Figures of docs/plan.md: Megatron from the workload, failure shapes from the formulas."""
+"""The figures of docs/plan.md: Megatron's from the workload, failure shapes' from the formulas."""
 
 from pathlib import Path
 

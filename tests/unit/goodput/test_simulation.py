@@ -1,4 +1,4 @@
-"""The simulation against the formulas, against single failures by hand, and against itself."""
+"""The simulation compared with the formulas, with single failures by hand, and with itself."""
 
 import pytest
 
@@ -17,7 +17,7 @@ FOUR_SLOTS = Costs(blocking_s=2, persist_s=200, restore_s=60, slots=4)
 @pytest.mark.parametrize("costs", [SYNC, ASYNC, FOUR_SLOTS])
 @pytest.mark.parametrize("stretch", [1, 3])
 def test_it_agrees_with_the_formulas(nodes: int, costs: Costs, stretch: float) -> None:
-    """Within four standard errors, from an MTBF of 9 days down to one shorter than recovery."""
+    """Within four standard errors, from an MTBF of 9 days to one shorter than the recovery."""
     job = TrainingJob(nodes=nodes)
     best = max(intervals.optimal(costs.blocking_s, job.mtbf_s), intervals.shortest(costs))
     interval = best * stretch
@@ -32,7 +32,7 @@ def test_it_agrees_with_the_formulas(nodes: int, costs: Costs, stretch: float) -
 
 
 def test_the_standard_error_is_that_of_repeated_runs() -> None:
-    """The spread over 200 seeds is what each run says of itself."""
+    """The spread over 200 seeds is the standard error that each run reports."""
     runs = [
         simulate(600, SYNC, TrainingJob(nodes=2048), failures=2000, seed=seed)
         for seed in range(200)
@@ -64,12 +64,10 @@ def _played(monkeypatch: pytest.MonkeyPatch, gaps: list[float], costs: Costs) ->
 
 
 def test_single_failures_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recovery takes 10 + 5; saves block for 20 and are durable 30 later: at 150, 270, 390, ...
-
-    A failure at 14 after the last one hits the restart; at 15 + 149 the first save is in flight and
-    129 of work are lost; at 15 + 150 it has just become durable, 130 were done and 100 are kept; at
-    15 + 275 the second save is too, 220 + 35 of the third interval were done.
-    """
+    """Recovery takes 10 + 5. Saves block for 20 and are durable 30 later: at 150, 270, 390, ... A
+    failure at 14 after the last one hits the restart. At 15 + 149 the first save is in flight, and
+    129 of work are lost. At 15 + 150 it has just become durable: of 130 done, 100 are kept. At 15 +
+    275 so has the second save, and 220 + 35 of the third interval were done."""
     costs = Costs(blocking_s=20, persist_s=30, restore_s=5)
     found = _played(monkeypatch, [14, 15 + 149, 15 + 150, 15 + 275], costs)
     kept, wall = 0 + 0 + 100 + 200, 14 + 164 + 165 + 290
@@ -79,11 +77,10 @@ def test_single_failures_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_saves_wait_for_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one slot and 300 to persist, the second save waits from 220 until the first is done.
-
-    Saves start at 100 and 420 (when the slot is free), and are durable at 420 and 740; training
-    goes on at 440. A failure at 430 finds one checkpoint and the 200 of two intervals.
-    """
+    """With one slot and a persist time of 300, the second save waits from 220 until the first is
+    durable. Saves start at 100 and at 420, when the slot is free. They are durable at 420 and
+    740, and training goes on at 440. A failure at 430 finds one checkpoint and the 200 of two
+    intervals."""
     costs = Costs(blocking_s=20, persist_s=300, restore_s=5)
     found = _played(monkeypatch, [15 + 430, 15 + 739, 15 + 740], costs)
     assert found.saves == 1 + 1 + 2
@@ -92,7 +89,8 @@ def test_saves_wait_for_slots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_second_slot_lifts_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two in flight: saves at 100 and 220, durable at 420 and 540; the third waits until 420."""
+    """Two saves in flight: begun at 100 and 220, durable at 420 and 540. The third waits until
+    420."""
     costs = Costs(blocking_s=20, persist_s=300, restore_s=5, slots=2)
     found = _played(monkeypatch, [15 + 540, 15 + 739, 15 + 740], costs)
     assert found.saves == 2 + 2 + 3

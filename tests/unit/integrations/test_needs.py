@@ -1,4 +1,4 @@
-"""What an integration says where its framework is not installed."""
+"""The message of an integration whose framework is not installed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_each_names_what_to_install() -> None:
 
 
 def test_other_failures_are_themselves() -> None:
-    """A module that is missing inside the framework is not the framework."""
+    """A module that is missing inside the framework is another error."""
     with (
         pytest.raises(ModuleNotFoundError, match="no_such_module"),
         needs("lightning", "lightning"),

@@ -1,4 +1,4 @@
-"""A directory has its name only when it is whole, whatever goes wrong on the way."""
+"""A directory gets its name only when it is complete, whatever goes wrong."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def publish(final: Path, text: str, *names: str, keep_others: bool = False) -> N
 def test_a_link_that_the_kernel_does_not_follow(
     sticky: Path, as_nobody: Callable[[Callable[[], None]], None]
 ) -> None:
-    """The directory that it leads to is not replaced."""
+    """Its destination is not replaced."""
     (sticky / "locked").mkdir(mode=0o700)
     (sticky / "link").symlink_to("locked/../victim")
 
@@ -56,7 +56,7 @@ def test_a_link_that_the_kernel_does_not_follow(
 
 @pytest.mark.parametrize("there", [True, False])
 def test_a_link_at_the_staging_name(there: bool, tmp_path: Path) -> None:
-    """It goes; what it leads to stays."""
+    """It is removed; its destination stays."""
     victim = tmp_path / "victim"
     if there:
         victim.mkdir()
@@ -70,7 +70,7 @@ def test_a_link_at_the_staging_name(there: bool, tmp_path: Path) -> None:
 def test_published_and_replaced(
     exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is seen before, and nothing of the old one after; with and without renameat2."""
+    """Nothing is visible before, and no old file after; with and without renameat2."""
     if not exchange:
 
         def refuse(one: str, other: str) -> None:
@@ -108,7 +108,7 @@ def test_made_parents_are_synced(
 
 
 def test_others_are_kept(tmp_path: Path) -> None:
-    """Entries that the new directory has none for: files, directories and links."""
+    """Entries without a counterpart in the new directory: files, directories and links."""
     final = tmp_path / "last"
     publish(final, "1", "a", "logs/x")
     (final / "link").symlink_to("nowhere")
@@ -162,7 +162,7 @@ def test_a_link_leads_to_where_it_led(tmp_path: Path) -> None:
 
 
 def test_the_directory_stays_as_it_was(tmp_path: Path) -> None:
-    """Its permissions, its group, which new files get, and its attributes."""
+    """Its permissions, its group for new files, and its attributes."""
     final = tmp_path / "last"
     publish(final, "1", "a", "logs/x")
     group = next((g for g in os.getgroups() if g != os.getegid()), os.getegid())
@@ -182,7 +182,7 @@ def test_the_directory_stays_as_it_was(tmp_path: Path) -> None:
 def test_the_working_directory_is_not_replaced(
     above: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process would go on in a directory that was removed."""
+    """The process would continue in a removed directory."""
     final = tmp_path / "run"
     (final / above).mkdir(parents=True)
     monkeypatch.chdir(final / above)
@@ -226,7 +226,7 @@ def test_a_failure_leaves_what_was_there(
 
 
 def test_leftovers_are_cleared(tmp_path: Path) -> None:
-    """What a killed process left half written does not get into the next one."""
+    """Incomplete files of a killed process do not get into the next directory."""
     killed = StagedDirectory(tmp_path / "last")
     killed.begin()
     write(killed, "half", "a", "b")

@@ -1,4 +1,4 @@
-"""What the argument `writer=` of every integration may be."""
+"""The values of the argument `writer=` of every integration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from iobench.writers.registry import make
 
 
 def test_each_way_to_say_it(tmp_path: Path) -> None:
-    """A Writer, a name, a name with options, a path; a comma in a path is no option."""
+    """A Writer, a name, a name with options, a path; a comma in a path does not begin an option."""
     wanted = make("odirect", block_size="8MiB")
     config = tmp_path / "a,b.toml"
     config.write_text(dump_writer(wanted))
@@ -25,7 +25,7 @@ def test_each_way_to_say_it(tmp_path: Path) -> None:
 
 
 def test_a_value_with_a_slash_is_no_path() -> None:
-    """Only a name with a slash is one: an endpoint is an option's value."""
+    """Only a name with a slash is a path: an endpoint is the value of an option."""
     writer = chosen_writer("s3,endpoint_url=http://minio:9000")
     assert writer.options.to_dict()["endpoint_url"] == "http://minio:9000"
 
@@ -48,7 +48,7 @@ def test_what_is_none(choice: str, error: type[Exception], says: str) -> None:
 def test_after_exec_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What it redirected has no writer any more; who asks for a default gets it, and is told."""
+    """Redirected functions have no writer any more; a default writer is used, with a warning."""
     monkeypatch.setattr(default_writer, "_default", None)
     monkeypatch.setenv(EXEC, str(tmp_path / "gone"))
     with pytest.raises(UnavailableError, match="iobench exec has ended"):

@@ -3,8 +3,17 @@
 from pathlib import Path
 
 import pytest
+from support.terminal import Terminal
 
 from iobench.results import ResultFile, read
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """A terminal of 80 columns without colours."""
+    for name, value in (("COLUMNS", "80"), ("TERM", "xterm"), ("NO_COLOR", "1")):
+        monkeypatch.setenv(name, value)
+    return Terminal()
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,14 @@
-"""The first lines of a report answer: which path, how much faster, what now, how sure."""
+"""The answer at the top of a report: which path is fastest, by how much, what to do next, how
+sure."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.terminal import Terminal, without_styles
 
 from iobench.report.answer import answer
 from iobench.report.durations import duration_form
@@ -19,7 +20,7 @@ REFERENCE = read(Path(__file__).parents[1] / "results" / "recorded.jsonl")
 
 
 def of(seconds: dict[str, Sequence[float]], **changes: object) -> ResultFile:
-    """The recorded run with saves that take these seconds, each proved by a recorded restore."""
+    """The recorded run with saves of these durations, each verified by a recorded restore."""
     proof = next(s.verified for s in REFERENCE.samples if s.operation == "restore")
     samples = []
     for writer, times in seconds.items():
@@ -35,19 +36,10 @@ def said(report: Report) -> dict[str, tuple[str, ...]]:
     return {line.subject: line.texts for line in answer(report)}
 
 
-def test_the_recorded_run_is_answered_in_five_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At 80 columns too: which path, how much faster, and a command to go on with."""
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("NO_COLOR", "1")
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    stream = Terminal()
-    render(replace(summarise(REFERENCE), target=str(Path.cwd())), "table", stream)
-    shown = stream.getvalue().replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines()
+def test_the_recorded_run_is_answered_in_five_lines(terminal: Terminal) -> None:
+    """At 80 columns: the fastest paths, their lead, and the next command."""
+    render(replace(summarise(REFERENCE), target=str(Path.cwd())), "table", terminal)
+    shown = without_styles(terminal.getvalue()).splitlines()
     assert shown[:5] == [
         "Save:    odirect or uncached (undecided), 4.3x faster than buffered, 67% of fio",
         "         75.31 GiB: 58.9 s instead of 4 min 14 s, extrapolated from 1.50 GiB",
@@ -58,7 +50,8 @@ def test_the_recorded_run_is_answered_in_five_lines(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_winner_is_compared_with_what_it_beats() -> None:
-    """Buffered where it is slower, else the slowest; the document has names and the ratio."""
+    """With `buffered` if that is slower, otherwise with the slowest. The document has names and
+    ratio."""
     report = summarise(of({"odirect": [1.0] * 5, "uncached": [4.0] * 5, "buffered": [2.0] * 5}))
     assert said(report)["Save"][0].startswith("odirect, 2.0x faster than buffered")
     (winner,) = report.document()["winners"]
@@ -69,7 +62,7 @@ def test_a_winner_is_compared_with_what_it_beats() -> None:
 
 
 def test_times_of_other_numbers_of_processes_are_not_compared() -> None:
-    """Four processes save four times as much: in more time, at a higher rate."""
+    """Four processes save four times the bytes: in more time, at a higher rate."""
     path = Path(__file__).parents[3] / "results" / "reference-numjobs-llama7b-zero3.jsonl"
     lines = said(summarise(read(path)))["Save"]
     assert lines[0].startswith("hybrid numjobs=4, ")
@@ -78,7 +71,7 @@ def test_times_of_other_numbers_of_processes_are_not_compared() -> None:
 
 
 def test_few_samples_name_no_winner() -> None:
-    """However far apart they are; the next step is to repeat."""
+    """However large the difference is. The next command repeats the run."""
     report = summarise(of({"odirect": [1.0] * 3, "buffered": [9.0] * 3}))
     lines = said(report)
     assert lines["Save"][0].startswith("3 samples cannot name a winner; highest median: odirect at")
@@ -109,7 +102,7 @@ def test_noise_says_how_many_series_move_and_what_to_do() -> None:
 
 
 def test_a_run_that_stopped_says_how_far_it_came() -> None:
-    """Repetitions that are whole count, of those that were planned."""
+    """It counts complete repetitions, and names the planned number."""
     end = End(
         run_id=REFERENCE.run.run_id,
         finished_at="2026-01-01T00:00:00.000Z",

@@ -1,4 +1,4 @@
-"""`iobench compare`: findings from recorded samples, what is refused, and the exit codes."""
+"""`iobench compare`: findings from recorded samples, refused comparisons, and exit codes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from iobench.cli.main import app
 from iobench.errors import IobenchError, OptionError, RegressionError, UsageError
 from iobench.report.alike import unlike
 from iobench.report.compare import compare
-from iobench.report.compare_as import CompareFormat, write
+from iobench.report.compare_as import write
+from iobench.report.render import DocumentFormat
 from iobench.results import (
     AxisValues,
     Failure,
@@ -38,7 +39,7 @@ def changed(change: Callable[[Sample], Sample], result: ResultFile = REFERENCE) 
 
 
 def slowed(writer: str, operation: str, factor: float) -> ResultFile:
-    """The recorded run, one writer's samples taking `factor` times as long."""
+    """The recorded run, in which one writer takes `factor` times as long."""
 
     def slow(sample: Sample) -> Sample:
         chosen = (sample.writer, sample.operation) == (writer, operation)
@@ -51,7 +52,7 @@ def slowed(writer: str, operation: str, factor: float) -> ResultFile:
 def failing(
     writer: str, operation: Operation, repetition: int, result: ResultFile = REFERENCE
 ) -> ResultFile:
-    """The recorded run, of whose writer an operation raised: what came before is all there is."""
+    """The recorded run, in which an operation of one writer fails; it has no samples after that."""
     own = [s for s in result.samples if s.writer == writer]
     failure = Failure(
         run_id=result.run.run_id,
@@ -83,12 +84,12 @@ def save_as(result: ResultFile, path: Path) -> Path:
 
 
 def run(*arguments: object) -> tuple[BaseException | None, str]:
-    """What `iobench compare` raises, and prints."""
+    """Run `iobench compare`. Return its exception and its output."""
     result = CliRunner().invoke(app, ["compare", *map(str, arguments)])
     return result.exception, result.stdout
 
 
-def test_a_run_beside_itself_shows_no_difference() -> None:
+def test_a_run_compared_with_itself_shows_no_difference() -> None:
     assert set(findings(REFERENCE, REFERENCE).values()) == {Finding.NONE}
 
 
@@ -116,7 +117,7 @@ def test_worse_by_less_than_the_threshold_is_no_regression() -> None:
 
 
 def test_nineteen_of_twenty_runs_of_the_same_writers_show_no_difference_anywhere() -> None:
-    """Runs made of recorded samples, dealt anew; all six rows of a comparison count as one."""
+    """Both runs are drawn from recorded samples. A difference in any of the six rows counts."""
     random = np.random.default_rng(11)
     groups: dict[tuple[str, str], list[float]] = {}
     for sample in REFERENCE.samples:
@@ -202,7 +203,7 @@ def test_a_writer_in_one_run_only_is_named() -> None:
 
 
 def test_invalid_figures_are_not_judged() -> None:
-    """Nor are the saves that only an invalid restore compared."""
+    """Nor are saves whose only verification is an invalid restore."""
 
     def warm(sample: Sample) -> Sample:
         return replace(sample, cold=None) if sample.writer == "odirect" else sample
@@ -216,7 +217,7 @@ def test_invalid_figures_are_not_judged() -> None:
 
 
 def test_what_failed_now_is_not_judged() -> None:
-    """A writer whose last restore failed has rows, but nothing is made of them: docs/results.md."""
+    """A writer whose last restore failed has rows, but no findings: docs/results.md."""
     rows = compare([REFERENCE], [failing("buffered", "restore", 4)], 0.05).rows
     spoilt = [row for row in rows if row.finding is None]
     assert [(row.writer, row.operation) for row in spoilt] == [
@@ -236,7 +237,7 @@ def test_what_failed_before_is_not_judged_and_not_spoilt_now() -> None:
 
 
 @pytest.mark.parametrize("tuned", [False, True], ids=["as before", "other settings"])
-def test_who_failed_before_its_first_sample_is_no_missing_one(tuned: bool) -> None:
+def test_a_failure_before_the_first_sample_is_not_missing(tuned: bool) -> None:
     new = failing("odirect", "save", 0)
     if tuned:
         failure = replace(new.failures[0], setting=_threads(new.failures[0].setting, 64))
@@ -256,7 +257,7 @@ def test_few_samples_say_that_they_are_few() -> None:
 
 
 def test_twins_of_an_aa_run_are_no_repetitions() -> None:
-    """Three repetitions of two samples each are three, however clear the difference."""
+    """Three repetitions of two samples each count as three, however clear the difference is."""
 
     def twice(factor: float) -> ResultFile:
         found = slowed("odirect", "save", factor).samples
@@ -288,7 +289,7 @@ def test_a_regression_is_exit_code_5(tmp_path: Path) -> None:
 
 
 def rerun(speed: float, result: ResultFile = REFERENCE, run_id: str = "") -> ResultFile:
-    """The recorded run made again: every rate times `speed`, fio's too."""
+    """The recorded run again: every rate is multiplied by `speed`, also fio's."""
     again = changed(lambda s: replace(s, elapsed_s=s.elapsed_s / speed), result)
     ceiling = tuple(replace(one, elapsed_s=one.elapsed_s / speed) for one in again.ceiling)
     run_id = run_id or f"{speed:.12f}".replace(".", "")[:16]
@@ -352,7 +353,7 @@ def test_one_run_a_side_warns_and_passes(tmp_path: Path) -> None:
 
 
 def test_several_runs_a_side_on_the_command_line(tmp_path: Path) -> None:
-    """Files before and after `--`, or directories of them; options may follow."""
+    """Files before and after `--`, or directories of files; options may follow."""
     slower = slowed("odirect", "save", 1.1)
     for side, result in (("old", REFERENCE), ("new", slower)):
         (tmp_path / side).mkdir()
@@ -376,7 +377,7 @@ def test_several_runs_a_side_on_the_command_line(tmp_path: Path) -> None:
         (["{file}", "{file}", "--", "{file}"], "same run twice"),
     ],
 )
-def test_sides_that_are_none_are_refused(tmp_path: Path, arguments: list[str], why: str) -> None:
+def test_sides_without_runs_are_refused(tmp_path: Path, arguments: list[str], why: str) -> None:
     (tmp_path / "empty").mkdir()
     file = save_as(REFERENCE, tmp_path / "file.jsonl")
     error, _ = run(*(one.format(empty=tmp_path / "empty", file=file) for one in arguments))
@@ -445,20 +446,20 @@ def test_nothing_in_common_is_refused(tmp_path: Path) -> None:
 def test_the_interval_is_headed_by_the_confidence_that_it_reaches(
     repetitions: int, heading: str
 ) -> None:
-    """With one run a side that is the samples'; several runs have 95% whatever their number."""
+    """With one run a side it depends on the samples; with several runs it is always 95%."""
     few = replace(
         REFERENCE, samples=tuple(s for s in REFERENCE.samples if s.repetition < repetitions)
     )
     several = compare([rerun(1.0, few), rerun(1.01, few)], [rerun(0.99, few)], 0.05)
     for comparison, expected in ((compare([few], [REFERENCE], 0.05), heading), (several, "95%")):
         table = io.StringIO()
-        write(comparison, CompareFormat.TABLE, table)
+        write(comparison, DocumentFormat.TABLE, table)
         assert f" {expected} interval " in table.getvalue()
 
 
 def test_markdown_for_a_pull_request() -> None:
     stream = io.StringIO()
-    write(compare([REFERENCE], [slowed("odirect", "save", 1.1)], 0.05), CompareFormat.MD, stream)
+    write(compare([REFERENCE], [slowed("odirect", "save", 1.1)], 0.05), DocumentFormat.MD, stream)
     lines = stream.getvalue().splitlines()
     assert lines[0] == "**llama7b: 1 regression**  "
     assert lines[2].startswith("| writer | operation | before GiB/s |")
@@ -467,7 +468,7 @@ def test_markdown_for_a_pull_request() -> None:
 
 def test_json_is_unrounded_and_plain() -> None:
     stream = io.StringIO()
-    write(compare([REFERENCE], [slowed("odirect", "save", 1.1)], 0.05), CompareFormat.JSON, stream)
+    write(compare([REFERENCE], [slowed("odirect", "save", 1.1)], 0.05), DocumentFormat.JSON, stream)
     document = json.loads(stream.getvalue())
     assert document["schema"] == "iobench.compare/2"
     row = next(row for row in document["rows"] if row["regression"])

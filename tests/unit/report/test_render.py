@@ -1,4 +1,4 @@
-"""Every format says what the report says; the table is plain in a pipe and fits a terminal."""
+"""All formats have the same content; the table is plain in a pipe and fits a terminal."""
 
 import csv
 import io
@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from support.terminal import Terminal, without_styles
 
 from iobench.report.grid import Grid, print_grid, print_wrapped, wrapped
 from iobench.report.render import ReportFormat, render
@@ -17,11 +18,6 @@ from iobench.results import ResultFile, Sample
 from iobench.results.setting import AXES_IF_SET, AXIS_NAMES
 
 _AXES = [name for name in AXIS_NAMES if name not in AXES_IF_SET]
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def text(
@@ -34,11 +30,6 @@ def text(
     stream = stream or io.StringIO()
     render(report, name, stream, details=details)
     return stream.getvalue()
-
-
-def plain(shown: str) -> str:
-    """Without what a terminal is told about bold and dim text."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", shown)
 
 
 def with_samples(example: ResultFile, samples: Sequence[Sample]) -> Report:
@@ -118,7 +109,7 @@ def test_the_table_fits_a_terminal_and_breaks_no_name(
     for shown_report in (summarise(example), wide):
         report = replace(shown_report, record="run.jsonl")
         for details in (False, True):
-            shown = plain(text(report, stream=Terminal(), details=details))
+            shown = without_styles(text(report, stream=Terminal(), details=details))
             assert max(len(line) for line in shown.splitlines()) <= columns
             assert "…" not in shown
             for one in report.summaries:
@@ -235,7 +226,7 @@ def test_colours_only_in_a_terminal(example: ResultFile, monkeypatch: pytest.Mon
     assert "\x1b[1;31m" not in text(report, stream=Terminal())
 
 
-def test_settings_of_one_writer_are_told_apart_by_what_differs(example: ResultFile) -> None:
+def test_settings_of_one_writer_are_labelled_by_their_differences(example: ResultFile) -> None:
     saves = [s for s in example.samples if s.writer == "odirect" and s.operation == "save"]
     other = [
         replace(s, setting=replace(s.setting, options={"block_size": 2**20, "threads": 4}))
@@ -268,7 +259,7 @@ def test_first_and_last_done_are_columns_where_processes_differ(example: ResultF
 
 
 def test_axes_are_named_where_they_differ(example: ResultFile) -> None:
-    """Only those in which rows of a writer differ; one value needs no name."""
+    """Only axes in which the rows of a writer differ. An axis with one value is not named."""
     samples = [
         replace(s, setting=s.setting.at(numjobs=1 + s.repetition % 2, granularity="blob"))
         for s in example.samples
@@ -293,7 +284,7 @@ def test_square_brackets_in_names_are_no_markup(example: ResultFile) -> None:
     assert "[bold]x[/]" in text(with_samples(example, samples), details=True)
 
 
-def test_an_environment_that_tells_nothing_is_bearable(example: ResultFile) -> None:
+def test_an_unknown_environment_is_shown(example: ResultFile) -> None:
     empty = replace(example.run.environment, machine={"gpus": None, "cpu": "?"}, storage={})
     result = replace(example, run=replace(example.run, environment=empty))
     assert "machine not known" in text(summarise(result), details=True)
@@ -349,12 +340,12 @@ def test_an_unknown_format_is_refused(example: ResultFile) -> None:
 
 
 @pytest.mark.parametrize("name", ["table", "md"])
-def test_what_a_writer_chose_stands_below_the_table(example: ResultFile, name: str) -> None:
+def test_decisions_are_listed_below_the_table(example: ResultFile, name: str) -> None:
     made = {"direct: large": 9, "buffered: tail": 2}
     first, *others = example.samples
     report = with_samples(example, [replace(first, decisions=made), *others])
-    told = [line for line in text(report, name, details=True).splitlines() if " chose " in line]
-    assert [line.removeprefix("- ") for line in told] == [
+    lines = [line for line in text(report, name, details=True).splitlines() if " chose " in line]
+    assert [line.removeprefix("- ") for line in lines] == [
         f"{first.writer} {first.operation} chose direct: large (9), buffered: tail (2)"
     ]
 

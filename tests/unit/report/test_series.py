@@ -1,4 +1,4 @@
-"""`iobench show --series` draws what was counted, from the start of the clock to its end."""
+"""`iobench show --series` draws the counted bytes, from the start of the clock to its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports and comparisons of a run of several targets: which is faster, and none is mixed up."""
+"""Reports and comparisons of a run of several targets: the faster target, and no mixed samples."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.terminal import Terminal, without_styles
 
 from iobench.bench.judging.verdict import VerdictStatus
 from iobench.claims.claims import study
@@ -32,7 +33,8 @@ A, B, MEMORY = "/mnt/nvme0/bench", "/mnt/lustre/scratch", "/dev/shm/iobench"
 
 
 def run_of(seconds: Mapping[str, Mapping[str, float]], repeat: int = 5, **plan: Any) -> ResultFile:
-    """The recorded run in several targets: the seconds of each writer's operations in each."""
+    """The recorded run in several targets, with the seconds of each writer's operations in each
+    target."""
     storage = RECORDED.run.environment.storage
     storages = {place: {"fs_type": "tmpfs"} if place == MEMORY else storage for place in seconds}
     names = list(seconds)
@@ -74,7 +76,8 @@ def shown(result: ResultFile, name: str = "table") -> str:
 
 
 def test_the_answer_begins_with_the_faster_target() -> None:
-    """Then come the writers of each target, without its name in theirs, and the next command."""
+    """The writers of each target follow, without the target in their labels, and then the next
+    command."""
     lines = said(TWICE)
     assert list(lines)[:3] == ["Target", "Save", "Restore"]
     assert lines["Target"] == (
@@ -90,7 +93,7 @@ def test_the_answer_begins_with_the_faster_target() -> None:
 
 
 def test_a_faster_target_needs_what_a_winner_needs() -> None:
-    """Five repetitions, and a difference beyond the noise; three targets may share the lead."""
+    """Five repetitions, and a difference beyond the noise. Three targets may share the lead."""
     few = run_of({A: {"odirect": 2.0}, B: {"odirect": 1.0}}, repeat=3)
     assert said(few)["Target"][0] == (
         f"3 samples cannot name the faster one; highest median: {B} saves"
@@ -111,20 +114,11 @@ def test_a_target_without_a_valid_figure_is_not_compared() -> None:
 
 
 @pytest.mark.parametrize("details", [False, True])
-def test_the_report_fits_80_columns(monkeypatch: pytest.MonkeyPatch, details: bool) -> None:
-    """Of names of usual length none is broken, and no command is wrapped."""
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("NO_COLOR", "1")
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
+def test_the_report_fits_80_columns(terminal: Terminal, details: bool) -> None:
+    """No name of usual length is broken."""
     report = replace(summarise(TWICE), record="results/run.jsonl")
-    stream = Terminal()
-    render(report, "table", stream, details=details)
-    text = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
+    render(report, "table", terminal, details=details)
+    text = without_styles(terminal.getvalue())
     assert max(map(len, text.splitlines())) <= 80
     assert text.splitlines()[0] == f"Target:  {B} saves 2.0x faster than {A}"
     for one in report.summaries:
@@ -132,7 +126,7 @@ def test_the_report_fits_80_columns(monkeypatch: pytest.MonkeyPatch, details: bo
 
 
 def test_ratios_are_to_the_first_target() -> None:
-    """Of the same writer, pair by pair; the column names what they are times of."""
+    """Of the same writer, pair by pair. The header of the column names the first target."""
     table = shown(TWICE).splitlines()
     (header,) = (line for line in table if line.startswith("writer"))
     assert f"times {A}" in header
@@ -147,7 +141,7 @@ def test_ratios_are_to_the_first_target() -> None:
 
 
 def test_every_format_keeps_the_targets_apart() -> None:
-    """Winners, ceilings and rows have their target; a run of one target has no such key."""
+    """Winners, ceilings and rows name their target. A run of one target has no such key."""
     document = json.loads(shown(TWICE, "json"))
     assert [(one["target"], one["operation"]) for one in document["winners"]] == [
         (B, "save"),
@@ -170,7 +164,7 @@ def test_every_format_keeps_the_targets_apart() -> None:
 
 
 def test_notes_name_the_target() -> None:
-    """Winners, ceilings and what is not durable, each of one target only."""
+    """Winners, ceilings and notes about durability are each about one target."""
     result = run_of({A: {"odirect": 2.0, "buffered": 8.0}, MEMORY: {"odirect": 1.0}})
     only_a = tuple(one for one in result.ceiling if one.target == A)
     plan = {**result.run.plan, "no_ceiling": {MEMORY: "fio is elsewhere"}}
@@ -203,7 +197,7 @@ def test_a_claim_is_not_judged_across_targets() -> None:
 
 
 def test_compare_pairs_only_the_same_target() -> None:
-    """In whichever order they were given; fio of one target is no control of another."""
+    """In any order of the targets. fio in one target is no control of another."""
     slower = {A: {"odirect": 2.0, "buffered": 8.0}, B: {"odirect": 2.0, "buffered": 6.0}}
     found = compare([TWICE], [run_of(dict(reversed(slower.items())))], 0.05)
     assert found.unlike == ()
@@ -218,7 +212,8 @@ def test_compare_pairs_only_the_same_target() -> None:
 
 
 def test_compare_refuses_other_targets() -> None:
-    """One target is not several, and a writer is not paired with itself elsewhere."""
+    """One target cannot be compared with several. A writer is not paired with itself in another
+    target."""
     elsewhere = run_of({A: {"odirect": 2.0}, MEMORY: {"odirect": 1.0}})
     old = run_of({A: {"odirect": 2.0}, B: {"odirect": 1.0}})
     assert unlike(old.run, elsewhere.run) == [f"targets: {B}, {A} before, {MEMORY}, {A} now"]
@@ -230,7 +225,7 @@ def test_compare_refuses_other_targets() -> None:
 
 
 def test_a_table_has_the_storage_of_each_sample(tmp_path: Path) -> None:
-    """Written, read and loaded again, with its series drawn by target."""
+    """After writing, reading and loading. The series are drawn by target."""
     result = run_of({A: {"odirect": 2.0}, MEMORY: {"odirect": 1.0}})
     bars = Series(interval_s=0.1, completed=(2**20,), counter=None, counted=None)
     result = replace(result, samples=tuple(replace(s, series=bars) for s in result.samples))

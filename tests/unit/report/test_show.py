@@ -1,4 +1,4 @@
-"""`iobench show` prints a report from a record, and warns of a run that did not finish."""
+"""`iobench show` prints a report from a record, and warns about an incomplete run."""
 
 import json
 import subprocess
@@ -52,7 +52,7 @@ def test_json_alone_is_on_stdout(app: typer.Typer, example_path: Path, tmp_path:
 def test_a_foreign_record_commands_no_terminal(
     app: typer.Typer, example_path: Path, tmp_path: Path, form: str, killed: bool
 ) -> None:
-    """Whatever control characters its texts and their names have: they are shown escaped."""
+    """Control characters in its texts and keys are escaped."""
 
     def hostile(value: object) -> object:
         if isinstance(value, dict):

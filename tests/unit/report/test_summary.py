@@ -1,4 +1,4 @@
-"""Summaries are computed from samples exactly, ordered, and carry every key of the document."""
+"""Summaries have exact figures in a fixed order, and every key of the document."""
 
 from dataclasses import replace
 
@@ -146,8 +146,8 @@ def test_a_fallback_is_listed_once_and_never_lost(example: ResultFile) -> None:
 def test_decisions_are_added_up_the_most_frequent_first(example: ResultFile) -> None:
     saves = only(example, "odirect", "save")
     made = ({"buffered: tail": 1}, {"direct: large": 9, "buffered: tail": 1}, {})
-    chose = [replace(s, decisions=d) for s, d in zip(saves, made, strict=True)]
-    one = summarise(replace(example, samples=tuple(chose))).summaries[0]
+    decided = [replace(s, decisions=d) for s, d in zip(saves, made, strict=True)]
+    one = summarise(replace(example, samples=tuple(decided))).summaries[0]
     assert list(one.decisions.items()) == [("direct: large", 9), ("buffered: tail", 2)]
 
 
@@ -166,8 +166,8 @@ def test_a_save_that_nothing_read_back_is_invalid(example: ResultFile) -> None:
     assert report.summaries[0].reasons[0].startswith("not verified")
 
 
-def test_twins_of_an_aa_run_count_as_one_beside_the_baseline(example: ResultFile) -> None:
-    """A twin that takes three times as long: both together move twice the bytes in four times."""
+def test_twins_of_an_aa_run_count_as_one(example: ResultFile) -> None:
+    """One twin takes three times as long: both move twice the bytes in four times the time."""
     saves = only(example, "odirect", "save")
     twins = [replace(s, order=9, elapsed_s=3 * s.elapsed_s) for s in saves]
     against = [replace(s, setting=replace(s.setting, writer="buffered")) for s in saves]
@@ -181,7 +181,8 @@ def test_twins_of_an_aa_run_count_as_one_beside_the_baseline(example: ResultFile
 
 
 def test_the_steady_state_is_of_repetitions_and_not_of_twins(example: ResultFile) -> None:
-    """Each repetition takes 2 s for two samples; these differ by much, and the last 5 do not."""
+    """Each repetition takes 2 s for two very different samples; the last five repetitions are
+    equal."""
     save = only(example, "odirect", "save")[0]
     times = [(0.4, 1.6), (1.6, 0.4)] * 2
     samples = tuple(
@@ -198,8 +199,8 @@ def test_an_aa_run_that_is_too_short_for_a_floor_says_so(example: ResultFile) ->
     saves = only(example, "odirect", "save")
     other = [replace(s, setting=replace(s.setting, writer="buffered")) for s in saves]
     report = summarise(replace(example, samples=(*saves, *saves, *other)))
-    told = [("A/A of fewer than 5 repetitions: no floor" in s.reasons) for s in report.summaries]
-    assert dict(zip([s.writer for s in report.summaries], told, strict=True)) == {
+    short = [("A/A of fewer than 5 repetitions: no floor" in s.reasons) for s in report.summaries]
+    assert dict(zip([s.writer for s in report.summaries], short, strict=True)) == {
         "odirect": True,
         "buffered": False,
     }

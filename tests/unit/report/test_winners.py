@@ -1,4 +1,5 @@
-"""A winner is named when a difference is shown; an A/A run tells the noise floor instead of 2%."""
+"""A run has a winner if a difference is shown. The noise floor is 2%, or as measured by an A/A
+run."""
 
 from __future__ import annotations
 
@@ -21,13 +22,13 @@ def winner_lines(result: ResultFile) -> list[str]:
 
 
 def saves(writer: str, *seconds: float) -> list[Sample]:
-    """The recorded saves of a writer, taking these seconds."""
+    """The recorded saves of a writer, with these durations."""
     recorded = [s for s in REFERENCE.samples if (s.writer, s.operation) == (writer, "save")]
     return [replace(s, elapsed_s=t, phases_s={}) for s, t in zip(recorded, seconds, strict=True)]
 
 
 def of(*samples: Sample) -> ResultFile:
-    """A run of these saves, each proved by the restores that were recorded."""
+    """A run of these saves, each verified by a recorded restore."""
     restores = [s for s in REFERENCE.samples if s.operation == "restore" and s.writer == "odirect"]
     proof = restores[0].verified
     return replace(REFERENCE, samples=tuple(replace(s, verified=proof) for s in samples))
@@ -47,7 +48,7 @@ def test_a_clear_winner() -> None:
 
 
 def test_a_difference_within_the_measured_noise_is_none() -> None:
-    """The twins of the A/A differ by up to 10%, the other writer by 5%."""
+    """The A/A twins differ by up to 10%, the other writer by 5%."""
     first, twin = saves("odirect", *[1.0] * 5), saves("odirect", 1.0, 1.1, 0.95, 1.0, 1.05)
     result = of(*first, *twin, *saves("buffered", *[1.07] * 5))
     (winner,) = summarise(result).winners

@@ -1,4 +1,4 @@
-"""A result file of schema 1 as the first release wrote it; it must load for ever."""
+"""A result file of schema 1 from the first release; it must load forever."""
 
 from pathlib import Path
 

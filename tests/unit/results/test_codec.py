@@ -1,4 +1,4 @@
-"""Records become plain JSON values and the same records again; wrong values are named."""
+"""Records are equal after a round trip through JSON values; wrong values are named."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""docs/results.md names every field of every record, and none that does not exist."""
+"""docs/results.md names every field of every record, and no other."""
 
 import dataclasses
 import re
@@ -13,11 +13,11 @@ from iobench.report.winners import Winner
 from iobench.results import CeilingSample, End, Failure, Fallback, PathCount, Run, Sample
 
 DOCS = Path(__file__).parents[3] / "docs" / "results.md"
-COMMON = {"run_id"}  # told once, for all records
+COMMON = {"run_id"}  # documented once, for all records
 
 
 def fields(kind: Any) -> set[str]:
-    """Names as the tables have them: those of nested records joined by a dot."""
+    """Names as in the tables: those of nested records are joined by a dot."""
     names = set()
     for name, hint in get_type_hints(kind).items():
         if name not in {field.name for field in dataclasses.fields(kind)}:
@@ -36,7 +36,7 @@ def fields(kind: Any) -> set[str]:
 
 
 def documented(heading: str) -> set[str]:
-    """The names in the first column of the table below the line that holds `heading`."""
+    """The names in the first column of the table below the line with `heading`."""
     text = DOCS.read_text().split(heading, 1)[1]
     table = re.search(r"(?:^\|.*\n)+", text[text.index("\n|") + 1 :], re.MULTILINE)
     assert table is not None

@@ -1,4 +1,4 @@
-"""A result file is read whole, or refused in one line that says where and what to do."""
+"""A result file is read whole, or refused in one line with the place and the remedy."""
 
 import contextlib
 import io
@@ -96,7 +96,7 @@ def test_foreign_json(path: Path, content: bytes) -> None:
 
 
 def test_a_journal_of_autotune_is_named(path: Path) -> None:
-    """It is next to the result files, under results/."""
+    """It is stored next to result files, under results/."""
     message = refusal(path, b'{"schema": "iobench.tune/1", "kind": "tuning"}\n')
     assert message.startswith(" is a journal of iobench autotune, not a result file; ")
     assert message.endswith(f"iobench autotune --resume {path} continues it")

@@ -1,4 +1,4 @@
-"""A result file grows line by line, is never overwritten, and always says how the run ended."""
+"""A result file grows line by line, is never overwritten, and records how the run ended."""
 
 import errno
 import json
@@ -76,7 +76,7 @@ def test_a_directory_that_cannot_be_made_is_one_error(tmp_path: Path) -> None:
 def test_where_a_file_can_be_made_is_known_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Missing directories are no obstacle and are not made; anything that is there already is."""
+    """Missing directories are allowed and not made; an existing file or directory is refused."""
     check_new(tmp_path / "new" / "below" / "run.jsonl")
     assert not any(tmp_path.iterdir())
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")

@@ -1,4 +1,4 @@
-"""A block notices a checkpoint that does not bring training back."""
+"""A block reports a checkpoint that does not restore the training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from iobench.train.trainer import Trainer
 
 
 class _InMemory(Saver):
-    """Keeps the last state; with `spoil`, one byte of it comes back other than it was."""
+    """Keeps the last state; with `spoil`, one of its bytes changes."""
 
     def __init__(self, *, spoil: bool) -> None:
         self._spoil = spoil
@@ -49,7 +49,7 @@ class _InMemory(Saver):
 def _run(
     saver: Saver, directory: Path, *, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> TrainBlock:
-    """A block of 3 steps with `saver`, and its resume."""
+    """Run a block of 3 steps with `saver`, and its resume."""
     monkeypatch.setattr(blocks_module, "saver_for", lambda *_: saver)
     arm = choose_arms("buffered", "sync")[0][1]
     with FileSampler(["/proc/meminfo", "/proc/self/status"]) as sampler:
@@ -67,7 +67,7 @@ def _run(
 
 
 class _Clock:
-    """Time that passes only when something takes it."""
+    """Time that passes only in `take`."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -87,7 +87,7 @@ class _Clock:
 def test_a_simulated_step_is_the_whole_step(
     update_s: float, shortest_s: float, step_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1 s with half a second of forward and backward; what it waits for a copy is on top."""
+    """1 s, with half a second of forward and backward. The wait for a copy is added."""
     clock = _Clock()
     monkeypatch.setattr(blocks_module, "time", clock)
 
@@ -111,7 +111,7 @@ def test_a_simulated_step_is_the_whole_step(
 @pytest.mark.slow
 @pytest.mark.parametrize("spoil", [False, True])
 def test_resume(spoil: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One byte that differs after a resume is told; the losses alone would not show it."""
+    """One byte that differs after a resume is reported; the losses alone would not show it."""
     threads = torch.get_num_threads()
     found = _run(_InMemory(spoil=spoil), tmp_path, every=2, monkeypatch=monkeypatch)
     assert found.losses_equal
@@ -123,7 +123,8 @@ def test_resume(spoil: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 def test_checkpoints(
     every: int, steps: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """None after the last step; the one before the clock starts is as large as the others."""
+    """There is none after the last step. The one before the clock starts has the size of the
+    others."""
     saver = _InMemory(spoil=False)
     _run(saver, tmp_path, every=every, monkeypatch=monkeypatch)
     taken, sizes = zip(*saver.saved, strict=True)

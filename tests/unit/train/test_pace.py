@@ -1,4 +1,4 @@
-"""How far apart checkpoints are: as given, or by hand from times that were measured."""
+"""The interval between checkpoints: as given, or computed from measured times."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_refused(text: str) -> None:
 
 @pytest.mark.slow
 def test_probe(tmp_path: Path) -> None:
-    """Times of real saves; the directory holds the last of them: the start, 3 steps, 3 saves."""
+    """Times of real saves. The directory has the last one: the start, 3 steps, 3 saves."""
     trainer = Trainer(100_000, ballast_bytes=100)
     arm = choose_arms("buffered", "lazy=1")[0][1]
     found = probe(trainer, arm, tmp_path / "probe", 0.0)
@@ -51,7 +51,7 @@ def test_probe(tmp_path: Path) -> None:
 def test_a_step_is_measured_with_its_share_of_the_change(
     simulated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A simulated step changes one of as many parts as an interval has steps, probed ones too."""
+    """A simulated step changes one of as many parts as an interval has steps, also in the probe."""
     parts: list[int] = []
 
     def probed(trainer: Trainer, arm: Arm, directory: Path, simulated_s: float) -> StepTimes:

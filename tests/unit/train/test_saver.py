@@ -1,4 +1,4 @@
-"""Savers tell every checkpoint of a block, however many there were."""
+"""Savers report every checkpoint of a block."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _STATE = {"weight": torch.arange(10)}
 def test_more_saves_than_a_checkpointer_remembers(
     mode: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """All of them are told, oldest first, with what became of them."""
+    """All of them are reported, oldest first, with their status."""
     monkeypatch.setattr(checkpointer, "_REMEMBERED", 2)
     saver = saver_for(arm_of("buffered", mode), tmp_path / "runs")
     for step in range(5):
         saver.save(_STATE, step)
         saver.before_update()
     saver.wait()
-    told = saver.saves()
+    saves = saver.saves()
     saver.close()
-    assert [(one.step, one.status) for one in told] == [(step, "committed") for step in range(5)]
-    assert all(one.stall_s > 0 for one in told)
+    assert [(one.step, one.status) for one in saves] == [(step, "committed") for step in range(5)]
+    assert all(one.stall_s > 0 for one in saves)
 
 
 def test_a_save_that_a_checkpointer_forgot_is_persisting(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Until it is durable, whatever came after it."""
+    """Until it is durable, whatever is saved after it."""
     written = threading.Event()
     monkeypatch.setattr("iobench.linux.yield_to_others", lambda _: written.wait(60))
     monkeypatch.setattr(checkpointer, "_REMEMBERED", 0)
@@ -57,7 +57,7 @@ def test_impatience_while_stock_saves(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """Ctrl-C while it is closed, twice: the directory is its thread's until that has ended."""
+    """Ctrl-C twice during close: its thread uses the directory until it has ended."""
     go_on, save = threading.Event(), TorchSave.save
 
     def slow(*arguments: object) -> None:

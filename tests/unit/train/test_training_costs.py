@@ -1,4 +1,5 @@
-"""What a training record means: exact figures from blocks made by hand; arms by their text."""
+"""The meaning of a training record: exact figures from blocks with known values; arms by their
+text."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def _file(*blocks: TrainBlock) -> ResultFile:
 
 
 def test_costs() -> None:
-    """Stall, slow-down and overhead of one arm, to the last digit."""
+    """Stall, slow-down and overhead of one arm, exactly."""
     again = [replace(one, repetition=1, wall_s=8.0) for one in (_NONE, _ASYNC)]
     plain, cost = training_costs(_file(_NONE, _ASYNC, again[1], again[0]))
     assert (plain.label, plain.step_s, plain.overhead, plain.stall_s) == ("none", 1.0, None, None)
@@ -89,19 +90,19 @@ def test_few_pairs_leave_an_overhead_undecided(pairs: int, said: str) -> None:
 
 
 def test_cut_off() -> None:
-    """A record that ends before an arm's partner block gives no overhead, and no error."""
+    """If the record ends before the partner block of an arm, there is no overhead and no error."""
     (cost,) = training_costs(_file(_ASYNC))
     assert (cost.overhead, cost.slowdown) == (None, None)
     assert training_costs(_file()) == []
 
 
 def test_record() -> None:
-    """A block comes back from JSON as it was."""
+    """A block is equal after a round trip through JSON."""
     assert from_record(to_record(_ASYNC)) == _ASYNC
 
 
 def test_arms() -> None:
-    """Writers times modes, none first and once; what a peer lacks is named."""
+    """Writers times modes, `none` first and once. A mode that a peer lacks is named."""
     arms, left_out = choose_arms("buffered,peer:torch-save,crc=false", "async,none,lazy=1")
     assert [arm.label for arm in arms] == [
         "none",
@@ -124,7 +125,7 @@ def test_due() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 3])
 def test_rewind(parts: int) -> None:
-    """Training again after `rewind` gives every loss and the whole ballast again."""
+    """Training again after `rewind` gives the same losses and the same ballast."""
     trainer = Trainer(100_000, ballast_bytes=1000)
     trainer.step()
     trainer.change_in_parts(parts)

@@ -1,4 +1,4 @@
-"""What a budget allows, in the race and in the confirmation, by seconds and by bytes."""
+"""What a budget allows in the race and in the confirmation, in seconds and in bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def cost(time_s: float, written_bytes: int) -> Cost:
 
 
 def budget(*, spent: Cost, reserve: Cost) -> Budget:
-    """Of 100 s and 1000 bytes, shared out before anything was spent."""
+    """100 s and 1000 bytes, shared out before anything is spent."""
     made = Budget(max_s=100, max_bytes=1000)
     made.set_aside(reserve)
     made.spend(Measurement(took_s=7, spent_s=spent.time_s, written_bytes=spent.written_bytes))
@@ -33,13 +33,14 @@ def budget(*, spent: Cost, reserve: Cost) -> Budget:
     ],
 )
 def test_a_budget_of_nothing(settings: dict[str, Any], message: str) -> None:
-    """Is refused, by the name of its option."""
+    """It is refused, and the error names its option."""
     with pytest.raises(OptionError, match=message):
         Budget(**settings)
 
 
 def test_what_was_spent_is_left_no_more() -> None:
-    """A trial is charged for the time since the one before it, which is more than it took."""
+    """A trial is charged for the time since the one before it, which is longer than the trial
+    itself."""
     made = Budget(max_s=100, max_bytes=1000)
     for _ in range(2):
         made.spend(Measurement(took_s=20, spent_s=30, written_bytes=300))
@@ -60,12 +61,12 @@ def test_what_was_spent_is_left_no_more() -> None:
     ],
 )
 def test_one_cost_covers_another(other: Cost, times: int, enough: bool) -> None:
-    """By its seconds and by its bytes alike, to the last of them."""
+    """Both in seconds and in bytes, to the last of them."""
     assert cost(10, 100).covers(other, times=times) is enough
 
 
 def test_what_is_set_aside_is_not_the_races() -> None:
-    """The share is what is left at that moment; a second time all is shared out anew."""
+    """The share is a part of what is left at that moment. A second call shares out again."""
     made = budget(spent=cost(10, 200), reserve=cost(0, 0))
     made.set_aside(cost(30, 500))
     assert made.share == cost(60, 300)
@@ -90,7 +91,7 @@ def test_what_is_set_aside_is_not_the_races() -> None:
     ],
 )
 def test_what_is_left_of_the_share(spent: Cost, left: float) -> None:
-    """Of seconds and bytes, what is scarcer; below zero where the reserve was touched."""
+    """The scarcer one of seconds and bytes; negative if the reserve was used."""
     assert budget(spent=spent, reserve=cost(60, 600)).left == left
 
 
@@ -111,7 +112,7 @@ def test_what_is_left_of_the_share(spent: Cost, left: float) -> None:
 def test_a_round_of_the_race_begins_where_it_fits(
     one_round: Cost, until: float, begins: bool
 ) -> None:
-    """So much of the share must be left after it: the reserve is never a round's."""
+    """It begins if enough of the share is left after it. It never uses the reserve."""
     made = budget(spent=cost(20, 200), reserve=cost(60, 600))
     assert made.races(one_round, until=until) is begins
 
@@ -130,7 +131,7 @@ def test_a_round_of_the_race_begins_where_it_fits(
     ],
 )
 def test_how_many_can_take_part(each: Cost, rounds: int, until: float, count: int) -> None:
-    """As many as seconds and bytes both allow; none where less than `until` is left already."""
+    """As many as seconds and bytes both allow; none if less than `until` is left."""
     made = budget(spent=cost(20, 200), reserve=cost(60, 600))
     assert made.affordable(each, rounds=rounds, until=until) == count
 
@@ -151,6 +152,6 @@ def test_how_many_can_take_part(each: Cost, rounds: int, until: float, count: in
 def test_a_round_of_the_confirmation_begins(
     spent: Cost, one_round: Cost, enough: bool, begins: bool
 ) -> None:
-    """While its bytes fit; with too few samples the time may be overdrawn, but not for ever."""
+    """If its bytes fit. With too few samples the time may be exceeded, up to a limit."""
     made = budget(spent=spent, reserve=cost(60, 600))
     assert made.confirms(one_round, enough=enough) is begins

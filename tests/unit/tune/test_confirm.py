@@ -1,4 +1,4 @@
-"""What fresh samples bear out, and what not."""
+"""Confirmation: what fresh samples show, and what they do not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from iobench.tune.confirm import Confirmation
 
 
 def confirmed(rounds: int = 6, **losses: float) -> Confirmation:
-    """The first led the race; `buffered` is the baseline. Losses vary by 1%."""
+    """The first setting led the race; `buffered` is the baseline. Losses vary by 1%."""
     made = Confirmation(contenders=list(losses), baseline="buffered")
     for number in range(rounds):
         for position, (name, loss) in enumerate(losses.items()):
@@ -20,7 +20,7 @@ def confirmed(rounds: int = 6, **losses: float) -> Confirmation:
 
 
 def test_a_clear_winner() -> None:
-    """Half of the baseline's loss: chosen, twice as good, nobody equal."""
+    """Half of the baseline's loss: it is chosen, twice as good, and has no equal."""
     verdict = confirmed(winner=1.0, known=1.5, buffered=2.0).verdict()
     assert verdict is not None
     assert (verdict.chosen, verdict.equals, verdict.refuted) == ("winner", (), False)
@@ -29,7 +29,7 @@ def test_a_clear_winner() -> None:
 
 
 def test_no_winner_over_the_baseline() -> None:
-    """Who led the race but is not shown better than the baseline is not chosen."""
+    """The leader of the race is not shown better than the baseline, so it is not chosen."""
     verdict = confirmed(winner=1.0, buffered=1.01).verdict()
     assert verdict is not None
     assert verdict.chosen == "buffered"
@@ -38,14 +38,14 @@ def test_no_winner_over_the_baseline() -> None:
 
 
 def test_a_leader_that_the_confirmation_refutes() -> None:
-    """The race's leader is slower now than the best known setting, so that one is chosen."""
+    """The leader of the race is now slower than the best known setting, which is chosen."""
     verdict = confirmed(winner=1.5, known=1.0, buffered=3.0).verdict()
     assert verdict is not None
     assert (verdict.chosen, verdict.refuted) == ("known", True)
 
 
 def test_equals_are_named() -> None:
-    """No difference shown to the runner-up: one is chosen and the other named."""
+    """No difference to the runner-up is shown: one is chosen, and the other is named."""
     verdict = confirmed(winner=1.0, known=1.005, buffered=3.0).verdict()
     assert verdict is not None
     assert verdict.equals == ("known",)
@@ -57,8 +57,8 @@ def test_too_few_samples_say_nothing() -> None:
     assert confirmed(4, winner=1.0, buffered=2.0).verdict() is None
 
 
-def test_who_fails_is_out() -> None:
-    """A leader whose bytes were wrong is not chosen, whatever its rate."""
+def test_a_failure_is_not_chosen() -> None:
+    """A leader with wrong bytes is not chosen, whatever its rate."""
     made = confirmed(winner=1.0, known=1.5, buffered=2.0)
     made.fail("winner", "3 of 9 tensors came back other than they were saved")
     verdict = made.verdict()
@@ -67,7 +67,7 @@ def test_who_fails_is_out() -> None:
 
 
 def test_without_a_baseline() -> None:
-    """Where the baseline fails itself the best of the others is chosen, and compared to nothing."""
+    """If the baseline fails, the best of the others is chosen, without a comparison."""
     made = confirmed(winner=1.0, buffered=2.0)
     made.fail("buffered", "no space")
     verdict = made.verdict()
@@ -76,7 +76,7 @@ def test_without_a_baseline() -> None:
 
 
 def test_only_the_baseline() -> None:
-    """One setting alone is chosen for lack of others."""
+    """A single setting is chosen."""
     verdict = confirmed(buffered=2.0).verdict()
     assert verdict is not None
     assert (verdict.chosen, verdict.equals, verdict.refuted) == ("buffered", (), False)
@@ -84,8 +84,8 @@ def test_only_the_baseline() -> None:
 
 @pytest.mark.slow
 def test_how_often_equals_are_called_better() -> None:
-    """Three settings as good as the baseline, 10% noise, six rounds: a winner over it is named in
-    at most 1 of 20 confirmations."""
+    """Three settings as good as the baseline, 10% noise, six rounds: at most 1 of 20 confirmations
+    names a winner."""
     wrong = 0
     for seed in range(60):
         rng = random.Random(seed)
@@ -101,7 +101,7 @@ def test_how_often_equals_are_called_better() -> None:
 
 @pytest.mark.parametrize(("rounds", "enough"), [(4, False), (5, True), (6, True)])
 def test_five_rounds_are_enough_for_a_claim(rounds: int, enough: bool) -> None:
-    """Of every one that is able; who failed needs none."""
+    """Each contender that has not failed needs five rounds."""
     made = confirmed(rounds, winner=1.0, known=1.5, buffered=2.0)
     assert made.enough is enough
     del made.losses["known"][0]
@@ -111,7 +111,7 @@ def test_five_rounds_are_enough_for_a_claim(rounds: int, enough: bool) -> None:
 
 
 def test_contenders_that_are_shown_worse_are_not_open() -> None:
-    """From six rounds on; a race of one needs no more rounds."""
+    """From six rounds on. A single contender needs no more rounds."""
     assert confirmed(5, winner=1.0, known=1.005, buffered=3.0).open == [
         "winner",
         "known",
@@ -122,7 +122,7 @@ def test_contenders_that_are_shown_worse_are_not_open() -> None:
 
 
 def test_excess_is_an_upper_limit() -> None:
-    """The first of four equal contenders: its excess over the second is 0, and rarely above."""
+    """Of four equal contenders, the first has an excess of 0 over the second, rarely more."""
     above = 0
     rng = random.Random(1)
     for _ in range(200):

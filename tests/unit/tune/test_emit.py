@@ -1,4 +1,4 @@
-"""The file under -o: UTF-8 whatever the locale, and durable."""
+"""The file of -o: UTF-8 in any locale, and durable."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ write(Path(sys.argv[2]), Path(sys.argv[1]).read_bytes().decode())
 
 @pytest.mark.slow
 def test_the_locale_does_not_matter(tmp_path: Path) -> None:
-    """Under C with its ASCII the same bytes are read and written."""
+    """In the locale C, which is ASCII, the same bytes are read and written."""
     first, second = tmp_path / "first.toml", tmp_path / "second.toml"
     first.write_bytes(dump_writer(BufferedWriter(), comment=["\N{ROCKET}"]).encode())
     subprocess.run(
@@ -36,7 +36,7 @@ def test_the_locale_does_not_matter(tmp_path: Path) -> None:
 
 
 def test_it_is_durable_on_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is synced before it has its name, and its directory after that."""
+    """The file is synced before it gets its name, and its directory after that."""
     done: list[tuple[str, bool]] = []
     fsync, path = os.fsync, tmp_path / "writer.toml"
 

@@ -1,4 +1,4 @@
-"""What is remembered of trials, and what is expected of the next one by it."""
+"""The recorded trials of a setting, and the cost that they predict for the next one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def measured(
 
 
 def test_trials_of_a_phase_or_of_all() -> None:
-    """In their order; of a setting that was never tried there are none."""
+    """In their order. A setting that was never tried has none."""
     history = History()
     one, two, three = measured(1), measured(2), measured(3)
     history.add("a", step("probe"), one)
@@ -32,7 +32,7 @@ def test_trials_of_a_phase_or_of_all() -> None:
 
 
 def test_those_probed_by_their_first_trial() -> None:
-    """The best first, without those that failed in it; what came later is not looked at."""
+    """The best first, without those that failed in it. Later trials do not count."""
     history = History()
     history.add("slow", step("probe"), measured(3))
     history.add("broken", step("probe"), measured(1, error="OSError: no"))
@@ -54,10 +54,10 @@ def test_those_probed_by_their_first_trial() -> None:
         (3.0, 0.9, 200, 6.0),  # no more than all of it
     ],
 )
-def test_the_last_trial_tells_how_long_the_next_takes(
+def test_the_last_trial_predicts_the_next(
     took_s: float, stall_s: float | None, size_bytes: int, expected_s: float
 ) -> None:
-    """What moves bytes grows with their number, and what waits does not."""
+    """The part that moves bytes grows with their number; the waiting part does not."""
     history = History()
     history.add("a", step(size_bytes=1), measured(50, stall_s=10))
     history.add("a", step(size_bytes=100), measured(took_s, stall_s=stall_s))
@@ -65,6 +65,6 @@ def test_the_last_trial_tells_how_long_the_next_takes(
 
 
 def test_of_a_setting_never_tried_nothing_is_expected() -> None:
-    """It is the caller's to say what it is like."""
+    """The caller must say which setting it is like."""
     with pytest.raises(KeyError):
         History().expected_s("a", 100)

@@ -1,4 +1,4 @@
-"""A journal: append-only, resumable, honest about what it cannot read."""
+"""Journal: append-only, resumable, and explicit about what it cannot read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def kinds(path: Path) -> list[str]:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    """Header and measurements come back equal; the end says how it ended."""
+    """Header and measurements are equal after reading; the last line says how the tuning ended."""
     path = tmp_path / "new" / "tune.jsonl"
     with Journal.create(path, HEADER) as journal:
         journal.write(record())
@@ -47,7 +47,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_it_is_durable_when_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Synced once, with the last line in it, however the tuning ended."""
+    """It is synced once, after its last line, however the tuning ended."""
     path, fsync = tmp_path / "tune.jsonl", os.fsync
     synced: list[list[str]] = []
 
@@ -71,7 +71,7 @@ def test_it_answers_for_its_own_step_only() -> None:
 
 
 def test_going_on(tmp_path: Path) -> None:
-    """An interrupted one says so, and a resumed one is appended to."""
+    """An interrupted journal says so, and a resumed one is appended to."""
     path = tmp_path / "tune.jsonl"
     with contextlib.suppress(KeyboardInterrupt), Journal.create(path, HEADER) as journal:
         journal.write(record())
@@ -87,7 +87,7 @@ def test_going_on(tmp_path: Path) -> None:
 
 
 def test_a_killed_process_leaves_half_a_line(tmp_path: Path) -> None:
-    """It is cut off when it is gone on with."""
+    """Resuming removes it."""
     path = tmp_path / "tune.jsonl"
     with Journal.create(path, HEADER) as journal:
         journal.write(record())
@@ -112,7 +112,7 @@ def test_a_killed_process_leaves_half_a_line(tmp_path: Path) -> None:
     ],
 )
 def test_no_journal(tmp_path: Path, text: str, words: str) -> None:
-    """Anything else is refused with the line that is wrong, and left as it is."""
+    """Any other file is refused, with the wrong line, and not changed."""
     path = tmp_path / "tune.jsonl"
     path.write_text(text)
     with pytest.raises(ResultFileError, match=words), Journal.resume(path):
@@ -121,7 +121,7 @@ def test_no_journal(tmp_path: Path, text: str, words: str) -> None:
 
 
 def test_it_overwrites_nothing(tmp_path: Path) -> None:
-    """An existing file is refused, with how to go on with it."""
+    """An existing file is refused; the error says how to resume it."""
     path = tmp_path / "tune.jsonl"
     path.write_text("")
     with pytest.raises(ResultFileError, match=f"--resume {path}"), Journal.create(path, HEADER):
@@ -129,7 +129,7 @@ def test_it_overwrites_nothing(tmp_path: Path) -> None:
 
 
 def test_where_it_cannot_be_made(tmp_path: Path) -> None:
-    """Below a file there is no directory: says so."""
+    """The path leads through a file, and the error says so."""
     (tmp_path / "file").touch()
     path = tmp_path / "file" / "tune.jsonl"
     with pytest.raises(ResultFileError, match="cannot be created"), Journal.create(path, HEADER):

@@ -1,4 +1,4 @@
-"""What is small, what is over a limit, and how it is shown."""
+"""The cost to minimise, the limits, and how a cost is shown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JOB = TrainingJob(nodes=512)
 
 
 def measured(save_s: float, restore_s: float, cpu_s: float = 0.5) -> Measurement:
-    """1 GiB saved and restored in so many seconds."""
+    """1 GiB, saved and restored in so many seconds."""
     step = Step(phase="race", round=1, size_bytes=GIB)
     made = SimulatedStorage(seed=1, noise=lambda _: 0.0)(Candidate.of("odirect", {}, "drawn"), step)
     assert made.save is not None
@@ -36,7 +36,7 @@ def test_save_and_restore_are_seconds_per_byte() -> None:
 
 
 def test_balanced_is_the_geometric_mean() -> None:
-    """Twice as fast a save is worth as much as twice as fast a restore."""
+    """A save that is twice as fast counts like a restore that is twice as fast."""
     goal = Objective(goal="balanced")
     assert goal.loss(measured(2.0, 8.0)) == pytest.approx(4.0 / GIB)
     assert goal.loss(measured(1.0, 8.0)) == pytest.approx(goal.loss(measured(2.0, 4.0)))
@@ -85,7 +85,7 @@ def test_what_cannot_be_meant(settings: dict[str, object], words: str) -> None:
 
 
 def test_memory_counts_by_its_peak() -> None:
-    """One measurement over the limit is enough; memory that nobody can tell is not over it."""
+    """One measurement over the limit is enough. Unknown memory is not over the limit."""
     goal = Objective(max_memory_bytes=64 * MIB)
     small = replace(measured(1.0, 1.0), memory_bytes=MIB)
     unknown = replace(small, memory_bytes=None)
@@ -94,7 +94,7 @@ def test_memory_counts_by_its_peak() -> None:
 
 
 def test_cpu_counts_by_the_median_of_three() -> None:
-    """One or two samples of CPU time say nothing; of three the middle one does."""
+    """One or two samples of CPU time decide nothing; of three the median counts."""
     goal = Objective(max_cpu_s_per_gib=1.0)
     low, high = measured(1.0, 1.0, cpu_s=0.5), measured(1.0, 1.0, cpu_s=2.0)
     assert goal.over([high, high]) == ""

@@ -1,4 +1,4 @@
-"""Who is dropped from a race, given the losses of its rounds."""
+"""Which settings a race eliminates, given the losses of its rounds."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def run(one: Race[str], number: int, losses: dict[str, float]) -> None:
         one.trials[name].losses[number] = loss
 
 
-def test_one_round_drops_nobody() -> None:
-    """However much slower in one round, that may have been the round."""
+def test_one_round_eliminates_no_setting() -> None:
+    """However large the difference is: the round may have been disturbed."""
     one = race("fast", "slow")
     run(one, 1, {"fast": 1.0, "slow": 10.0})
     assert one.judge() == []
 
 
-def test_clearly_worse_in_two_rounds_is_dropped() -> None:
+def test_clearly_worse_in_two_rounds_is_eliminated() -> None:
     """Twice the loss in two rounds of ten contenders whose noise is small."""
     names = [f"c{i}" for i in range(10)]
     one = race(*names, "slow")
@@ -41,8 +41,8 @@ def test_clearly_worse_in_two_rounds_is_dropped() -> None:
     assert "2.0" in one.trials["slow"].cause
 
 
-def test_one_outlier_drops_nobody() -> None:
-    """Ten times the loss in one of three rounds, and equal in the others, is no proof."""
+def test_one_outlier_eliminates_no_setting() -> None:
+    """Ten times the loss in one of three rounds, and equal losses in the others, prove nothing."""
     one = race("a", "b", "c", "d")
     for number in (1, 2, 3):
         run(one, number, {"a": 1.0, "b": 1.01, "c": 0.99, "d": 10.0 if number == 2 else 1.0})
@@ -50,7 +50,7 @@ def test_one_outlier_drops_nobody() -> None:
 
 
 def test_drift_is_no_difference() -> None:
-    """Rounds of very different speed, in each of which all are equal, drop nobody."""
+    """Rounds of very different speed, with equal losses in each, eliminate no setting."""
     one = race("a", "b", "c", "d")
     for number in range(1, 7):
         pace = 1.5**number
@@ -59,7 +59,7 @@ def test_drift_is_no_difference() -> None:
 
 
 def test_less_than_the_noise_floor_is_no_difference() -> None:
-    """1% in every one of twenty rounds without noise is below what is ever claimed."""
+    """1% in each of twenty rounds without noise is below the smallest claimed difference."""
     one = race("a", "b")
     for number in range(20):
         run(one, number, {"a": 1.0, "b": 1.01})
@@ -67,7 +67,7 @@ def test_less_than_the_noise_floor_is_no_difference() -> None:
 
 
 def test_newcomers_are_compared_in_the_rounds_of_both() -> None:
-    """Who joins when the storage has become slow is not worse for that."""
+    """A setting that joins after the storage became slow is not worse for that."""
     one = race("old", "other")
     for number in (1, 2):
         run(one, number, {"old": 1.0, "other": 1.3})
@@ -79,8 +79,8 @@ def test_newcomers_are_compared_in_the_rounds_of_both() -> None:
     assert one.ratio("new", "new") == 1.0
 
 
-def test_luck_in_one_round_leads_nobody() -> None:
-    """A newcomer that was a little better once stands behind one that was good ten times."""
+def test_luck_in_one_round_makes_no_leader() -> None:
+    """A newcomer that was slightly better once ranks behind a setting that was good ten times."""
     one = race("steady", "other")
     rng = random.Random(1)
     for number in range(10):
@@ -91,7 +91,7 @@ def test_luck_in_one_round_leads_nobody() -> None:
 
 
 def test_a_path_that_degrades_loses_its_lead() -> None:
-    """Fast for three rounds and slow for seven: the others lead in the end."""
+    """It is fast for three rounds and slow for seven: the others lead in the end."""
     one = race("steady", "degrading", "other")
     for number in range(10):
         run(one, number, {"steady": 1.0, "other": 1.05, "degrading": 0.5 if number < 3 else 2.0})
@@ -102,9 +102,9 @@ def test_a_path_that_degrades_loses_its_lead() -> None:
     assert "degrading" in one.judge()
 
 
-def test_the_best_is_hardly_ever_dropped() -> None:
-    """Five per cent better than nine others under heavy-tailed noise of 10%: of 60 races of four
-    rounds it is dropped in at most 6. docs/autotune.md has the figures of many more."""
+def test_the_best_is_rarely_eliminated() -> None:
+    """5% better than nine others, with heavy-tailed noise of 10%: it is eliminated in at most 6 of
+    60 races of four rounds. docs/autotune.md has the figures of many more."""
     wrong = 0
     for seed in range(60):
         rng, noise = random.Random(seed), heavy_tails(0.10)
@@ -118,7 +118,7 @@ def test_the_best_is_hardly_ever_dropped() -> None:
 
 
 def test_cut_leaves_the_best() -> None:
-    """`cut` keeps so many, and says why the others are gone."""
+    """`cut` keeps so many, and gives the reason for each of the others."""
     one = race("a", "b", "c")
     run(one, 1, {"a": 3.0, "b": 1.0, "c": 2.0})
     assert one.cut(2, "no budget") == ["a"]
@@ -127,7 +127,7 @@ def test_cut_leaves_the_best() -> None:
 
 
 def test_an_empty_race() -> None:
-    """Before anything is measured nobody leads and nobody is dropped."""
+    """Before any measurement there is no leader, and no setting is eliminated."""
     one = race("a")
     assert (one.ranked(), one.judge(), one.ratio("a", "a")) == ([], [], None)
 
@@ -142,7 +142,9 @@ def test_an_empty_race() -> None:
         (RaceStatus.FAILED, False, False),
     ],
 )
-def test_who_ran_no_more_may_be_able_still(status: RaceStatus, running: bool, able: bool) -> None:
-    """Slow is not broken: only who failed or went over a limit cannot be confirmed."""
+def test_eliminated_settings_can_be_confirmed(
+    status: RaceStatus, running: bool, able: bool
+) -> None:
+    """Slow is not broken: only a setting that failed or exceeded a limit cannot be confirmed."""
     trial = RaceEntry(candidate="a", status=status)
     assert (trial.running, trial.able) == (running, able)

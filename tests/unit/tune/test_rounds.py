@@ -1,4 +1,4 @@
-"""Who is measured in a round, in which order, and what of it is kept."""
+"""The settings that a round measures, their order, and what is kept of the results."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _SIZE = 64 * MIB
 
 @dataclass(kw_only=True)
 class Reported:
-    """What was said of each trial."""
+    """Progress that records each reported trial."""
 
     figures: list[str] = field(default_factory=list)
 
     def phase(self, what: str) -> None:
-        """Not said by rounds."""
+        """Ignore it: rounds report no phase."""
 
     def trial(self, candidate: Candidate, step: Step, figure: str) -> None:
         self.figures.append(f"{candidate.label} {step.round} {figure}")
@@ -76,12 +76,12 @@ class Played:
 
     @property
     def asked(self) -> list[tuple[str, int]]:
-        """Whom, in which round."""
+        """Return the settings that were measured, by round."""
         return [(name, step.round) for name, step in self.storage.asked]
 
 
 def test_a_round_measures_each_once_and_is_paid_for() -> None:
-    """Losses count by the round's number; the probe's do not count, and are remembered."""
+    """Losses count by the number of the round. Those of the probe do not count, but are kept."""
     played = Played.at(100, 200, 400)
     played.rounds.run("probe", _NAMES, _SIZE, record=False)
     assert all(not trial.losses for trial in played.rounds.race.trials.values())
@@ -94,8 +94,8 @@ def test_a_round_measures_each_once_and_is_paid_for() -> None:
     assert played.reported.figures[-1].startswith("odirect 2 0.20 GiB/s")
 
 
-def test_who_fails_or_needs_too_much_runs_no_more() -> None:
-    """With the cause; a probe counts in that, too."""
+def test_a_failure_or_a_limit_ends_a_setting() -> None:
+    """With its cause. Failures and limits of the probe count too."""
     played = Played.at(
         100,
         200,
@@ -126,7 +126,8 @@ def test_who_fails_or_needs_too_much_runs_no_more() -> None:
 def test_a_rung_lasts_as_long_as_its_share(
     max_bytes: int, until: float, began: bool, rounds: int
 ) -> None:
-    """Of so many trials' bytes; it says whether it could begin, and goes there and back."""
+    """It moves the bytes of so many trials, and reverses its order. It reports whether it could
+    begin."""
     played = Played.at(200, 200, 200)
     played.rounds.run("probe", _NAMES, _SIZE, record=False)
     left = Budget(max_s=10_000, max_bytes=max_bytes * _SIZE)
@@ -141,8 +142,9 @@ def test_a_rung_lasts_as_long_as_its_share(
         assert second == first[::-1]
 
 
-def test_the_second_round_of_a_rung_is_for_those_who_run_still() -> None:
-    """One that fails in the first is not in it, and with one left there is nothing to compare."""
+def test_the_second_round_of_a_rung_has_the_remaining_settings() -> None:
+    """A setting that fails in the first round is not in it. With one setting left there is no
+    second round."""
     played = Played.at(
         200,
         200,
@@ -157,7 +159,8 @@ def test_the_second_round_of_a_rung_is_for_those_who_run_still() -> None:
 
 
 def test_a_round_of_the_confirmation() -> None:
-    """Is recorded by its number, and verified where that is asked; who fails is out, with why."""
+    """It is recorded by its number, and verified on request. A setting that fails leaves with its
+    cause."""
     played = Played.at(
         100,
         200,
@@ -179,7 +182,7 @@ def test_a_round_of_the_confirmation() -> None:
 
 @pytest.mark.parametrize(("limit", "out"), [(2 * MIB, True), (GIB, False)])
 def test_a_confirmation_judges_limits_by_its_own_samples(limit: int, out: bool) -> None:
-    """Every setting takes a block of a few MiB here; that one took more before is past."""
+    """Every setting takes a block of a few MiB here; an earlier, larger value does not count."""
     played = Played.at(100, 200, 400, max_memory_bytes=limit)
     earlier = Step(phase="race", round=1, size_bytes=_SIZE)
     much = Measurement(took_s=1, spent_s=1, written_bytes=_SIZE, memory_bytes=2 * GIB)
@@ -191,7 +194,8 @@ def test_a_confirmation_judges_limits_by_its_own_samples(limit: int, out: bool) 
 
 
 def test_a_new_setting_is_expected_to_be_like_the_leader() -> None:
-    """By rank; before any round of the race, like the best of the probe. Verified costs more."""
+    """By rank; before any round of the race, like the best of the probe. Verification costs
+    more."""
     played = Played.at(100, 400, 200)
     played.rounds.written_bytes = lambda size, verify: (2 if verify else 1) * size
     played.rounds.run("probe", _NAMES, _SIZE, record=False)

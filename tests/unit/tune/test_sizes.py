@@ -1,4 +1,4 @@
-"""How large the checkpoints of a tuning may be."""
+"""The possible sizes of checkpoints in a tuning."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from iobench.units import MIB
     ],
 )
 def test_ever_smaller_sizes(confirm: int, fixed: bool, least: int, candidates: list[float]) -> None:
-    """Halves, as long as the workload fits and they are worth it; one where it is fixed. In MiB."""
+    """Halves, as long as the workload fits and they are large enough; one size if it is fixed. In
+    MiB."""
     sizes = TuningSizes(confirm=confirm * MIB, fixed=fixed, fits=lambda size: size >= least * MIB)
     assert [size / MIB for size in sizes.candidates()] == candidates

@@ -1,4 +1,4 @@
-"""Which settings there are on a target, and which come first."""
+"""The settings of a target, and their order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from iobench.writers.registry import make
 
 
 def test_the_space_of_a_directory(tmp_path: Path) -> None:
-    """Writers that work there and store something; the baseline first; the others with reasons."""
+    """All writers that work there and store bytes, the baseline first; the others with reasons."""
     space = space_of(str(tmp_path))
     assert space.baseline.label == "buffered"
     assert {"buffered", "uncached", "hybrid"} <= set(space.dimensions)
@@ -26,7 +26,7 @@ def test_the_space_of_a_directory(tmp_path: Path) -> None:
 
 
 def test_every_value_is_one_that_the_writer_takes(tmp_path: Path) -> None:
-    """Search ranges lie within the ranges, and hold the defaults."""
+    """Search ranges are within the allowed ranges, and contain the defaults."""
     space = space_of(str(tmp_path))
     for name, dimensions in space.dimensions.items():
         for one in dimensions:
@@ -36,14 +36,14 @@ def test_every_value_is_one_that_the_writer_takes(tmp_path: Path) -> None:
 
 
 def test_only_those_asked_for(tmp_path: Path) -> None:
-    """Without `buffered` the first one's defaults are the baseline."""
+    """Without `buffered`, the defaults of the first writer are the baseline."""
     space = space_of(str(tmp_path), ["hybrid"])
     assert set(space.dimensions) == {"hybrid"}
     assert space.baseline == Candidate.of("hybrid", {}, "baseline")
 
 
 def test_nothing_works(tmp_path: Path) -> None:
-    """Every reason is told; a misspelt name is another error."""
+    """The error has every reason; a misspelt name is another error."""
     with pytest.raises(UnavailableError, match=r"no writer is available .*s3://bucket/prefix"):
         space_of(str(tmp_path), ["s3"])
     with pytest.raises(UnknownNameError, match="did you mean 'hybrid'"):
@@ -51,7 +51,7 @@ def test_nothing_works(tmp_path: Path) -> None:
 
 
 def test_neighbours_differ_in_one_step(tmp_path: Path) -> None:
-    """Of a setting in the middle two per option; of one at an end one."""
+    """A setting in the middle has two per option, a setting at an end one."""
     space = space_of(str(tmp_path), ["buffered"])
     own = Candidate.of("buffered", {"block_size": "1MiB", "threads": 2}, "drawn")
     found = {one.label for one in space.neighbours(own)}
@@ -64,6 +64,6 @@ def test_neighbours_differ_in_one_step(tmp_path: Path) -> None:
 
 
 def test_a_default_outside_the_search_range_is_searched_too() -> None:
-    """The setting to begin with is part of the space."""
+    """The first setting is part of the space."""
     (info,) = (one for one in make("s3").options.describe() if one.name == "threads")
     assert set(Dimension.of(info).values) == {*info.search, info.default}

@@ -1,4 +1,4 @@
-"""What a tuning asks for and what it makes of the answers, on storages that exist on paper."""
+"""The trials that a tuning requests and its conclusions, on simulated storage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from iobench.units import GIB, MIB
 
 
 def test_equal_answers_lead_to_an_equal_outcome() -> None:
-    """Seed and measurements decide everything: trials, their order, the chosen one."""
+    """Seed and measurements determine the trials, their order and the chosen setting."""
     runs = []
     for _ in range(2):
         storage = SimulatedStorage(seed=3)
@@ -40,7 +40,7 @@ def test_equal_answers_lead_to_an_equal_outcome() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("max_s", "max_gib"), [(180, 60), (60, 60), (180, 12), (600, 200)])
 def test_the_budget_is_kept(max_s: float, max_gib: int) -> None:
-    """No more bytes than allowed, and no more time than one trial too long."""
+    """No more bytes than allowed; the time is exceeded by one trial at most."""
     storage = SimulatedStorage(seed=1)
     budget = Budget(max_s=max_s, max_bytes=max_gib * GIB)
     share = budget.max_bytes * 0.4 / 24
@@ -52,7 +52,8 @@ def test_the_budget_is_kept(max_s: float, max_gib: int) -> None:
 
 
 def test_verified_trials_that_write_more_have_their_room() -> None:
-    """As of stalls, where the first round is saved once more: six rounds or more are confirmed."""
+    """In the first round of stalls there is one more save: still six rounds or more are
+    confirmed."""
     storage = SimulatedStorage(seed=1, written_bytes=lambda size, verify: (5 + verify) * size)
     budget = Budget(max_s=36_000, max_bytes=5 * GIB)
     sizes = TuningSizes(confirm=16 * MIB, fixed=True, fits=lambda size: size >= MIB)
@@ -68,7 +69,7 @@ def test_verified_trials_that_write_more_have_their_room() -> None:
     [(Budget(max_s=3), "--max-time"), (Budget(max_bytes=GIB), "--max-bytes")],
 )
 def test_a_budget_too_small_for_one_round(budget: Budget, word: str) -> None:
-    """Is refused, with what would be enough."""
+    """It is refused, and the error names a sufficient one."""
     storage = SimulatedStorage(seed=1)
     sizes = TuningSizes(confirm=GIB, fixed=True, fits=lambda size: size >= MIB)
     with pytest.raises(UsageError, match=f"{word} is too small for one round.*at least"):
@@ -77,7 +78,7 @@ def test_a_budget_too_small_for_one_round(budget: Budget, word: str) -> None:
 
 
 def test_known_settings_come_first_and_the_confirmation_last() -> None:
-    """And the confirmation's samples are larger than any before."""
+    """The samples of the confirmation are larger than all before."""
     storage = SimulatedStorage(seed=5)
     space = space_of_writers()
     outcome = storage.tuner(space).run()
@@ -99,7 +100,7 @@ def test_known_settings_come_first_and_the_confirmation_last() -> None:
 
 
 def test_a_round_goes_there_and_back() -> None:
-    """The second round of a rung has the order of the first one reversed."""
+    """The second round of a rung has the reversed order of the first."""
     storage = SimulatedStorage(seed=5)
     storage.tuner(space_of_writers()).run()
     rounds: dict[int, list[str]] = {}
@@ -111,7 +112,7 @@ def test_a_round_goes_there_and_back() -> None:
 
 
 def test_failures_are_kept_with_their_cause() -> None:
-    """A writer that fails takes no further part; the others go on; the cause is told."""
+    """A writer that fails takes no further part, and its cause is reported. The others go on."""
     storage = SimulatedStorage(
         seed=2,
         error=lambda one, _: "TransferError: no ring" if one.writer == "uring" else None,
@@ -124,7 +125,7 @@ def test_failures_are_kept_with_their_cause() -> None:
 
 
 def test_a_winner_whose_bytes_are_wrong_is_not_named() -> None:
-    """The leader fails its verification: another is chosen, and that is said."""
+    """The leader fails its verification: another is chosen, and the notes say so."""
     wrong = "DataMismatchError: 1 of 9 tensors came back other than they were saved"
     storage = SimulatedStorage(
         seed=2,
@@ -138,7 +139,7 @@ def test_a_winner_whose_bytes_are_wrong_is_not_named() -> None:
 
 
 def test_everything_fails() -> None:
-    """Then there is no winner, and every cause is told."""
+    """There is no winner, and the error has every cause."""
     storage = SimulatedStorage(seed=2, error=lambda one, _: f"OSError: {one.writer} is broken")
     with pytest.raises(IobenchError, match=r"no setting is left.*buffered is broken"):
         storage.tuner(space_of_writers()).run()
@@ -156,7 +157,7 @@ def test_a_path_that_degrades_after_its_warm_up() -> None:
 
 @pytest.mark.parametrize("name", [*worlds(), "hills"])
 def test_a_storage_is_not_decided_wrongly(name: str) -> None:
-    """A decided winner is within 5% of the best, whatever the noise and however rates change."""
+    """A decided winner is within 5% of the best, for any noise and any change of rates."""
     space = space_of_writers()
     for seed in range(3):
         world = worlds().get(name) or hills(seed)
@@ -216,7 +217,8 @@ def test_steps_that_are_better_are_also_tried_together() -> None:
 
 
 def test_what_the_race_dropped_comes_back_where_the_confirmation_contradicts_it() -> None:
-    """uring leads up to 512 MiB and is half as fast above: more of odirect is confirmed then."""
+    """uring leads up to 512 MiB and is half as fast above: more settings of odirect are confirmed
+    then."""
     world = worlds()["uring at half its rate above 512 MiB"]
     outcome = world.storage(1).tuner(space_of_writers()).run()
     assert outcome.confirmation.contenders[0].startswith("uring")
@@ -229,14 +231,14 @@ def test_what_the_race_dropped_comes_back_where_the_confirmation_contradicts_it(
 
 
 def test_one_setting_of_each_close_family_is_confirmed() -> None:
-    """Not only the leader's: uncached and odirect are within twice its loss, buffered is not."""
+    """Besides the leader's: uncached and odirect are within twice its loss, buffered is not."""
     outcome = SimulatedStorage(seed=5).tuner(space_of_writers()).run()
     writers = {outcome.trials[one].candidate.writer for one in outcome.confirmation.contenders}
     assert writers == {"uring", "odirect", "uncached", "buffered"}  # the baseline
 
 
 def test_an_answer_within_five_percent_is_decided() -> None:
-    """At 2% noise: which of the equal settings is written does not matter then."""
+    """At 2% noise. Which of the equal settings is written does not matter."""
     outcome = SimulatedStorage(seed=1, noise=normal(0.02)).tuner(space_of_writers()).run()
     assert outcome.decided
     assert outcome.verdict.equals
@@ -245,7 +247,7 @@ def test_an_answer_within_five_percent_is_decided() -> None:
 
 
 def test_doubts_leave_it_undecided() -> None:
-    """At 10% noise another one may be 5% better; every doubt is a reason."""
+    """At 10% noise another setting may be 5% better; every doubt is a reason."""
     outcome = SimulatedStorage(seed=1, noise=normal(0.1)).tuner(space_of_writers()).run()
     assert not outcome.decided
     assert outcome.verdict.excess > 0.05
@@ -255,7 +257,7 @@ def test_doubts_leave_it_undecided() -> None:
 
 
 def test_nothing_better_than_the_baseline() -> None:
-    """Where all are equal the baseline stays, and nothing is claimed."""
+    """If all settings are equal, the baseline stays, and no gain is claimed."""
     outcome = SimulatedStorage(seed=1, rate=lambda *_: 2.0 * GIB).tuner(space_of_writers()).run()
     assert outcome.chosen.label == "buffered"
     assert next(outcome.reasons()) == (
@@ -264,7 +266,7 @@ def test_nothing_better_than_the_baseline() -> None:
 
 
 def test_limits() -> None:
-    """Settings over --max-memory or --max-cpu take no part in the end."""
+    """Settings over --max-memory or --max-cpu do not take part in the end."""
     storage = SimulatedStorage(seed=1)
     limited = Objective(max_memory_bytes=4 * MIB)
     outcome = storage.tuner(space_of_writers(), objective=limited).run()
@@ -279,7 +281,7 @@ def test_limits() -> None:
 
 
 def test_without_optuna(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only neighbours of the leaders are tried near them, and the note says how to get more."""
+    """Only neighbours of the leaders are tried, and a note says how to get more."""
     monkeypatch.setattr(tuner_module, "optuna_missing", lambda: True)
     storage = SimulatedStorage(seed=1)
     outcome = storage.tuner(space_of_writers()).run()
@@ -305,8 +307,9 @@ def test_contenders_that_are_shown_worse_get_no_more_rounds_than_they_need() -> 
     assert max(rounds.values()) > 6
 
 
-def test_hopeless_writers_are_not_searched_and_that_is_told() -> None:
-    """The page cache is five times slower here at its known setting: its others are left alone."""
+def test_hopeless_writers_are_not_searched() -> None:
+    """The page cache is five times slower at its known setting: its other settings are not
+    tried."""
     storage = SimulatedStorage(seed=1)
     outcome = storage.tuner(space_of_writers()).run()
     tried = {label for label, _ in storage.asked}
@@ -315,7 +318,7 @@ def test_hopeless_writers_are_not_searched_and_that_is_told() -> None:
 
 
 def test_one_writer_only() -> None:
-    """A space of one writer is tuned against that writer's defaults."""
+    """It is tuned against its own defaults."""
     storage = SimulatedStorage(seed=1)
     outcome = storage.tuner(space_of_writers("odirect")).run()
     assert outcome.chosen.writer == "odirect"
@@ -323,7 +326,7 @@ def test_one_writer_only() -> None:
 
 
 def test_draws_are_new_and_of_all_writers() -> None:
-    """Settings are drawn once each, about as many of each writer, none that is known."""
+    """Each setting is drawn once, about as many of each writer, and no known one."""
     space = space_of_writers()
     drawn = space.draw(["odirect", "uring"], 20, {"odirect"}, random.Random(1))
     labels = [one.label for one in drawn]

@@ -1,4 +1,4 @@
-"""The workloads that ship, and that finding them costs little."""
+"""The shipped workloads, and that finding them is cheap."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ _REQUIRED = [
 
 
 def test_the_workloads_that_ship() -> None:
-    """All promised workloads load under their names, with a description, and nothing else ships."""
+    """All promised workloads load under their names, with a description, and no others are
+    shipped."""
     assert workloads.names() == sorted(_REQUIRED)
     loaded = [workloads.load(name) for name in workloads.names()]
     assert [workload.name for workload in loaded] == workloads.names()
@@ -53,7 +54,7 @@ def test_the_workloads_that_ship() -> None:
 
 
 def test_an_unknown_name_lists_the_known_and_suggests_the_nearest() -> None:
-    """A slip of the pen is answered with the name that was meant."""
+    """A typing error gets the nearest name as an answer."""
     with pytest.raises(UnknownNameError, match=r"did you mean 'llama7b'.*synthetic-1t-dist"):
         workloads.load("lama7b")
     with pytest.raises(UnknownNameError, match="unknown model"):
@@ -61,7 +62,7 @@ def test_an_unknown_name_lists_the_known_and_suggests_the_nearest() -> None:
 
 
 def test_importing_loads_neither_torch_nor_pydantic() -> None:
-    """`import iobench.workloads` and listing names leave the heavy packages alone."""
+    """`import iobench.workloads` and listing names import no heavy package."""
     code = (
         "import sys, iobench.workloads as w; w.names();"
         "print([m for m in ('torch', 'pydantic', 'yaml', 'numpy') if m in sys.modules])"

@@ -31,7 +31,8 @@ def payload(files: tuple[FileSpec, ...]) -> Counter[tuple[str, tuple[int, ...]]]
 def test_every_tensor_once(
     tmp_path: Path, files: tuple[FileSpec, ...], serializer: str | None, granularity: str | None
 ) -> None:
-    """Whatever the shape, the tensors are the same, names differ within a file, bytes come back."""
+    """For any shape the tensors are the same, names are unique within a file, and bytes are
+    restored."""
     made = Shape.parse(serializer, granularity).apply(files)
     assert payload(made) == payload(files)
     assert len({spec.path for spec in made}) == len(made)
@@ -97,5 +98,5 @@ def test_what_cannot_be_meant(
 
 @pytest.mark.parametrize("text", ["blob", "shard=5GB", "shard=16MiB", "layer", "tensor"])
 def test_a_granularity_as_text(text: str) -> None:
-    """What is shown is understood again."""
+    """The shown text can be parsed again."""
     assert Granularity.parse(str(Granularity.parse(text))) == Granularity.parse(text)

@@ -1,4 +1,4 @@
-"""Scaling down: what is kept, what is said about it, and what cannot be."""
+"""Scaling down: what is kept, how it is described, and what is impossible."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_no_combination_of_blocks_is_much_larger(max_bytes: int) -> None:
 
 
 def test_near_ties_keep_more_kinds_of_blocks() -> None:
-    """At 40 GiB half the layers with embedding and head win over one layer more without them."""
+    """At 40 GiB half the layers with embedding and head are preferred to one more layer without."""
     scale = workloads.load("llama7b").scaled(40 * GIB).scale
     assert scale is not None
     assert (scale.layers, scale.embedding, scale.head) == (16, True, True)
@@ -58,7 +58,7 @@ def test_near_ties_keep_more_kinds_of_blocks() -> None:
 
 
 def test_dropped_blocks_are_named() -> None:
-    """The text says which blocks are missing, and tensors of those blocks are gone."""
+    """The text names the missing blocks, and their tensors are not in the workload."""
     scaled = workloads.load("llama7b-zero3").scaled(4 * GIB)
     assert scaled.scale is not None
     assert scaled.scale.text == "13 of 32 layers, no embedding"
@@ -87,7 +87,7 @@ def test_width_is_divided_only_when_no_layer_fits() -> None:
 
 
 def test_small_files_stay_as_they_are() -> None:
-    """The tail of small files is that of the full workload, but for the index of the shards."""
+    """The small files are those of the full workload, except for the index of the shards."""
     full, scaled = workloads.load("llama7b"), workloads.load("llama7b").scaled(8 * GIB)
     index = "model.safetensors.index.json"
     tails = [
@@ -97,7 +97,7 @@ def test_small_files_stay_as_they_are() -> None:
     assert tails[0] == tails[1]
 
 
-def test_what_cannot_fit_is_told_the_smallest_size() -> None:
+def test_the_error_names_the_smallest_size() -> None:
     """A limit below the small files alone is a usage error that names a size that then works."""
     workload = workloads.load("llama7b")
     with pytest.raises(UsageError, match="smallest is") as caught:
@@ -109,13 +109,14 @@ def test_what_cannot_fit_is_told_the_smallest_size() -> None:
 
 
 def test_a_rank_that_writes_nothing_needs_no_scaling() -> None:
-    """A data parallel rank that leaves the writing to the first fits everywhere."""
+    """A data parallel rank that does not write fits everywhere."""
     workload = workloads.load("synthetic-1t")
     assert workload.files(3071) == ()
     assert workload.scaled(0, rank=3071) is workload
 
 
 def _estimate(workload: Workload, layers: int, embedding: bool, head: bool) -> int:
-    """About the bytes of rank 0 with these blocks: 12 per parameter and 2.4 MB of small files."""
+    """Return about the bytes of rank 0 with these blocks: 12 per parameter and 2.4 MB of small
+    files."""
     model = workload.model.kept(layers=layers, embedding=embedding, head=head)
     return 12 * model.num_parameters + 2_400_000

@@ -1,4 +1,4 @@
-"""A user's YAML: what it may say, and the one line that a broken one is answered with."""
+"""A user's YAML: its valid content, and the one-line error of an invalid file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ step_time: {seconds: 0.5, gpus: 1, hardware: A100, precision: BF16, source: meas
 
 
 def test_a_file_of_ones_own(write: Callable[[str], Path]) -> None:
-    """A model described in place is combined with any layout; the workload is named by its file."""
+    """A model described in the file works with any layout; the workload is named after the file."""
     workload = workloads.load(write(_INLINE))
     assert workload.name == "mine"
     assert workload.parameters == 2 * 1000 * 64 + 2 * (4 * 64 * 64 + 3 * 96 * 64 + 2 * 64) + 64
@@ -53,7 +53,7 @@ def test_the_guide_is_right(write: Callable[[str], Path]) -> None:
 
 
 def test_one_of_our_models_by_name(write: Callable[[str], Path]) -> None:
-    """A file that names a model and a layout of ours equals the workload that ships."""
+    """A file that names a shipped model and layout equals the shipped workload."""
     assert workloads.load(write(_GOOD)).files() == workloads.load("llama7b-fsdp").files()
 
 
@@ -119,7 +119,7 @@ def test_a_broken_model_is_answered_in_one_line(
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", "hello", "\t", "\x00"])
 def test_what_is_no_mapping_is_refused(write: Callable[[str], Path], text: str) -> None:
-    """Files that hold something else say what they should hold, or that they are no YAML."""
+    """The error says what the file should hold, or that it is not YAML."""
     _refused(write(text), "must be a mapping with the fields schema|is not YAML")
 
 
@@ -146,12 +146,12 @@ _MERGED = "m0: &m0 {x: 1}\n" + "".join(
 def test_a_hostile_file_is_answered_in_one_line(
     write: Callable[[str], Path], text: str, says: str
 ) -> None:
-    """Few bytes that stand for billions of values, and text that commands a terminal."""
+    """A few bytes that expand to billions of values, and text with control characters."""
     _refused(write(text), says)
 
 
 def test_aliases_are_allowed(write: Callable[[str], Path]) -> None:
-    """They shorten a file as in any YAML, also several times and merged."""
+    """They shorten a file like in any YAML, also repeated and merged."""
     text = _INLINE.replace("hidden_size: 64", "hidden_size: &n 64").replace("size: 96", "size: *n")
     assert workloads.load(write(text.replace("num_heads: 4", "num_heads: *n"))).parameters
 
@@ -199,7 +199,7 @@ def test_too_many_ranks_are_refused(write: Callable[[str], Path]) -> None:
 
 
 def test_missing_and_binary_files_are_refused(tmp_path: Path) -> None:
-    """A path without a file, a directory, and bytes that are no text."""
+    """A missing file, a directory, and bytes that are not text."""
     _refused(tmp_path / "none.yaml", "cannot be read: No such file")
     _refused(tmp_path, "cannot be read: Is a directory")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")

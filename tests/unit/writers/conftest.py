@@ -1,4 +1,4 @@
-"""A file, and system calls that do less than they were asked for."""
+"""A file, and system calls that move fewer bytes than requested."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ def fd(tmp_path: Path) -> Iterator[int]:
 
 @pytest.fixture
 def short_calls(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
-    """`short_calls("pwritev", [3, 0, 7])`: the calls move that many bytes at most, then all.
-
-    Returns the list of what is still to come, so that a test can see that it was used up.
-    """
+    """`short_calls("pwritev", [3, 0, 7])`: the calls move at most that many bytes, then all.
+    Returns the list of the remaining counts, so that a test can check that it was used up."""
 
     def limit(name: str, limits: list[int]) -> list[int]:
         real: Callable[..., int] = getattr(os, name)

@@ -1,4 +1,4 @@
-"""aiofiles: awaited, cancelled, and used from where it cannot work."""
+"""aiofiles: awaited, cancelled, and refused where it cannot work."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _run(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 def test_several_files_in_flight(writer: AiofilesWriter, tmp_path: Path) -> None:
-    """From asynchronous code files are written and read side by side by one writer."""
+    """Asynchronous code writes and reads several files at once by one writer."""
 
     async def work() -> None:
         images = [FileImage.of(f"new/{n}", [np.roll(_DATA, n)]) for n in range(5)]
@@ -55,7 +55,7 @@ def test_several_files_in_flight(writer: AiofilesWriter, tmp_path: Path) -> None
 
 
 def test_many(writer: AiofilesWriter, tmp_path: Path) -> None:
-    """write_many and awrite_many give every file, and one Transfer of all of them."""
+    """write_many and awrite_many write every file, and return one Transfer for all."""
     images = [FileImage.of(f"d/{n}", [content(1000 * n)]) for n in range(10)]
     for moved in (
         writer.write_many(images, tmp_path / "sync"),
@@ -69,7 +69,7 @@ def test_many(writer: AiofilesWriter, tmp_path: Path) -> None:
 
 
 def test_where_a_loop_is_running(writer: AiofilesWriter, tmp_path: Path) -> None:
-    """The ordinary methods would block a running loop: they refuse and say what to use."""
+    """The ordinary methods would block a running loop: they raise, and name the alternative."""
     image = FileImage.of("file", [bytearray(10)])
     writer.write(image, tmp_path)
     stream = writer.open(tmp_path / "stream")
@@ -124,7 +124,8 @@ def test_cancelled(
     nth: int,
     times: int,
 ) -> None:
-    """A cancelled write waits for the block in flight, then leaves nothing; also if impatient."""
+    """A cancelled write waits for the block in flight, and then leaves no file; also after a second
+    cancellation."""
     (tmp_path / "file").write_bytes(b"the last good one")
     with monkeypatch.context() as patch:
         held = _Held(patch, nth)
@@ -152,7 +153,7 @@ def test_cancelled(
 def test_a_timeout_is_a_cancellation(
     writer: AiofilesWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """asyncio.timeout ends a write that hangs as soon as the thread lets go of it."""
+    """asyncio.timeout ends a write that hangs once its thread has ended the call."""
     held = _Held(monkeypatch, 2)
 
     async def work() -> None:
@@ -168,7 +169,7 @@ def test_a_timeout_is_a_cancellation(
 def test_a_cancelled_read(
     writer: AiofilesWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A read that is cancelled at once leaves no descriptor behind."""
+    """A read that is cancelled at once leaves no descriptor open."""
     writer.write(FileImage.of("file", [_DATA]), tmp_path)
 
     async def work() -> None:
@@ -187,7 +188,7 @@ def test_a_cancelled_read(
 def test_one_of_many_fails(
     writer: AiofilesWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first failure ends the others, is raised as it is, and tells of further ones."""
+    """The first failure ends the others and is raised unchanged, with later ones as notes."""
     real = AsyncFileIO.write
 
     async def write(handle: Any, data: Any) -> int:
@@ -212,7 +213,7 @@ def test_impatience_while_a_stream_ends(
     impatience: Callable[[threading.Event], AbstractContextManager[None]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Ctrl-C is raised when the loop and its threads have ended, and nothing is open."""
+    """Ctrl-C is raised after the loop and its threads have ended, and nothing is open."""
     go_on, close = threading.Event(), asyncio.Runner.close
     ended: list[asyncio.Runner] = []
 
@@ -231,7 +232,7 @@ def test_impatience_while_a_stream_ends(
 
 
 def test_finish_first_undoes() -> None:
-    """What was made while the cancellation came is given to `undo`."""
+    """A result that arrives during the cancellation is passed to `undo`."""
     undone: list[str] = []
 
     async def work() -> None:
@@ -254,7 +255,7 @@ def test_finish_first_undoes() -> None:
 
 
 def test_run_tasks_counts_all() -> None:
-    """Every block is handed out once, over all tasks, and their meters are absorbed."""
+    """Each block is taken once, by any of the tasks, and their meters are added."""
     meter, seen = Meter(), []
 
     async def work(blocks: Blocks, own: Meter) -> None:

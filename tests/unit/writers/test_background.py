@@ -226,7 +226,7 @@ class _Ring:
         return tag, length
 
     def peek(self) -> None:
-        """Nothing ends before somebody waits for it."""
+        """No operation ends before a caller waits for it."""
 
     def close(self) -> None:
         pass

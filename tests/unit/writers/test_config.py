@@ -230,7 +230,7 @@ def test_by_name() -> None:
 
 
 class Refusing(BufferedWriter):
-    """Works nowhere."""
+    """A writer that is unavailable everywhere."""
 
     name = "refusing"
 

@@ -19,7 +19,7 @@ from iobench.writers.device import cuda
 
 
 class _Cuda:
-    """What of torch.cuda is used, noting every call in `log`."""
+    """The parts of torch.cuda that are used; each call is noted in `log`."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -77,7 +77,7 @@ class _Cuda:
 
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> _Cuda:
-    """torch.cuda, played."""
+    """A replacement of torch.cuda."""
     fake = _Cuda()
     for name in ("Stream", "Event", "stream", "current_stream", "current_device", "cudart"):
         monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
@@ -85,14 +85,14 @@ def played(monkeypatch: pytest.MonkeyPatch) -> _Cuda:
 
 
 def _bytes(tensor: torch.Tensor) -> cuda.CudaBytes:
-    """CudaBytes over CPU memory: torch copies it alike."""
+    """CudaBytes over CPU memory, which torch copies in the same way."""
     memory = object.__new__(cuda.CudaBytes)
     memory.tensor, memory.device = tensor, cuda.CudaDevice(0)
     return memory
 
 
 def test_a_lane_begins_behind_the_callers_stream(played: _Cuda) -> None:
-    """First it waits for the current stream, then it copies; a mark is an event; closing waits."""
+    """It waits for the current stream before its copies. A mark is an event, and closing waits."""
     memory = _bytes(torch.arange(8, dtype=torch.uint8))
     lane = memory.device.lane()
     block = np.zeros(4, dtype=np.uint8)
@@ -111,7 +111,7 @@ def test_a_lane_begins_behind_the_callers_stream(played: _Cuda) -> None:
 
 
 def test_copies_to_the_device(played: _Cuda) -> None:
-    """Host memory, read-only memory too, and memory of the device arrive in it."""
+    """Host memory, also read-only memory, and memory of the device are copied to it."""
     memory = _bytes(torch.zeros(6, dtype=torch.uint8))
     lane = memory.device.lane()
     lane.copy(np.array([1, 2], dtype=np.uint8), memory[:2])
@@ -121,7 +121,7 @@ def test_copies_to_the_device(played: _Cuda) -> None:
 
 
 def test_blocks_are_pinned_once_and_let_go(played: _Cuda) -> None:
-    """The allocation of a pool's blocks is registered once, and no longer than it lives."""
+    """The memory of a pool's blocks is registered once, for as long as it exists."""
     device = cuda.CudaDevice(0)
     pool = BlockPool(64 << 10)
     blocks = [pool.take() for _ in range(3)]
@@ -143,8 +143,8 @@ def test_memory_that_shares_its_pages_is_not_pinned(played: _Cuda) -> None:
     assert not played.registered
 
 
-def test_a_refusal_to_pin_is_told(played: _Cuda) -> None:
-    """cudaHostRegister's error is the reason; memory that is pinned already is no error."""
+def test_a_refusal_to_pin_is_reported(played: _Cuda) -> None:
+    """The reason is cudaHostRegister's error; memory that is pinned already is not an error."""
     played.refuse = 2
     block = BlockPool(4 << 20).take()
     reason = cuda.CudaDevice(0).pin(block)
@@ -155,7 +155,7 @@ def test_a_refusal_to_pin_is_told(played: _Cuda) -> None:
 
 
 def test_cuda_errors_are_transfer_errors(played: _Cuda, monkeypatch) -> None:
-    """One line, of whichever RuntimeError torch raised."""
+    """One line, for any RuntimeError of torch."""
 
     def fail(self):
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel ...")

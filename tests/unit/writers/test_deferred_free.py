@@ -1,4 +1,4 @@
-"""Large files that are replaced or removed: which are held open, and for how long."""
+"""Large files that are replaced or removed: which ones are held open, and for how long."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def ext4(shared_filesystems: MakeFilesystem) -> Path:
 
 
 def _make(path: Path, size_bytes: int = _LARGE) -> Path:
-    """A file with that many bytes of blocks."""
+    """Make a file with that many bytes of blocks."""
     with path.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, size_bytes)
     return path
 
 
 def _open_here(path: Path) -> int:
-    """How many descriptors of this process lead to the file, by whatever name it has now."""
+    """Return how many descriptors of this process are open on the file, under any name."""
     wanted = path.stat()
     found = (os.stat(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd))
     return sum((one.st_dev, one.st_ino) == (wanted.st_dev, wanted.st_ino) for one in found)
@@ -199,7 +199,7 @@ def test_a_forked_child_holds_nothing(ext4: Path) -> None:
 def test_without_a_thread_space_is_freed_at_once(
     ext4: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
-    """So too when the start is interrupted; no call waits for a thread that never began."""
+    """Also if the start is interrupted; no call waits for a thread that never began."""
 
     def refuse(self: threading.Thread) -> None:
         raise error("can't start new thread")

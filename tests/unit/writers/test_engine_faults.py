@@ -1,11 +1,11 @@
-"""Any failure at any time: no hang, one completion per range, each block back once or lost."""
+"""Any failure at any time: no hang, one completion per range, and each block is returned once or
+lost."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.every_bytecode import raised_within
 
 from iobench import linux
 from iobench.errors import DataMismatchError
@@ -39,7 +40,7 @@ _DEADLOCK_S = 20
 
 @dataclass(frozen=True)
 class _Fault:
-    """What happens at one completion (`result`), wait, peek or submission (`error`)."""
+    """The fault of one completion (`result`), wait, peek or submission (`error`)."""
 
     where: str
     result: int = 0
@@ -85,7 +86,7 @@ class _Pool(BlockPool):
 
 
 class _Ring:
-    """Moves bytes of the file when an operation completes; the `nth` call fails as in `fault`."""
+    """Moves bytes of the file when an operation completes; the `nth` call fails with `fault`."""
 
     def __init__(self, fault: _Fault, nth: int, ready: int) -> None:
         self._fault, self._nth, self._ready = fault, nth, ready
@@ -98,7 +99,7 @@ class _Ring:
         return {address for _, _, address, *_ in self._queued}
 
     def lost_ranges(self) -> set[int]:
-        """Numbers of the ranges that it belongs to."""
+        """The numbers of the ranges to which that memory belongs."""
         return {offset // _RANGE for *_, offset, _ in self._queued}
 
     def write(self, fd: int, address: int, length: int, offset: int, tag: int) -> None:
@@ -172,7 +173,7 @@ class _Run:
         self.meter = Meter()
 
     def move(self, engine: DirectEngine) -> None:
-        """Raises what the transfer does."""
+        """Move all ranges; raise the failure of the transfer."""
         image, paths = FileImage.of("image", [self.memory]), (IoPath.DIRECT, IoPath.BUFFERED)
         plain = DirectFile(fd=self.fd, alignment=linux.DioAlignment(memory=_PAGE, offset=_PAGE))
         file = HybridFile(
@@ -200,30 +201,11 @@ class _Run:
             engine.drain()
 
     def close(self) -> bytes:
-        """What has arrived."""
+        """Return the bytes that have arrived."""
         try:
             return os.pread(self.fd, len(_DATA), 0) if self.writes else self.memory.tobytes()
         finally:
             os.close(self.fd)
-
-
-def _within_seconds(call: Callable[[], None]) -> BaseException | None:
-    """Return the exception of `call()`; a hang is a failure."""
-    raised: list[BaseException | None] = []
-
-    def run() -> None:
-        try:
-            call()
-        except BaseException as error:  # noqa: BLE001 -- returned
-            raised.append(error)
-        else:
-            raised.append(None)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(_DEADLOCK_S)
-    assert raised, "it hangs"
-    return raised[0]
 
 
 @pytest.fixture(autouse=True)
@@ -263,7 +245,7 @@ def test_a_ring(tmp_path: Path, lost: list[Bytes], fault: str, hybrid: bool, wri
         pool, ring = _Pool(_PIECE), _Ring(how, nth, ready)
         pool.in_kernel = ring.lost
         engine = RingEngine(ring, 3, pool, run.meter, writes=writes, path="fake")
-        error = _within_seconds(lambda run=run, engine=engine: run.move(engine))
+        error = raised_within(_DEADLOCK_S, lambda run=run, engine=engine: run.move(engine))
         arrived = run.close()
         assert ring.closed
         assert len(engine) == 0
@@ -312,7 +294,7 @@ def test_system_calls(
 
         monkeypatch.setattr(os, name, limited)
         engine = BlockingEngine(pool, run.meter, path="fake")
-        error = _within_seconds(lambda run=run, engine=engine: run.move(engine))
+        error = raised_within(_DEADLOCK_S, lambda run=run, engine=engine: run.move(engine))
         monkeypatch.setattr(os, name, real)
         arrived = run.close()
         assert pool.out == set()

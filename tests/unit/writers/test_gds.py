@@ -1,4 +1,4 @@
-"""The writer gds against a played cuFile over a played device; real files."""
+"""The writer gds with a fake cuFile on a fake device, and real files."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _saved(tmp_path: Path, *memories: object, **options: object):
 
 
 def test_the_paths_taken(played: FakeCuFile, tmp_path: Path) -> None:
-    """Blocks with device memory go by gds, those without as odirect has them go."""
+    """Blocks with device memory take the gds path, others the path of odirect."""
     device, data = FakeDevice(), content(300_000)
     head, tail = content(1000, 1), content(200_000, 2)
     writer, moved = _saved(tmp_path, head, device.upload(data), tail)
@@ -93,7 +93,8 @@ def test_the_paths_taken(played: FakeCuFile, tmp_path: Path) -> None:
 
 
 def test_host_memory_is_a_fallback(played: FakeCuFile, tmp_path: Path) -> None:
-    """An image without device memory goes as odirect's, and the Transfer says so; streams too."""
+    """An image without device memory takes the path of odirect, and the Transfer records it;
+    streams too."""
     writer, moved = _saved(tmp_path, content(300_000))
     assert set(moved.paths) == {"direct"}
     assert [(f.wanted, f.used) for f in moved.fallbacks] == [("gds", "direct")]
@@ -104,7 +105,7 @@ def test_host_memory_is_a_fallback(played: FakeCuFile, tmp_path: Path) -> None:
 
 
 def test_buffers_are_registered_once(played: FakeCuFile, tmp_path: Path) -> None:
-    """Blocks on the GPU serve the next transfer, and are released with the writer."""
+    """Blocks on the GPU are reused by the next transfer, and released with the writer."""
     device = FakeDevice()
     writer, _ = _saved(tmp_path, device.upload(content(600_000)), threads=3)
     held = dict(played.buffers)
@@ -135,7 +136,7 @@ def test_compatibility_mode_is_a_fallback(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """What cuFile says of itself becomes a fallback of each Transfer, and a word of `available`."""
+    """cuFile's own report becomes a fallback of each Transfer, and part of `available`."""
     fake = FakeCuFile(nvfs=nvfs, p2pdma=p2pdma, forced=forced)
     _use(fake, monkeypatch)
     _, moved = _saved(tmp_path, FakeDevice().upload(content(100_000)))
@@ -151,7 +152,7 @@ def test_compatibility_mode_is_a_fallback(
 
 
 def test_a_file_that_goes_through_the_host_is_a_fallback(monkeypatch, tmp_path: Path) -> None:
-    """nvidia-fs is loaded, yet cuFile's statistics tell that this file went through the host."""
+    """nvidia-fs is loaded, but cuFile's statistics show that this file went through the host."""
     _use(FakeCuFile(posix=True), monkeypatch)
     _, moved = _saved(tmp_path, FakeDevice().upload(content(100_000)))
     assert [(f.wanted, f.used) for f in moved.fallbacks] == [("gds", "cuFile compatibility mode")]
@@ -159,7 +160,7 @@ def test_a_file_that_goes_through_the_host_is_a_fallback(monkeypatch, tmp_path: 
 
 
 def test_a_file_that_cufile_refuses(played: FakeCuFile, tmp_path: Path) -> None:
-    """It is written as odirect has it, and the fallback has cuFile's name of the error."""
+    """It is written like by odirect, and the fallback has cuFile's name of the error."""
     played.refuse["handle_register"] = 5008
     data = content(100_000)
     _, moved = _saved(tmp_path, FakeDevice().upload(data))
@@ -170,7 +171,7 @@ def test_a_file_that_cufile_refuses(played: FakeCuFile, tmp_path: Path) -> None:
 
 
 def test_memory_that_cannot_be_registered(played: FakeCuFile, tmp_path: Path) -> None:
-    """cuFile then uses its own buffers, which is a fallback."""
+    """cuFile then uses its own buffers, and a fallback records it."""
     played.refuse["buf_register"] = 5036
     data = content(100_000)
     _, moved = _saved(tmp_path, FakeDevice().upload(data))
@@ -198,7 +199,7 @@ def test_memory_that_cannot_be_registered(played: FakeCuFile, tmp_path: Path) ->
 def test_errors_of_a_write(
     answer: int | Fails, message: str, number: int | None, played: FakeCuFile, tmp_path: Path
 ) -> None:
-    """cuFile's errors by name, the kernel's with their errno; nothing is published."""
+    """cuFile's errors have their name, the kernel's their errno; no file is published."""
     _require_direct(tmp_path)
     writer, device = GdsWriter(block_size="64KiB", threads=2), FakeDevice()
     image = FileImage.of("f", [device.upload(content(400_000))])
@@ -212,7 +213,7 @@ def test_errors_of_a_write(
 
 
 def test_a_short_file(played: FakeCuFile, tmp_path: Path) -> None:
-    """A read that gives nothing more is a file that ended."""
+    """A read of 0 bytes means that the file has ended."""
     _require_direct(tmp_path)
     writer, device = GdsWriter(block_size="64KiB"), FakeDevice()
     writer.write(FileImage.of("f", [device.upload(content(400_000))]), tmp_path)
@@ -222,7 +223,7 @@ def test_a_short_file(played: FakeCuFile, tmp_path: Path) -> None:
 
 
 def test_no_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """cuFile's refusal to open is the reason; no save is tried another way."""
+    """The reason is cuFile's refusal to open; a save does not try another path."""
     fake = FakeCuFile()
     fake.refuse["driver_open"] = 5010
     _use(fake, monkeypatch)
@@ -236,7 +237,7 @@ def test_no_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No driver, no package: each by name, with what to do, and cuFile is not started."""
+    """Driver and package: each is named with its remedy, and cuFile is not started."""
     monkeypatch.setattr(cufile, "_DRIVER", tmp_path / "version")
     answer = GdsWriter().available(tmp_path)
     assert not answer.ok
@@ -257,7 +258,7 @@ def _no_module(name: str) -> None:
 
 @pytest.fixture
 def real():
-    """cuda.bindings.cufile, which can be imported without a GPU, and without libcufile."""
+    """cuda.bindings.cufile, which can be imported without a GPU and without libcufile."""
     try:
         return importlib.import_module("cuda.bindings.cufile")
     except ImportError as error:
@@ -265,10 +266,10 @@ def real():
 
 
 class TestRealBindings:
-    """The played module has the names and the parameters of cuda.bindings.cufile. No GPU needed."""
+    """The fake module has the names and parameters of cuda.bindings.cufile. It needs no GPU."""
 
     def test_signatures(self, real) -> None:
-        """Every function that is played takes what the real one takes."""
+        """Each fake function accepts the parameters of the real one."""
         functions = [n for n, _ in inspect.getmembers(FakeCuFile, inspect.isfunction)]
         played = FakeCuFile()
         for name in (n for n in functions if not n.startswith("_")):
@@ -276,7 +277,7 @@ class TestRealBindings:
             assert ours == list(inspect.signature(getattr(real, name)).parameters), name
 
     def test_numbers(self, real) -> None:
-        """Enumerations have the same numbers; errors look alike, an errno has none."""
+        """Enumerations have the same numbers; errors have the same form, and no errno."""
         for name in ("OpError", "FileHandleType", "BoolConfigParameter"):
             for member in getattr(FakeCuFile, name):
                 assert int(getattr(getattr(real, name), member.name)) == member, member
@@ -286,7 +287,7 @@ class TestRealBindings:
                 module.cuFileError(28)
 
     def test_the_descriptor(self, real) -> None:
-        """What is put into a Descr lies where cuFile reads it."""
+        """cuFile reads the fields of a Descr where the bindings write them."""
         for module in (real, FakeCuFile):
             descriptor = module.Descr()
             descriptor.type = module.FileHandleType.OPAQUE_FD
@@ -296,7 +297,7 @@ class TestRealBindings:
             assert (raw[0], raw[2], raw[4], raw[5]) == (1, 7, 0, 0), module
 
     def test_statistics(self, real) -> None:
-        """The counters of operations through the host are there."""
+        """The counters of operations through the host exist."""
         stats = real.StatsLevel3()
         assert int(stats.num_gpus) == 0
         assert stats.per_gpu_stats.n_posix_reads[:0].sum() == 0

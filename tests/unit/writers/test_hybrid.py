@@ -54,7 +54,7 @@ def _require_ring(directory: Path) -> None:
 
 
 def _direct(moved: Transfer) -> PathCount:
-    """The operations and bytes that went past the page cache, with and without a ring."""
+    """Return the operations and bytes that went past the page cache, with or without a ring."""
     found = [count for path, count in moved.paths.items() if path.endswith("direct")]
     assert len(found) == 1
     return found[0]

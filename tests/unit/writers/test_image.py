@@ -36,7 +36,7 @@ def test_views_equal_the_concatenation(pieces: list[bytes], data: st.DataObject)
 
 @given(_PIECES, st.data())
 def test_gather_equals_the_concatenation(pieces: list[bytes], data: st.DataObject) -> None:
-    """gather fills the block's beginning with that slice and leaves the rest of the block."""
+    """gather fills the start of the block with that slice and leaves the rest unchanged."""
     image, whole = FileImage.of("f", pieces), b"".join(pieces)
     start, stop = _range(data, len(whole))
     block = np.full(stop - start + 5, 0xEE, dtype=np.uint8)
@@ -46,7 +46,7 @@ def test_gather_equals_the_concatenation(pieces: list[bytes], data: st.DataObjec
 
 @given(_PIECES, st.data())
 def test_scatter_fills_only_its_range(pieces: list[bytes], data: st.DataObject) -> None:
-    """scatter puts the block into [start, stop) of the memories and touches nothing else."""
+    """scatter copies the block to [start, stop) of the memories and changes no other byte."""
     memories = [bytearray(piece) for piece in pieces]
     image, whole = FileImage.of("f", memories), bytearray(b"".join(pieces))
     start, stop = _range(data, len(whole))
@@ -83,7 +83,7 @@ def test_paths_that_leave_the_target_are_refused(path: str) -> None:
 
 @pytest.mark.parametrize("path", ["a", "a/b", "a..b", "...", ".hidden"])
 def test_other_paths_are_taken(path: str) -> None:
-    """Dots in names are names."""
+    """Names with dots are allowed."""
     assert FileImage.of(path, []).path == path
 
 
@@ -140,7 +140,7 @@ def test_writable_when_all_memory_is() -> None:
 
 
 def test_a_zero_length_segment_by_hand() -> None:
-    """Segments of no bytes that a caller built himself do not confuse the search."""
+    """Segments of 0 bytes made by the caller do not disturb the search."""
     empty, one = np.zeros(0, dtype=np.uint8), np.array([7], dtype=np.uint8)
     lengths = (0, 1, 0, 0, 1, 0)
     segments, offset = [], 0

@@ -25,11 +25,9 @@ _BLOCK = 8 * _ALIGNMENT
 
 
 class FakeRing:
-    """A ring over a file in memory. Ends operations in any order, short, or with an errno.
-
-    `outcomes` are taken one for each completion: how many units of the alignment at most, or a
-    negative errno; when there are none left every operation is whole.
-    """
+    """A ring over a file in memory. Operations end in any order, short, or with an errno. Each
+    completion takes one of `outcomes`: the most units of the alignment, or a negative errno. When
+    none is left, every operation is complete."""
 
     def __init__(self, file: bytearray, outcomes: list[int] = [], seed: int = 0) -> None:  # noqa: B006
         self.file, self.outcomes, self.order = file, list(outcomes), random.Random(seed)
@@ -198,7 +196,7 @@ def test_a_write_of_nothing() -> None:
 
 
 def test_a_file_that_ends() -> None:
-    """A read beyond the end of the file is a mismatch."""
+    """A read past the end of the file is a mismatch."""
     with pytest.raises(DataMismatchError, match="ended at 4000"):
         _move_one(FakeRing(bytearray(4000)), writes=False)
 
@@ -329,7 +327,7 @@ def test_memory_that_runs_out_when_an_operation_is_queued(monkeypatch: pytest.Mo
 
 
 def test_what_is_counted() -> None:
-    """Operations are calls of the kernel, bytes are those of the blocks."""
+    """Operations are system calls, bytes are those of the blocks."""
     ring, meter = FakeRing(bytearray(_BLOCK), [3, 3]), Meter()
     with _in_flight(ring, writes=True, meter=meter) as in_flight:
         in_flight.start(content(_BLOCK), 0, _BLOCK, lambda _: None)

@@ -1,4 +1,4 @@
-"""MemoryPressure: what it reads, what that means, and how seldom it reads."""
+"""MemoryPressure: what it reads, what it means, and how rarely it reads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def _proc(root: Path, available_kib: int, dirty_kib: int = 0, **settings: int) -
 
 
 def test_reads_the_machine(tmp_path: Path) -> None:
-    """Dirty and write-back are added; writers are throttled half-way between the two limits."""
+    """Dirty and write-back pages are added. Writers are throttled half-way between the two
+    limits."""
     found = MemoryPressure(proc=_proc(tmp_path, 10 * MIB, dirty_kib=100)).now()
     assert found == Pressure(
         total_bytes=16 * GIB,
@@ -35,7 +36,7 @@ def test_reads_the_machine(tmp_path: Path) -> None:
 
 
 def test_limits_in_bytes_win(tmp_path: Path) -> None:
-    """vm.dirty_bytes and vm.dirty_background_bytes, where set, are the limits."""
+    """vm.dirty_bytes and vm.dirty_background_bytes, if set, are the limits."""
     proc = _proc(tmp_path, 10 * MIB, dirty_bytes=300 * MIB, dirty_background_bytes=100 * MIB)
     assert MemoryPressure(proc=proc).now().throttle_bytes == 200 * MIB
 
@@ -52,7 +53,7 @@ def test_limits_in_bytes_win(tmp_path: Path) -> None:
     ],
 )
 def test_what_it_means(available: int, dirty: int, reason: str) -> None:
-    """Below a twentieth of memory available it is short; above the throttle much is dirty."""
+    """With less than 5% of memory available it is short; above the throttle much is dirty."""
     pressure = Pressure(
         total_bytes=16 * GIB, available_bytes=available, dirty_bytes=dirty, throttle_bytes=GIB
     )
@@ -60,20 +61,20 @@ def test_what_it_means(available: int, dirty: int, reason: str) -> None:
 
 
 def test_little_in_all_is_short() -> None:
-    """On a small machine 256 MiB is the least that must be available."""
+    """On a small machine at least 256 MiB must be available."""
     small = Pressure(total_bytes=GIB, available_bytes=255 * MIB)
     assert small.reason == "memory is short"
 
 
 def test_nothing_to_read_is_no_pressure(tmp_path: Path) -> None:
-    """Without /proc nothing is known, and nothing is held against the page cache."""
+    """Without /proc nothing is known, and the page cache is used."""
     found = MemoryPressure(proc=tmp_path / "nowhere").now()
     assert found == Pressure()
     assert found.reason == ""
 
 
 def test_reads_at_most_every_interval(tmp_path: Path) -> None:
-    """Within the interval the last reading is given, afterwards a new one."""
+    """Within the interval the last reading is returned, later a new one."""
     now = [100.0]
     pressure = MemoryPressure(proc=_proc(tmp_path, 10 * MIB), interval_s=0.25, clock=lambda: now[0])
     assert pressure.now().available_bytes == 10 * GIB
@@ -85,7 +86,7 @@ def test_reads_at_most_every_interval(tmp_path: Path) -> None:
 
 
 def test_this_machine() -> None:
-    """The real /proc gives figures that can be."""
+    """The real /proc gives plausible figures."""
     found = MemoryPressure().now()
     assert 0 < found.available_bytes < found.total_bytes
     assert found.throttle_bytes > 0

@@ -175,19 +175,16 @@ def test_memory_pressure(tmp_path: Path) -> None:
     _everywhere(memory_pressure, check)
 
 
-@pytest.mark.parametrize("enters", ["choose", "learn", "drop"])
-@pytest.mark.parametrize("call", ["choose", "learn", "drop"])
+@pytest.mark.parametrize("enters", ["choose", "drop"])
+@pytest.mark.parametrize("call", ["choose", "drop"])
 def test_path_policy(call: str, enters: str) -> None:
     """A choice is always one of the paths that are left, and none fails."""
     large = IoOperation(size_bytes=100, memory_aligned=True)
 
     def check(enter: Callable[..., bool]) -> bool:
         policy, chosen = PathPolicy(small_size=10), list[IoPath]()
-        policy._due = True
-        policy.learn(IoPath.DIRECT, 100, 1.0)
         do = {
             "choose": lambda: chosen.append(policy.choose(large).path),
-            "learn": lambda: policy.learn(IoPath.UNCACHED, 100, 0.1),
             "drop": lambda: policy.drop(IoPath.DIRECT),
         }
         there = enter(do[call], do[enters])

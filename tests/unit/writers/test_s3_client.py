@@ -1,4 +1,4 @@
-"""What the client says of a login that somebody put into an endpoint's URL: nothing."""
+"""Errors of the client never show a login that is part of an endpoint's URL."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _check_silent(error: BaseException) -> None:
     ],
 )
 def test_an_endpoint_that_boto3_refuses(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the message nor the traceback has it."""
+    """Neither the message nor the traceback has the login."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
     with pytest.raises(UnavailableError, match="makes no client") as caught:
         _ = S3Client(S3Options()).boto3
@@ -59,7 +59,7 @@ def test_an_endpoint_that_boto3_refuses(url: str, monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_a_login_that_is_not_escaped(login: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its host would be another one, which would get to see the rest of the password."""
+    """The URL would name another host, which would get the rest of the password."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://{login}@127.0.0.1:9")
     with pytest.raises(UnavailableError, match="login in it that is not escaped") as caught:
         _ = S3Client(S3Options()).boto3
@@ -69,7 +69,7 @@ def test_a_login_that_is_not_escaped(login: str, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("extra", ["?X-Amz-Signature=SECRET", "/base?a=b&c=SECRET@x", "#SECRET"])
 @pytest.mark.parametrize("host", ["127.0.0.1:9", "minio_server:9", "user:p4@host"])
 def test_an_endpoint_with_a_query(host: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be a signature, and is neither used nor shown."""
+    """The query may be a signature. It is neither used nor shown."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://{host}{extra}")
     with pytest.raises(UnavailableError, match=r"query in it|login in it") as caught:
         _ = S3Client(S3Options()).boto3
@@ -80,17 +80,17 @@ def test_an_endpoint_with_a_query(host: str, extra: str, monkeypatch: pytest.Mon
 
 
 def test_an_endpoint_without_a_login_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then it is what helps."""
+    """It helps the user."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://minio_server:9000")
     with pytest.raises(UnavailableError, match="Invalid endpoint: http://minio_server:9000"):
         _ = S3Client(S3Options()).boto3
 
 
 def test_an_endpoint_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """botocore's error has the whole URL; ours does not come from it then."""
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # and does not listen
-        port = nobody.getsockname()[1]
+    """botocore's error has the whole URL, so it is not the cause of ours."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # and does not listen
+        port = silent.getsockname()[1]
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://user:p@SECRET@127.0.0.1:{port}")
         client = S3Client(S3Options())
         with pytest.raises(IobenchError, match=f"//127.0.0.1:{port}/") as caught:
@@ -107,7 +107,7 @@ def test_an_endpoint_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_an_error_of_another_kind() -> None:
-    """Whatever class botocore chose: its text is shown without the login."""
+    """Its text is shown without the login, for any class of botocore."""
     from botocore.exceptions import InvalidProxiesConfigError
 
     error = InvalidProxiesConfigError()
@@ -123,7 +123,7 @@ def test_an_error_of_another_kind() -> None:
 def test_a_missing_file_of_this_machine_is_no_missing_object(
     wanted: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """ENOENT would say that there is no checkpoint, and one would be begun in its place."""
+    """ENOENT would mean that there is no checkpoint, and a job would begin a new one."""
     for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(key)
     (tmp_path / "file").touch()

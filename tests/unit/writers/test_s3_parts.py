@@ -1,4 +1,4 @@
-"""Sizes of parts: within every limit of S3, whatever is asked; and the body of one part."""
+"""Sizes of parts, within every limit of S3; and the body of one part."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _fixed = st.integers(PART_SMALLEST, PART_LARGEST)
 
 @given(_sizes, _threads)
 def test_a_chosen_size_keeps_the_limits(size: int, threads: int) -> None:
-    """5 MiB to 5 GiB, at most 10,000 parts, and small parts only for small objects."""
+    """5 MiB to 5 GiB, at most 10,000 parts, and small parts for small objects only."""
     part = part_size_for(size, threads=threads)
     assert PART_SMALLEST <= part <= PART_LARGEST
     assert part * MOST_PARTS >= size
@@ -39,7 +39,7 @@ def test_a_chosen_size_keeps_the_limits(size: int, threads: int) -> None:
 
 @given(_sizes, _fixed)
 def test_a_fixed_size_is_taken_or_refused(size: int, fixed: int) -> None:
-    """Refused exactly when 10,000 parts are not enough, naming one that is."""
+    """It is refused exactly if 10,000 parts are not enough; the error names a sufficient size."""
     if fixed * MOST_PARTS >= size:
         assert part_size_for(size, fixed_bytes=fixed) == fixed
     else:
@@ -48,7 +48,7 @@ def test_a_fixed_size_is_taken_or_refused(size: int, fixed: int) -> None:
 
 
 def test_more_than_s3_holds() -> None:
-    """5 TiB and not a byte more."""
+    """5 TiB are allowed, and not one byte more."""
     assert part_size_for(5 * TIB) * MOST_PARTS >= 5 * TIB
     with pytest.raises(OptionError, match="split the checkpoint"):
         part_size_for(5 * TIB + 1)
@@ -57,7 +57,7 @@ def test_more_than_s3_holds() -> None:
 @given(st.none() | _sizes, _threads)
 @example(347_087_044_609, 1)
 def test_a_stream_can_always_reach_5_tib(expected: int | None, threads: int) -> None:
-    """However short it was announced, a stream has room for the largest object there is."""
+    """A stream can grow to the largest object, whatever size was announced."""
     parts = StreamParts.expecting(expected, fixed_bytes=0, threads=threads)
     sizes = [parts.size(number) for number in range(1, MOST_PARTS + 1)]
     assert sum(sizes) >= MOST_BYTES
@@ -68,7 +68,7 @@ def test_a_stream_can_always_reach_5_tib(expected: int | None, threads: int) -> 
 
 @given(_sizes, _threads)
 def test_an_announced_stream_has_even_parts(expected: int, threads: int) -> None:
-    """Parts do not grow before the announced end; for up to 5,000 they are those of `write`."""
+    """Parts do not grow before the announced end; up to 5,000 of them are those of `write`."""
     parts = StreamParts.expecting(expected, fixed_bytes=0, threads=threads)
     assert parts.size(max(1, -(-expected // parts.first_bytes))) == parts.first_bytes
     as_written = part_size_for(expected, threads=threads)
@@ -77,7 +77,7 @@ def test_an_announced_stream_has_even_parts(expected: int, threads: int) -> None
 
 
 def test_streams_start_small() -> None:
-    """The first 7 GiB of a stream of unknown length go in parts of 8 MiB."""
+    """The first 7 GiB of a stream of unknown length have parts of 8 MiB."""
     parts = StreamParts.expecting(None, fixed_bytes=0, threads=8)
     assert {parts.size(number) for number in range(1, 901)} == {8 * MIB}
     assert parts.size(901) == 16 * MIB
@@ -85,7 +85,7 @@ def test_streams_start_small() -> None:
 
 
 def test_fixed_streams_do_not_grow() -> None:
-    """A size that was asked for stays, and so does its limit."""
+    """A requested size stays, and so does its limit."""
     parts = StreamParts.expecting(None, fixed_bytes=5 * MIB, threads=8)
     assert parts.size(MOST_PARTS) == 5 * MIB
 
@@ -104,7 +104,7 @@ def _rest(body: PartBody) -> bytes:
 
 @given(st.lists(st.integers(1, 3 * MIB), min_size=1, max_size=6), st.integers(0, 6 * MIB))
 def test_a_body_can_be_read_from_anywhere(lengths: list[int], offset: int) -> None:
-    """As a request that is sent again does it, or one that is signed first."""
+    """Like a request that is repeated, or signed first."""
     body, data = _body(lengths)
     assert len(body) == len(data)
     assert _rest(body) == data
@@ -116,7 +116,7 @@ def test_a_body_can_be_read_from_anywhere(lengths: list[int], offset: int) -> No
 
 @given(st.lists(st.integers(1, 2 * MIB), min_size=1, max_size=4), st.integers(1, 3 * MIB))
 def test_a_body_can_be_signed(lengths: list[int], room: int) -> None:
-    """readinto gives the same bytes, however much is asked for at once."""
+    """readinto returns the same bytes, for any size of the reads."""
     body, data = _body(lengths)
     found = bytearray()
     block = bytearray(max(room, len(data) // 20))
@@ -126,7 +126,7 @@ def test_a_body_can_be_signed(lengths: list[int], room: int) -> None:
 
 
 def test_a_body_is_no_copy() -> None:
-    """What it gives to the socket is the memory itself."""
+    """The socket gets the memory itself."""
     memory = np.zeros(3 * MIB, dtype=np.uint8)
     body = PartBody([memory])
     piece = body.read()
@@ -137,6 +137,6 @@ def test_a_body_is_no_copy() -> None:
 
 
 def test_an_empty_body() -> None:
-    """No views, no bytes."""
+    """Without views it has no bytes."""
     body = PartBody([])
     assert (len(body), body.read(), body.seek(5)) == (0, b"", 0)

@@ -1,4 +1,4 @@
-"""The retry policy on a fake clock, and what it takes for worth a retry."""
+"""The retry policy on a fake clock, and the errors that it retries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from iobench.writers.transfer import Meter
 
 
 class _Clock:
-    """Remembers how long it was asked to wait."""
+    """Records the requested waits."""
 
     def __init__(self, stopped_after: int = 99) -> None:
         self.waits: list[float] = []
@@ -65,7 +65,7 @@ def test_attempts_are_bounded() -> None:
 
 
 def test_what_is_final_is_raised_at_once() -> None:
-    """No wait, no retry."""
+    """Without a wait and without a retry."""
     clock, meter = _Clock(), Meter()
     with pytest.raises(DataMismatchError):
         RetryPolicy(max_attempts=4).run(_failing(1, DataMismatchError()), judge, meter, clock.wait)
@@ -73,7 +73,7 @@ def test_what_is_final_is_raised_at_once() -> None:
 
 
 def test_a_transfer_that_was_given_up_waits_no_longer() -> None:
-    """The error that was waited for is raised."""
+    """The error before the wait is raised."""
     clock, meter = _Clock(stopped_after=1), Meter()
     with pytest.raises(ConnectionError):
         RetryPolicy(max_attempts=9).run(_failing(9, ConnectionError()), judge, meter, clock.wait)
@@ -81,7 +81,7 @@ def test_a_transfer_that_was_given_up_waits_no_longer() -> None:
 
 
 def test_without_a_clock_it_is_the_real_one() -> None:
-    """An event that nobody sets, waited for as long as was computed."""
+    """It waits for the computed time, on an event that is never set."""
     policy = RetryPolicy(max_attempts=2, base_s=0.0)
     assert policy.run(_failing(1, ConnectionError()), judge, Meter()) == "done"
     stopped = threading.Event()
@@ -91,7 +91,7 @@ def test_without_a_clock_it_is_the_real_one() -> None:
 
 
 class _AnsweredError(Exception):
-    """Looks as botocore's ClientError does."""
+    """It has the attributes of botocore's ClientError."""
 
     def __init__(self, status: int, code: str) -> None:
         super().__init__(code)
@@ -124,7 +124,7 @@ class _AnsweredError(Exception):
     ids=repr,
 )
 def test_what_is_transient(error: Exception, transient: bool, throttled: bool) -> None:
-    """Throttling, server errors and broken connections; nothing else."""
+    """Throttling, server errors and broken connections; no other error."""
     assert judge(error) == Trouble(transient=transient, throttled=throttled)
 
 
@@ -142,7 +142,7 @@ def test_what_is_transient(error: Exception, transient: bool, throttled: bool) -
     ids=repr,
 )
 def test_explanations(error: Exception, kind: type, code: int) -> None:
-    """One line that names the object, of the right kind."""
+    """One line that names the object, with the right class."""
     better = explain(error, "reading", "s3://bucket/key")
     assert isinstance(better, kind)
     assert better.exit_code == code  # type: ignore[attr-defined]
@@ -150,13 +150,13 @@ def test_explanations(error: Exception, kind: type, code: int) -> None:
 
 
 def test_what_is_not_ours_stays() -> None:
-    """A bug is no S3 error."""
+    """A bug is not an S3 error."""
     error = ZeroDivisionError()
     assert explain(error, "reading", "s3://bucket/key") is error
 
 
 def test_logins_are_cut_out_of_urls() -> None:
-    """Wherever in a text they stand."""
+    """Anywhere in a text."""
     text = "Could not connect to https://user:p4ss@host:9/x or http://key@other/"
     assert without_login(text) == "Could not connect to https://host:9/x or http://other/"
 
@@ -165,7 +165,8 @@ def test_logins_are_cut_out_of_urls() -> None:
     "password", ["p/ss", "p@ss", "p:ss", "p#ss", "p?ss", "/", "1234/p", "p@s/s@"]
 )
 def test_a_login_is_cut_out_whatever_is_in_its_password(password: str) -> None:
-    """Raw, as people write it. No @ of a path is kept: it may be the password's."""
+    """Unescaped, as people write it. Any @ of the path may belong to the password, so none is
+    kept."""
     for user in ("user", "us/er", ""):
         text = f'to "http://{user}:{password}@host:9/a" and https://other/'
         assert without_login(text) == 'to "http://host:9/a" and https://other/'

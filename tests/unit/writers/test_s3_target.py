@@ -1,4 +1,4 @@
-"""Targets and options of `s3`: what is meant, what is refused, what is never shown."""
+"""Targets and options of `s3`: valid ones, refused ones, and text that is never shown."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def test_no_targets(text: object) -> None:
 
 
 def test_what_no_bucket_is_called() -> None:
-    """The name is shown, and what names look like."""
+    """The error shows the name, and the form of valid names."""
     with pytest.raises(UsageError, match=r"^s3://ab_/x: no bucket is called 'ab_'; a name has 3"):
         S3Target.parse("s3://ab_/x")
 
 
 def test_a_login_in_a_target_is_not_shown() -> None:
-    """Somebody takes the bucket's place for a login."""
+    """Some users write a login in place of the bucket."""
     with pytest.raises(UsageError) as caught:
         S3Target.parse("s3://AKID:s3cr3t@bucket/key")
     assert "s3cr3t" not in str(caught.value)
@@ -70,7 +70,7 @@ def test_below_and_object() -> None:
 
 @pytest.mark.parametrize("size", ["1", "1MiB", str(5 * MIB - 1), "5.1GiB", "-1"])
 def test_part_sizes_out_of_range(size: str) -> None:
-    """S3 takes 5 MiB to 5 GiB; 0 leaves the choice to us."""
+    """S3 accepts 5 MiB to 5 GiB; with 0 the writer chooses."""
     with pytest.raises(OptionError, match="part_size"):
         S3Options.from_mapping({"part_size": size})
     assert S3Options(part_size=0).part_size == 0
@@ -78,7 +78,7 @@ def test_part_sizes_out_of_range(size: str) -> None:
 
 @pytest.mark.parametrize("url", ["host:9000", "ftp://host", "http://", "http://[broken", "x"])
 def test_endpoints_that_are_none(url: str) -> None:
-    """A URL with scheme and host, or nothing."""
+    """An endpoint is a URL with scheme and host, or empty."""
     with pytest.raises(OptionError, match="endpoint_url"):
         S3Options(endpoint_url=url)
 
@@ -92,7 +92,8 @@ def test_endpoints_that_are_none(url: str) -> None:
     ],
 )
 def test_endpoints_with_a_login(url: str) -> None:
-    """Options end up in files and records: no login may be in them, nor in the refusal."""
+    """Options are written to files and records: a login is refused, and the error does not show
+    it."""
     with pytest.raises(OptionError) as caught:
         S3Options(endpoint_url=url)
     assert "s3cr3t" not in str(caught.value)
@@ -100,7 +101,7 @@ def test_endpoints_with_a_login(url: str) -> None:
 
 @pytest.mark.parametrize("name", ["buffered", "uncached", "odirect"])
 def test_writers_of_files_refuse_buckets(name: str, tmp_path: Path, monkeypatch) -> None:
-    """In one line, and without making a directory `s3:`."""
+    """In one line, and without creating a directory `s3:`."""
     monkeypatch.chdir(tmp_path)
     writer = registry.make(name)
     image = FileImage.of("file", [bytearray(10)])
@@ -116,7 +117,7 @@ def test_writers_of_files_refuse_buckets(name: str, tmp_path: Path, monkeypatch)
 
 
 def test_s3_refuses_directories(tmp_path: Path) -> None:
-    """In one line that shows how to write it."""
+    """In one line that shows the right form."""
     writer = registry.make("s3")
     image = FileImage.of("file", [bytearray(10)])
     for call in (
@@ -130,7 +131,7 @@ def test_s3_refuses_directories(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["crc64nvme", "crc32c"])
 def test_checksums_of_parts_make_that_of_the_whole(name: str) -> None:
-    """However an object is cut, its checksum is the same; and it is the one S3 means."""
+    """For any cut of an object, the combined checksum is that of S3 for the whole."""
     pytest.importorskip("awscrt", reason="awscrt is not installed")
     checksum = Checksum.named(name)
     assert checksum is not None
@@ -144,7 +145,7 @@ def test_checksums_of_parts_make_that_of_the_whole(name: str) -> None:
 
 
 def test_checksums_that_answers_carry() -> None:
-    """Those of the whole object count; a checksum of checksums does not."""
+    """Checksums of the whole object count; a checksum of checksums does not."""
     pytest.importorskip("awscrt", reason="awscrt is not installed")
     assert Checksum.named("none") is None
     assert Checksum.of_object({}) is None

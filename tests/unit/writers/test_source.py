@@ -19,7 +19,7 @@ _steps = st.lists(
 
 @given(st.lists(st.binary(max_size=12), max_size=4), _steps)
 def test_as_a_file(pieces: list[bytes], steps: list[tuple[int, int, int]]) -> None:
-    """Whatever is sought and read; before the start it is EINVAL, beyond the end no bytes."""
+    """Any seek and read; before the start it raises EINVAL, past the end it returns no bytes."""
     data = b"".join(pieces)
     source, file = ImageSource(FileImage.of("x", pieces)), io.BytesIO(data)
     assert source.size_bytes == len(data)
@@ -36,6 +36,6 @@ def test_as_a_file(pieces: list[bytes], steps: list[tuple[int, int, int]]) -> No
 
 
 def test_ranges() -> None:
-    """Many at once, shorter at the end."""
+    """Many ranges at once; the last one is shorter."""
     source = ImageSource(FileImage.of("x", [b"hello", b" world"]))
     assert source.read_at([3, 0, 9, 50], 4) == [b"lo w", b"hell", b"ld", b""]

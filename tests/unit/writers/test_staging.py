@@ -1,4 +1,4 @@
-"""Staging: device memory through pinned blocks of the host."""
+"""Staging: device memory is copied through pinned blocks of the host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from iobench.writers.transfer import Meter
 
 
 def _mixed(device: FakeDevice, lengths: list[int]) -> tuple[FileImage, np.ndarray]:
-    """An image of segments of these lengths, every second one on the host, and all its bytes."""
+    """Return an image of segments of these lengths, every second one on the host, and all its
+    bytes."""
     pieces = [content(length, seed) for seed, length in enumerate(lengths)]
     memories = [p if n % 2 else device.upload(p) for n, p in enumerate(pieces)]
     return FileImage.of("f", memories), np.concatenate([*pieces, content(0)])
@@ -28,7 +29,8 @@ def _mixed(device: FakeDevice, lengths: list[int]) -> tuple[FileImage, np.ndarra
 
 @given(st.lists(st.integers(0, 3000), max_size=8), st.data())
 def test_every_range_comes_out_and_goes_in(lengths: list[int], data: st.DataObject) -> None:
-    """outgoing and gather give that slice of all bytes, incoming and scatter fill it alone."""
+    """outgoing and gather return that slice of all bytes; incoming and scatter fill only that
+    slice."""
     device, meter = FakeDevice(), Meter()
     image, whole = _mixed(device, lengths)
     start = data.draw(st.integers(0, len(whole)))
@@ -62,7 +64,7 @@ def test_host_images_are_left_alone() -> None:
 
 
 def test_the_next_range_is_under_way() -> None:
-    """While one block is being written, the copy of the next has been queued."""
+    """While a block is written, the copy of the next one has been queued."""
     device = FakeDevice()
     image = FileImage.of("f", [device.upload(content(4 << 20))])
     with staged(image, Meter()) as within, within.outgoing(0, 1 << 20, Meter()):
@@ -71,7 +73,7 @@ def test_the_next_range_is_under_way() -> None:
 
 
 def test_a_block_that_was_read_is_still_under_way() -> None:
-    """incoming returns before the device has the bytes; leaving `staged` waits for them."""
+    """incoming returns before the device has the bytes; the end of `staged` waits for them."""
     device = FakeDevice()
     memory = device.upload(content(1 << 20))
     with staged(FileImage.of("f", [memory]), Meter()) as within:
@@ -84,7 +86,7 @@ def test_a_block_that_was_read_is_still_under_way() -> None:
 
 
 def test_blocks_are_used_again() -> None:
-    """A second transfer, and one after a failure, pins next to nothing more."""
+    """A second transfer, also after a failure, pins hardly any new memory."""
     device = FakeDevice()
 
     def save(breaks_at: int | None) -> None:
@@ -107,8 +109,8 @@ def test_blocks_are_used_again() -> None:
     assert not device.pending
 
 
-def test_a_failed_copy_is_told_even_if_nobody_asked_for_the_bytes() -> None:
-    """What was fetched ahead and failed makes the transfer fail when it ends."""
+def test_a_failed_copy_is_reported_even_if_its_bytes_are_unused() -> None:
+    """A failed copy of bytes that were fetched ahead makes the transfer fail at its end."""
     device = FakeDevice()
     memory = device.upload(content(2 << 20))
     memory.breaks_at = (1 << 20) + 1
@@ -122,7 +124,7 @@ def test_a_failed_copy_is_told_even_if_nobody_asked_for_the_bytes() -> None:
 
 
 def test_an_error_of_the_caller_passes_and_all_copies_end() -> None:
-    """What the writer raises between reaches its caller; no copy stays under way."""
+    """An exception of the writer propagates, and no copy stays in flight."""
     device = FakeDevice()
     image = FileImage.of("f", [device.upload(content(4 << 20))])
     with (
@@ -135,7 +137,7 @@ def test_an_error_of_the_caller_passes_and_all_copies_end() -> None:
 
 
 def test_memory_that_cannot_be_pinned_is_a_fallback(tmp_path) -> None:
-    """Without pinned memory everything works, and the Transfer tells."""
+    """It works without pinned memory, and the Transfer records the fallback."""
     device = FakeDevice(pinnable=False)
     data = content(300_000)
     for name in ("buffered", "odirect"):
@@ -148,7 +150,7 @@ def test_memory_that_cannot_be_pinned_is_a_fallback(tmp_path) -> None:
 
 
 def test_two_devices_in_one_image() -> None:
-    """Segments of several devices come by a lane each."""
+    """Segments of each device are copied by a lane of their own."""
     one, two = FakeDevice("fake:0"), FakeDevice("fake:1")
     parts = [content(5000, seed) for seed in range(3)]
     image = FileImage.of("f", [one.upload(parts[0]), two.upload(parts[1]), one.upload(parts[2])])
@@ -159,7 +161,7 @@ def test_two_devices_in_one_image() -> None:
 
 
 def test_views_of_device_memory_are_refused() -> None:
-    """A writer that knows nothing of devices gets an error, and no wrong bytes."""
+    """A writer without support for devices gets an error, not wrong bytes."""
     image = FileImage.of("f", [b"host", FakeDevice().upload(content(10))])
     assert image.on_device
     assert image.views(0, 4)[0].tobytes() == b"host"
@@ -170,7 +172,7 @@ def test_views_of_device_memory_are_refused() -> None:
 
 
 def test_a_staged_image_is_an_image() -> None:
-    """It has the path, the size and the segments of the one it stands for."""
+    """It has the path, size and segments of the original."""
     image = FileImage.of("f", [FakeDevice().upload(content(10))])
     with staged(image, Meter()) as within:
         assert isinstance(within, StagedImage)

@@ -103,7 +103,7 @@ def test_phases_sum_up(clock: list[float]) -> None:
 
 
 def test_transfer_runs_since_the_meter_was_made(clock: list[float]) -> None:
-    """elapsed_s spans from the Meter's making to the Transfer's."""
+    """elapsed_s is the time from the construction of the Meter to that of the Transfer."""
     meter = Meter(started_s=clock[0])
     clock[0] += 4.0
     moved = meter.transfer("w", "read", 7, durable=True)
@@ -126,7 +126,7 @@ def test_absorb_averages_seconds_and_sums_the_rest() -> None:
 
 
 def test_the_same_fallback_counts_once() -> None:
-    """A fallback met in every block is one fallback."""
+    """The same fallback in every block is listed once."""
     meter = Meter()
     for _ in range(3):
         meter.fell_back("a", "b", "c")
@@ -138,7 +138,7 @@ def test_the_same_fallback_counts_once() -> None:
 
 
 def test_a_transfer_does_not_change_afterwards() -> None:
-    """What the meter counts later is not seen in a Transfer made before."""
+    """Later counts of the meter do not change a Transfer."""
     meter = Meter()
     meter.count("direct", 1)
     moved = meter.transfer("w", "write", 1, durable=True)

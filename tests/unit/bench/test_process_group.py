@@ -1,4 +1,4 @@
-"""A crew: real processes that answer together, and of which none outlives a failure or the end."""
+"""ProcessGroup: real processes that answer together; none outlives a failure or the end."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def workload(tmp_path_factory: pytest.TempPathFactory) -> Workload:
 
 
 @pytest.fixture(scope="module")
-def crew(workload: Workload, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessGroup]:
-    """Two processes, as they are after a warm-up."""
+def group(workload: Workload, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessGroup]:
+    """Two processes after a warm-up."""
     first = JobSetup(
         contenders=(WriterContender(make("buffered", threads="2")),),
         files=(tuple(workload.files()),),
@@ -45,19 +45,20 @@ def crew(workload: Workload, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield made
 
 
-def processes(crew: ProcessGroup) -> list[subprocess.Popen[bytes]]:
-    return [member._process for member in crew._members]
+def processes(group: ProcessGroup) -> list[subprocess.Popen[bytes]]:
+    return [member._process for member in group._members]
 
 
 @pytest.mark.slow
 def test_each_saves_and_restores_files_of_its_own(
-    crew: ProcessGroup, workload: Workload, tmp_path: Path
+    group: ProcessGroup, workload: Workload, tmp_path: Path
 ) -> None:
-    """With the same options, in directories of their own, other bytes each, and their own usage."""
+    """With the same options, in directories of their own, with different bytes, and their own
+    usage."""
     ref = CheckpointRef(contender=0, shape=0, directory=tmp_path)
-    crew.ask(2, partial(Job.prepare, shape=0))
-    saved = crew.ask(2, partial(Job.save, ref=ref))
-    sizes = crew.ask(2, partial(Job.sizes, shape=0, subsets=(None, 0.3)))
+    group.ask(2, partial(Job.prepare, shape=0))
+    saved = group.ask(2, partial(Job.save, ref=ref))
+    sizes = group.ask(2, partial(Job.sizes, shape=0, subsets=(None, 0.3)))
     assert [sum(t.bytes for t in one.transfers) for one in saved] == [one.saved for one in sizes]
     assert all(one.usage.io.get("wchar", sizes[0].saved) >= sizes[0].saved for one in saved)
     names = [
@@ -68,51 +69,51 @@ def test_each_saves_and_restores_files_of_its_own(
     path = max((file for file in workload.files()), key=lambda file: file.size_bytes).path
     assert (tmp_path / "job-0" / path).read_bytes() != (tmp_path / "job-1" / path).read_bytes()
     for subset in (None, 0.3):
-        crew.ask(2, partial(Job.scrub, shape=0, subset=subset))
-        restored = crew.ask(2, partial(Job.restore, ref=ref))
+        group.ask(2, partial(Job.scrub, shape=0, subset=subset))
+        restored = group.ask(2, partial(Job.restore, ref=ref))
         moved = [sum(t.bytes for t in one.transfers) for one in restored]
         assert moved == [one.restored[subset is not None] for one in sizes]
-        assert [one.mismatches for one in crew.ask(2, partial(Job.verify, ref=ref))] == [0, 0]
-    assert crew.ask(2, attrgetter("contenders"))[1][0].label == "buffered,threads=2"
+        assert [one.mismatches for one in group.ask(2, partial(Job.verify, ref=ref))] == [0, 0]
+    assert group.ask(2, attrgetter("contenders"))[1][0].label == "buffered,threads=2"
 
 
-def test_a_wrong_byte_of_one_process_is_found(crew: ProcessGroup, tmp_path: Path) -> None:
+def test_a_wrong_byte_of_one_process_is_found(group: ProcessGroup, tmp_path: Path) -> None:
     ref = CheckpointRef(contender=0, shape=0, directory=tmp_path)
-    crew.ask(2, partial(Job.prepare, shape=0))
-    crew.ask(2, partial(Job.save, ref=ref))
+    group.ask(2, partial(Job.prepare, shape=0))
+    group.ask(2, partial(Job.save, ref=ref))
     (path,) = (tmp_path / "job-1").rglob("model.safetensors")  # ends with a tensor
     data = path.read_bytes()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    crew.ask(2, partial(Job.scrub, shape=0, subset=None))
-    crew.ask(2, partial(Job.restore, ref=ref))
-    assert [one.mismatches for one in crew.ask(2, partial(Job.verify, ref=ref))] == [0, 1]
+    group.ask(2, partial(Job.scrub, shape=0, subset=None))
+    group.ask(2, partial(Job.restore, ref=ref))
+    assert [one.mismatches for one in group.ask(2, partial(Job.verify, ref=ref))] == [0, 1]
 
 
 @pytest.mark.slow
-def test_the_error_of_one_process_ends_all(crew: ProcessGroup) -> None:
-    """It is told which, and why; the next time there are new ones."""
-    crew.ask(2, partial(Job.prepare, shape=0))
-    before = processes(crew)
+def test_the_error_of_one_process_ends_all(group: ProcessGroup) -> None:
+    """The error names the process and the cause. The next command starts new processes."""
+    group.ask(2, partial(Job.prepare, shape=0))
+    before = processes(group)
     with pytest.raises(JobError, match=r"process [12] of 2: AttributeError: .* 'nothing'"):
-        crew.ask(2, attrgetter("nothing"))
+        group.ask(2, attrgetter("nothing"))
     assert [one.returncode for one in before] == [-signal.SIGKILL] * 2
-    assert crew._members == []
-    assert len(crew.ask(2, attrgetter("contenders"))) == 2
-    assert {one.pid for one in processes(crew)}.isdisjoint({one.pid for one in before})
+    assert group._members == []
+    assert len(group.ask(2, attrgetter("contenders"))) == 2
+    assert {one.pid for one in processes(group)}.isdisjoint({one.pid for one in before})
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed(crew: ProcessGroup) -> None:
-    crew.ask(2, partial(Job.prepare, shape=0))
-    processes(crew)[1].kill()
+def test_a_process_that_is_killed(group: ProcessGroup) -> None:
+    group.ask(2, partial(Job.prepare, shape=0))
+    processes(group)[1].kill()
     with pytest.raises(JobError, match="process 2 of 2 was ended by SIGKILL"):
-        crew.ask(2, partial(Job.prepare, shape=0))
+        group.ask(2, partial(Job.prepare, shape=0))
 
 
 @pytest.mark.slow
-def test_none_is_left(crew: ProcessGroup) -> None:
-    """At the end of the block all are gone; what is asked then starts anew."""
-    crew.ask(1, partial(Job.prepare, shape=0))
-    before = processes(crew)
-    crew.__exit__(None, None, None)
+def test_none_is_left(group: ProcessGroup) -> None:
+    """At the end of the block all processes have ended. A later command starts new ones."""
+    group.ask(1, partial(Job.prepare, shape=0))
+    before = processes(group)
+    group.__exit__(None, None, None)
     assert all(one.poll() is not None for one in before)

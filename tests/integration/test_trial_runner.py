@@ -1,4 +1,4 @@
-"""The rig of a tuning on a real directory: what it books is what its writers are given."""
+"""TrialRunner on a real directory: the bytes that it counts are those that its writers get."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZE = 6 * MIB
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Bytes of every write that `buffered` is asked for."""
+    """The bytes of each write that `buffered` gets."""
     sizes: list[int] = []
     for name in ("write", "write_many"):
         stock = getattr(BufferedWriter, name)
@@ -58,8 +58,8 @@ def rig(tiny_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 @pytest.mark.parametrize("verify", [False, True])
-def test_every_copy_of_a_stall_is_booked(rig: TrialRunner, given: list[int], verify: bool) -> None:
-    """Five checkpoints in the background, and one more where a trial is also verified."""
+def test_every_copy_of_a_stall_is_counted(rig: TrialRunner, given: list[int], verify: bool) -> None:
+    """Five checkpoints in the background, and one more if a trial is also verified."""
     candidate = Candidate.of("buffered", {}, "drawn")
     step = Step(phase="confirm", round=1, size_bytes=SIZE, verify=verify)
     rig(candidate, step)  # with its warm-up
@@ -73,7 +73,7 @@ def test_every_copy_of_a_stall_is_booked(rig: TrialRunner, given: list[int], ver
 def test_a_trial_leaves_no_checkpoint(
     rig: TrialRunner, monkeypatch: pytest.MonkeyPatch, broken: bool
 ) -> None:
-    """Not after a stall that failed half-way either: the next trial has the same free space."""
+    """Also after a stall that fails half-way: the next trial has the same free space."""
     if broken:
         saves = iter([True, True, False])
         stock = Checkpointer.save_async
@@ -94,7 +94,7 @@ def test_a_trial_leaves_no_checkpoint(
 def test_writers_used_last_keep_their_memory(
     rig: TrialRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new writer is warmed up, which is booked; above the limit the oldest one is dropped."""
+    """The warm-up of a new writer is counted. Above the limit the oldest writer is dropped."""
     monkeypatch.setattr(rig_module, "_KEPT_WRITERS", 2)
     a, b, c = (
         Candidate.of("buffered", values, "drawn")

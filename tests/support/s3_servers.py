@@ -1,0 +1,25 @@
+"""The real S3 servers of the tests, by name. A test is skipped where its server cannot start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from iobench.errors import UnavailableError
+from iobench.testing import LocalS3, local_s3, moto_s3
+
+__all__ = ["SERVERS", "s3_server"]
+
+SERVERS = {"rclone": local_s3, "moto": moto_s3}
+
+
+@contextmanager
+def s3_server(name: str) -> Iterator[LocalS3]:
+    """Yield the running server `name` of SERVERS."""
+    try:
+        with SERVERS[name]() as running:
+            yield running
+    except UnavailableError as error:
+        pytest.skip(str(error))
