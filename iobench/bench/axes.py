@@ -17,6 +17,7 @@ record's bytes (tests/unit/results/test_codec.py) has the new key.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -181,6 +182,6 @@ def _values(option: str, text: str, parse: Callable[[str], T]) -> list[T]:
 
 
 def _jobs(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= _MOST_JOBS:
-        raise OptionError(f"--numjobs {text}: must be a number from 1 to {_MOST_JOBS}")
+    if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= _MOST_JOBS:
+        raise OptionError(f"--numjobs {text:.40}: must be a number from 1 to {_MOST_JOBS}")
     return int(text)

@@ -57,7 +57,7 @@ def compare(
     from iobench.report import compare as report
     from iobench.units import parse_percent
 
-    allowed = parse_percent(threshold)
+    allowed = parse_percent(threshold, "--threshold")
     before, after = (_read(side) for side in _sides(runs))
     old, new = (", ".join(str(one.path) for one in side) for side in (before, after))
     differing = report.unlike_runs(before, after)

@@ -257,7 +257,7 @@ def _size_line(name: str, rank: int, size: str | None) -> Iterator[str]:
     from iobench.units import parse_size
 
     if size not in (None, "full"):
-        line = nearest_sizes_line(workloads.load(name), rank, parse_size(size))
+        line = nearest_sizes_line(workloads.load(name), rank, parse_size(size, "--size"))
         yield from [line] if line else []
 
 

@@ -421,6 +421,38 @@ def test_what_cannot_be_meant(
     check(iobench_inside(*arguments), code, words)
 
 
+_BY_HAND = ("plan", "--nodes", "8", "--save", "30s", "--restore", "1min", "--simulate", "0")
+
+
+@pytest.mark.parametrize("value", ["abc", "9" * 5000], ids=["word", "5000 digits"])
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        (("run",), ("--size", "--pool", "--repeat", "--numjobs")),
+        (("run", "--repeat", "auto"), ("--precision", "--max-time")),
+        (("autotune",), ("--size", "--max-time", "--max-bytes", "--max-memory")),
+        (("autotune", "--objective", "goodput", "--nodes", "4"), ("--restart",)),
+        (_BY_HAND, ("--save", "--restore", "--restart", "--step", "--interval", "--blocking")),
+        ((*_BY_HAND, "--blocking", "1s"), ("--persist",)),
+        ((*_BY_HAND, "--formulas"), ("--budget",)),
+        (("plan", "--nodes", "8", "--results", EXAMPLE), ("--size",)),
+        (("train",), ("--size", "--every")),
+        (("reproduce", "async"), ("--size",)),
+        (("compare", EXAMPLE, EXAMPLE), ("--threshold",)),
+        (("s3", "list-uploads", "s3://bucket"), ("--older-than",)),
+    ],
+    ids=lambda value: None if "--" in value[0] else " ".join(map(str, value[:3]))[:20],
+)
+def test_a_value_of_no_meaning_names_its_option(
+    iobench_inside: Command, command: tuple[str, ...], options: tuple[str, ...], value: str
+) -> None:
+    """The option, the value (its beginning, if it is long), and what to write."""
+    for option in options:
+        done = iobench_inside(*command, option, value)
+        check(done, 2, f"iobench: {option}", value[:20])
+        assert len(done.stderr) < 250
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
