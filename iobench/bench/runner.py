@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Protocol
 
 from iobench.bench import fio
@@ -19,7 +20,8 @@ from iobench.bench.plan import Plan
 from iobench.bench.processes.group import Executor, InProcess, ProcessGroup
 from iobench.bench.processes.job import Job
 from iobench.bench.targets.base import Location, OpenTarget
-from iobench.bench.trial import Trial
+from iobench.bench.trial import Trial, one_line
+from iobench.errors import IobenchError
 from iobench.results import (
     CeilingSample,
     Failure,
@@ -27,6 +29,7 @@ from iobench.results import (
     ResultWriter,
     Sample,
     contender_of,
+    utc_now,
 )
 
 __all__ = ["RunProgress", "Runner"]
@@ -60,8 +63,9 @@ class Runner:
         """Write the run's header, then a record per timed operation, as each one ends.
 
         No file of the run stays in a target, also after an error. A contender or fio job that fails
-        in a target is recorded and takes no further part there. When no contender is left, the run
-        ends with the error of the last one.
+        in a target is recorded and takes no further part there. Nor does any in a target that
+        itself fails, which is not cleaned then. When no contender is left, the run ends with the
+        error of the last one.
         """
         plan = self.plan
         plan.check()
@@ -112,6 +116,8 @@ class _Trials:
     executor: Executor
     targets: Mapping[str | None, OpenTarget]
     progress: RunProgress
+    dead: dict[str | None, Exception] = field(default_factory=dict)
+    """The targets that failed outside of any trial, with the error: a disk that was lost."""
 
     def warm_up(self, directories: Sequence[Location]) -> None:
         """Do each contender's first-use work, outside any clock.
@@ -137,13 +143,14 @@ class _Trials:
                 if one in able
             ]
             steps += [
-                _bound(ceiling.records, job, self._settled)
+                _bound(self._ceiling, ceiling, job)
                 for ceiling in self.ceilings
                 for job in ceiling.able
             ]
             order.shuffle(steps)
             for position, step in enumerate(steps):
-                for record in step(repetition, position):
+                ended = self._failures(repetition, position, able)
+                for record in chain(step(repetition, position), ended):
                     yield record
                     if isinstance(record, Sample):
                         measured.append(record)
@@ -185,6 +192,8 @@ class _Trials:
             for operation, subset, run in operations:
                 what = f"{variant.label} {operation}{f' {text_of(subset)}' if subset else ''}"
                 self._settled(what, repetition)
+                if variant.target in self.dead:
+                    return
                 try:
                     sample = run()
                 except Exception as error:  # peers may raise errors of any type
@@ -196,14 +205,49 @@ class _Trials:
                 if sample is not None:
                     yield sample
         finally:
-            trial.clear()
+            with self._dying(variant.target):
+                trial.clear()
+
+    def _ceiling(
+        self, repetition: int, order: int, jobs: CeilingJobs, job: fio.FioJob
+    ) -> Iterator[_Record]:
+        if jobs.target not in self.dead:
+            with self._dying(jobs.target):
+                yield from jobs.records(repetition, order, job, self._settled)
 
     def _settled(self, what: str, repetition: int) -> None:
         """Wait until earlier work has left every target alone: they may share devices and CPUs."""
         of = "" if self.plan.repeat.precision is not None else f"/{self.plan.repeat.times}"
         self.progress.step(f"{repetition + 1}{of} {what}")
-        for target in self.targets.values():
-            target.settle()
+        for location, target in self.targets.items():
+            if location not in self.dead:
+                with self._dying(location):
+                    target.settle()
+
+    @contextmanager
+    def _dying(self, location: str | None) -> Iterator[None]:
+        """Keep an error of the block as that of the target, which is then not used any more."""
+        try:
+            yield
+        except (OSError, IobenchError) as error:
+            self.dead.setdefault(location, error)
+
+    def _failures(self, repetition: int, order: int, able: list[Variant]) -> Iterator[Failure]:
+        """Yield a failure of each variant in a dead target; it takes no further part."""
+        for variant in [one for one in able if one.target in self.dead]:
+            error = self.dead[variant.target]
+            yield Failure(
+                run_id=self.run_id,
+                repetition=repetition,
+                order=order,
+                setting=variant.setting(),
+                operation="save",
+                error=one_line(error),
+                started_at=utc_now(),
+            )
+            able.remove(variant)
+            if not able:
+                raise error
 
 
 def _bound(
