@@ -108,12 +108,8 @@ class Axes:
         Raises OptionError and UnknownNameError for invalid values.
         """
         shapes = product(
-            _values(
-                "--serializer", serializer or _SAME, lambda text: None if text == _SAME else text
-            ),
-            _values(
-                "--granularity", granularity or _SAME, lambda text: None if text == _SAME else text
-            ),
+            _values("--serializer", _SAME if serializer is None else serializer, _changed),
+            _values("--granularity", _SAME if granularity is None else granularity, _changed),
         )
         return cls(
             shapes=tuple(Shape.parse(*one) for one in shapes),
@@ -179,6 +175,10 @@ def _values(option: str, text: str, parse: Callable[[str], T]) -> list[T]:
         if part in parts[:index]:
             raise OptionError(f"{option} {text!r}: {part} is given twice")
     return [parse(part) for part in parts]
+
+
+def _changed(text: str) -> str | None:
+    return None if text == _SAME else text
 
 
 def _jobs(text: str) -> int:

@@ -111,6 +111,10 @@ def _read(paths: Sequence[str]) -> list[ResultFile]:
             raise UsageError(f"{path} has no result files (*.jsonl)")
         found += [read(one) for one in files]
     for result in found:
+        if result.training:
+            raise UsageError(
+                f"{result.path} is a record of iobench train; give records of iobench run"
+            )
         if result.incomplete:
             typer.echo(f"warning: {result.incomplete}", err=True)
     repeated = {one.run.run_id for one in found}

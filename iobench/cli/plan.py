@@ -189,7 +189,9 @@ def plan(
         title, candidates, notes, recorded = _measured(
             results, size, blocking, slots, include_invalid, chosen
         )
-    step_s = _seconds(step, "--step") or _published_step_s(chosen or recorded, asked=chosen is not None)
+    step_s = _seconds(step, "--step")
+    if step_s is None:
+        step_s = _published_step_s(chosen or recorded, asked=chosen is not None)
     method = Method(
         budget=parse_percent(budget, "--budget"),
         step_s=step_s,

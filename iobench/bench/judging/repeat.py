@@ -41,6 +41,12 @@ class Repeat:
         if repeat == _AUTO:
             wanted = parse_percent(precision, "--precision")
             max_s = parse_seconds(max_time, "--max-time")
+            for option, value, text in (
+                ("--precision", wanted, precision),
+                ("--max-time", max_s, max_time),
+            ):
+                if not value:
+                    raise UsageError(f"{option} {text}: must be above zero")
             return cls(times=_LEAST_AUTO, precision=wanted, max_s=max_s)
         if not re.fullmatch("[0-9]{1,6}", repeat) or int(repeat) < 1:
             raise UsageError(f"--repeat {repeat!r:.40}: give a number from 1 to 999999, or auto")
