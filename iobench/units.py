@@ -14,49 +14,62 @@ from iobench.errors import OptionError
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 
 _BINARY = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB}
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)(b?)\s*", re.IGNORECASE)
-_TIME = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|min|m|h|d)?\s*")
-_PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
+_NUMBER = r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*"
+"""Beyond thousands of digits `int` raises ValueError, and beyond 308 a float is infinite."""
+_SIZE = re.compile(_NUMBER + r"([kmgt]?)(i?)(b?)\s*", re.IGNORECASE)
+_TIME = re.compile(_NUMBER + r"(ms|s|min|m|h|d)?\s*")
+_PERCENT = re.compile(_NUMBER + r"%\s*")
 _SECONDS = {"ms": 1e-3, "s": 1.0, None: 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-def parse_size(text: str | int) -> int:
+def parse_size(text: str | int, option: str = "") -> int:
     """Return the bytes in `text`: `4096`, `64k`, `1MiB`, `2.5GiB`, `1MB`; units as above.
 
-    Raises OptionError for any other text, for negative numbers and for fractions of a byte.
+    Raises OptionError, which names `option`, for any other text, for negative numbers and for
+    fractions of a byte.
     """
     if isinstance(text, int):
         if text < 0:
-            raise OptionError(f"{text} is not a size: it is negative")
+            raise _error(option, f"{text} is not a size: it is negative")
         return text
     match = _SIZE.fullmatch(text)
     if not match or (match[3] and not match[2]):
-        raise OptionError(f"{text!r} is not a size; write 4096, 64k, 16MiB, 4GiB or 5GB")
+        raise _error(option, f"{text!r:.40} is not a size; write 4096, 64k, 16MiB, 4GiB or 5GB")
     number, letter, binary, b = match.groups()
     power = "kmgt".find(letter.lower()) + 1 if letter else 0
     factor = 1000**power if (b and letter and not binary) else _BINARY[letter.lower()]
     size = Fraction(number) * factor
     if size.denominator != 1:
-        raise OptionError(f"{text!r} is {float(size)} bytes: not a whole number")
+        raise _error(option, f"{text!r:.40} is {float(size)} bytes: not a whole number")
     return int(size)
 
 
-def parse_seconds(text: str | float) -> float:
-    """Return the seconds in `text`: `90`, `90s`, `500ms`, `2min`, `1h`. Raises OptionError."""
+def parse_seconds(text: str | float, option: str = "") -> float:
+    """Return the seconds in `text`: `90`, `90s`, `500ms`, `2min`, `1h`, `3d`.
+
+    Raises OptionError, which names `option`, for any other text.
+    """
     if isinstance(text, int | float):
         return float(text)
     match = _TIME.fullmatch(text)
     if not match:
-        raise OptionError(f"{text!r} is not a time; write 90s, 2min or 1h")
+        raise _error(option, f"{text!r:.40} is not a time; write 500ms, 90s, 2min, 1h or 3d")
     return float(match[1]) * _SECONDS[match[2]]
 
 
-def parse_percent(text: str) -> float:
-    """Return the fraction in `text`: 0.05 for `5%`. Raises OptionError, also without the sign."""
+def parse_percent(text: str, option: str = "") -> float:
+    """Return the fraction in `text`: 0.05 for `5%`.
+
+    Raises OptionError, which names `option`, for any other text, also without the sign.
+    """
     match = _PERCENT.fullmatch(text)
     if not match:
-        raise OptionError(f"{text!r} is not a percentage; write 5% or 0.5%")
+        raise _error(option, f"{text!r:.40} is not a percentage; write 5% or 0.5%")
     return float(Fraction(match[1]) / 100)
+
+
+def _error(option: str, problem: str) -> OptionError:
+    return OptionError(f"{option} {problem}" if option else problem)
 
 
 def format_size(size_bytes: float) -> str:

@@ -17,6 +17,7 @@ record's bytes (tests/unit/results/test_codec.py) has the new key.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -107,12 +108,8 @@ class Axes:
         Raises OptionError and UnknownNameError for invalid values.
         """
         shapes = product(
-            _values(
-                "--serializer", serializer or _SAME, lambda text: None if text == _SAME else text
-            ),
-            _values(
-                "--granularity", granularity or _SAME, lambda text: None if text == _SAME else text
-            ),
+            _values("--serializer", _SAME if serializer is None else serializer, _changed),
+            _values("--granularity", _SAME if granularity is None else granularity, _changed),
         )
         return cls(
             shapes=tuple(Shape.parse(*one) for one in shapes),
@@ -180,7 +177,11 @@ def _values(option: str, text: str, parse: Callable[[str], T]) -> list[T]:
     return [parse(part) for part in parts]
 
 
+def _changed(text: str) -> str | None:
+    return None if text == _SAME else text
+
+
 def _jobs(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= _MOST_JOBS:
-        raise OptionError(f"--numjobs {text}: must be a number from 1 to {_MOST_JOBS}")
+    if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= _MOST_JOBS:
+        raise OptionError(f"--numjobs {text:.40}: must be a number from 1 to {_MOST_JOBS}")
     return int(text)

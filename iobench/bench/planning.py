@@ -60,7 +60,7 @@ def make_plan(
     locations = target if isinstance(target, tuple) else (target,)
     several = len(locations) > 1
     chosen, left_out = choose(writers, *locations)
-    pool_bytes = max(parse_size(pool), LEAST_POOL * axes.most_jobs)
+    pool_bytes = max(parse_size(pool, "--pool"), LEAST_POOL * axes.most_jobs)
     targets, absent = targets_of(locations, chosen)
     if several:
         axes = replace(axes, targets=tuple(one.location for one in targets), absent=absent)
@@ -105,7 +105,7 @@ def _scaled(
     if size == _FULL:
         return full
     if size is not None:
-        return full.scaled(parse_size(size), rank)
+        return full.scaled(parse_size(size, "--size"), rank)
     storing = {one.target for one in variants if one.contender.stores}
     fits = []
     for target in (one for value, one in targets.items() if value in storing):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -20,7 +21,8 @@ from iobench.bench.plan import Plan
 from iobench.bench.processes.group import Executor, InProcess, ProcessGroup
 from iobench.bench.processes.job import Job
 from iobench.bench.targets.base import Location, OpenTarget
-from iobench.bench.trial import Trial
+from iobench.bench.trial import Trial, one_line
+from iobench.errors import IobenchError
 from iobench.results import (
     CeilingSample,
     Failure,
@@ -28,6 +30,7 @@ from iobench.results import (
     ResultWriter,
     Sample,
     contender_of,
+    utc_now,
 )
 
 __all__ = ["RunProgress", "Runner"]
@@ -61,8 +64,9 @@ class Runner:
         """Write the run's header, then a record per timed operation, as each one ends.
 
         No file of the run stays in a target, also after an error. A contender or fio job that fails
-        in a target is recorded and takes no further part there. When no contender is left, the run
-        ends with the error of the last one.
+        in a target is recorded and takes no further part there. Nor does any in a target that
+        itself fails, which is not cleaned then. When no contender is left, the run ends with the
+        error of the last one.
         """
         plan = self.plan
         plan.check()
@@ -118,6 +122,8 @@ class _Trials:
     executor: Executor
     targets: Mapping[str | None, OpenTarget]
     progress: RunProgress
+    dead: dict[str | None, Exception] = field(default_factory=dict)
+    """The targets that failed outside of any trial, with the error: a disk that was lost."""
 
     def warm_up(self, directories: Sequence[Location]) -> None:
         """Do each contender's first-use work, outside any clock.
@@ -143,13 +149,14 @@ class _Trials:
                 if one in remaining
             ]
             steps += [
-                _bound(ceiling.records, job, self._settled)
+                _bound(self._ceiling, ceiling, job)
                 for ceiling in self.ceilings
                 for job in ceiling.remaining
             ]
             random_.shuffle(steps)
             for position, step in enumerate(steps):
-                for record in step(repetition, position):
+                ended = self._failures(repetition, position, remaining)
+                for record in chain(step(repetition, position), ended):
                     yield record
                     if isinstance(record, Sample):
                         measured.append(record)
@@ -191,6 +198,9 @@ class _Trials:
             for operation, subset, run in operations:
                 what = f"{variant.label} {operation}{f' {text_of(subset)}' if subset else ''}"
                 settled = self._settling(what, repetition)
+                if variant.target in self.dead:
+                    settled.close()
+                    return
                 try:
                     sample = run(settled)
                 except Exception as error:  # peers may raise errors of any type
@@ -202,7 +212,15 @@ class _Trials:
                 if sample is not None:
                     yield sample
         finally:
-            trial.clear()
+            with self._dying(variant.target):
+                trial.clear()
+
+    def _ceiling(
+        self, repetition: int, order: int, jobs: CeilingJobs, job: fio.FioJob
+    ) -> Iterator[_Record]:
+        if jobs.target not in self.dead:
+            with self._dying(jobs.target):
+                yield from jobs.records(repetition, order, job, self._settled)
 
     def _settling(self, what: str, repetition: int) -> ExitStack:
         """Announce an operation and sync every target: they may share devices and CPUs.
@@ -212,13 +230,49 @@ class _Trials:
         of = "" if self.plan.repeat.precision is not None else f"/{self.plan.repeat.times}"
         self.progress.step(f"{repetition + 1}{of} {what}")
         with ExitStack() as waits:
-            for target in self.targets.values():
-                waits.enter_context(target.settled())
+            for location, target in self.targets.items():
+                if location not in self.dead:
+                    waits.enter_context(self._waiting(location, target))
             return waits.pop_all()
+
+    @contextmanager
+    def _waiting(self, location: str | None, target: OpenTarget) -> Iterator[None]:
+        """Run a block, and wait until earlier work has left `target` alone, unless it fails."""
+        with ExitStack() as wait:
+            with self._dying(location):
+                wait.enter_context(target.settled())
+            yield
+            with self._dying(location):
+                wait.close()
 
     def _settled(self, what: str, repetition: int) -> None:
         """Announce an operation that prepares nothing; return when it may begin."""
         self._settling(what, repetition).close()
+
+    @contextmanager
+    def _dying(self, location: str | None) -> Iterator[None]:
+        """Keep an error of the block as that of the target, which is then not used any more."""
+        try:
+            yield
+        except (OSError, IobenchError) as error:
+            self.dead.setdefault(location, error)
+
+    def _failures(self, repetition: int, order: int, remaining: list[Variant]) -> Iterator[Failure]:
+        """Yield a failure of each variant in a dead target; it takes no further part."""
+        for variant in [one for one in remaining if one.target in self.dead]:
+            error = self.dead[variant.target]
+            yield Failure(
+                run_id=self.run_id,
+                repetition=repetition,
+                order=order,
+                setting=variant.setting(),
+                operation="save",
+                error=one_line(error),
+                started_at=utc_now(),
+            )
+            remaining.remove(variant)
+            if not remaining:
+                raise error
 
 
 def _bound(

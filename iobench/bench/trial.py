@@ -29,7 +29,7 @@ from iobench.results import (
 from iobench.workloads import FileSpec
 from iobench.writers.transfer import PathCount, Transfer
 
-__all__ = ["Trial"]
+__all__ = ["Trial", "one_line"]
 
 _UNRECORDABLE = -1
 
@@ -136,7 +136,7 @@ class Trial:
             order=self.order,
             setting=self.variant.setting(subset),
             operation=operation,
-            error=" ".join(f"{type(error).__name__}: {error}".split()),
+            error=one_line(error),
             started_at=utc_now(),
         )
 
@@ -257,6 +257,11 @@ class Trial:
             + (self.target.notes if operation == "restore" else ()),
             started_at=started,
         )
+
+
+def one_line(error: Exception) -> str:
+    """Return the type and the message of `error` as one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _recordable(

@@ -190,10 +190,10 @@ def autotune(
                 objective=objective.value,
                 writers=None if writer is None else [one.strip() for one in writer.split(",")],
                 rank=rank,
-                size_bytes=None if size is None else parse_size(size),
-                max_s=parse_seconds(max_time),
-                max_bytes=parse_size(max_bytes),
-                max_memory_bytes=None if max_memory is None else parse_size(max_memory),
+                size_bytes=_bytes(size, "--size"),
+                max_s=parse_seconds(max_time, "--max-time"),
+                max_bytes=parse_size(max_bytes, "--max-bytes"),
+                max_memory_bytes=_bytes(max_memory, "--max-memory"),
                 max_cpu_s_per_gib=max_cpu,
                 job=job,
                 seed=seed,
@@ -289,13 +289,17 @@ def _journal_path(tuning: Tuning) -> Path:
     return default_path(f"tune-{tuning.workload.name}")
 
 
+def _bytes(text: str | None, option: str) -> int | None:
+    return None if text is None else parse_size(text, option)
+
+
 def _job(nodes: int | None, failures: float, restart: str) -> dict[str, Any] | None:
     if nodes is None:
         return None
     return {
         "nodes": nodes,
         "failures_per_1000_node_days": failures,
-        "restart_s": parse_seconds(restart),
+        "restart_s": parse_seconds(restart, "--restart"),
     }
 
 

@@ -58,7 +58,7 @@ def compare(
     from iobench.report.compare_as import write
     from iobench.units import parse_percent
 
-    allowed = parse_percent(threshold)
+    allowed = parse_percent(threshold, "--threshold")
     before, after = (_read(side) for side in _sides(runs))
     old, new = (", ".join(str(one.path) for one in side) for side in (before, after))
     differing = report.unlike_runs(before, after)
@@ -112,6 +112,10 @@ def _read(paths: Sequence[str]) -> list[ResultFile]:
             raise UsageError(f"{path} has no result files (*.jsonl)")
         found += [read(one) for one in files]
     for result in found:
+        if result.training:
+            raise UsageError(
+                f"{result.path} is a record of iobench train; give records of iobench run"
+            )
         if result.incomplete:
             typer.echo(f"warning: {result.incomplete}", err=True)
     repeated = {one.run.run_id for one in found}

@@ -13,7 +13,7 @@ import typer
 
 from iobench.cli.deferred import load_when_used
 from iobench.cli.servers import print_plan
-from iobench.errors import TargetError
+from iobench.errors import TargetError, TransferError
 from iobench.text import printable
 
 if TYPE_CHECKING:
@@ -58,12 +58,15 @@ def exec_(
     if report is not None and not os.access(report.parent, os.W_OK):
         raise TargetError(f"--report {report}: its directory is missing or not writable")
     if report is not None:
-        check_replaceable(*existing_file(report))
+        check_replaceable(f"--report {report}", existing_file(report)[1])
     outcome = launching.launch(command, writer, lambda: _try_here(writer))
     lines = (f"iobench exec: {printable(line)}" for line in summary(outcome, writer))
     print_plan(lines, indent=" " * len("iobench exec:   "))
     if report is not None:
-        launching.write_report(report, launching.report(outcome, command, writer))
+        try:
+            launching.write_report(report, launching.report(outcome, command, writer))
+        except OSError as error:
+            raise TransferError.wrap(error, "writing --report", report) from error
     if outcome.returncode < 0:
         _die_of(-outcome.returncode)
     raise typer.Exit(outcome.returncode)

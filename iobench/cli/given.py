@@ -108,9 +108,14 @@ def the_workload(argument: str | None, option: str | None, default: str = DEFAUL
 
 
 def check_target(target: str) -> None:
-    """Raise UsageError for a target that names nothing: most likely an unset variable."""
+    """Raise UsageError for an unknown scheme, and for an empty text: most likely unset."""
     if not target:
         raise UsageError("--target '': names nothing; leave it out for the current directory")
+    scheme, separator, _ = target.partition("://")
+    if separator and scheme.isalnum() and scheme != "s3":
+        raise UsageError(
+            f"--target {target}: {scheme}:// is not known; give a directory, or s3://bucket/prefix"
+        )
 
 
 def the_directory(target: str) -> Path:

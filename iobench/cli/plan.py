@@ -158,7 +158,7 @@ def plan(
             nodes=count,
             gpus_per_node=gpus_per_node,
             failures_per_1000_node_days=failures,
-            restart_s=parse_seconds(restart),
+            restart_s=parse_seconds(restart, "--restart"),
             failure_shape=failure_shape,
         )
         for count in _sizes(nodes)
@@ -187,11 +187,13 @@ def plan(
         title, candidates, notes, recorded = _measured(
             results, size, blocking, slots, include_invalid, chosen
         )
-    step_s = _seconds(step) or _published_step_s(chosen or recorded, asked=chosen is not None)
+    step_s = _seconds(step, "--step")
+    if step_s is None:
+        step_s = _published_step_s(chosen or recorded, asked=chosen is not None)
     method = Method(
-        budget=parse_percent(budget),
+        budget=parse_percent(budget, "--budget"),
         step_s=step_s,
-        interval_s=_seconds(interval),
+        interval_s=_seconds(interval, "--interval"),
         failures=simulate,
         seed=seed,
     )
@@ -221,10 +223,10 @@ def _by_hand(
     if persist and not blocking:
         raise UsageError("--persist applies to asynchronous saves; give --blocking too")
     return by_hand(
-        save_s=_seconds(save),
-        blocking_s=_seconds(blocking),
-        persist_s=_seconds(persist),
-        restore_s=parse_seconds(restore),
+        save_s=_seconds(save, "--save"),
+        blocking_s=_seconds(blocking, "--blocking"),
+        persist_s=_seconds(persist, "--persist"),
+        restore_s=parse_seconds(restore, "--restore"),
         slots=slots,
     )
 
@@ -251,7 +253,7 @@ def _measured(
     candidates, notes = from_results(
         result,
         size_bytes=size_bytes,
-        blocking_s=_seconds(blocking),
+        blocking_s=_seconds(blocking, "--blocking"),
         slots=slots,
         invalid_too=include_invalid,
     )
@@ -304,14 +306,14 @@ def _sizes(text: str) -> list[int]:
 
 
 def _size(text: str) -> int:
-    size_bytes = parse_size(text)
+    size_bytes = parse_size(text, "--size")
     if size_bytes == 0:
         raise OptionError(f"--size {text}: a node saves more than 0 bytes")
     return size_bytes
 
 
-def _seconds(text: str | None) -> float | None:
-    return None if text is None else parse_seconds(text)
+def _seconds(text: str | None, option: str) -> float | None:
+    return None if text is None else parse_seconds(text, option)
 
 
 def _refuse(given: dict[str, object], why: str) -> None:

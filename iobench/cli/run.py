@@ -18,6 +18,7 @@ from iobench.cli.given import (
     WorkloadOption,
     check_effect,
     check_output,
+    check_target,
     the_workload,
 )
 from iobench.cli.servers import HERE, preparing, print_plan, quiet_stdout, server
@@ -50,14 +51,14 @@ def run(
         ),
     ] = None,
     target: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
             "--target",
-            help="The directory to measure, or s3://bucket/prefix. Several, separated by commas, "
-            "are compared.",
+            help="The directory to measure, or s3://bucket/prefix. Several, separated by commas "
+            "or each with a --target, are compared.",
             show_default="here",
         ),
-    ] = HERE,
+    ] = None,
     s3_local: Annotated[
         bool,
         typer.Option(
@@ -194,7 +195,11 @@ def run(
                 restore_as=restore_as,
                 numjobs=numjobs,
             )
-            targets = split_targets(stack.enter_context(server(s3_local, target)))
+            targets = tuple(one for text in target or [HERE] for one in split_targets(text))
+            for one in targets:
+                check_target(one)
+            if s3_local:
+                targets = (stack.enter_context(server(s3_local, ",".join(targets))),)
             name = the_workload(workload, workload_option)
             with quiet_stdout():
                 plan = make_plan(
@@ -257,7 +262,7 @@ def _size_line(name: str, rank: int, size: str | None) -> Iterator[str]:
     from iobench.units import parse_size
 
     if size not in (None, "full"):
-        line = nearest_sizes_line(workloads.load(name), rank, parse_size(size))
+        line = nearest_sizes_line(workloads.load(name), rank, parse_size(size, "--size"))
         yield from [line] if line else []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -102,10 +102,10 @@ def _objects(place: str, endpoint_url: str) -> S3Objects:
 
 
 def _older(objects: S3Objects, than: str) -> list[UnfinishedUpload]:
-    seconds = parse_seconds(than)
-    latest = datetime.now(UTC) - timedelta(seconds=seconds)
+    seconds = parse_seconds(than, "--older-than")
     try:
         found = objects.uploads()
     except TransferError as error:  # the first request to the store
         raise UnavailableError("s3", f"{error}.") from error
-    return [upload for upload in found if not seconds or upload.initiated <= latest]
+    now = datetime.now(UTC)  # the store's clock may be ahead: 0s is all of them
+    return [one for one in found if not seconds or (now - one.initiated).total_seconds() >= seconds]

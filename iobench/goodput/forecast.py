@@ -21,6 +21,8 @@ __all__ = ["GIVEN", "ConstantRate", "Forecast", "Method", "Proposal", "Saved", "
 
 GIVEN = "given"
 """The name of the user's own interval among the formulas."""
+MOST_FAILURES = 10_000_000
+"""The most failures to simulate: they take about 1 GB of memory."""
 _FAR_BELOW = 0.1
 _OFF = 0.01
 _STANDARD_ERRORS = 4
@@ -45,11 +47,13 @@ class Method:
         if not self.budget > 0:
             raise OptionError(f"budget must be above zero, and is {self.budget}")
         if self.step_s is not None and not self.step_s > 0:
-            raise OptionError(f"step must be above zero seconds, and is {self.step_s}")
+            raise OptionError(f"--step must be above zero seconds, and is {self.step_s}")
         if self.interval_s is not None and not self.interval_s > 0:
             raise OptionError(f"--interval must be above zero seconds, and is {self.interval_s}")
-        if self.failures < 0 or self.failures == 1:
-            raise OptionError(f"simulate must be 0 or at least 2, and is {self.failures}")
+        if self.failures == 1 or not 0 <= self.failures <= MOST_FAILURES:
+            raise OptionError(
+                f"--simulate must be 0, or from 2 to {MOST_FAILURES:,}, and is {self.failures:,}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

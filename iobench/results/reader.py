@@ -19,7 +19,17 @@ __all__ = ["ResultFile", "read"]
 
 # Far longer than any record. It keeps a huge file of another kind out of memory.
 _LONGEST_LINE_BYTES = 16 * 2**20
-_JOURNAL_SCHEMA = "iobench.tune/"
+_OTHERS = {
+    "iobench.tune/": (
+        "a journal of iobench autotune",
+        "iobench autotune --resume {path} continues it",
+    ),
+    "iobench.benchmark/": (
+        "a record of a script in benchmarks/",
+        "python benchmarks/tables.py {path} prints its table",
+    ),
+}
+"""Files that are next to result files: their schema, what they are, and what to do with them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +73,8 @@ def read(path: str | os.PathLike[str]) -> ResultFile:
         raise ResultFileError(
             f"{path}: no such file; `iobench run` writes its result files under results/"
         ) from error
+    except IsADirectoryError as error:
+        raise ResultFileError(f"{path} is a directory; give a result file (.jsonl)") from error
     except OSError as error:
         raise ResultFileError(f"{path} cannot be read: {error.strerror}") from error
 
@@ -131,11 +143,12 @@ def _parse(path: Path, number: int, line: bytes) -> Record:
             number,
             f"cut short, as when a run is killed; to read the lines before it: sed -i '$d' {path}",
         ) from error
-    if isinstance(values, dict) and str(values.get("schema")).startswith(_JOURNAL_SCHEMA):
-        raise ResultFileError(
-            f"{path} is a journal of iobench autotune, not a result file; "
-            f"iobench autotune --resume {path} continues it"
-        )
+    schema = str(values.get("schema")) if isinstance(values, dict) else ""
+    for family, (kind, remedy) in _OTHERS.items():
+        if schema.startswith(family):
+            raise ResultFileError(
+                f"{path} is {kind}, not a result file; {remedy.format(path=path)}"
+            )
     try:
         return from_record(values)
     except (ValueError, OverflowError) as error:

@@ -72,6 +72,8 @@ def choose_arms(writers: str, modes: str) -> tuple[list[Arm], list[str]]:
     torch.save. It has no `lazy` mode. Raises UsageError and its subclasses.
     """
     wanted = [_mode(text.strip()) for text in modes.split(",")]
+    if all(mode == "none" for mode, _ in wanted):
+        raise UsageError(f"--mode {modes}: saves nothing; add sync, async or lazy")
     arms, left_out = [NONE], []
     for by in _savers(writers):
         for mode, slots in wanted:

@@ -13,7 +13,7 @@ from iobench.train.probe import StepTimes
 
 __all__ = ["Pace", "whole_intervals"]
 
-_PERSISTS = re.compile(r"([0-9]+(?:\.[0-9]+)?)xpersist")
+_PERSISTS = re.compile(r"([0-9]{1,9}(?:\.[0-9]+)?)xpersist")
 _BUDGET = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
 
 
@@ -32,15 +32,15 @@ class Pace:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse `20`, `2xpersist` or `3.5%`. Raises OptionError for anything else."""
-        if text.isdecimal() and int(text):
+        if re.fullmatch("[0-9]{1,9}", text) and int(text):
             return cls(steps=int(text))
         if (found := _PERSISTS.fullmatch(text)) and float(found[1]):
             return cls(persists=float(found[1]))
         if (found := _BUDGET.fullmatch(text)) and 0 < float(found[1]) < 100:
             return cls(budget=float(found[1]) / 100)
         raise OptionError(
-            f"--every {text}: a number of steps (20), so many persist times (2xpersist), or what "
-            "checkpoints may cost (3.5%)"
+            f"--every {text:.40}: a number of steps (20), so many persist times (2xpersist), or "
+            "what checkpoints may cost (3.5%)"
         )
 
     def __str__(self) -> str:

@@ -255,7 +255,7 @@ def make_session(
     _check_options(pace, arms, steps, device)
     full = workloads.load(workload)
     step_s = _published_step_s(full) if simulate_step else 0.0
-    scaled = full if size == "full" else full.scaled(parse_size(size))
+    scaled = full if size == "full" else full.scaled(parse_size(size, "--size"))
     place = DirectoryTarget(path=target)
     place.check()
     for arm in arms:

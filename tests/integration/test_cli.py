@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -45,6 +46,8 @@ VERBS = (
     "workloads show",
 )
 NOBODY = 65534
+TRAINING = Path(__file__).parents[2] / "results/reference-train-gpt5b-nemo.jsonl"
+_BY_HAND = ("plan", "--nodes", "8", "--save", "30s", "--restore", "1min", "--simulate", "0")
 
 
 def check(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
@@ -140,6 +143,21 @@ def test_an_error_is_one_line_and_a_code(
     assert done.stderr.startswith("iobench: ")
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_ctrl_c_while_modules_are_loaded(tmp_path: Path) -> None:
+    """Before the command has begun: one line and the exit code, no traceback."""
+    (tmp_path / "typer.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    done = subprocess.run(
+        [sys.executable, "-m", "iobench", "--version"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "iobench: interrupted\n"
 
 
 def test_version(iobench: Command) -> None:
@@ -358,7 +376,7 @@ def test_a_run_in_a_terminal(tiny_path: Path, target: Path, tmp_path: Path) -> N
         (("--size", "4iB"), ("not a size",)),
         (("--size", "1k"), ("the smallest is",)),
         (("--pool", "none"), ("not a size",)),
-        (("--repeat", "0"), ("--repeat", "at least 1")),
+        (("--repeat", "0"), ("--repeat", "from 1 to 999999")),
         (("--repeat", "many"), ("--repeat",)),
         (("--format", "xml"), ("--format", "'table', 'json', 'csv', 'md'")),
         (("--reapet", "3"), ("No such option: --reapet", "--repeat")),
@@ -368,6 +386,11 @@ def test_a_run_in_a_terminal(tiny_path: Path, target: Path, tmp_path: Path) -> N
         (("--details", "--format", "csv"), ("--details: --format csv has all details",)),
         (("--writer", "buffered", "--baseline", "buffered"), ("--baseline: there is nothing",)),
         (("--writer", "buffered", "--serializer", "raw", "--no-crc"), ("--crc: no file",)),
+        (("--serializer", ""), ("--serializer '': a value is missing",)),
+        (("--granularity", ""), ("--granularity '': a value is missing",)),
+        (("--target", ".", "--target", "."), ("is given twice",)),
+        (("--target", "s3://b/c,d"), ("commas separate targets", "as ./d")),
+        (("--target", "file:///tmp"), ("file:// is not known", "s3://bucket/prefix")),
         (("llama7b",), ("two workloads are given", "give one")),
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, tuple) else None,
@@ -405,6 +428,12 @@ def test_arguments_that_are_missing(iobench_inside: Command) -> None:
         (("doctor", "--target", "s3://bucket"), 2, "s3://bucket: is a bucket"),
         (("writers", "--target", ""), 2, "--target '': names nothing"),
         (("train", "--target", "s3://bucket"), 2, "s3://bucket: is a bucket"),
+        (("train", "--target", "S3://bucket"), 2, "S3:// is not known; give a directory"),
+        (("train", "--mode", "none"), 2, "--mode none: saves nothing; add sync"),
+        ((*_BY_HAND, "--step", "0s"), 2, "--step must be above zero seconds"),
+        ((*_BY_HAND, "--simulate", "99999999"), 2, "from 2 to 10,000,000, and is 99,999,999"),
+        (("compare", TRAINING, EXAMPLE), 2, "is a record of iobench train; give records of"),
+        (("exec", "--config", "buffered", "--report", ".", "--", "true"), 2, "--report .: is a"),
         (("reproduce", "async", "--target", ""), 2, "--target '': names nothing"),
         (("reproduce", "async", "--results", "x", "--size", "1GiB"), 2, "--size: --results meas"),
         (("reproduce", "async", "--results", "x", "--repeat", "7"), 2, "leave out --repeat"),
@@ -421,6 +450,35 @@ def test_what_cannot_be_meant(
 ) -> None:
     """One line that names the argument, and what to write instead."""
     check(iobench_inside(*arguments), code, words)
+
+
+@pytest.mark.parametrize("value", ["abc", "9" * 5000], ids=["word", "5000 digits"])
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        (("run",), ("--size", "--pool", "--repeat", "--numjobs")),
+        (("run", "--repeat", "auto"), ("--precision", "--max-time")),
+        (("autotune",), ("--size", "--max-time", "--max-bytes", "--max-memory")),
+        (("autotune", "--objective", "goodput", "--nodes", "4"), ("--restart",)),
+        (_BY_HAND, ("--save", "--restore", "--restart", "--step", "--interval", "--blocking")),
+        ((*_BY_HAND, "--blocking", "1s"), ("--persist",)),
+        ((*_BY_HAND, "--formulas"), ("--budget",)),
+        (("plan", "--nodes", "8", "--results", EXAMPLE), ("--size",)),
+        (("train",), ("--size", "--every")),
+        (("reproduce", "async"), ("--size",)),
+        (("compare", EXAMPLE, EXAMPLE), ("--threshold",)),
+        (("s3", "list-uploads", "s3://bucket"), ("--older-than",)),
+    ],
+    ids=lambda value: None if "--" in value[0] else " ".join(map(str, value[:3]))[:20],
+)
+def test_a_value_of_no_meaning_names_its_option(
+    iobench_inside: Command, command: tuple[str, ...], options: tuple[str, ...], value: str
+) -> None:
+    """The option, the value (its beginning, if it is long), and what to write."""
+    for option in options:
+        done = iobench_inside(*command, option, value)
+        check(done, 2, f"iobench: {option}", value[:20])
+        assert len(done.stderr) < 250
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,57 @@ def test_a_disk_that_fills_up(
     assert f"buffered target={small} save" in done.stdout
 
 
+_DYING = """
+import fcntl, os, struct, sys
+from iobench.cli import main
+from iobench.writers.buffered import BufferedWriter as Buffered
+
+def write(self, image, target, **options):
+    if str(target).startswith(dying) and "step-1-" in str(target):
+        fd = os.open(dying, os.O_RDONLY)
+        fcntl.ioctl(fd, 0x8004587D, struct.pack("I", 2))  # EXT4_IOC_SHUTDOWN: its device is gone
+        os.close(fd)
+    return real(self, image, target, **options)
+
+dying = sys.argv.pop(1)
+real, Buffered.write = Buffered.write, write
+main.run()
+"""
+
+
+@pytest.mark.root
+def test_a_disk_that_dies(
+    new_filesystem: Callable[..., Path], tiny_path: Path, target: Path, tmp_path: Path
+) -> None:
+    """In the second repetition: every row of its target fails, the others go on, exit code 1."""
+    lost, record = new_filesystem("ext4", 512 * MIB), tmp_path / "run.jsonl"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", _DYING, lost),
+            *arguments(tiny_path, target, lost, repeat=3),
+            *("--writer", "buffered,uncached", "--no-ceiling", "-o", record),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=_PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert f"{lost}/{PREFIX}" in done.stderr.splitlines()[-1]  # what the next run removes
+    assert os.listdir(target) == []
+    result = read(record)
+    failed = {(one.writer, one.axes.target) for one in result.failures}
+    assert failed == {("buffered", str(lost)), ("uncached", str(lost))}
+    assert all("Input/output error" in one.error for one in result.failures)
+    saves = Counter(
+        (one.writer, one.axes.target) for one in result.samples if one.operation == "save"
+    )
+    assert saves["buffered", str(target)] == saves["uncached", str(target)] == 3
+    assert saves["buffered", str(lost)] == 1
+    assert f"buffered target={lost} save" in done.stdout
+
+
 def test_one_interrupt_cleans_every_target(
     tiny_path: Path, places: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,10 +39,17 @@ class Repeat:
     def parse(cls, repeat: str, precision: str, max_time: str) -> Repeat:
         """Parse `5`, or `auto` with `5%` and `10min`. Raises UsageError for anything else."""
         if repeat == _AUTO:
-            wanted, max_s = parse_percent(precision), parse_seconds(max_time)
+            wanted = parse_percent(precision, "--precision")
+            max_s = parse_seconds(max_time, "--max-time")
+            for option, value, text in (
+                ("--precision", wanted, precision),
+                ("--max-time", max_s, max_time),
+            ):
+                if not value:
+                    raise UsageError(f"{option} {text}: must be above zero")
             return cls(times=_LEAST_AUTO, precision=wanted, max_s=max_s)
-        if not repeat.isdecimal() or int(repeat) < 1:
-            raise UsageError(f"--repeat {repeat!r}: give a number of at least 1, or auto")
+        if not re.fullmatch("[0-9]{1,6}", repeat) or int(repeat) < 1:
+            raise UsageError(f"--repeat {repeat!r:.40}: give a number from 1 to 999999, or auto")
         return cls(times=int(repeat))
 
     def goes_on(self, done: int, samples: Sequence[Sample], elapsed_s: float) -> bool:

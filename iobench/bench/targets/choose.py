@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from iobench.bench.contenders.base import Contender
@@ -21,12 +22,23 @@ Absent = Mapping[tuple[Contender, str | None], str]
 
 
 def split_targets(text: str) -> tuple[str, ...]:
-    """Return the targets between the commas of `text`. An existing directory is one target."""
+    """Return the targets between the commas of `text`. An existing directory is one target.
+
+    Raises UsageError for a bare name after a bucket: it is a directory, or the end of a prefix with
+    a comma.
+    """
     parts = tuple(part.strip() for part in text.split(","))
     if len(parts) == 1 or os.path.isdir(text):
         return (text,)
     if "" in parts:
         raise UsageError(f"--target {text!r}: a target is missing between the commas")
+    for before, part in pairwise(parts):
+        if is_s3(before) and not is_s3(part) and not part.startswith(("/", ".")):
+            raise UsageError(
+                f"--target {text}: commas separate targets, and {part!r} after {before} begins "
+                f"neither with s3:// nor with / or .; write a directory as ./{part}, and choose a "
+                "prefix without a comma"
+            )
     return parts
 
 

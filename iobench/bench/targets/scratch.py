@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from iobench.bench.processes.interrupts import deferred_interrupts
-from iobench.errors import TargetError
+from iobench.errors import TargetError, transfer_errors
 
 __all__ = ["PREFIX", "require_directory", "scratch_directory"]
 
@@ -92,7 +92,11 @@ def _remove(directory: Path, held: contextlib.ExitStack) -> None:
 
     If the removal is cut off, the lock is still there, and the next run removes the rest.
     """
-    with deferred_interrupts(), _opened(directory) as fd:
+    with (
+        transfer_errors("the next run removes what is left; removing", directory),
+        deferred_interrupts(),
+        _opened(directory) as fd,
+    ):
         if fd is not None:
             _empty(fd)
             held.close()

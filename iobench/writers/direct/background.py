@@ -93,7 +93,7 @@ class BackgroundWriter:
         self._channel.afterwards(call)
 
     def _work(self) -> None:
-        meter = Meter()
+        meter, returned = Meter(), list[Lease[_Block]]()
         self._meters.append(meter)
         engine = self._engine(meter)
         try:
@@ -102,20 +102,28 @@ class BackgroundWriter:
                     if lease is None:
                         engine.wait_one()
                     else:
-                        self._start(engine, lease)
+                        self._start(engine, lease, returned)
                     del lease
         except BaseException as error:  # noqa: BLE001 -- raised by submit and drain
             self._channel.fail(error)  # first, so that no dropped block counts as written
         finally:
             # The stream's own meter counts the time that it waits for these threads.
             meter.seconds = {} if self._ring else {"write": meter.seconds.get("write", 0.0)}
-        # If the end failed, the kernel may still use the memory of blocks in flight.
-        self._channel.end_all(LeaseState.LOST if len(engine) else LeaseState.FAILED)
+        for lease in returned:
+            self._channel.end(lease, LeaseState.FAILED)
+        # A ring that failed completes no other block: the kernel may still use their memory.
+        self._channel.end_all(LeaseState.LOST)
 
-    def _start(self, engine: DirectEngine, lease: Lease[_Block]) -> None:
+    def _start(
+        self, engine: DirectEngine, lease: Lease[_Block], returned: list[Lease[_Block]]
+    ) -> None:
+        """Start the write of a block; if it fails, the block is in `returned` once it is unused."""
+
         def on_complete(whole: bool) -> None:
             if whole:
                 self._channel.end(lease, LeaseState.DONE)
+            else:
+                returned.append(lease)
 
         self._write(engine, Extent.of(lease.item.data, lease.item.offset), on_complete)
 

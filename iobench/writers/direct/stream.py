@@ -97,7 +97,10 @@ class DirectStream(Stream):
         if self._filled:
             # O_DIRECT needs whole units of the alignment; `set_size` cuts off the padding.
             padded = -(-self._filled // self._alignment) * self._alignment
-            self._background.put(self._block[:padded], self._offset, self._meter)
+            # After a failure the kernel may still use the block: it does not return to the pool.
+            block, self._block = self._block, self._block[:0]
+            self._background.put(block[:padded], self._offset, self._meter)
+            self._block = block
         return self._position
 
     def _release(self) -> None:

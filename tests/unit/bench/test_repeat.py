@@ -83,3 +83,7 @@ def test_what_is_no_precision_or_time() -> None:
         Repeat.parse("auto", "0.05", "10min")
     with pytest.raises(OptionError, match="not a time"):
         Repeat.parse("auto", "5%", "soon")
+    with pytest.raises(UsageError, match="--precision 0%: must be above zero"):
+        Repeat.parse("auto", "0%", "10min")
+    with pytest.raises(UsageError, match="--max-time 0s: must be above zero"):
+        Repeat.parse("auto", "5%", "0s")

@@ -469,6 +469,59 @@ def test_one_of_several_targets_fails(execute: Callable[..., ResultFile], tmp_pa
     assert result.end.status == "complete"
 
 
+@pytest.mark.parametrize("call", ["settle", "remove"])
+def test_a_target_that_dies(
+    execute: Callable[..., ResultFile],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    call: str,
+) -> None:
+    """Outside of every trial: its writers and fio jobs end there, and the others go on."""
+    scratch = directory.DirectoryScratch
+    real, calls = getattr(scratch, call), Counter[str]()
+
+    def dies(where: Any, *arguments: Any) -> None:
+        name = where.directory.parent.name
+        calls[name] += 1
+        real(where, *arguments)
+        if name == "b" and calls["b"] > 5:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(scratch, call, dies)
+    writers = make("buffered"), make("uncached")
+    result = execute(*writers, repeat=4, names=("a", "b"))
+    dead, alive = str(tmp_path / "b"), str(tmp_path / "a")
+    failed = [(one.writer, one.axes.target) for one in result.failures]
+    assert sorted(failed) == [("buffered", dead), ("uncached", dead)]
+    assert all("Input/output error" in one.error for one in result.failures)
+    saves = [one for one in result.samples if one.operation == "save"]
+    assert Counter(one.writer for one in saves if one.axes.target == alive) == {
+        "buffered": 4,
+        "uncached": 4,
+    }
+    assert len([one for one in saves if one.axes.target == dead]) < 8
+    jobs = Counter(one.target for one in result.ceiling if one.operation == "save")
+    assert jobs[alive] == 4 * len(JOBS)
+    assert jobs[dead] < jobs[alive]
+    assert result.end is not None
+    assert result.end.status == "complete"
+
+
+def test_the_only_target_dies(
+    execute: Callable[..., ResultFile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ends with its error."""
+
+    def dies(*_: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(directory.DirectoryScratch, "settle", dies)
+    result = execute(make("buffered"), make("uncached"), ceiling=False, error=OSError)
+    assert len(result.failures) == 2
+    assert result.end is not None
+    assert result.end.status == "failed"
+
+
 @pytest.mark.parametrize("names", [("target",), ("a", "b")])
 @pytest.mark.parametrize("call", [1, 4])
 def test_an_interrupt_during_fio(

@@ -163,6 +163,9 @@ def test_the_value_of_the_option(tmp_path: Path) -> None:
     for text in ("/mnt/a,", ",", "a,,b"):
         with pytest.raises(UsageError, match="a target is missing between the commas"):
             split_targets(text)
+    assert split_targets("a,s3://b/c,s3://b/d,../e") == ("a", "s3://b/c", "s3://b/d", "../e")
+    with pytest.raises(UsageError, match=r"'d' after s3://b/c begins neither .* as \./d, and"):
+        split_targets("s3://b/c,d")
 
 
 def _spaces(monkeypatch: pytest.MonkeyPatch, **free: int) -> None:

@@ -85,16 +85,18 @@ def test_forked_children_do_not_keep_it(tmp_path: Path) -> None:
     ready, done = os.pipe(), os.pipe()
     child = os.fork()
     if not child:
+        os.close(done[1])  # so that the end of the parent ends it too
         os.write(ready[1], b"x")
         os.read(done[0], 1)
         os._exit(0)
-    os.read(ready[0], 1)
-    lock.release()
-    DirectoryLock(tmp_path).release()
-    os.write(done[1], b"x")
-    os.waitpid(child, 0)
-    for fd in (*ready, *done):
-        os.close(fd)
+    try:
+        os.read(ready[0], 1)
+        lock.release()
+        DirectoryLock(tmp_path).release()
+    finally:  # otherwise a failure here leaves a process that waits for ever
+        for fd in (*ready, *done):
+            os.close(fd)
+        os.waitpid(child, 0)
 
 
 def test_makes_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

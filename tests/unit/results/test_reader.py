@@ -71,7 +71,7 @@ def test_missing_file(path: Path) -> None:
 
 
 def test_a_directory_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(ResultFileError, match="cannot be read: Is a directory"):
+    with pytest.raises(ResultFileError, match="is a directory; give a result file"):
         read(tmp_path)
 
 
@@ -100,6 +100,15 @@ def test_a_journal_of_autotune_is_named(path: Path) -> None:
     message = refusal(path, b'{"schema": "iobench.tune/1", "kind": "tuning"}\n')
     assert message.startswith(" is a journal of iobench autotune, not a result file; ")
     assert message.endswith(f"iobench autotune --resume {path} continues it")
+
+
+def test_a_record_of_a_benchmark_is_named(path: Path) -> None:
+    """The repository has some next to its result files, under results/benchmarks."""
+    message = refusal(path, b'{"schema": "iobench.benchmark/1", "kind": "benchmark"}\n')
+    assert message == (
+        " is a record of a script in benchmarks/, not a result file; "
+        f"python benchmarks/tables.py {path} prints its table"
+    )
 
 
 def test_a_newer_schema_says_to_upgrade(path: Path) -> None:
