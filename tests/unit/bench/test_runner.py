@@ -8,7 +8,7 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -469,23 +469,31 @@ def test_one_of_several_targets_fails(execute: Callable[..., ResultFile], tmp_pa
     assert result.end.status == "complete"
 
 
-@pytest.mark.parametrize("call", ["settle", "remove"])
+@pytest.mark.parametrize(
+    ("call", "at_end"), [("settled", False), ("settled", True), ("remove", False)]
+)
 def test_a_target_that_dies(
     execute: Callable[..., ResultFile],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     call: str,
+    at_end: bool,
 ) -> None:
     """Outside of every trial: its writers and fio jobs end there, and the others go on."""
     scratch = directory.DirectoryScratch
     real, calls = getattr(scratch, call), Counter[str]()
 
-    def dies(where: Any, *arguments: Any) -> None:
+    def dies(where: Any, *arguments: Any) -> Any:
         name = where.directory.parent.name
         calls[name] += 1
-        real(where, *arguments)
-        if name == "b" and calls["b"] > 5:
-            raise OSError(5, "Input/output error")
+        if name != "b" or calls["b"] <= 5:
+            return real(where, *arguments)
+        ending = ExitStack()
+        ending.callback(fails)
+        return ending if at_end else fails()
+
+    def fails() -> None:
+        raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(scratch, call, dies)
     writers = make("buffered"), make("uncached")
@@ -515,7 +523,7 @@ def test_the_only_target_dies(
     def dies(*_: Any) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(directory.DirectoryScratch, "settle", dies)
+    monkeypatch.setattr(directory.DirectoryScratch, "settled", dies)
     result = execute(make("buffered"), make("uncached"), ceiling=False, error=OSError)
     assert len(result.failures) == 2
     assert result.end is not None
