@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +14,7 @@ from iobench.checkpoint.state_tree import FlatState, flatten
 from iobench.checkpoint.structure import LeafPlace, Structure
 from iobench.checkpoint.tree_spec import json_text
 from iobench.errors import StateError
+from iobench.formats.collector import collector_paused
 from iobench.formats.tensor_layouts import Located, TensorLayouts
 from iobench.writers.image import Bytes, FileImage
 
@@ -121,7 +120,7 @@ class Serializer:
         """Serialize `state`. Raises StateError with the path of what cannot be saved."""
         serialized = self._like_last(state)
         if serialized is None:
-            with _collector_paused():
+            with collector_paused():
                 serialized = self._anew(state)
         return serialized
 
@@ -168,22 +167,6 @@ class Serializer:
             arrays=[leaf.cpu_bytes() for leaf in flat.arrays.values()],
             located=located,
         )
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Pause Python's cyclic garbage collector.
-
-    A state of 30,000 tensors makes 500,000 objects, none of them garbage. The collector would look
-    at all objects of the process several times: half of the time of a first save.
-    """
-    enabled = gc.isenabled()
-    try:
-        gc.disable()
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _without_storage(flat: FlatState) -> str:

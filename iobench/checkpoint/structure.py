@@ -7,7 +7,6 @@ later state that equals the first one in all that they depend on (docs/decisions
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -19,10 +18,10 @@ from iobench.checkpoint.state_tree import FlatState, plain_text
 from iobench.checkpoint.tree_spec import Collected
 from iobench.errors import StateError
 from iobench.formats.safetensors_header import header_bytes
-from iobench.formats.tensor_layouts import Located, TensorLayouts
+from iobench.formats.tensor_layouts import FileLayout, Located, TensorLayouts, numbers
 from iobench.formats.tensors import tensor_bytes
 from iobench.writers.image import Bytes
-from iobench.writers.scattered_image import Numbers, ScatteredImage
+from iobench.writers.scattered_image import ScatteredImage
 
 __all__ = ["LeafPlace", "Structure"]
 
@@ -63,29 +62,31 @@ class Structure:
             raise StateError(str(error)) from error
         tensors = list(flat.tensors.values())
         self.names = list(flat.tensors)
-        self.header = np.frombuffer(header, dtype=np.uint8)
         self.layouts = TensorLayouts(tensors)
         self.rows = _rows(flat, self.places, self.layouts.reaches)
         self.on_cpu = all(tensor.is_cpu for tensor in tensors)
         self._spec = flat.spec
         self._texts, self._order = flat.template() if flat.spec else ([], [])
         stored = [row for row in self.rows if row.size_bytes]
-        sizes = [len(header), *(row.size_bytes for row in stored)]
-        self._starts = list(itertools.accumulate(sizes, initial=0))[:-1]
-        self._lengths = _numbers(sizes)
-        self._tensors = _numbers(row.tensor for row in stored)
-        self._shifts = _numbers(row.shift for row in stored)
-        self._reaches = _numbers(row.reach_bytes for row in stored)
+        self._file = FileLayout(header, [row.size_bytes for row in stored])
+        self._tensors = numbers(row.tensor for row in stored)
+        self._shifts = numbers(row.shift for row in stored)
+        self._reaches = numbers(row.reach_bytes for row in stored)
         self._shared = np.flatnonzero([not row.whole for row in stored])
         self._apart = [
             (at, row) for at, row in enumerate(stored) if row.array >= 0 or not row.contiguous
         ]
         number = {name: at for at, name in enumerate(flat.tensors)}
         row_of = {row.name: row.tensor for row in self.rows}
-        self._members = _numbers(number[name] for name in flat.views)
-        self._bases = _numbers(row_of[view.leaf] for view in flat.views.values())
-        addresses = _numbers(tensor.data_ptr() for tensor in tensors)
+        self._members = numbers(number[name] for name in flat.views)
+        self._bases = numbers(row_of[view.leaf] for view in flat.views.values())
+        addresses = numbers(tensor.data_ptr() for tensor in tensors)
         self._distances = addresses[self._members] - addresses[self._bases]
+
+    @property
+    def header(self) -> Bytes:
+        """The header of the tensor file."""
+        return self._file.header
 
     @property
     def comparable(self) -> bool:
@@ -124,8 +125,8 @@ class Structure:
         False for overlapping memory of several storages, which torch.from_numpy can make.
         """
         # The last element is for the number -1, which arrays have.
-        addresses = _numbers([*located.addresses, 0])
-        storages = _numbers([*located.storages, 0])
+        addresses = numbers([*located.addresses, 0])
+        storages = numbers([*located.storages, 0])
         moved = addresses[self._members] - addresses[self._bases] != self._distances
         parted = storages[self._members] != storages[self._bases]
         starts = addresses[self._tensors] + self._shifts
@@ -141,25 +142,12 @@ class Structure:
         self, path: str, located: Located, tensors: list[torch.Tensor], arrays: list[Bytes]
     ) -> ScatteredImage:
         """Return the tensor file on the memory of a CPU state."""
-        addresses = np.empty(len(self._starts), dtype=np.int64)
-        addresses[0] = self.header.ctypes.data
-        addresses[1:] = _numbers([*located.addresses, 0])[self._tensors] + self._shifts
-        apart = list[Bytes]()
-        for at, row in self._apart:
-            memory = arrays[row.array] if row.array >= 0 else tensor_bytes(tensors[row.tensor])
-            addresses[at + 1] = memory.ctypes.data
-            apart.append(memory)
-        return ScatteredImage(
-            path,
-            starts=self._starts,
-            addresses=addresses,
-            lengths=self._lengths,
-            owners=(self.header, tensors, apart),
-        )
-
-
-def _numbers(values: Iterable[int]) -> Numbers:
-    return np.fromiter(values, dtype=np.int64)
+        addresses = numbers([*located.addresses, 0])[self._tensors] + self._shifts
+        apart = {
+            at: arrays[row.array] if row.array >= 0 else tensor_bytes(tensors[row.tensor])
+            for at, row in self._apart
+        }
+        return self._file.image(path, addresses, apart, owners=tensors)
 
 
 def _rows(flat: FlatState, names: Iterable[str], reaches: list[int]) -> list[LeafPlace]:

@@ -1,16 +1,23 @@
-"""TensorLayouts: dtypes, shapes and strides of many tensors, and a quick comparison with others."""
+"""TensorLayouts: dtypes, shapes and strides of many tensors, compared quickly with those of others.
+
+FileLayout: a header and the parts after it, filled with addresses for each save.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
 from iobench.formats.tensors import resolved
+from iobench.writers.image import Bytes
+from iobench.writers.scattered_image import Numbers, ScatteredImage
 
-__all__ = ["Located", "TensorLayouts", "all_plain", "reach_bytes"]
+__all__ = ["FileLayout", "Located", "TensorLayouts", "all_plain", "numbers", "reach_bytes"]
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
@@ -76,6 +83,39 @@ class TensorLayouts:
             addresses.append(address)
             storages.append(begin)
         return Located(addresses, storages)
+
+
+class FileLayout:
+    """The bytes of a file's header, and the sizes of the parts that follow it: 1 byte or more."""
+
+    def __init__(self, header: bytes, sizes: Sequence[int]) -> None:
+        self.header = np.frombuffer(header, dtype=np.uint8)
+        lengths = [len(header), *sizes]
+        self._starts = list(itertools.accumulate(lengths, initial=0))[:-1]
+        self._lengths = numbers(lengths)
+
+    def image(
+        self, path: str, addresses: Numbers, apart: Mapping[int, Bytes], owners: object
+    ) -> ScatteredImage:
+        """Return the image of a file whose parts are at `addresses`.
+
+        A part whose number is in `apart` is there. `owners` keeps the other memory alive.
+        """
+        places = np.concatenate([[self.header.ctypes.data], addresses])
+        for at, memory in apart.items():
+            places[at + 1] = memory.ctypes.data
+        return ScatteredImage(
+            path,
+            starts=self._starts,
+            addresses=places,
+            lengths=self._lengths,
+            owners=(self.header, apart, owners),
+        )
+
+
+def numbers(values: Iterable[int]) -> Numbers:
+    """Return an array of integers, such as addresses."""
+    return np.fromiter(values, dtype=np.int64)
 
 
 def all_plain(values: Collection[Any]) -> bool:
