@@ -118,11 +118,8 @@ class Serializer:
 
     def serialize(self, state: Any) -> Serialized:
         """Serialize `state`. Raises StateError with the path of what cannot be saved."""
-        serialized = self._like_last(state)
-        if serialized is None:
-            with collector_paused():
-                serialized = self._anew(state)
-        return serialized
+        with collector_paused():
+            return self._like_last(state) or self._anew(state)
 
     def _like_last(self, state: Any) -> Serialized | None:
         """Serialize a state of the same structure as the last one; return None for another one."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import math
+import operator
 import re
 import secrets
 from collections import OrderedDict
@@ -138,10 +139,12 @@ class _Flattener:
             return value, None
         if kind is float:
             return value if math.isfinite(value) else {"$float": repr(value)}, None
-        if kind is torch.Tensor or (isinstance(value, torch.nn.Parameter) and all_plain([value])):
-            return self._tensor(value, path)
+        if kind is dict and _is_json(value):
+            return dict(value), None
         if kind in _CONTAINERS:
             return self._container(value, path)
+        if kind is torch.Tensor or (isinstance(value, torch.nn.Parameter) and all_plain([value])):
+            return self._tensor(value, path)
         if kind is np.ndarray:
             return self._array(value, path)
         if isinstance(value, np.generic):
@@ -276,6 +279,15 @@ class _Flattener:
         return name
 
 
+def _is_json(value: dict[Any, Any]) -> bool:
+    """Whether a dict is the same in JSON: quick, as state_dict has one per module as metadata."""
+    return (
+        _JSON.issuperset(map(type, value.values()))
+        and _STRINGS.issuperset(map(type, value))
+        and not any(map(_begins_with_tag, value))
+    )
+
+
 def _is_plain(dtype: np.dtype[Any]) -> bool:
     if dtype.hasobject or dtype.names is not None or dtype.itemsize == 0:
         return False
@@ -283,7 +295,8 @@ def _is_plain(dtype: np.dtype[Any]) -> bool:
     return np.dtype(dtype.str) == dtype
 
 
-_JSON = {bool, int, str, type(None)}
+_JSON, _STRINGS = {bool, int, str, type(None)}, {str}
+_begins_with_tag = operator.methodcaller("startswith", "$")
 _TAGS: dict[type, str] = {tuple: "$tuple", torch.Size: "$size"}
 _CONTAINERS = (dict, OrderedDict, list, *_TAGS)
 _OTHERS: dict[type, Callable[[Any], Any]] = {

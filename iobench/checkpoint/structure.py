@@ -50,7 +50,8 @@ class Structure:
     """Layout of the tensor file and JSON of the skeleton, without the values of the state.
 
     `names` are those of all tensors, `rows` the leaves in file order, `places` their [begin, end)
-    in bytes after the header. It keeps no tensor alive.
+    in bytes after the header. `size_bytes` is the size of the tensor file, and `pieces` are (name,
+    bytes) of its parts, "" for the header. It keeps no tensor alive.
     """
 
     def __init__(self, flat: FlatState) -> None:
@@ -64,6 +65,8 @@ class Structure:
         self.names = list(flat.tensors)
         self.layouts = TensorLayouts(tensors)
         self.rows = _rows(flat, self.places, self.layouts.reaches)
+        self.pieces = [("", len(header)), *((row.name, row.size_bytes) for row in self.rows)]
+        self.size_bytes = sum(size for _, size in self.pieces)
         self.on_cpu = all(tensor.is_cpu for tensor in tensors)
         self._spec = flat.spec
         self._texts, self._order = flat.template() if flat.spec else ([], [])
@@ -93,16 +96,6 @@ class Structure:
         """Whether `collect` and `has_aliases_of` can tell that a state has this structure."""
         # Shared memory on a device is copied through a tensor on a storage that contains all of it.
         return self._spec is not None and (self.on_cpu or not len(self._shared))
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the tensor file."""
-        return len(self.header) + sum(row.size_bytes for row in self.rows)
-
-    @property
-    def pieces(self) -> list[tuple[str, int]]:
-        """(name, bytes) of each part of the tensor file, in file order; "" is the header."""
-        return [("", len(self.header)), *((row.name, row.size_bytes) for row in self.rows)]
 
     def collect(self, state: Any) -> Collected | None:
         """Return the tensors, arrays and plain values of a state; None for another structure.

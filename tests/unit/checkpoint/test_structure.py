@@ -50,6 +50,9 @@ def _is_same_as_anew(serializer: Serializer, state: Any) -> Serialized:
     assert found.skeleton == anew.skeleton
     assert found.pieces == anew.pieces
     assert _bytes(found) == _bytes(anew)
+    # A state on a device is copied leaf by leaf.
+    leaves = b"".join(leaf.cpu_bytes().tobytes() for leaf in found.leaves().values())
+    assert leaves == _bytes(found)[len(found.header) :]
     return found
 
 
