@@ -1,9 +1,8 @@
 """The file of `torch.save(state, path)` as an image, identical to stock, without copied storages.
 
-Stock torch writes everything except the storages: with `torch.serialization.skip_data` it leaves
-gaps for them. The image fills the gaps with the storages' own memory and adds their CRC32s, which
-torch cannot know. So the zip has the layout of the installed torch version. The checksums cost
-little, because they are computed while the file is written (docs/decisions/0034).
+Stock torch pickles the state, but writes no file: with `torch.serialization.skip_data` it names the
+storages and leaves them out. The image has their own memory and adds their CRC32s. The checksums
+cost little, because they are computed while the file is written (docs/decisions/0034).
 
 Some files have no image, and callers let torch write them: the format before torch 1.6, tensors
 without a storage of their own (quantized, nested), and files of an unknown torch version.
@@ -17,19 +16,29 @@ import pickle
 import tempfile
 import types
 import zipfile
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.serialization import DEFAULT_PROTOCOL
 
 from iobench.formats.torch_layout import TorchLayout
 from iobench.formats.torch_settings import crc32_setting
+from iobench.formats.torch_zip_writer import Recorded, Sink
 from iobench.writers.image import FileImage
 
 __all__ = ["image", "layout"]
 
+_NO_STORAGES = frozenset(
+    {
+        *(str, bytes, int, float, bool, type(None), tuple, list, dict, OrderedDict, type),
+        *(torch.Tensor, torch.nn.Parameter, torch.Size, torch.dtype, torch.device),
+        *(types.FunctionType, types.BuiltinFunctionType, type(torch.FloatStorage)),
+    }
+)
 _STREAM = "archive"  # torch's name of the zip folder for a stream and for a non-ASCII path
 
 
@@ -71,12 +80,20 @@ def layout(
 
 def _layout(path: str, name: str, state: Any, crc: bool, options: Mapping[str, Any]) -> TorchLayout:
     """Return the layout of the file `path` as torch writes it under the ASCII name `name`."""
+    records, storages = _pickled(state, **options)
+    alignment: int = torch.serialization._get_storage_alignment()
+    return TorchLayout.of(path, _folder(name), records, storages, alignment=alignment, crc=crc)
+
+
+@functools.lru_cache(maxsize=64)
+def _folder(name: str) -> str:
+    """Return the folder in the zip of a file of this ASCII name."""
     with tempfile.TemporaryDirectory(prefix="iobench-torch-") as directory:
-        skeleton = os.path.join(directory, name)
         with _ascii(directory) as there:
-            storages = _save_skeleton(state, os.path.join(there, name), crc, options)
-        with open(skeleton, "rb") as file:
-            return TorchLayout.read(path, file, storages, crc=crc)
+            file: Any = torch._C.PyTorchFileWriter(os.path.join(there, name), True, 64)
+            file.write_end_of_file()
+        with zipfile.ZipFile(os.path.join(directory, name)) as archive:
+            return archive.namelist()[0].partition("/")[0]
 
 
 @contextmanager
@@ -92,20 +109,44 @@ def _ascii(directory: str) -> Iterator[str]:
         os.close(fd)
 
 
-def _save_skeleton(
-    state: Any, path: str, crc: bool, options: Mapping[str, Any]
-) -> dict[str, torch.UntypedStorage]:
-    """Write everything except the storages to `path`. Return the storages by key in the file."""
-    storages: dict[str, torch.UntypedStorage] = {}
-    stock: Any = options.get("pickle_module", pickle)
+class _Records:
+    """The zip file that torch writes to: it keeps the small records, and the sizes of storages."""
 
-    class Recorder(stock.Pickler):  # type: ignore[misc]
-        """Base class of torch's pickler, whose persistent_id returns the key of each storage."""
+    def __init__(self) -> None:
+        self.written: list[Recorded] = []
+        self.sizes: dict[str, int] = {}
+
+    def write_record(self, name: str, data: str | bytes, size: int) -> None:
+        self.written.append(Recorded(name, data.encode() if isinstance(data, str) else data))
+        if len(self.written[-1].data) != size or self.sizes:
+            raise ValueError(f"torch wrote {name} in an unknown way")
+
+    def write_record_metadata(self, name: str, size: int) -> None:
+        self.sizes[name] = size
+
+
+def _pickled(
+    state: Any,
+    pickle_module: Any = pickle,
+    pickle_protocol: int = DEFAULT_PROTOCOL,
+    _disable_byteorder_record: bool = False,
+    _use_new_zipfile_serialization: bool = True,
+) -> tuple[list[Recorded], list[torch.UntypedStorage]]:
+    """Return the records that torch writes before the storages, and the storages by key."""
+    storages: dict[str, torch.UntypedStorage] = {}
+
+    class Recorder(pickle_module.Pickler):  # type: ignore[misc]
+        """Base class of torch's pickler, whose persistent_id returns the key of each storage.
+
+        It is called for every object, 19 times per tensor, and needed for the storages.
+        """
 
         def __init_subclass__(cls) -> None:
             original = cls.persistent_id
 
             def persistent_id(self: Any, value: Any) -> Any:
+                if type(value) in _NO_STORAGES:
+                    return None
                 found = original(self, value)
                 if found is not None:
                     typed = isinstance(value, torch.storage.TypedStorage)
@@ -114,29 +155,61 @@ def _save_skeleton(
 
             cls.persistent_id = persistent_id
 
-    module = types.SimpleNamespace(Pickler=Recorder, __name__=stock.__name__)
-    with torch.serialization.skip_data(), crc32_setting(crc):
-        torch.save(state, path, **{**options, "pickle_module": module})
-    return storages
+    module = types.SimpleNamespace(Pickler=Recorder, __name__=pickle_module.__name__)
+    made = _Records()
+    with torch.serialization.skip_data():
+        torch.serialization._save(  # type: ignore[no-untyped-call]
+            state, made, module, pickle_protocol, _disable_byteorder_record
+        )
+    if made.sizes != {f"data/{n}": s.nbytes() for n, s in enumerate(storages.values())}:
+        raise ValueError("torch numbered the storages in an unknown way")
+    return made.written, list(storages.values())
 
 
 @functools.cache
 def _is_like_stock() -> bool:
-    """Return whether the image of a small state is identical to the file of this torch version."""
+    """Return whether the images of two states are identical to the files of this torch version."""
     host = torch.device("cpu")  # the default device may be another
     some, none = torch.arange(9, device=host), torch.zeros(0, device=host)
     state = {"a": torch.arange(5.0, device=host), "b": [some[2:4], none], "c": 1}
+    try:
+        return _large_is_like_stock() and all(_is_stocks(state, crc) for crc in (True, False))
+    except (ValueError, LookupError, TypeError, AttributeError, zipfile.BadZipFile):
+        return False
+
+
+def _is_stocks(state: Any, crc: bool) -> bool:
     with tempfile.TemporaryDirectory(prefix="iobench-torch-") as directory:
-        file = os.path.join(directory, "state.pt")
-        for crc in (True, False):
-            with crc32_setting(crc), _ascii(directory) as there:
-                torch.save(state, os.path.join(there, "state.pt"))
-            try:
-                described = _layout("state.pt", "state.pt", state, crc, {})
-                made = described.image(described.memories())
-            except (ValueError, LookupError, zipfile.BadZipFile):
-                return False
-            joined = b"".join(view.tobytes() for view in made.views(0, made.size_bytes))
-            if joined != Path(file).read_bytes():
-                return False
-    return True
+        with crc32_setting(crc), _ascii(directory) as there:
+            torch.save(state, os.path.join(there, "state.pt"))
+        described = _layout("state.pt", "state.pt", state, crc, {})
+        made = described.image(described.memories())
+        joined = b"".join(view.tobytes() for view in made.views(0, made.size_bytes))
+        return joined == Path(directory, "state.pt").read_bytes()
+
+
+def _large_is_like_stock() -> bool:
+    """Whether sizes and offsets of 64 bits are like torch's. No data are written."""
+    records, sizes = [Recorded("data.pkl", b"abc")], [3, 5 << 30, 7, 0, 6 << 30]
+    storages: Any = [_Sized(size) for size in sizes]
+    layout = TorchLayout.of("f", _STREAM, records, storages, alignment=64, crc=False)
+    sink: Any = Sink()
+    stock: Any = torch._C.PyTorchFileWriter(sink, False, 64)
+    for record in records:
+        stock.write_record(record.name, record.data, len(record.data))
+    for key, size in enumerate(sizes):
+        stock.write_record_metadata(f"data/{key}", size)
+    stock.write_end_of_file()
+    return bytes(layout.text) == sink.text.getvalue() and layout.size_bytes == sink.tell()
+
+
+class _Sized:
+    """A storage of which only the size is known."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+
+    def nbytes(self) -> int:
+        return self._size_bytes

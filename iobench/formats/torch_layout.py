@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import zipfile
-from collections.abc import Mapping, Sequence
+import functools
+import itertools
+import struct
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import BinaryIO
 
 import numpy as np
 import torch
 from isal import isal_zlib
 
 from iobench.formats.checked_image import CheckedImage, RunningChecksums
-from iobench.formats.tensors import tensor_memory
+from iobench.formats.tensors import storages_bytes, tensor_memory
+from iobench.formats.torch_zip import HASH_DIGITS
+from iobench.formats.torch_zip import hash_combine as _hash_combine
+from iobench.formats.torch_zip_writer import Recorded, ZipText, torch_ending
 from iobench.units import MIB
 from iobench.writers.blocks.workers import map_in_workers
 from iobench.writers.device.base import DeviceBytes
@@ -22,73 +25,100 @@ from iobench.writers.image import Bytes, FileImage, Memory
 __all__ = ["TorchLayout"]
 
 _THREADS = 2
-_CENTRAL, _CENTRAL_BYTES = b"PK\x01\x02", 46  # APPNOTE 4.3.12
-_DESCRIPTOR = b"PK\x07\x08"  # APPNOTE 4.3.9
-_ID, _HASH_DIGITS = ".data/serialization_id", 20
+_CHECKSUM = struct.Struct("<L")
+_CRC_OF_ENTRY = 16  # APPNOTE 4.3.12
 _WORTH_A_THREAD = 8 * MIB
 _PIECE = 64 * MIB
 
 
 @dataclass(frozen=True, kw_only=True)
-class TorchLayout:
-    """The file `path` of `size_bytes`. `texts` and `storages` are by offset in the file.
+class Missing:
+    """Where `TorchLayout.text` has what depends on the CRC32s of the non-empty storages."""
 
-    `texts` are the bytes that torch wrote, without the checksums of storages. Make a new object for
-    every save: the checksums are written into `texts`.
+    before: int
+    """The combined CRC32s of the records before the storages."""
+    after: Sequence[int]
+    """The CRC32s of those between the storages and the serialization id."""
+    descriptors: Sequence[int]
+    entries: Sequence[int]
+    """Where the CRC32 of each storage is: after its data, and in the directory."""
+    id_start: int
+    id_entry: int
+    """Where the serialization id is, and its CRC32 in the directory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchLayout:
+    """The file `path` of `size_bytes`. `sizes` and `storages` are by offset in the file.
+
+    `text` are the bytes of the file without the storages, and without their checksums. Make a new
+    object for every save: the checksums are written into `text`.
     """
 
     path: str
     size_bytes: int
-    texts: Mapping[int, bytearray] = field(repr=False)
-    sizes: Mapping[int, int]
-    """Bytes of each storage, by offset."""
+    text: bytearray = field(repr=False)
+    sizes: Mapping[int, int] = field(repr=False)
+    """Bytes of each non-empty storage, in the order of the file."""
     storages: Mapping[int, torch.UntypedStorage] = field(repr=False)
     devices: frozenset[str]
     """Device types of the storages: `cpu`, `cuda`."""
-    records: Sequence[tuple[zipfile.ZipInfo, int]] = ()
-    """Each record of the zip with the offset of its data; empty when no checksum is missing."""
-    directory_start: int = 0
+    missing: Missing | None = field(default=None, repr=False)
+    """None when no checksum is missing."""
 
     @classmethod
-    def read(
-        cls, path: str, file: BinaryIO, storages: Mapping[str, torch.UntypedStorage], *, crc: bool
+    def of(
+        cls,
+        path: str,
+        folder: str,
+        records: Sequence[Recorded],
+        storages: Sequence[torch.UntypedStorage],
+        *,
+        alignment: int,
+        crc: bool,
     ) -> TorchLayout:
-        """Read the layout of `file`, which torch wrote with gaps for `storages`, given by key.
-
-        Raises ValueError, LookupError or BadZipFile for a file of an unknown structure.
-        """
-        size = os.fstat(file.fileno()).st_size
-        with zipfile.ZipFile(file) as archive:
-            entries, directory_start = archive.infolist(), archive.start_dir
-        starts = [_data_start(file, entry) for entry in entries]
-        placed = {
-            start: storages[entry.filename.rpartition("/")[2]]
-            for entry, start in zip(entries, starts, strict=True)
-            if _is_storage(entry) and entry.file_size
-        }
-        texts: dict[int, bytearray] = {}
-        position = 0
-        for start in sorted(placed):
-            texts[position] = _read(file, position, start)
-            position = start + placed[start].nbytes()
-        texts[position] = _read(file, position, size)
+        """Return the layout of a zip of `folder` with these records, then the storages by key."""
+        text = ZipText(folder, alignment, crc=crc)
+        before = 0
+        for record in records:
+            before = _hash_combine(before, text.add(record)[1])
+        lengths = [storage.nbytes() for storage in storages]
+        starts = [text.add_storage(key, length) for key, length in enumerate(lengths)]
+        *others, last = torch_ending(tuple(record.name for record in records), len(storages))
+        after = [text.add(record)[1] for record in others]
+        filled = [key for key, length in enumerate(lengths) if length]
+        if not crc:  # each CRC32 is 0
+            combined = functools.reduce(_hash_combine, [0] * len(filled) + after, before)
+            last = Recorded(last.name, _serialization_id(last.data, combined))
+        id_start, _ = text.add(last)
+        skipped = sum(lengths)
+        entries = [text.size_bytes - skipped + entry + _CRC_OF_ENTRY for entry in text.entries]
+        whole = text.end()
+        stops = (starts[key] + lengths[key] for key in filled)
+        before_stop = itertools.accumulate(lengths[key] for key in filled)
+        missing = Missing(
+            before=before,
+            after=after,
+            descriptors=[stop - less + 4 for stop, less in zip(stops, before_stop, strict=True)],
+            entries=[entries[len(records) + key] for key in filled],
+            id_start=id_start - skipped,
+            id_entry=entries[-1],
+        )
         return cls(
             path=path,
-            size_bytes=size,
-            texts=texts,
-            sizes={start: storage.nbytes() for start, storage in placed.items()},
-            storages=placed,
-            devices=frozenset(storage.device.type for storage in storages.values()),
-            records=[*zip(entries, starts, strict=True)] if crc else (),
-            directory_start=directory_start,
+            size_bytes=len(whole) + skipped,
+            text=whole,
+            sizes={starts[key]: lengths[key] for key in filled},
+            storages={starts[key]: storages[key] for key in filled},
+            devices=frozenset({storage.device.type for storage in storages}),
+            missing=missing if crc else None,
         )
 
     @classmethod
     def of_bytes(cls, path: str, data: bytearray) -> TorchLayout:
         """Return the layout of a whole file that torch wrote: one text, no storages."""
-        texts = {0: data}
         return cls(
-            path=path, size_bytes=len(data), texts=texts, sizes={}, storages={}, devices=frozenset()
+            path=path, size_bytes=len(data), text=data, sizes={}, storages={}, devices=frozenset()
         )
 
     def without_storages(self) -> TorchLayout:
@@ -97,6 +127,8 @@ class TorchLayout:
 
     def memories(self) -> dict[int, Memory]:
         """Return the storages' host or CUDA memory, by offset in the file."""
+        if self.devices <= {"cpu"}:
+            return dict(zip(self.storages, storages_bytes([*self.storages.values()]), strict=True))
         return {
             start: tensor_memory(
                 torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
@@ -104,10 +136,23 @@ class TorchLayout:
             for start, storage in self.storages.items()
         }
 
+    def _texts(self) -> Iterator[tuple[int, Bytes]]:
+        """Yield the bytes before each storage and after the last, with their offset in the file."""
+        text = np.frombuffer(self.text, dtype=np.uint8)
+        position = skipped = 0
+        for start, size in self.sizes.items():
+            yield position + skipped, text[position : start - skipped]
+            position = start - skipped
+            skipped += size
+        yield position + skipped, text[position:]
+
     def unchecked(self, memories: Mapping[int, Memory]) -> FileImage:
         """Return the file with `memories` for the storages, without their checksums."""
-        parts = sorted([*self.texts.items(), *memories.items()], key=lambda part: part[0])
-        return FileImage.of(self.path, [part for _, part in parts])
+        *texts, (_, last) = self._texts()
+        parts: list[Memory] = []
+        for (_, text), start in zip(texts, self.sizes, strict=True):
+            parts += (text, memories[start])
+        return FileImage.of(self.path, [*parts, last])
 
     def image(self, memories: Mapping[int, Memory]) -> FileImage:
         """Return the file with `memories` for the storages, with their checksums.
@@ -115,75 +160,56 @@ class TorchLayout:
         Checksums of host memory are computed while the image is written, others here.
         """
         host = {s: m for s, m in memories.items() if not isinstance(m, DeviceBytes)}
-        if not self.records or len(host) < len(memories):
+        if not self.missing or len(host) < len(memories):
             self._put_checksums(memories)
             return self.unchecked(memories)
-        checksums = RunningChecksums(host, self._put_checksum, self._put_tail)
+        places = dict(zip(self.sizes, self.missing.descriptors, strict=True))
+
+        def put(start: int, checksum: int) -> None:
+            _CHECKSUM.pack_into(self.text, places[start], checksum)
+
+        checksums = RunningChecksums(host, put, self._put_tail)
         return CheckedImage.over(self.unchecked(memories), checksums)
 
     def image_in(self, memory: Bytes) -> FileImage:
         """Return the file in `memory`, which already contains the storages at their offsets."""
         self._put_checksums({s: memory[s : s + size] for s, size in self.sizes.items()})
-        for start, text in self.texts.items():
-            np.copyto(memory[start : start + len(text)], np.frombuffer(text, dtype=np.uint8))
+        for start, text in self._texts():
+            np.copyto(memory[start : start + len(text)], text)
         return FileImage.of(self.path, [memory[: self.size_bytes]])
 
     def _put_checksums(self, memories: Mapping[int, Memory]) -> None:
-        if not self.records:
+        if not self.missing:
             return
         checksums = _checksums(memories)
-        for start, checksum in checksums.items():
-            self._put_checksum(start, checksum)
+        for start, place in zip(self.sizes, self.missing.descriptors, strict=True):
+            _CHECKSUM.pack_into(self.text, place, checksums[start])
         self._put_tail(checksums)
 
-    def _put_checksum(self, start: int, checksum: int) -> None:
-        """Write a storage's checksum into the data descriptor after it."""
-        _put_descriptor(self.texts[start + self.sizes[start]], 0, checksum)
-
     def _put_tail(self, checksums: Mapping[int, int]) -> None:
-        """Write everything that depends on the storages' checksums into the last text.
+        """Write everything that depends on the storages' checksums after the last storage.
 
         These are the serialization id and the central directory. The last 20 digits of the id are a
         hash of the checksums of all other records in order, without empty records
         (PyTorchStreamWriter::writeSerializationId).
         """
-        tail_start = max(self.texts)
-        tail = self.texts[tail_start]
-        found, combined = [], 0
-        for entry, start in self.records:
-            checksum = checksums.get(start, entry.CRC) if _is_storage(entry) else entry.CRC
-            if entry.filename.endswith(_ID):
-                at = start - tail_start
-                tail[at + _HASH_DIGITS : at + 2 * _HASH_DIGITS] = b"%020d" % combined
-                checksum = isal_zlib.crc32(tail[at : at + 2 * _HASH_DIGITS])
-                _put_descriptor(tail, at + 2 * _HASH_DIGITS, checksum)
-            if entry.file_size:
-                combined = _hash_combine(combined, checksum)
-            found.append(checksum)
-        at = self.directory_start - tail_start
-        for checksum in found:
-            _expect(tail, at, _CENTRAL)
-            tail[at + 16 : at + 20] = checksum.to_bytes(4, "little")
-            lengths = (int.from_bytes(tail[at + n : at + n + 2], "little") for n in (28, 30, 32))
-            at += _CENTRAL_BYTES + sum(lengths)
+        missing, text = self.missing, self.text
+        assert missing is not None
+        combined = missing.before
+        for start, entry in zip(self.sizes, missing.entries, strict=True):
+            checksum = checksums[start]
+            combined = _hash_combine(combined, checksum)
+            _CHECKSUM.pack_into(text, entry, checksum)
+        combined = functools.reduce(_hash_combine, missing.after, combined)
+        at, stop = missing.id_start, missing.id_start + 2 * HASH_DIGITS
+        text[at:stop] = _serialization_id(text[at:stop], combined)
+        own = isal_zlib.crc32(text[at:stop])
+        for place in (stop + 4, missing.id_entry):
+            _CHECKSUM.pack_into(text, place, own)
 
 
-def _data_start(file: BinaryIO, entry: zipfile.ZipInfo) -> int:
-    header = os.pread(file.fileno(), 30, entry.header_offset)
-    lengths = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
-    return entry.header_offset + len(header) + lengths
-
-
-def _read(file: BinaryIO, start: int, stop: int) -> bytearray:
-    data = bytearray(os.pread(file.fileno(), stop - start, start))
-    if len(data) != stop - start:
-        raise ValueError("torch's file is shorter than it was")
-    return data
-
-
-def _is_storage(entry: zipfile.ZipInfo) -> bool:
-    folder, _, name = entry.filename.rpartition("/")
-    return folder.endswith("/data") and name.isdigit()
+def _serialization_id(old: bytes | bytearray, combined: int) -> bytes:
+    return bytes(old[:HASH_DIGITS]) + b"%020d" % combined
 
 
 def _checksums(memories: Mapping[int, Memory]) -> dict[int, int]:
@@ -201,19 +227,3 @@ def _crc32(memory: Memory) -> int:
     for start in range(0, len(memory), _PIECE):
         found = isal_zlib.crc32(memory[start : start + _PIECE].tensor.cpu().numpy(), found)
     return found
-
-
-def _put_descriptor(piece: bytearray, at: int, checksum: int) -> None:
-    _expect(piece, at, _DESCRIPTOR)
-    piece[at + 4 : at + 8] = checksum.to_bytes(4, "little")
-
-
-def _expect(piece: bytearray, at: int, signature: bytes) -> None:
-    if piece[at : at + len(signature)] != signature:
-        raise ValueError(f"torch's file has no {signature!r} at offset {at} of its text")
-
-
-def _hash_combine(seed: int, value: int) -> int:
-    """c10::hash_combine of 64 bits."""
-    mask = (1 << 64) - 1
-    return seed ^ ((value + 0x9E3779B9 + (seed << 6 & mask) + (seed >> 2)) & mask)

@@ -124,9 +124,9 @@ def test_options_of_torch_save(options: dict[str, Any], tmp_path: Path) -> None:
 def test_storages_elsewhere_have_no_image(monkeypatch: pytest.MonkeyPatch) -> None:
     """A storage outside host memory is written by the stream."""
     assert torch_image.image("m.pt", {"a": 1}) is not None
-    elsewhere = SimpleNamespace(device=torch.device("meta"))
-    stock = torch_image._save_skeleton
-    monkeypatch.setattr(torch_image, "_save_skeleton", lambda *a: stock(*a) | {"0": elsewhere})
+    elsewhere = SimpleNamespace(device=torch.device("meta"), nbytes=lambda: 0)
+    stock = torch_image._pickled
+    monkeypatch.setattr(torch_image, "_pickled", lambda *a: (stock(*a)[0], [elsewhere]))
     assert torch_image.image("m.pt", {"a": 1}) is None
 
 
