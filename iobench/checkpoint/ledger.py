@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from iobench.checkpoint.order import in_save_order, readable_manifest
+from iobench.checkpoint.order import in_save_order, outlines
 from iobench.checkpoint.removal import warn_of
 from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import Save
@@ -29,8 +29,7 @@ class Ledger:
         self._serials: dict[int, int | None] = {}
         self._created_s: dict[int, float] = {}
         self._unremovable: set[int] = set()
-        for step in store.steps():
-            manifest = readable_manifest(store, step, files=False)
+        for step, manifest in outlines(store, store.steps()).items():
             self._serials[step] = manifest.serial if manifest else None
             if manifest:  # otherwise its age is unknown: retention keeps it, and load reports it
                 self._created_s[step] = manifest.created_s

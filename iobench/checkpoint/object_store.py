@@ -33,6 +33,8 @@ _NAME = re.compile(r"step-(0|[1-9][0-9]*)(?:\.([1-9][0-9]*))?")
 class ObjectStore:
     """Checkpoints of one run under a prefix. There is no lock: only one process may write to it."""
 
+    readers = 16
+
     def __init__(self, location: str, writer: Writer) -> None:
         if not isinstance(writer, S3Writer):
             raise UsageError(f"{location}: needs the writer s3")

@@ -34,6 +34,9 @@ __all__ = ["CheckpointStore", "DirectoryStore", "store_at"]
 class CheckpointStore(Protocol):
     """The checkpoints of one run."""
 
+    readers: int
+    """Threads that read manifests: more where a read is an answer of a server."""
+
     def acquire(self) -> None:
         """Create the location and take its lock. Raises TargetError if another process has it."""
 
@@ -100,6 +103,8 @@ def store_at(location: str | Path, writer: Writer) -> CheckpointStore:
 
 class DirectoryStore:
     """Checkpoints in a directory. A half-written or half-removed one has a hidden name."""
+
+    readers = 1
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory.absolute()  # the process may change its working directory

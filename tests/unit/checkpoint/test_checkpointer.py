@@ -26,6 +26,7 @@ import iobench
 from iobench import Checkpointer, KeepEvery, KeepLast, load_checkpoint
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.order import by_age
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.slots import Slot
 from iobench.checkpoint.staged import STAGING_SUFFIX
@@ -484,6 +485,22 @@ def test_each_manifest_is_read_once(make: Make, monkeypatch: pytest.MonkeyPatch)
     parsed.clear()
     assert _value(ckpt.load()) == 4
     assert (read, parsed) == ([4], [2])
+
+
+def test_a_server_is_asked_for_several_manifests_at_once(make: Make, runs: Path) -> None:
+    """A bucket of a thousand checkpoints would be a thousand answers to wait for."""
+    ckpt, together = make(), threading.Barrier(3, timeout=60)
+    for step in (1, 2, 3):
+        ckpt.save(_state(step), step)
+
+    class Slow(DirectoryStore):
+        readers = 3
+
+        def manifest(self, step: int, *, files: bool = True) -> Manifest:
+            together.wait()
+            return super().manifest(step, files=files)
+
+    assert by_age(Slow(runs)) == [1, 2, 3]
 
 
 def test_latest_after_close(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
