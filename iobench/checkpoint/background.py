@@ -91,7 +91,7 @@ class BackgroundFiles:
         lease = Lease(Snapshot(save=save, content=file_to_write))
         try:
             self._persister.take(lease, pinned="cuda" in layout.devices)
-            _copy(layout, lease.item.memory)
+            save.pages_s = _copy(layout, lease.item.memory)
             self.saves.append(save)
             self._last = save
             self._persister.submit(lease)
@@ -135,7 +135,7 @@ class BackgroundFiles:
     def close(self) -> None:
         """Wait for every file, free the memory, and raise what failed. `save` works afterwards."""
         self._persister.wait()
-        self._persister.pool.free()
+        self._persister.free()
         self.raise_failure()
 
     def _at_end(self) -> None:
@@ -191,14 +191,14 @@ def absolute(file: str | os.PathLike[str]) -> str:
     return name if is_s3(name) else os.path.join(os.getcwd(), name)
 
 
-def _copy(layout: TorchLayout, memory: Bytes) -> None:
-    """Copy the storages to their positions in `memory`."""
+def _copy(layout: TorchLayout, memory: Bytes) -> float:
+    """Copy the storages to their positions in `memory`. Returns what `copy_image` returns."""
     if layout.devices <= {"cpu"}:
-        copy_image(memory, layout.unchecked(layout.memories()))
-        return
+        return copy_image(memory, layout.unchecked(layout.memories()))
     for start, storage in layout.storages.items():
         flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         flat_tensor(memory[start : start + storage.nbytes()]).copy_(flat)
+    return 0.0
 
 
 def _as_torch_writes(name: str, state: Any, crc: bool, options: dict[str, Any]) -> TorchLayout:
@@ -223,7 +223,7 @@ def _finish_unclosed(pid: int, persister: Persister[_File]) -> None:
 
 
 def _report_failure(persister: Persister[_File]) -> None:
-    persister.pool.free()
+    persister.free()
     try:
         persister.raise_failure()
     except Exception as error:  # noqa: BLE001 -- no caller is left to raise it to

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -115,7 +116,9 @@ class Checkpointer:
             self._store.release()
             raise
         self._committer = Committer(store=self._store, writer=self._writer, ledger=self._ledger)
-        self._persister = Persister(pool, _Persist(self._committer, limit))
+        self._persister = Persister(
+            pool, functools.partial(self._committer.persist, rate_bytes_per_s=limit)
+        )
         copies: Channel[LazyCopy] = Channel(
             lambda: copies.serve(LazyCopy.run), name="iobench-snapshot", lingers=False, daemon=False
         )
@@ -143,6 +146,21 @@ class Checkpointer:
             raise UsageError("due() needs a schedule: Checkpointer(..., schedule=Every(500))")
         return self._schedule.due(step)
 
+    def prepare(self, state: Any, *, wait: bool = False) -> None:
+        """Allocate the slots for states like `state`, so that the first saves need not.
+
+        A thread of low priority makes the memory's pages, 0.1 to 2 seconds per GiB; with `wait`
+        this returns when they are made. Nothing is copied. A save may begin earlier or have
+        another state: it makes what is missing. A GPU's first save still pins the memory. Raises
+        StateError for a state that cannot be saved or does not fit, and earlier errors of the
+        background. The next save, `wait` or `close` raises what failed later.
+        """
+        self._check_usable()
+        self._persister.raise_failure()
+        self._persister.prepare(Serialized.of(state).size_bytes, wait=wait)
+        if wait:
+            self._persister.raise_failure()
+
     def save_async(self, state: Any, step: int) -> Save:
         """Take a snapshot of `state`; a background thread writes it.
 
@@ -164,7 +182,7 @@ class Checkpointer:
                 self._lazy_save = save
                 self._copies.submit(copy)
             else:
-                copy_into(lease.item.memory, serialized)
+                save.pages_s = copy_into(lease.item.memory, serialized)
                 lease.item.content = serialized.without_memory()
                 self._persister.submit(lease)
         except BaseException as error:
@@ -280,7 +298,7 @@ class Checkpointer:
         try:
             self._persister.raise_failure()
         finally:  # `detach` last: if Ctrl-C comes before it, a second close() does the work
-            self._persister.pool.free()
+            self._persister.free()
             self._store.release()
             self._unclosed.detach()
 
@@ -340,7 +358,7 @@ class Checkpointer:
         try:
             self._persister.take(lease, pinned=True)
             memory = lease.item.memory
-            copy_into(memory, serialized)
+            save.pages_s = copy_into(memory, serialized)
             self._committer.commit(save, serialized, serialized.image_in(memory))
         finally:
             self._persister.give(lease)
@@ -350,19 +368,6 @@ def _check(name: str, value: object, *classes: type, example: str) -> None:
     """Raise OptionError unless `value` is of one of the `classes`. A bool is not a number here."""
     if not isinstance(value, classes) or (isinstance(value, bool) and bool not in classes):
         raise OptionError(f"{name}={value!r}: takes a value such as {example}")
-
-
-class _Persist:
-    """Callback of the persister: commits one snapshot."""
-
-    def __init__(self, committer: Committer, rate_bytes_per_s: int | None) -> None:
-        self._committer, self._rate_bytes_per_s = committer, rate_bytes_per_s
-
-    def __call__(self, snapshot: Snapshot[Serialized]) -> None:
-        image = snapshot.content.image_in(snapshot.memory)
-        self._committer.commit(
-            snapshot.save, snapshot.content, image, rate_bytes_per_s=self._rate_bytes_per_s
-        )
 
 
 def _close_unclosed(store: CheckpointStore, pid: int, persister: Persister[Serialized]) -> None:
@@ -379,7 +384,7 @@ def _close_unclosed(store: CheckpointStore, pid: int, persister: Persister[Seria
 
 
 def _end_unclosed(store: CheckpointStore, persister: Persister[Serialized]) -> None:
-    persister.pool.free()
+    persister.free()
     store.release()
     try:
         persister.raise_failure()

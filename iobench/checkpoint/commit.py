@@ -11,6 +11,7 @@ from iobench.checkpoint.checksums import record_of
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import FileRecord, Manifest
 from iobench.checkpoint.pacing import PacedImage
+from iobench.checkpoint.persister import Snapshot
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import Serialized
 from iobench.checkpoint.store import CheckpointStore
@@ -64,6 +65,11 @@ class Committer:
             save.persist_s = time.perf_counter() - began_s
             save.status = "committed"
             self.ledger.committed(save)
+
+    def persist(self, snapshot: Snapshot[Serialized], *, rate_bytes_per_s: int | None) -> None:
+        """Commit a snapshot; the callback of the persister."""
+        image = snapshot.content.image_in(snapshot.memory)
+        self.commit(snapshot.save, snapshot.content, image, rate_bytes_per_s=rate_bytes_per_s)
 
     def _manifest(self, save: Save, files: tuple[FileRecord, ...]) -> Manifest:
         from iobench._version import __version__

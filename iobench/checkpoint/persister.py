@@ -16,6 +16,7 @@ from iobench.writers.image import Bytes
 
 __all__ = ["Persister", "Snapshot"]
 
+_NO_LIMIT = 1 << 30
 _NICE = 10  # about a tenth of the CPU when training uses all of it
 
 T = TypeVar("T")
@@ -55,6 +56,7 @@ class Persister(Generic[T]):
         self._persist, self._in_order = persist, in_order
         self._failures: list[BaseException] = []
         self._made_channel = self._new_channel()
+        self._preparing: Channel[Slot] | None = None
 
     @property
     def _channel(self) -> Channel[Snapshot[T]]:
@@ -81,11 +83,38 @@ class Persister(Generic[T]):
         which is then never written; without one it waits. `give` returns the slot, also after an
         exception in here. Raises StateError when the snapshot does not fit into memory.
         """
-        self.pool.grow(lease.item.save.size_bytes, pinned=pinned)
+        self.pool.grow(lease.item.save.size_bytes)
         taken = self._channel.reserve(lease, on_full)
         if taken:
             lease.item.slot = self.pool.take(pinned=pinned)
         return taken
+
+    def prepare(self, size_bytes: int, *, wait: bool) -> None:
+        """Allocate all free slots; a thread makes their pages. Raises StateError, OSError (ENOMEM).
+
+        With `wait` it returns when they are made. `raise_failure` raises what failed.
+        """
+        self.pool.grow(size_bytes)
+        slots = self.pool.allocated()
+        if self._preparing is None:
+            channel: Channel[Slot] = Channel(
+                lambda: self._prepare(channel),
+                name="iobench-prepare",
+                limit=_NO_LIMIT,
+                lingers=False,
+            )
+            self._preparing = channel
+        for slot in slots:
+            self._preparing.submit(Lease(slot))
+        if wait:
+            self._preparing.drain(despite_failure=True)
+
+    def free(self) -> None:
+        """Free the memory of the free slots, and end the thread of `prepare`."""
+        self.pool.free()
+        if self._preparing is not None:
+            self._preparing.close(drop=True)  # a page more at most: the slots are freed
+            self._preparing = None
 
     def give(self, lease: Lease[Snapshot[T]]) -> None:
         """Return the slot of the snapshot, unless it was submitted."""
@@ -122,10 +151,11 @@ class Persister(Generic[T]):
 
     def raise_failure(self) -> None:
         """Raise the errors of the background since the last call."""
-        channel = self._channel
-        if channel.failure is not None:  # of the channel itself, which goes on after it was raised
-            self._failures.append(channel.failure)
-            channel.failure = None
+        for channel in (self._channel, self._preparing):
+            # Of the channel itself, which goes on after it was raised.
+            if channel is not None and channel.failure is not None:
+                self._failures.append(channel.failure)
+                channel.failure = None
         failures = list(self._failures)
         if not failures:
             return
@@ -143,11 +173,25 @@ class Persister(Generic[T]):
         self._failures.append(error)
 
     def _work(self) -> None:
+        self._lower_priority()
+        self._channel.serve(self._write)
+
+    def _prepare(self, channel: Channel[Slot]) -> None:
+        self._lower_priority()
+        channel.serve(self._make_pages)
+
+    def _make_pages(self, slot: Slot) -> None:
+        try:
+            slot.make_pages()
+        except BaseException as error:  # noqa: BLE001 -- raised in the trainer's thread
+            error.add_note("in the background, while the memory of a slot was prepared")
+            self._failures.append(error)
+
+    def _lower_priority(self) -> None:
         try:
             _lower_priority()
         except BaseException as error:  # noqa: BLE001 -- raised in the trainer's thread
             self._failures.append(error)
-        self._channel.serve(self._write)
 
     def _write(self, snapshot: Snapshot[T]) -> None:
         try:

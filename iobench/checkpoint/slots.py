@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import weakref
 from collections import deque
 
@@ -13,14 +12,14 @@ from iobench.checkpoint.pinning import Pinned
 from iobench.environment.memory import available_bytes
 from iobench.errors import StateError
 from iobench.units import format_size
-from iobench.writers.blocks.pages import fresh_pages
+from iobench.writers.blocks.pages import HUGE_PAGE, fresh_pages, make_pages
 from iobench.writers.image import Bytes
 
 __all__ = ["Slot", "SlotPool"]
 
 
 class Slot:
-    """Memory for one snapshot, in the layout of the file.
+    """Memory for one snapshot, in the layout of the file. The copy into it makes its pages.
 
     An address and its file offset are equal modulo the page size and more. So direct writers write
     this memory without a staging copy.
@@ -38,6 +37,19 @@ class Slot:
         if pinned and self._pinned is None:
             self._pinned = Pinned(self.memory)
 
+    def make_pages(self) -> None:
+        """Make the pages of the memory, in any thread, until it is freed. Raises OSError (ENOMEM).
+
+        A save may use the slot at the same time.
+        """
+        memory = self.memory
+        # Small steps: the kernel holds the lock of the address space in each, and this thread may
+        # have a low priority.
+        for start in range(0, len(memory), HUGE_PAGE):
+            if self.memory is not memory:
+                return
+            make_pages(memory[start : start + HUGE_PAGE])
+
     def free(self) -> None:
         """Free the memory."""
         if self._pinned:
@@ -51,7 +63,7 @@ class Slot:
 
 
 class SlotPool:
-    """`count` slots of one size, allocated together at the first save.
+    """`count` slots of one size, each allocated when a save needs it.
 
     `budget_bytes` limits their sum. With None, the available memory is the limit, including the
     limits of this process's control groups. The caller takes no more than `count` slots.
@@ -73,10 +85,10 @@ class SlotPool:
         """Bytes of all slots together."""
         return sum(len(slot.memory) for slot in self._slots)
 
-    def grow(self, size_bytes: int, *, pinned: bool) -> None:
-        """Set the size of every slot to at least `size_bytes`. Allocate the free slots if it grew.
+    def grow(self, size_bytes: int) -> None:
+        """Set the size of every slot to at least `size_bytes`.
 
-        Raises StateError when the budget or the memory does not allow it.
+        Raises StateError when the budget or the memory does not allow it for all slots.
         """
         size = _whole_pages(size_bytes)
         if size <= self._size:
@@ -95,17 +107,42 @@ class SlotPool:
                 "slots, or save() in place of save_async()"
             )
         self._size = size
-        for _ in range(len(self._free)):  # one after the other, as a give appends
-            self.give(self.take(pinned=pinned))
+
+    def allocated(self) -> list[Slot]:
+        """Allocate the free slots, and return them. They stay free; see `Slot.make_pages`."""
+        slots: list[Slot] = []
+        for _ in range(len(self._free)):
+            slots.append(slot := self.take(pinned=False))
+            self._free.appendleft(slot)  # one after the other: `take` pops on the right
+        return slots
 
     def take(self, *, pinned: bool) -> Slot:
-        """Return a free slot of the full size; its content is undefined."""
+        """Return a free slot of the full size, the last one used; its content is undefined.
+
+        Raises StateError when there is no memory left for one more slot.
+        """
         try:
-            slot = self._free.popleft()
+            slot = self._free.pop()
         except IndexError:
             self._slots.add(slot := Slot())
-        slot.hold(self._size, pinned=pinned)
+        try:
+            self._hold(slot, pinned=pinned)
+        except BaseException:
+            self.give(slot)
+            raise
         return slot
+
+    def _hold(self, slot: Slot, *, pinned: bool) -> None:
+        """Give `slot` its memory. The memory that was available for all may be in use by now."""
+        needed = self._size - len(slot.memory)
+        available = available_bytes() if needed > 0 else None
+        if available is not None and needed > available:
+            raise StateError(
+                f"one more slot needs {format_size(needed)} of host memory, "
+                f"{format_size(available)} are available; use fewer slots, or save() in place of "
+                "save_async()"
+            )
+        slot.hold(self._size, pinned=pinned)
 
     def give(self, slot: Slot) -> None:
         """Return a slot to the pool."""
@@ -122,12 +159,5 @@ def _whole_pages(size_bytes: int) -> int:
 
 
 def _map(size_bytes: int) -> Bytes:
-    """Return memory that begins at a huge page, with all its pages populated."""
-    room = fresh_pages(size_bytes, huge=True)
-    try:
-        linux.populate(room.ctypes.data, len(room))
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # MADV_POPULATE_WRITE needs Linux 5.14
-            raise
-        room[:: linux.PAGE] = 0
-    return room
+    """Return memory that begins at a huge page, without pages."""
+    return fresh_pages(size_bytes, huge=True)

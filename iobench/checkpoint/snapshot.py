@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,6 +15,7 @@ from iobench.checkpoint.serialized import Serialized
 from iobench.errors import StateError
 from iobench.units import MIB
 from iobench.writers.blocks.channel import Lease
+from iobench.writers.blocks.pages import make_pages
 from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.transfer import Meter
@@ -25,14 +27,14 @@ _BLOCK = 16 * MIB
 _MOST_THREADS = 8
 
 
-def copy_into(memory: Bytes, serialized: Serialized, streams: SideStreams | None = None) -> None:
+def copy_into(memory: Bytes, serialized: Serialized, streams: SideStreams | None = None) -> float:
     """Copy the tensor file to the beginning of `memory`. On return the state may change.
 
-    Several threads copy CPU tensors without the GIL. GPU tensors are copied on `streams`.
+    Several threads copy CPU tensors without the GIL. GPU tensors are copied on `streams`. Returns
+    the seconds in which pages of `memory` were made.
     """
     if serialized.on_cpu:
-        copy_image(memory, serialized.image())
-        return
+        return copy_image(memory, serialized.image())
     base, leaves = len(serialized.header), serialized.leaves()
     np.copyto(memory[:base], serialized.header)
     streams = streams or SideStreams(leaves)
@@ -43,17 +45,27 @@ def copy_into(memory: Bytes, serialized: Serialized, streams: SideStreams | None
         else:
             streams.copy(leaf, place)
     streams.synchronize()
+    return 0.0
 
 
-def copy_image(memory: Bytes, image: FileImage) -> None:
-    """Copy an image of host memory to the beginning of `memory` with several threads."""
+def copy_image(memory: Bytes, image: FileImage) -> float:
+    """Copy an image of host memory to the beginning of `memory` with several threads.
 
-    def work(blocks: Blocks, _: Meter) -> None:
+    Each makes the missing pages of its blocks. Returns the seconds that this took.
+    """
+    meter = Meter()
+
+    def work(blocks: Blocks, own: Meter) -> None:
         for start, stop in blocks:
-            image.gather(start, stop, memory[start:stop])
+            part = memory[start:stop]
+            began_s = time.perf_counter()
+            if make_pages(part):
+                own.seconds["pages"] = own.seconds.get("pages", 0) + time.perf_counter() - began_s
+            image.gather(start, stop, part)
 
     threads = min(_MOST_THREADS, os.cpu_count() or 1, -(-image.size_bytes // _BLOCK))
-    run_workers(max(1, threads), Blocks(0, image.size_bytes, _BLOCK), work, Meter())
+    run_workers(max(1, threads), Blocks(0, image.size_bytes, _BLOCK), work, meter)
+    return meter.seconds.get("pages", 0.0)
 
 
 class SideStreams:
@@ -116,7 +128,8 @@ class LazyCopy:
     def run(self) -> None:
         """Copy and submit."""
         try:
-            copy_into(self._lease.item.memory, self._serialized, self._streams)
+            save, memory = self._lease.item.save, self._lease.item.memory
+            save.pages_s = copy_into(memory, self._serialized, self._streams)
             self._check_unchanged()
             self._lease.item.content = self._serialized.without_memory()
             self._persister.submit(self._lease)

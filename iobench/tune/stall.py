@@ -41,8 +41,8 @@ def measure_stall(replay: Replay, writer: Writer, target: OpenTarget, name: str)
     """Save `replay`'s tensors five times in the background, and measure three of the stalls.
 
     Three checkpoints follow one another with two slots. The first takes its snapshot while no save
-    runs, the second during a background save, and the third waits for a slot. The warm-up has
-    allocated the memory of the slots. No file is left behind.
+    runs, the second during a background save, and the third waits for a slot. The slots are
+    prepared before the warm-up. No file is left behind.
     """
     replay.prepare()
     state = {str(number): dict(tensors) for number, tensors in enumerate(replay.states)}
@@ -50,6 +50,7 @@ def measure_stall(replay: Replay, writer: Writer, target: OpenTarget, name: str)
     started, counters = utc_now(), Counters(target.monitor)
     try:
         with Checkpointer(where, writer=writer, slots=SLOTS, keep=KeepLast(1)) as checkpointer:
+            checkpointer.prepare(state, wait=True)
             for step in range(SLOTS):
                 checkpointer.save_async(state, step)
             checkpointer.wait()

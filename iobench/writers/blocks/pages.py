@@ -1,8 +1,9 @@
-"""fresh_pages: new memory that begins at a page boundary, huge pages where possible."""
+"""fresh_pages: new memory, aligned to huge pages. make_pages: its pages, before an access."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -11,7 +12,9 @@ import numpy as np
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["HUGE_PAGE", "Bytes", "fresh_pages"]
+from iobench import linux
+
+__all__ = ["HUGE_PAGE", "Bytes", "fresh_pages", "make_pages"]
 
 Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 """A one-dimensional array of bytes: host memory inside iobench."""
@@ -36,3 +39,20 @@ def fresh_pages(size_bytes: int, *, huge: bool) -> Bytes:
         with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE, begin, whole)
     return room[begin : begin + size_bytes]
+
+
+def make_pages(memory: Bytes) -> bool:
+    """Make the pages of `memory`, which begins at a page, by one call; return False if it has them.
+
+    Only the last page is looked at. Other threads may use the memory: no byte changes. The first
+    access makes the pages where the kernel does not (before Linux 5.14). Raises OSError (ENOMEM).
+    """
+    address = memory.ctypes.data
+    if not len(memory) or linux.has_page(address + len(memory) - 1):
+        return False
+    try:
+        linux.populate(address, len(memory))
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    return True

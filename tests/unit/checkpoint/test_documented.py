@@ -12,7 +12,9 @@ import torch
 import iobench
 
 _PAGE = Path(__file__).parents[3] / "docs" / "checkpointer.md"
-_TRAINER, _LAZY = re.findall(r"^```python\n(.*?)^```$", _PAGE.read_text(), re.DOTALL | re.MULTILINE)
+_TRAINER, _PREPARE, _LAZY = re.findall(
+    r"^```python\n(.*?)^```$", _PAGE.read_text(), re.DOTALL | re.MULTILINE
+)
 
 
 class _Training:
@@ -66,6 +68,16 @@ def test_the_files_of_a_checkpoint() -> None:
         ckpt.save({"w": torch.ones(3)}, 500)
     listed = re.findall(r"^    (runs/a/\S+)", _PAGE.read_text(), re.MULTILINE)
     assert {str(one) for one in Path("runs").rglob("*") if one.is_file()} == set(listed)
+
+
+def test_prepare() -> None:
+    """The slots are there for the state of the trainer, which is saved right."""
+    training = _Training(0)
+    training.train(1)
+    with iobench.Checkpointer("runs/a", writer="buffered") as ckpt:
+        training.run(_PREPARE, ckpt=ckpt)
+        ckpt.save_async({"model": training.model.state_dict(), "step": 0}, 1)
+        assert torch.equal(ckpt.load()["model"]["weight"], training.model.weight)
 
 
 def test_lazy() -> None:

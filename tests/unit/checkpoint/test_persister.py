@@ -60,6 +60,7 @@ class _Trainer:
         self.persister.raise_failure()
 
     def train(self) -> None:
+        self.persister.prepare(1, wait=False)
         for step in range(4):
             self.save(step, "supersede" if step % 2 else "wait")
         self.finish()
@@ -79,6 +80,8 @@ class _Trainer:
         self.persister.when_idle(lambda: called.append(1))
         assert called == [1]
         assert len(self.persister.pool._free) <= 2
+        self.persister.free()
+        assert not any(len(slot.memory) for slot in self.persister.pool._free)
 
 
 def _interrupted(where: str, place: Place | None) -> Tracer:

@@ -56,10 +56,16 @@ def test_more_than_the_control_group_leaves(
     monkeypatch.setattr(slots, "available_bytes", lambda: available_bytes(tmp_path))
     pool = SlotPool(2)
     with pytest.raises(StateError, match=r"need 6.00 MiB of host memory, 5.00 MiB are available"):
-        pool.grow(3 * MIB, pinned=False)
+        pool.grow(3 * MIB)
     assert pool.size_bytes == 0
-    pool.grow(2 * MIB, pinned=False)
-    assert pool.size_bytes == 4 * MIB
+    pool.grow(2 * MIB)
+    slot = pool.take(pinned=False)
+    assert pool.size_bytes == 2 * MIB
+    (group / "memory.current").write_text(f"{7 * MIB}\n")
+    with pytest.raises(StateError, match=r"one more slot needs 2.00 MiB .* 1.00 MiB are available"):
+        pool.take(pinned=False)
+    pool.give(slot)
+    assert pool.take(pinned=False) is slot
 
 
 class _Registered:
@@ -78,9 +84,9 @@ def test_a_lost_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C just after it was taken: its memory is freed, and the pool makes another."""
     monkeypatch.setattr(slots, "Pinned", _Registered)
     pool = SlotPool(2)
-    pool.grow(MIB, pinned=True)
+    pool.grow(MIB)
     pool.take(pinned=True)  # no variable refers to it
-    assert (pool.size_bytes, _Registered.alive) == (MIB, 1)
+    assert (pool.size_bytes, _Registered.alive) == (0, 0)
     taken = [pool.take(pinned=True) for _ in range(2)]
     assert len(set(taken)) == 2
     assert (pool.size_bytes, _Registered.alive) == (2 * MIB, 2)

@@ -1,0 +1,212 @@
+"""Slots are allocated one at a time, by the first saves or ahead of them by `prepare`."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from iobench import Checkpointer, linux, load_checkpoint
+from iobench.checkpoint.slots import SlotPool
+from iobench.units import MIB
+from iobench.writers.blocks.pages import HUGE_PAGE
+
+_SOON_S = 60
+_STATE = {"w": torch.arange(3 * MIB // 4, dtype=torch.int32), "step": 1}
+
+
+class _Pages:
+    """Counts the calls that make pages, and holds up those of `prepare` while it is closed."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, int] = {}
+        self.begun, self.gate = threading.Event(), threading.Event()
+        self.gate.set()
+        self.error: OSError | None = None
+        self._populate = linux.populate
+
+    def __call__(self, address: int, length: int) -> None:
+        who = threading.current_thread().name
+        who = "prepare" if who == "iobench-prepare" else "save"
+        self.calls[who] = self.calls.get(who, 0) + 1
+        if who == "prepare":
+            self.begun.set()
+            assert self.gate.wait(_SOON_S)
+        if self.error:
+            raise self.error
+        self._populate(address, length)
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Pages]:
+    made = _Pages()
+    monkeypatch.setattr(linux, "populate", made)
+    yield made
+    made.gate.set()
+
+
+@pytest.fixture
+def ckpt(runs: Path) -> Iterator[Checkpointer]:
+    with Checkpointer(runs, writer="buffered", slots=2) as made:
+        yield made
+
+
+def _pool(ckpt: Checkpointer) -> SlotPool:
+    return ckpt._persister.pool
+
+
+def _loaded(ckpt: Checkpointer, state: dict[str, Any]) -> bool:
+    loaded = ckpt.load()
+    return torch.equal(loaded["w"], state["w"]) and loaded["step"] == state["step"]
+
+
+def test_a_slot_is_made_when_a_save_needs_it(ckpt: Checkpointer, pages: _Pages) -> None:
+    """The first save makes one slot and says what it took; the next ones use it again."""
+    for step in range(3):
+        save = ckpt.save_async(_STATE, step)
+        assert (save.pages_s > 0) == (step == 0)
+        ckpt.wait()
+        sizes = sorted(len(slot.memory) for slot in _pool(ckpt)._free)
+        assert sizes == [0, save.size_bytes + -save.size_bytes % linux.PAGE]
+    assert pages.calls == {"save": 1}
+    assert _loaded(ckpt, _STATE)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_prepared(lazy: bool, runs: Path, pages: _Pages) -> None:
+    """After `prepare` no save makes pages, whichever slot it gets."""
+    with Checkpointer(runs, writer="buffered", slots=2, lazy=lazy) as ckpt:
+        ckpt.prepare(_STATE, wait=True)
+        assert pages.calls == {"prepare": 2 * 2}  # 3 MiB and a header: two huge pages each
+        ckpt.prepare(_STATE, wait=True)
+        saves = []
+        for step in range(3):
+            saves.append(ckpt.save_async(_STATE, step))
+            ckpt.before_optimizer_step()
+        assert pages.calls == {"prepare": 4}
+        assert [save.pages_s for save in saves] == [0, 0, 0]
+        assert _loaded(ckpt, _STATE)
+
+
+@pytest.mark.parametrize("size", [1000, MIB, 2 * MIB])
+def test_another_state_than_the_prepared_one(size: int, ckpt: Checkpointer, pages: _Pages) -> None:
+    """Smaller, or larger so that the slots are made anew: it is saved right."""
+    ckpt.prepare(_STATE, wait=True)
+    other = {"w": torch.arange(size, dtype=torch.int32), "step": 2}
+    save = ckpt.save_async(other, 2)
+    assert (save.pages_s > 0) == (size > _STATE["w"].numel())
+    assert _loaded(ckpt, other)
+
+
+def test_a_save_while_it_prepares(ckpt: Checkpointer, pages: _Pages) -> None:
+    """The save makes the pages itself; what `prepare` does to the slot later changes no byte."""
+    pages.gate.clear()
+    ckpt.prepare(_STATE)
+    assert pages.begun.wait(_SOON_S)
+    save = ckpt.save_async(_STATE, 1)
+    assert save.pages_s > 0
+    pages.gate.set()
+    ckpt._persister.prepare(1, wait=True)
+    assert _loaded(ckpt, _STATE)
+
+
+def test_closed_while_it_prepares(
+    runs: Path, pages: _Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`close` ends it after one more page, with no memory and no thread left."""
+    free = SlotPool.free
+
+    def freed(pool: SlotPool) -> None:
+        free(pool)
+        pages.gate.set()
+
+    monkeypatch.setattr(SlotPool, "free", freed)
+    pages.gate.clear()
+    ckpt = Checkpointer(runs, writer="buffered", slots=2)
+    ckpt.prepare({"w": torch.zeros(4 * HUGE_PAGE, dtype=torch.uint8)})
+    assert pages.begun.wait(_SOON_S)
+    ckpt.close()
+    assert pages.calls == {"prepare": 1}
+    assert _pool(ckpt).size_bytes == 0
+    assert "iobench-prepare" not in {thread.name for thread in threading.enumerate()}
+    with Checkpointer(runs, writer="buffered") as again:
+        again.save(_STATE, 1)
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_no_memory(wait: bool, ckpt: Checkpointer, pages: _Pages) -> None:
+    """`prepare` raises the error if it waits, else the next call does; then saves work again."""
+    pages.error = OSError(errno.ENOMEM, "no memory")
+
+    def prepare_and_save() -> None:
+        ckpt.prepare(_STATE, wait=wait)
+        ckpt._persister._preparing.drain()  # type: ignore[union-attr]
+        ckpt.save_async(_STATE, 1)
+
+    with pytest.raises(OSError, match="no memory") as caught:
+        prepare_and_save()
+    assert not ckpt.saves
+    assert caught.value.__notes__[0] == "in the background, while the memory of a slot was prepared"
+    pages.error = None
+    ckpt.save_async(_STATE, 1)
+    assert _loaded(ckpt, _STATE)
+
+
+def test_a_kernel_that_makes_no_pages(ckpt: Checkpointer, pages: _Pages) -> None:
+    """Before Linux 5.14 the copy makes them by its accesses."""
+    pages.error = OSError(errno.EINVAL, "unknown advice")
+    ckpt.prepare(_STATE, wait=True)
+    ckpt.save_async(_STATE, 1)
+    assert _loaded(ckpt, _STATE)
+
+
+def test_a_child_is_forked_while_it_prepares(ckpt: Checkpointer, pages: _Pages) -> None:
+    """The child's exit waits for nothing, and the parent goes on."""
+    pages.gate.clear()
+    ckpt.prepare(_STATE)
+    assert pages.begun.wait(_SOON_S)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of fork, from Python 3.12
+        child = os.fork()
+    if not child:
+        try:
+            ckpt._persister.free()
+            ckpt.close()
+        finally:
+            os._exit(0 if not _pool(ckpt).size_bytes else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    pages.gate.set()
+    ckpt.save_async(_STATE, 1)
+    assert _loaded(ckpt, _STATE)
+
+
+_SCRIPT = """
+import sys, torch
+from iobench import Checkpointer
+ckpt = Checkpointer(sys.argv[1], writer="buffered")
+state = {"w": torch.ones(16 << 20)}
+ckpt.prepare(state)
+ckpt.save_async(state, 1)
+ckpt.prepare({"w": torch.ones(32 << 20)})
+"""
+
+
+def test_the_interpreter_ends_while_it_prepares(runs: Path) -> None:
+    """Without `close`: the save is finished, and the exit is that of any other script."""
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT, str(runs)],
+        capture_output=True,
+        timeout=_SOON_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert load_checkpoint(runs)["w"].sum() == 16 << 20
