@@ -89,6 +89,11 @@ def format_size_exact(size_bytes: int) -> str:
     return str(size_bytes)
 
 
+def count_of(number: int, noun: str) -> str:
+    """Return `1 sample` or `3 samples` for the noun `sample`."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def format_rate(rate_bytes_per_s: float) -> str:
     """Return the rate as `2.31 GiB/s (2.48 GB/s)`."""
     return f"{rate_bytes_per_s / GIB:.2f} GiB/s ({rate_bytes_per_s / 1e9:.2f} GB/s)"

@@ -6,7 +6,7 @@ What fio's clock covers, read in its source (backend.c and filesetup.c of 3.33; 
   `fsync_on_close` it does not, see axboe/fio issue 831, so that option is not used.)
 - Creating and preallocating the file happens in `setup_files`, before the clock starts, and fio
   neither syncs the directory nor renames. Our writers do all that inside their clock, so the
-  ceiling flatters fio a little; on a file of gigabytes by well under a percent.
+  ceiling is slightly too high: by well under 1% for a file of gigabytes.
 - Runtimes are whole milliseconds, rounded up.
 - fio writes whole blocks only and never writes the rest of `size` after the last one. So the size
   is rounded down to whole blocks here, and a sample has the bytes that fio reports.
@@ -126,9 +126,9 @@ def run_job(
     reads at most the bytes of that file, after evicting it from the page cache. The bytes moved are
     `size_bytes` rounded down to whole blocks, and are in the sample.
 
-    Raises CeilingError with fio's own message when fio is missing, the engine does not work here,
-    the disk is full, or fewer bytes were moved; a save removes its file then. On Ctrl-C fio is
-    stopped and waited for, the file is removed, and the interrupt is raised again.
+    Raises CeilingError with fio's own message if fio is missing, the engine does not work here,
+    the disk is full, or fewer bytes were moved. A save removes its file then. On Ctrl-C fio is
+    stopped and awaited, the file is removed, and the interrupt is raised again.
     """
     directory = Path(directory)
     if operation == "restore":
@@ -189,8 +189,8 @@ def _evict(path: Path) -> int:
 def _run(options: dict[str, str | int], directory: Path) -> tuple[int, str, str]:
     """Run fio in `directory` and return (exit status, stdout, stderr).
 
-    The file's name is relative to it, because fio splits names at colons. fio has a new session, so
-    the terminal's Ctrl-C does not reach it: it is stopped here, once, and waited for.
+    The file's name is relative to it, because fio splits names at colons. fio has a new session:
+    the terminal's Ctrl-C does not reach it. It is stopped here, once, and awaited.
     """
     command = ["fio", "--output-format=json", "--eta=never", "--disk_util=0"]
     # The default is the processor's own counter. fio calibrates it for 0.1 s at every start.

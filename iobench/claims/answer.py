@@ -11,9 +11,9 @@ from iobench.errors import ResultFileError
 from iobench.results import ResultFile
 from iobench.results.labels import labels
 from iobench.results.setting import Setting
-from iobench.units import format_size
+from iobench.units import count_of, format_size
 
-__all__ = ["check_one_setting", "few_pairs", "finding", "pairs_of", "shard"]
+__all__ = ["check_one_setting", "few_pairs", "finding", "shard"]
 
 
 def finding(
@@ -41,21 +41,16 @@ def finding(
         claim=claim,
         ours=figure(ratio.ratio),
         interval=interval,
-        setting=f"{setting}, {pairs_of(ratio.samples)}",
+        setting=f"{setting}, {count_of(ratio.samples, 'pair')}",
         answer=answer,
         reason=reason,
         pairs=ratio.samples,
     )
 
 
-def pairs_of(count: int) -> str:
-    """Return `1 pair` or `2 pairs`."""
-    return "1 pair" if count == 1 else f"{count} pairs"
-
-
 def few_pairs(count: int) -> str:
     """Return why so few pairs leave a claim undecided: `2 pairs, 5 needed`."""
-    return f"{pairs_of(count)}, {LEAST_SAMPLES} needed"
+    return f"{count_of(count, 'pair')}, {LEAST_SAMPLES} needed"
 
 
 def shard(result: ResultFile) -> str:

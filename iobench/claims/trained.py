@@ -7,7 +7,7 @@ from iobench.claims.answer import check_one_setting, finding, shard
 from iobench.claims.claims import Claim, ClaimFinding, Side, Study
 from iobench.errors import ResultFileError
 from iobench.results import ResultFile, TrainBlock
-from iobench.units import format_seconds
+from iobench.units import count_of, format_seconds
 
 __all__ = ["judge_training"]
 
@@ -71,7 +71,7 @@ def _setting(claim: Claim, result: ResultFile) -> str:
     if plan["simulated_s"]:
         scaled = ", scaled like the checkpoint" if plan.get("step_scaled") else ""
         step = f"{format_seconds(plan['simulated_s'])}{scaled}"
-    steps = "1 step" if plan["every"] == 1 else f"{plan['every']} steps"
+    steps = count_of(plan["every"], "step")
     return (
         f"{claim.ours} compared with {claim.theirs}, {shard(result)}, a save every {steps}, "
         f"a step {step}"

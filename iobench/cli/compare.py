@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 
 from iobench.errors import IobenchError, RegressionError, UsageError
 from iobench.report.render import DocumentFormat
+from iobench.units import parse_percent
 
 if TYPE_CHECKING:
     from iobench.results import ResultFile
@@ -56,7 +57,6 @@ def compare(
     """Compare runs with earlier ones; exit code 5 on a regression."""
     from iobench.report import compare as report
     from iobench.report.compare_as import write
-    from iobench.units import parse_percent
 
     allowed = parse_percent(threshold, "--threshold")
     before, after = (_read(side) for side in _sides(runs))

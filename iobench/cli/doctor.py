@@ -13,6 +13,7 @@ from iobench.cli.given import FormatOption, ListingFormat, the_directory
 from iobench.cli.servers import HERE
 from iobench.report.render import write_json
 from iobench.text import printable
+from iobench.units import KIB, count_of, format_size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,7 +92,7 @@ def _print_table(
         console.print()
     worse = {level: sum(a.level == level for a in advice) for level in ("warn", "fail")}
     names = {"warn": "warning", "fail": "failure"}
-    counts = [f"{n} {names[level]}{'s' * (n > 1)}" for level, n in worse.items() if n]
+    counts = [count_of(n, names[level]) for level, n in worse.items() if n]
     console.print(", ".join(counts) if counts else "all is well")
 
 
@@ -135,8 +136,6 @@ def _printable(text: str) -> str:
 
 
 def _machine_rows(machine: dict[str, Any]) -> Iterator[_Row]:
-    from iobench.units import format_size
-
     cpu, memory, limits = machine["cpu"], machine["memory"], machine["cgroup"]
     versions, virtual = machine["versions"], machine["virtualisation"]
     cores = f"{cpu['usable_cpus']} of {cpu['logical_cpus']} CPUs"
@@ -172,8 +171,6 @@ def _machine_rows(machine: dict[str, Any]) -> Iterator[_Row]:
 
 def _dirty(cache: dict[str, Any], which: str) -> str:
     """Return the limit in force: bytes if they are set, else percent of available memory."""
-    from iobench.units import format_size
-
     size = cache[f"dirty_{which}bytes"]
     return format_size(size) if size else f"{cache[f'dirty_{which}ratio']}%"
 
@@ -188,8 +185,6 @@ def _inside(virtual: dict[str, Any]) -> str | None:
 
 
 def _storage_rows(storage: dict[str, Any]) -> Iterator[_Row]:
-    from iobench.units import format_size
-
     yield "storage.kind", "kind", storage["kind"]
     if storage["fs_type"]:
         where = f"{storage['fs_type']} on {storage['mount_point']} from {storage['source']}"
@@ -207,8 +202,6 @@ def _storage_rows(storage: dict[str, Any]) -> Iterator[_Row]:
 
 
 def _device_rows(device: dict[str, Any] | None, depth: int) -> Iterator[_Row]:
-    from iobench.units import KIB, format_size
-
     if device is None:
         return
     words = [

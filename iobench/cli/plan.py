@@ -175,15 +175,12 @@ def plan(
         raise UsageError("--formulas works for one size of the job; give one number of --nodes")
     chosen = the_workload(workload, workload_option, "") or None
     if results is None:
-        _refuse({"--size": size, "--include-invalid": include_invalid}, "needs --results")
+        check_effect(ctx, ("size", "include_invalid"), "only --results has samples")
         title, recorded = "times given by hand", None
         candidates = _by_hand(save, restore, blocking, persist, slots)
         notes: list[str] = []
     else:
-        _refuse(
-            {"--save": save, "--restore": restore, "--persist": persist},
-            "is measured in --results; give one or the other",
-        )
+        check_effect(ctx, ("save", "restore", "persist"), "--results has the measured times")
         title, candidates, notes, recorded = _measured(
             results, size, blocking, slots, include_invalid, chosen
         )
@@ -314,9 +311,3 @@ def _size(text: str) -> int:
 
 def _seconds(text: str | None, option: str) -> float | None:
     return None if text is None else parse_seconds(text, option)
-
-
-def _refuse(given: dict[str, object], why: str) -> None:
-    for name, value in given.items():
-        if value is not None and value is not False:
-            raise UsageError(f"{name} {why}")

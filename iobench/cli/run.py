@@ -24,6 +24,7 @@ from iobench.cli.given import (
 from iobench.cli.servers import HERE, preparing, print_plan, quiet_stdout, server
 from iobench.errors import ContenderError, DataMismatchError, ResultFileError
 from iobench.report.render import ReportFormat
+from iobench.units import parse_size
 from iobench.writers.s3_store.target import is_s3
 
 if TYPE_CHECKING:
@@ -259,7 +260,6 @@ def _size_line(name: str, rank: int, size: str | None) -> Iterator[str]:
     """Yield a line with the nearest sizes if the workload cannot be scaled close to `size`."""
     from iobench import workloads
     from iobench.cli.sizes import nearest_sizes_line
-    from iobench.units import parse_size
 
     if size not in (None, "full"):
         line = nearest_sizes_line(workloads.load(name), rank, parse_size(size, "--size"))

@@ -13,7 +13,7 @@ from iobench.errors import ResultFileError
 from iobench.goodput.costs import Costs
 from iobench.results import Failure, ResultFile, Sample, Setting, contender_of
 from iobench.results.labels import labels
-from iobench.units import format_size
+from iobench.units import count_of, format_size
 
 __all__ = ["SavingMethod", "by_hand", "from_results"]
 
@@ -179,14 +179,13 @@ def _invalid(one: _Measured, name: str, counted: bool) -> Iterator[str]:
     fate = "counted all the same" if counted else "left out"
     for text in dict.fromkeys(one.invalid):
         count = one.invalid.count(text)
-        yield f"{name}: {count} invalid {'sample' if count == 1 else 'samples'} {fate}: {text}"
+        yield f"{name}: {count_of(count, 'invalid sample')} {fate}: {text}"
 
 
 def _partial(one: _Measured, name: str) -> Iterator[str]:
     for what in dict.fromkeys(one.partial):
         count = one.partial.count(what)
-        restores = "restore" if count == 1 else "restores"
-        yield f"{name}: {count} {restores} of {what} left out: a job restores all tensors"
+        yield f"{name}: {count_of(count, 'restore')} of {what} left out: a job restores all tensors"
 
 
 def _size_notes(result: ResultFile, size: int) -> Iterator[str]:

@@ -16,7 +16,7 @@ from iobench.bench.judging.comparison import LEAST_SAMPLES
 from iobench.report.summary import NOT_STEADY, Report, Summary
 from iobench.report.winners import RANKED, Winner
 from iobench.results.setting import at_target
-from iobench.units import GIB, format_seconds, format_size
+from iobench.units import GIB, count_of, format_seconds, format_size
 
 __all__ = ["Line", "answer"]
 
@@ -56,7 +56,7 @@ def _target(winner: Winner) -> str:
     """Return which target is faster: `/mnt/b saves 1.9x faster than /mnt/a`."""
     does = " ".join(part for part in (f"{winner.operation}s", winner.restore_as) if part)
     if winner.repetitions < LEAST_SAMPLES:
-        few = _samples(winner.repetitions)
+        few = count_of(winner.repetitions, "sample")
         return f"{few} cannot name the faster one; highest median: {winner.fastest} {does}"
     return f"{_who(winner)} {does} {next(_faster(winner), 'faster')}"
 
@@ -87,16 +87,12 @@ def _operation(report: Report, rows: Sequence[Summary]) -> Iterator[str]:
         return
     best = next(one for one in ranked if one.label == winner.fastest)
     if len(ranked) > 1 and winner.repetitions < LEAST_SAMPLES:
-        few = _samples(winner.repetitions)
+        few = count_of(winner.repetitions, "sample")
         yield f"{few} cannot name a winner; highest median: {best.label} at {_rate(best)}"
         return
     slower = next((one for one in ranked if one.label == winner.reference), None)
     yield ", ".join([_who(winner), *_faster(winner), *_of_fio(best)])
     yield from _seconds(report, best, slower)
-
-
-def _samples(count: int) -> str:
-    return "1 sample" if count == 1 else f"{count} samples"
 
 
 def _not_counted(rows: Sequence[Summary]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from iobench.report.compare import Comparison, ComparisonRow
 from iobench.report.grid import Grid
 from iobench.report.render import DocumentFormat, write_grids, write_json
 from iobench.results.labels import labels
-from iobench.units import GIB
+from iobench.units import GIB, count_of
 
 __all__ = ["write"]
 
@@ -98,7 +98,7 @@ def _notes(comparison: Comparison) -> Iterator[str]:
 def _title(comparison: Comparison) -> str:
     """Return the workload and the number of regressions: `llama7b: 1 regression`."""
     count, spoilt = len(comparison.regressions), len(comparison.spoilt)
-    found = f"{count} regression{'s' * (count != 1)}" if count else "no regression"
+    found = count_of(count, "regression") if count else "no regression"
     return f"{comparison.workload}: {found}" + (
         f", {spoilt} INVALID or FAILED now" if spoilt else ""
     )

@@ -20,6 +20,7 @@ from iobench.report.wording import (
     phases,
     urgent_notes,
 )
+from iobench.units import count_of
 
 __all__ = ["write"]
 
@@ -51,7 +52,7 @@ def write(report: Report, stream: TextIO, *, details: bool = False) -> None:
             print_wrapped(console, note, indent="  ")
         hidden = [note for note in notes if note not in urgent]
         if hidden and not details:
-            count = "1 note" if len(hidden) == 1 else f"{len(hidden)} notes"
+            count = count_of(len(hidden), "note")
             print_wrapped(console, f"--details adds machine, phases and {count}", style="dim")
     write_captured(captured.get(), stream)
 

@@ -22,7 +22,7 @@ from iobench.report.grid import Grid
 from iobench.report.render import DocumentFormat, write_grids, write_json
 from iobench.results import ResultFile, TrainBlock, to_plain
 from iobench.results.labels import labels
-from iobench.units import GIB, format_rate, format_seconds, format_size
+from iobench.units import GIB, count_of, format_rate, format_seconds, format_size
 
 __all__ = [
     "SCHEMA",
@@ -239,9 +239,8 @@ def _notes(result: ResultFile) -> Iterator[str]:
         )
     yield f"a plain copy of memory: {format_rate(plan['memcpy_bytes_per_s'])}"
     fewest = min((cost.blocks for cost in training_costs(result)), default=0)
-    blocks = "1 block" if fewest == 1 else f"{fewest} blocks"
     yield (
-        f"{blocks} of each; overhead: wall clock until the last checkpoint "
+        f"{count_of(fewest, 'block')} of each; overhead: wall clock until the last checkpoint "
         "is durable, compared with the block without checkpoints of the same repetition"
     )
 

@@ -13,7 +13,7 @@ from iobench.report.grid import Grid
 from iobench.report.summary import Report, Summary
 from iobench.report.winners import RANKED
 from iobench.results.labels import common_axes
-from iobench.units import GIB, format_rate, format_size
+from iobench.units import GIB, count_of, format_rate, format_size
 
 __all__ = [
     "cells",
@@ -60,7 +60,7 @@ def heading(report: Report) -> str:
     """
     workload = report.workload
     of = f" of {format_size(workload.full_bytes)}" if workload.scaled else ""
-    files = "1 file" if workload.files == 1 else f"{workload.files} files"
+    files = count_of(workload.files, "file")
     what = f"{workload.name}, rank {workload.rank}: {format_size(workload.bytes)}{of} in {files}"
     return ", ".join([what, *common_axes(one.setting for one in report.summaries)])
 

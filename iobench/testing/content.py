@@ -50,10 +50,10 @@ def cut(data: Bytes, lengths: Iterable[int]) -> list[Bytes]:
     return [*pieces, data[begin:]] if begin < len(data) else pieces
 
 
-def empty_like(image: FileImage, path: str | None = None) -> FileImage:
+def empty_like(image: FileImage) -> FileImage:
     """Return an image with segments of the same lengths in new memory, filled with 0xA5."""
     memories = [np.full(segment.length, 0xA5, dtype=np.uint8) for segment in image.segments]
-    return FileImage.of(path or image.path, memories)
+    return FileImage.of(image.path, memories)
 
 
 class BrokenImage(FileImage):

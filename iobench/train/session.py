@@ -34,7 +34,7 @@ from iobench.train.memcpy import memcpy_bytes_per_s
 from iobench.train.pace import Pace, whole_intervals
 from iobench.train.probe import StepTimes, probe
 from iobench.train.trainer import Trainer
-from iobench.units import format_seconds, format_size, parse_size
+from iobench.units import count_of, format_seconds, format_size, parse_size
 from iobench.workloads.workload import Workload
 
 __all__ = ["Session", "TrainingProgress", "make_session"]
@@ -94,7 +94,7 @@ class Session:
         """Return the plan in words, before anything is measured."""
         scale = f", {self.workload.scale.text}" if self.workload.scale else ""
         step = format_seconds(self.simulated_s) if self.simulated_s else "as long as it takes"
-        blocks = "1 block" if self.repeat == 1 else f"{self.repeat} blocks"
+        blocks = count_of(self.repeat, "block")
         return [
             f"workload  {self.workload.name}, rank 0: checkpoints of "
             f"{format_size(self.size_bytes)} of {format_size(self.full_bytes)}{scale}",

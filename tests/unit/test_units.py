@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from iobench.errors import OptionError
 from iobench.units import (
+    count_of,
     format_rate,
     format_seconds,
     format_size,
@@ -112,6 +113,10 @@ def test_other_times_are_refused(text: str) -> None:
 def test_times_are_shown(seconds: float, text: str) -> None:
     """A time is shown in two units at most."""
     assert format_seconds(seconds) == text
+
+
+def test_counts_have_a_plural() -> None:
+    assert [count_of(n, "sample") for n in (0, 1, 2)] == ["0 samples", "1 sample", "2 samples"]
 
 
 def test_percentages_need_their_sign() -> None:

@@ -11,7 +11,7 @@ from iobench.bench.judging.stats import median, median_interval, rate
 from iobench.errors import UsageError
 from iobench.results.identity import figure_of
 from iobench.results.records import Sample
-from iobench.units import format_seconds, parse_percent, parse_seconds
+from iobench.units import count_of, format_seconds, parse_percent, parse_seconds
 
 __all__ = ["Repeat"]
 
@@ -71,7 +71,7 @@ class Repeat:
 
     def __str__(self) -> str:
         if self.precision is None or self.max_s is None:
-            return "1 repetition" if self.times == 1 else f"{self.times} repetitions"
+            return count_of(self.times, "repetition")
         within = f"until the intervals are within {100 * self.precision:g}%"
         return f"{within}, at least {self.times} times, at most {format_seconds(self.max_s)}"
 

@@ -19,9 +19,9 @@ _Amount = float | None
 def unusual(samples: Sequence[Sample], position: int) -> list[str]:
     """Return the disturbances of `samples[position]` that most of the others do not have, in words.
 
-    A disturbance counts when it took at least 1% of the sample's time (stolen CPU, waiting for
-    memory) or bytes (others' I/O on the device), and more than twice as much as in the median
-    sample. Empty without such a disturbance, or where the samples have no such counters.
+    A disturbance counts if it took at least 1% of the sample's time (stolen CPU, waiting for
+    memory) or bytes (others' I/O on the device). It must also be more than twice that of the median
+    sample. Empty without such a disturbance, or if the samples have no such counters.
     """
     return list(_found(samples, position))
 

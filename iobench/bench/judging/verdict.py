@@ -310,7 +310,7 @@ def _unreached(sample: Sample) -> tuple[Reason | None, list[Reason]]:
 
     Where both counters saw a part of the bytes, both must deny them. The device's counter may be
     that of another layer (RAID). The process's counter counts a buffered write before it leaves the
-    cache. One counter that saw almost nothing is enough: for a save the device's, for a cold
+    cache. One counter that saw almost nothing is enough: for a save the device's. For a cold
     restore also the process's, because the device counts the reads of other processes too.
     """
     save = sample.operation == "save"

@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Self
 
 from iobench import linux
@@ -36,16 +35,6 @@ __all__ = ["HybridFile"]
 
 class _RefusedError(Exception):
     """The file system refuses direct I/O; the message says why."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Move:
-    """One operation, and the latch of the call. The engine makes it if it goes direct."""
-
-    operation: IoOperation
-    part: Extent
-    engine: DirectEngine
-    latch: CompletionLatch
 
 
 class HybridFile:
@@ -106,7 +95,7 @@ class HybridFile:
                     aligned=self._is_aligned(one.offset, one.size_bytes),
                     memory_aligned=aligned_view(one, self._alignment) is not None,
                 )
-                self._move(_Move(operation=operation, part=one, engine=engine, latch=latch))
+                self._move(operation, one, engine, latch)
 
     def _cut(self, part: Extent, *, last: bool) -> Iterator[tuple[Extent, Position]]:
         """Cut one write into operations: all of it, or whole pages and the rest of the last one."""
@@ -139,46 +128,47 @@ class HybridFile:
             in_cache=self._cached.holds(start, stop),
         )
         with CompletionLatch(part.filled) as latch:
-            self._move(_Move(operation=operation, part=part, engine=engine, latch=latch))
+            self._move(operation, part, engine, latch)
 
-    def _move(self, move: _Move) -> None:
+    def _move(
+        self, operation: IoOperation, part: Extent, engine: DirectEngine, latch: CompletionLatch
+    ) -> None:
         """Move by the path that the policy chooses; if direct I/O is refused, by another one."""
-        decision = self._policy.choose(move.operation, self._pressure.now())
+        decision = self._policy.choose(operation, self._pressure.now())
         if decision.path == IoPath.DIRECT:
             try:
-                self._go_direct(move)
+                self._go_direct(part, engine, latch)
             except _RefusedError as error:
                 if not self._policy.drop(IoPath.DIRECT):
                     raise TransferError(f"{self._name}: {error}, no other path is left") from error
-                decision = self._policy.choose(move.operation, self._pressure.now())
-                move.engine.meter.fell_back(IoPath.DIRECT, decision.path, str(error))
+                decision = self._policy.choose(operation, self._pressure.now())
+                engine.meter.fell_back(IoPath.DIRECT, decision.path, str(error))
         if decision.path != IoPath.DIRECT:
             go = self._cached.write if self._writing else self._cached.read
-            go(decision.path, move.part, move.engine.meter)
-        move.engine.meter.decided(decision.path, decision.reason)
+            go(decision.path, part, engine.meter)
+        engine.meter.decided(decision.path, decision.reason)
 
-    def _go_direct(self, move: _Move) -> None:
-        file, size_bytes = self._open_direct(), move.operation.size_bytes
-        offset, engine = move.part.offset, move.engine
+    def _go_direct(self, part: Extent, engine: DirectEngine, latch: CompletionLatch) -> None:
+        file, offset, size_bytes = self._open_direct(), part.offset, part.size_bytes
         if self._writing:
             if not self._is_aligned(offset, size_bytes):  # known since the file was opened
                 raise _RefusedError(f"direct I/O needs multiples of {file.alignment.offset} bytes")
             # The kernel drops cached pages of the range where it can, not always (open(2), NOTES).
             self._cached.leave(offset, offset + size_bytes)
         go = engine.write if self._writing else engine.read
-        move.latch.add()
+        latch.add()
         if self._proved:
-            go(file, move.part, move.latch.end)
+            go(file, part, latch.end)
             return
         outcome = list[bool]()
 
         def completed(ok: bool) -> None:
             outcome.append(ok)
-            move.latch.end(True)  # this call raises the failure, or repeats the operation
+            latch.end(True)  # this call raises the failure, or repeats the operation
 
         try:
             try:
-                go(file, move.part, completed)
+                go(file, part, completed)
             finally:
                 engine.drain()
         except OSError as error:

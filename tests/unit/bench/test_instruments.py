@@ -17,7 +17,7 @@ PROBE = 256 * KIB
 
 
 class _Device:
-    """A device whose counter grows by `step` bytes at each reading."""
+    """A device whose counter has grown by `step` bytes at each reading."""
 
     files = ()
 
