@@ -66,6 +66,8 @@ class Trial:
     target: OpenTarget
     _files: dict[str, int] = field(default_factory=dict, init=False)
     """Bytes of each file that our formats saved, by its path in the checkpoint."""
+    _changed: dict[str, int] = field(default_factory=dict, init=False)
+    """The time of the last change of each file, right after the save."""
 
     def save(self, settled: _Settled | None = None) -> Sample | None:
         """Save a checkpoint of fresh bytes; it stays for `restore`.
@@ -81,13 +83,14 @@ class Trial:
             return self._sample("save", done, counters.stop(self._usage(done)), started)
         with self.target.scratch.staged(self._name) as staged:
             done = self._ask(partial(Job.save, ref=self._ref(staged.directory)))
+            flushes = counters.flushes()  # before the commit, which flushes the device again
             written_s = counters.elapsed_s()
             staged.publish(json.dumps(self._manifest(done), indent=1))
             commit_s = counters.elapsed_s() - written_s
         counted = counters.stop(self._usage(done))
         if not contender.saves:
             return None
-        stored = self._inspect(done)
+        stored = self._inspect(done, flushes)
         return self._sample("save", done, counted, started, commit_s=commit_s, stored=stored)
 
     def restore(
@@ -114,7 +117,7 @@ class Trial:
             started,
             cold=cold,
             verified=verified,
-            stored=self.target.inspect(self._name, self._files),
+            stored=self.target.inspect(self._name, self._files, self._changed),
             subset=subset,
         )
 
@@ -190,13 +193,17 @@ class Trial:
             for spec, transfer in zip(files, one.transfers, strict=True)
         ]
 
-    def _inspect(self, saved: Sequence[Done]) -> Stored | None:
+    def _inspect(self, saved: Sequence[Done], flushes: int | None) -> Stored | None:
         """Inspect the files right after their save. Names and sizes of peers' files are unknown."""
         if not self.variant.contender.is_peer:
             self._files.update(
                 (str(entry["path"]), int(entry["bytes"])) for entry in self._entries(saved)
             )
-        return self.target.inspect(self._name, self._files)
+        stored = self.target.inspect(self._name, self._files, self._changed)
+        instruments = self.target.instruments
+        if stored is None or instruments is None or not instruments.flush_counts:
+            return stored
+        return replace(stored, flushed=None if flushes is None else flushes > 0)
 
     def _device(self, counted: Counted) -> DeviceCounts | None:
         """Return the counters of an operation, without those of a device that does not count."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from iobench.environment.blockdev import device_directory, find_device
@@ -17,22 +17,26 @@ class DeviceCounters:
     """Bytes that a device has moved since boot; subtract two readings to get an interval.
 
     They count the I/O of all processes. For several devices (btrfs) they are the sum, so a mirror
-    counts every written byte twice.
+    counts every written byte twice. `flushes` are those of the device's own write cache. They are 0
+    where the kernel counts none: before Linux 5.5, for device mapper, and without such a cache.
     """
 
     read_bytes: int
     write_bytes: int
+    flushes: int = 0
 
     def __sub__(self, earlier: DeviceCounters) -> DeviceCounters:
         return DeviceCounters(
             read_bytes=self.read_bytes - earlier.read_bytes,
             write_bytes=self.write_bytes - earlier.write_bytes,
+            flushes=self.flushes - earlier.flushes,
         )
 
     def __add__(self, other: DeviceCounters) -> DeviceCounters:
         return DeviceCounters(
             read_bytes=self.read_bytes + other.read_bytes,
             write_bytes=self.write_bytes + other.write_bytes,
+            flushes=self.flushes + other.flushes,
         )
 
 
@@ -45,7 +49,9 @@ def parse_stat(text: str) -> DeviceCounters | None:
     if len(words) < 11 or not all(word.isdigit() for word in words):
         return None
     return DeviceCounters(
-        read_bytes=int(words[2]) * _SECTOR_BYTES, write_bytes=int(words[6]) * _SECTOR_BYTES
+        read_bytes=int(words[2]) * _SECTOR_BYTES,
+        write_bytes=int(words[6]) * _SECTOR_BYTES,
+        flushes=int(words[15]) if len(words) > 15 else 0,  # since Linux 5.5
     )
 
 
@@ -64,15 +70,21 @@ class DeviceMonitor:
         # The counters of only some of a file system's devices would look like missing bytes.
         whole = len(counting) == len(found)
         self.files = tuple(path / "stat" for path in counting) if whole else ()
+        # Flushes are counted for the whole disk only (blk_account_io_flush).
+        self._disks = [path.parent.parent / "stat" for path in self.files if _is_partition(path)]
 
     def read(self) -> DeviceCounters | None:
-        """Return the counters now, in about 20 microseconds; None without a device."""
+        """Return the counters now, in about 20 microseconds a file; None without a device."""
         total: DeviceCounters | None = None
         for path in self.files:
             counters = parse_stat(read_text(path) or "")
             if counters is None:
                 return None
             total = counters if total is None else total + counters
+        for path in self._disks:
+            disk = parse_stat(read_text(path) or "")
+            if total is not None and disk is not None:
+                total = replace(total, flushes=total.flushes + disk.flushes)
         return total
 
 
@@ -89,7 +101,11 @@ def device_directories(mount: Mount, sysfs: Path) -> list[Path]:
     return [directory]
 
 
+def _is_partition(stat: Path) -> bool:
+    return stat.with_name("partition").exists()
+
+
 def _counts(directory: Path) -> bool:
     """Whether the kernel counts the device's I/O: the disk's queue/iostats can disable that."""
-    disk = directory.parent if (directory / "partition").exists() else directory
+    disk = directory.parent if _is_partition(directory / "stat") else directory
     return read_int(disk / "queue/iostats") != 0 and (directory / "stat").exists()

@@ -174,14 +174,17 @@ class Series:
 class Stored:
     """What the files of a checkpoint looked like right after an operation, outside its clock.
 
-    `problems`: files that are missing, not regular (links count) or of another size than was
-    reported, in words. `unsynced_bytes`: in the page cache, dirty or under write-back; None where
-    the kernel cannot say, and `unseen` is the reason then.
+    `problems`: files that are missing, not regular (links count), of another size than was
+    reported, with holes, on another file system or changed after the save, in words.
+    `unsynced_bytes`: in the page cache, dirty or under write-back; None where
+    the kernel cannot say, and `unseen` is the reason then. `flushed`: whether the device flushed
+    its cache before the writer of a save returned; None where the kernel does not count that.
     """
 
     problems: tuple[str, ...]
     unsynced_bytes: int | None
     unseen: str = ""
+    flushed: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

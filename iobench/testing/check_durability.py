@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from iobench.bench.targets.instruments import Instruments
-from iobench.environment import DeviceCounters
+from iobench.environment import DeviceMonitor
 from iobench.errors import TargetError
 from iobench.testing.check import check
 from iobench.testing.content import content
@@ -23,15 +23,6 @@ from iobench.testing.target import Directory
 from iobench.writers.transfer import Fallback
 
 _OTHER_USER, _OTHER_GROUP = 12345, 54321
-
-
-class _NoDevice:
-    """A Monitor without a device."""
-
-    files = ()
-
-    def read(self) -> DeviceCounters | None:
-        return None
 
 
 def _directory(harness: WriterHarness) -> Path | None:
@@ -45,26 +36,38 @@ def _stream(harness: WriterHarness, name: str, data: bytes) -> None:
 
 @check()
 def durable_files_are_synced(harness: WriterHarness) -> None:
-    """After a durable write, files are regular, and none of their pages is dirty.
+    """After a durable write, files are regular, no page is dirty, and the device was flushed.
 
-    Where the file system hides its dirty pages, only the kind and size of the files are checked.
+    What the kernel does not show here is not checked: see `Instruments`.
     """
     directory = _directory(harness)
     if directory is None:
         return
+    monitor = DeviceMonitor(directory)
+    instruments = Instruments.probe(directory, monitor)
     size = 3 * harness.block_size + 5
-    harness.write(harness.image("file", content(size)))
-    _stream(harness, "stream", content(size, 1).tobytes())
     many = [harness.image(f"many/{number}", content(size, number)) for number in range(3)]
     harness._made.update(image.path for image in many)
-    harness.writer.write_many(many, harness.test_target.target)
-    found = Instruments.probe(directory, _NoDevice()).inspect(
+    ways: dict[str, Callable[[], object]] = {
+        "write": lambda: harness.write(harness.image("file", content(size))),
+        "stream": lambda: _stream(harness, "stream", content(size, 1).tobytes()),
+        "write_many": lambda: harness.writer.write_many(many, harness.test_target.target),
+    }
+    unflushed = []
+    for name, way in ways.items():
+        before = monitor.read()
+        way()
+        now = monitor.read()
+        if instruments.flush_counts and before and now and now.flushes == before.flushes:
+            unflushed.append(name)
+    found = instruments.inspect(
         directory, dict.fromkeys(["file", "stream", *(image.path for image in many)], size)
     )
     expect(not found.problems, f"not as written: {', '.join(found.problems)}")
     expect(
         not found.unsynced_bytes, f"{found.unsynced_bytes} bytes are dirty after a durable write"
     )
+    expect(not unflushed, f"{', '.join(unflushed)} returned before the device was flushed")
 
 
 @contextmanager

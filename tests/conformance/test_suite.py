@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from support.check_groups import check_groups, run_checks
 
+from iobench import linux
 from iobench.bench.targets.instruments import Instruments
-from iobench.environment import DeviceMonitor
-from iobench.testing import check_writer, writer_checks
+from iobench.environment import DeviceCounters, DeviceMonitor
+from iobench.testing import check_durability, check_writer, writer_checks
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.image import FileImage
 from iobench.writers.null import NullWriter
@@ -162,6 +163,41 @@ def test_a_writer_that_never_syncs_fails(tmp_path: Path) -> None:
         pytest.skip(unseen)
     with pytest.raises(AssertionError, match="bytes are dirty after a durable write"):
         _CHECKS["durable_files_are_synced"](_NeverSyncs, tmp_path)
+
+
+class _WritesBack(BufferedWriter):
+    """Leaves no dirty page, and never syncs: neither metadata nor the device's own cache."""
+
+    def write(self, image, target, **how):
+        done = super().write(image, target, **how | {"durable": False})
+        with Path(target, image.path).open("rb") as file:
+            linux.sync_file_range(file.fileno(), 0, image.size_bytes, 7)
+        return replace(done, durable=True)
+
+
+class _Flushed(DeviceMonitor):
+    """Counts each os.fsync as one flush; other programs flush the real device."""
+
+    count = 0
+
+    def read(self):
+        return DeviceCounters(read_bytes=0, write_bytes=0, flushes=self.count)
+
+
+def test_a_writer_that_only_writes_back_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync = os.fsync
+
+    def counted(fd: int) -> None:
+        _Flushed.count += 1
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", counted)
+    monkeypatch.setattr(check_durability, "DeviceMonitor", _Flushed)
+    _CHECKS["durable_files_are_synced"](BufferedWriter, tmp_path)
+    with pytest.raises(AssertionError, match="write returned before the device was flushed"):
+        _CHECKS["durable_files_are_synced"](_WritesBack, tmp_path)
 
 
 def test_check_writer(tmp_path: Path) -> None:

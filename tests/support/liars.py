@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +22,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from iobench import workloads
+from iobench import linux, workloads
 from iobench.bench.contenders.base import WriterContender
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.judging.verdict import Context, Reason, judge, with_verification
@@ -32,12 +34,14 @@ from iobench.units import KIB, MIB
 from iobench.writers.base import Writer
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.image import FileImage
+from iobench.writers.source import Source
 from iobench.writers.transfer import PathCount, Transfer
 
 __all__ = ["LIARS", "Liar", "run", "table", "verdicts"]
 
 _HEADER = "| writer | what it does | save | restore | why |"
 _SMALL = 4 * KIB  # most of the tensors are larger
+_WRITE_AND_WAIT = 7  # all flags of sync_file_range(2)
 
 _WORKLOAD = """\
 schema: iobench.workload/1
@@ -86,6 +90,58 @@ class AdmitsIt(Liar):
         return super().write(image, target, **how)
 
 
+class WritesBack(Liar):
+    name = "writes-back"
+    lie = "writes all pages back (`sync_file_range`), and never syncs"
+    reason = "not durable: the writer returned before the device flushed its cache"
+
+    def write(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
+        how["durable"] = False
+        done = super().write(image, target, **how)
+        with Path(target, image.path).open("rb") as file:
+            linux.sync_file_range(file.fileno(), 0, image.size_bytes, _WRITE_AND_WAIT)
+        return replace(done, durable=True)
+
+
+class Late(Liar):
+    name = "late"
+    lie = "reserves the space, writes other bytes elsewhere, and these when they are asked for"
+    reason = "files are not as saved"
+
+    def __init__(self, *given: Any, **values: Any) -> None:
+        super().__init__(*given, **values)
+        self._owed: dict[str, bytes] = {}
+
+    def write(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
+        meter, path = self._meter(), Path(target, image.path)
+        data = _bytes_of(image)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as file, tempfile.TemporaryFile(dir=path.parent) as other:
+            os.posix_fallocate(file.fileno(), 0, len(data))
+            os.fsync(file.fileno())
+            other.write(data)
+            other.flush()
+            os.fsync(other.fileno())
+        self._owed[image.path] = data
+        meter.count("buffered", len(data))
+        return meter.transfer(self.name, "write", len(data), durable=True)
+
+    def open_source(self, target: str | Path) -> Source:
+        for name in [name for name in self._owed if str(target).endswith(f"/{name}")]:
+            with Path(target).open("r+b") as file:
+                file.write(self._owed.pop(name))
+                file.flush()
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return super().open_source(target)
+
+    def read(
+        self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
+    ) -> Transfer:
+        self.open_source(Path(target, image.path)).close()
+        return super().read(image, target, start=start, stop=stop)
+
+
 class Unlinks(Liar):
     name = "unlinks"
     lie = "removes the file after the save"
@@ -124,8 +180,7 @@ class FromMemory(Liar):
         self._kept: dict[str, bytes] = {}
 
     def write(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
-        parts = image.views(0, image.size_bytes)
-        self._kept[image.path] = b"".join(part.tobytes() for part in parts)
+        self._kept[image.path] = _bytes_of(image)
         return super().write(image, target, **how)
 
     def read(
@@ -144,6 +199,28 @@ class FromMemory(Liar):
             at += len(view)
         meter.count("buffered", stop - start)
         return meter.transfer(self.name, "read", stop - start, durable=True)
+
+
+class OtherDevice(Liar):
+    name = "other-device"
+    lie = "restores from a copy on another device"
+    reason = "the bytes did not come from the device"
+    lies_in = "restore"
+
+    def __init__(self, *given: Any, **values: Any) -> None:
+        super().__init__(*given, **values)
+        self._copies = tempfile.mkdtemp(prefix="liar-")
+        weakref.finalize(self, shutil.rmtree, self._copies)
+
+    def write(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
+        done = super().write(image, target, **how)
+        super().write(image, self._copies, **how)
+        with Path(self._copies, image.path).open("rb") as copy:
+            os.posix_fadvise(copy.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return done
+
+    def read(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
+        return super().read(image, self._copies, **how)
 
 
 class Elsewhere(Liar):
@@ -188,9 +265,13 @@ class InventsPaths(Liar):
 
 
 LIARS: tuple[type[Liar], ...] = (
-    *(SkipsSync, AdmitsIt, Unlinks, Garbage, FromMemory, Elsewhere),
+    *(SkipsSync, AdmitsIt, WritesBack, Late, Unlinks, Garbage, FromMemory, OtherDevice, Elsewhere),
     *(InventsPhases, NotANumber, InventsPaths),
 )
+
+
+def _bytes_of(image: FileImage) -> bytes:
+    return b"".join(part.tobytes() for part in image.views(0, image.size_bytes))
 
 
 class _Silent:

@@ -114,6 +114,11 @@ class Counters:
         """Seconds since the start."""
         return time.perf_counter() - self._began
 
+    def flushes(self) -> int | None:
+        """Return the flushes of the device since the start; None without a device."""
+        before, now = self._before.device, self._device.read()
+        return now.flushes - before.flushes if now and before else None
+
     def stop(self, others: Sequence[Usage] = ()) -> Counted:
         """Return the growth of all counters, with the usage of `others`.
 

@@ -263,6 +263,8 @@ def _not_durable(save: Sample) -> Iterator[Reason]:
             text="not durable: dirty pages were left after the save",
             measured=(f"{save.stored.unsynced_bytes} bytes",),
         )
+    if save.stored is not None and save.stored.flushed is False:
+        yield Reason(text="not durable: the writer returned before the device flushed its cache")
 
 
 def _phases_wrong(sample: Sample) -> Iterator[Reason]:
@@ -320,7 +322,7 @@ def _unreached(sample: Sample) -> tuple[Reason | None, list[Reason]]:
     what = "did not reach the device" if save else "did not come from the device"
     if "device" in low and ("process" in low or (not save and "process" not in parts)):
         seen, whose = max(low.values()), ""
-    elif save and parts.get("device", 1.0) < NEAR_ZERO:
+    elif parts.get("device", 1.0) < NEAR_ZERO and (save or not any(_not_cold(sample))):
         seen, whose = parts["device"], " by its counter"
     elif not save and "device" in parts and parts.get("process", 1.0) < NEAR_ZERO:
         if any(_not_cold(sample)):

@@ -111,11 +111,16 @@ class OpenTarget:
                 instruments=scratch.instruments(monitor),
             )
 
-    def inspect(self, name: str, files: Mapping[str, int]) -> Stored | None:
-        """Inspect the files of the checkpoint `name`; None where there are no files."""
+    def inspect(
+        self, name: str, files: Mapping[str, int], changed: dict[str, int] | None = None
+    ) -> Stored | None:
+        """Inspect the files of the checkpoint `name`; None where there are no files.
+
+        See `Instruments.inspect`.
+        """
         if self.instruments is None or self.scratch.directory is None:
             return None
-        return self.instruments.inspect(self.scratch.directory / name, files)
+        return self.instruments.inspect(self.scratch.directory / name, files, changed)
 
     def settled(self) -> AbstractContextManager[None]:
         """Run a block, and return when earlier work has left the storage alone."""

@@ -7,6 +7,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,8 @@ class Instruments:
     """Why dirty pages cannot be counted; empty where they can."""
     device_counts: bool = True
     """Whether the device's counter grows with the bytes that are written."""
+    flush_counts: bool = False
+    """Whether the device's counter of flushes grows with a sync."""
 
     @classmethod
     def probe(cls, directory: Path, monitor: Monitor) -> Instruments:
@@ -54,11 +57,26 @@ class Instruments:
             else:
                 unseen = _unseen(dirty, left)
         after = monitor.read()
-        grown = after.write_bytes - before.write_bytes if before and after else 0
-        return cls(unseen=unseen, device_counts=grown >= _PROBE_BYTES)
+        grown = after - before if before and after else None
+        return cls(
+            unseen=unseen,
+            device_counts=grown is not None and grown.write_bytes >= _PROBE_BYTES,
+            flush_counts=grown is not None and grown.flushes > 0,
+        )
 
-    def inspect(self, directory: Path, files: Mapping[str, int]) -> Stored:
-        """Inspect every file below `directory`; `files` (path: bytes) must be among them."""
+    @property
+    def _local(self) -> bool:
+        """Whether times and device numbers of files are those of one local file system."""
+        return self.device_counts and not self.unseen
+
+    def inspect(
+        self, directory: Path, files: Mapping[str, int], changed: dict[str, int] | None = None
+    ) -> Stored:
+        """Inspect every file below `directory`; `files` (path: bytes) must be among them.
+
+        `changed` has the time of each file's last change, if it was inspected before; new files are
+        added.
+        """
         problems, unsynced, sizes = [], 0, dict[str, int]()
         for path in _entries(directory):
             name = str(path.relative_to(directory))
@@ -67,9 +85,18 @@ class Instruments:
                 if not stat.S_ISREG(found.st_mode):
                     problems.append(f"{name} is {_kind(found.st_mode)}")
                     continue
-                unsynced += 0 if self.unseen else _unsynced_bytes(path)
+                if self._local and found.st_dev != directory.stat().st_dev:
+                    problems.append(f"{name} is on another file system")
+                    continue
+                with _opened(path) as fd:
+                    unsynced += 0 if self.unseen else linux.cachestat_unsynced_bytes(fd)
+                    if name in files and (hole := _first_hole(fd)) < found.st_size:
+                        problems.append(f"{name} has a hole at byte {hole}")
             except FileNotFoundError:  # removed since the directory was listed
                 continue
+            since = {} if changed is None or not self._local else changed
+            if since.setdefault(name, found.st_ctime_ns) != found.st_ctime_ns:
+                problems.append(f"{name} was changed after its save")
             sizes[name] = found.st_size
         for name, size in files.items():
             if name not in sizes:
@@ -101,9 +128,21 @@ def _kind(mode: int) -> str:
     return "a symbolic link" if stat.S_ISLNK(mode) else "not a regular file"
 
 
-def _unsynced_bytes(path: Path) -> int:
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        return linux.cachestat_unsynced_bytes(fd)
+        yield fd
     finally:
         os.close(fd)
+
+
+def _first_hole(fd: int) -> int:
+    """Return where the file has no data: its first hole, or space that was only reserved.
+
+    That is the end of the file where there is none, or where the file system shows none.
+    """
+    try:
+        return os.lseek(fd, 0, os.SEEK_HOLE)
+    except OSError:
+        return os.fstat(fd).st_size

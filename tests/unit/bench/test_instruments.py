@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,17 +19,17 @@ PROBE = 256 * KIB
 
 
 class _Device:
-    """A device whose counter has grown by `step` bytes at each reading."""
+    """A device whose counters have grown by `step` bytes and `flushes` at each reading."""
 
     files = ()
 
-    def __init__(self, step: int) -> None:
-        self._step, self._readings = step, 0
+    def __init__(self, step: int, flushes: int = 0) -> None:
+        self._step, self._flushes, self._readings = step, flushes, 0
 
     def read(self) -> DeviceCounters | None:
         self._readings += 1
-        sectors = self._readings * self._step // 512
-        return parse_stat(f"0 0 0 0 0 0 {sectors} 0 0 0 0")
+        sectors, flushes = self._readings * self._step // 512, self._readings * self._flushes
+        return parse_stat(f"0 0 0 0 0 0 {sectors} 0 0 0 0 0 0 0 0 {flushes} 0")
 
 
 @pytest.mark.parametrize(
@@ -65,6 +67,14 @@ def test_a_device_that_counts_less_than_was_written_is_not_asked(
     assert Instruments.probe(tmp_path, _Device(step)).device_counts is counts
 
 
+@pytest.mark.parametrize("flushes", [0, 2])
+def test_flushes_are_asked_about_where_a_sync_moves_their_counter(
+    tmp_path: Path, flushes: int
+) -> None:
+    """It stays at zero for device mapper, and for a device without a cache."""
+    assert Instruments.probe(tmp_path, _Device(PROBE, flushes)).flush_counts is bool(flushes)
+
+
 def test_other_errors_of_the_probe_are_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +110,55 @@ def test_files_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     hidden = Instruments(unseen="no pages").inspect(tmp_path, files)
     assert (hidden.unsynced_bytes, hidden.unseen) == (None, "no pages")
     assert hidden.problems == found.problems
+
+
+@pytest.mark.parametrize("reserved", [False, True])
+def test_a_hole_is_found(tmp_path: Path, reserved: bool) -> None:
+    """Space that was never written, in a file of the right size; a file of nobody's is left out."""
+    for name in ("whole", "holed", "other"):
+        with (tmp_path / name).open("wb") as file:
+            file.write(bytes(16 * KIB))
+            if name != "whole":
+                file.truncate(64 * KIB)
+            if reserved:
+                os.posix_fallocate(file.fileno(), 0, 16 * KIB if name == "whole" else 64 * KIB)
+            os.fsync(file.fileno())
+    with (tmp_path / "whole").open("rb") as file:
+        if os.lseek(file.fileno(), 0, os.SEEK_HOLE) != 16 * KIB:
+            pytest.skip("this file system shows no holes")
+    files = {"whole": 16 * KIB, "holed": 64 * KIB}
+    found = Instruments(unseen="not asked").inspect(tmp_path, files)
+    assert found.problems == (f"holed has a hole at byte {16 * KIB}",)
+
+
+def test_a_file_that_changes_between_two_inspections(tmp_path: Path) -> None:
+    """Its content or its name: the time of its change shows both. New files are no change."""
+    (tmp_path / "a").write_bytes(bytes(10))
+    (tmp_path / "b").write_bytes(bytes(10))
+    changed: dict[str, int] = {}
+    files, local = {"a": 10, "b": 10}, Instruments()
+    assert local.inspect(tmp_path, files, changed).problems == ()
+    assert local.inspect(tmp_path, files, changed).problems == ()
+    (tmp_path / "new").touch()
+    os.utime(tmp_path / "b")
+    found = local.inspect(tmp_path, files, dict.fromkeys(changed, 0))
+    assert sorted(found.problems) == [f"{name} was changed after its save" for name in "ab"]
+    remote = Instruments(device_counts=False)
+    assert remote.inspect(tmp_path, files, dict.fromkeys(changed, 0)).problems == ()
+
+
+@pytest.mark.root
+def test_a_file_of_another_file_system(tmp_path: Path, shared_filesystems: Any) -> None:
+    """A bind mount hides where its bytes are."""
+    (tmp_path / "a").touch()
+    other = shared_filesystems("tmpfs", 2**20) / tmp_path.name
+    other.write_bytes(bytes(10))
+    subprocess.run(["mount", "--bind", str(other), str(tmp_path / "a")], check=True)
+    try:
+        found = Instruments().inspect(tmp_path, {"a": 10})
+    finally:
+        subprocess.run(["umount", str(tmp_path / "a")], check=True)
+    assert "a is on another file system" in found.problems
 
 
 def test_a_checkpoint_that_is_gone_has_no_files(tmp_path: Path) -> None:

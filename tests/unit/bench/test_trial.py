@@ -21,8 +21,10 @@ from iobench.bench.counters.sampler import Sampler
 from iobench.bench.data.replay import Replay
 from iobench.bench.judging.verdict import violations
 from iobench.bench.targets.directory import DirectoryScratch
+from iobench.bench.targets.instruments import Instruments
 from iobench.bench.trial import Trial
 from iobench.checkpoint.staged import MANIFEST
+from iobench.environment import DeviceCounters
 from iobench.errors import TransferError
 from iobench.results.codec import from_record, to_record
 from iobench.workloads import Workload
@@ -199,6 +201,48 @@ def test_decisions_of_a_writer_are_recorded(tmp_path: Path, tiny: Workload, idle
     assert all(": " in decision for decision in made)
     one.clear()
     assert trial(make("buffered"), tiny, tmp_path, idle).save().decisions == {}
+
+
+class _Flushes:
+    """A device that is flushed by every sync of a file or directory."""
+
+    files = ()
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._count, self._fsync = 0, os.fsync
+        monkeypatch.setattr(os, "fsync", self._synced)
+
+    def _synced(self, fd: int) -> None:
+        self._count += 1
+        self._fsync(fd)
+
+    def read(self) -> DeviceCounters:
+        return DeviceCounters(read_bytes=0, write_bytes=0, flushes=self._count)
+
+
+class _NeverSyncs(BufferedWriter):
+    name = "never-syncs"
+
+    def write(self, image: FileImage, target: str | Path, **how: Any) -> transfer.Transfer:
+        return replace(super().write(image, target, **how | {"durable": False}), durable=True)
+
+    def write_many(self, images: Any, target: str | Path, **how: Any) -> transfer.Transfer:
+        return Writer.write_many(self, images, target, **how)
+
+
+@pytest.mark.parametrize("counts", [True, False])
+@pytest.mark.parametrize("honest", [True, False])
+def test_the_flushes_of_the_commit_are_not_the_writers(
+    tmp_path: Path, tiny: Workload, monkeypatch: pytest.MonkeyPatch, honest: bool, counts: bool
+) -> None:
+    """A writer that leaves the sync to the commit is found, where the kernel counts flushes."""
+    device = _Flushes(monkeypatch)
+    one = trial(make("buffered") if honest else _NeverSyncs(), tiny, tmp_path, device)
+    instruments = Instruments(unseen="not asked", flush_counts=counts)
+    sample = replace(one, target=replace(one.target, instruments=instruments)).save()
+    assert sample is not None
+    assert sample.stored is not None
+    assert sample.stored.flushed is (honest if counts else None)
 
 
 def test_clear_removes_the_checkpoint(tmp_path: Path, tiny: Workload, idle: Any) -> None:

@@ -47,6 +47,11 @@ def moved(*, read: int | None, write: int | None, process_write: int | None = SI
     )
 
 
+def moved_all(*, read: int) -> DeviceCounts:
+    """All bytes by the process's counter, `read` of them by the device's."""
+    return replace(moved(read=read, write=0), process_read_bytes=SIZE)
+
+
 def stored(*, problems: tuple[str, ...] = (), unsynced: int | None = 0, unseen: str = "") -> Stored:
     return Stored(problems=problems, unsynced_bytes=None if unseen else unsynced, unseen=unseen)
 
@@ -116,6 +121,14 @@ def test_a_smaller_workload_is_valid_scaled_and_says_how() -> None:
         (
             replace(RESTORE, device=replace(RESTORE.device, process_read_bytes=SIZE // 20)),
             "the bytes did not come from the device (5% of them by this process)",
+        ),
+        (
+            replace(RESTORE, device=moved_all(read=SIZE // 20)),
+            "the bytes did not come from the device (5% of them by its counter)",
+        ),
+        (
+            replace(SAVE, stored=replace(stored(), flushed=False)),
+            "not durable: the writer returned before the device flushed its cache",
         ),
         (
             replace(SAVE, durable=False),

@@ -132,6 +132,7 @@ def test_counters_are_in_bytes_and_subtract() -> None:
     assert (before.read_bytes, before.write_bytes) == (80 * 512, 160 * 512)
     spent = after - before
     assert (spent.read_bytes, spent.write_bytes) == (16 * 512, 1024 * 512)
+    assert (before.flushes, spent.flushes) == (4, 1)
 
 
 @pytest.mark.parametrize("text", ["", "1 2 3", "a b c d e f g h i j k"])
@@ -144,7 +145,20 @@ def test_old_kernels_without_discards_and_flushes() -> None:
     """Eleven fields are enough."""
     found = parse_stat("1 2 3 4 5 6 7 8 9 10 11")
     assert found is not None
-    assert (found.read_bytes, found.write_bytes) == (3 * 512, 7 * 512)
+    assert (found.read_bytes, found.write_bytes, found.flushes) == (3 * 512, 7 * 512, 0)
+
+
+def test_flushes_of_a_partition_are_those_of_its_disk(
+    sysfs: Sysfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel counts none for the partition itself, and all other I/O."""
+    disk = sysfs.disk("sda", "8:0")
+    sysfs.partition(disk, "sda1", "8:1")
+    sysfs.put(disk / "sda1", stat="1 1 8 5 2 2 16 6 0 7 11 3 0 24 1 0 0")
+    monkeypatch.setattr("iobench.environment.device.mount_of", lambda _: mount("8:1"))
+    found = DeviceMonitor(tmp_path, sysfs.root).read()
+    assert found is not None
+    assert (found.read_bytes, found.write_bytes, found.flushes) == (8 * 512, 16 * 512, 4)
 
 
 def test_all_devices_of_a_btrfs_are_counted(sysfs: Sysfs) -> None:
