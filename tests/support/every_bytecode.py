@@ -119,6 +119,7 @@ def at_every_place(interrupted: Callable[[Place | None], Tracer], *, least: int 
         except BaseException as error:
             code, offset = place
             lines = [line for start, stop, line in code.co_lines() if start <= offset < stop]
-            error.add_note(f"interrupted in {code.co_name}, line {lines}, offset {offset}")
-            raise
+            where = f"interrupted in {code.co_name}, line {lines}, offset {offset}"
+            # Not the error itself: a KeyboardInterrupt would end all tests.
+            raise AssertionError(f"{where}: {error!r}") from error
     assert hits > 0.8 * len(places)

@@ -69,6 +69,8 @@ class _Trainer:
         """The persister is idle; both slots can be taken and written."""
         self.persister.wait()
         with suppress(Boom):
+            self.persister.prepare(1, wait=True)  # the interrupted one may still go on
+        with suppress(Boom):
             self.persister.raise_failure()
         self.train()
         assert self.written[-1] == 3
