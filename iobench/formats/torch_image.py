@@ -200,7 +200,7 @@ def _large_is_like_stock() -> bool:
     for key, size in enumerate(sizes):
         stock.write_record_metadata(f"data/{key}", size)
     stock.write_end_of_file()
-    return bytes(layout.text) == sink.text.getvalue() and layout.size_bytes == sink.tell()
+    return (bytes(layout.text), layout.size_bytes) == (sink.text.getvalue(), sink.tell())
 
 
 class _Sized:
