@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 
 from isal import isal_zlib
 
-from iobench.writers.image import Bytes, FileImage, Memory
+from iobench.formats.parts_image import PartsImage
+from iobench.writers.image import Bytes, Memory
 
 __all__ = ["CheckedImage", "RunningChecksums"]
 
@@ -42,12 +42,17 @@ class RunningChecksums:
         with self._lock:
             while len(self._found) < len(self._parts):
                 start, memory = self._parts[len(self._found)]
-                begin, end = max(self._position - start, 0), min(stop - start, len(memory))
-                if begin < end:
-                    self._running = isal_zlib.crc32(memory[begin:end], self._running)
-                    self._position = start + end
-                if end < len(memory):
-                    return
+                length = len(memory)
+                if self._position <= start and start + length <= stop:  # most are taken whole
+                    self._running = isal_zlib.crc32(memory)
+                    self._position = start + length
+                else:
+                    begin, end = max(self._position - start, 0), min(stop - start, length)
+                    if begin < end:
+                        self._running = isal_zlib.crc32(memory[begin:end], self._running)
+                        self._position = start + end
+                    if end < length:
+                        return
                 self._put(start, self._running)
                 self._found[start], self._running = self._running, 0
             if not self._done:
@@ -55,17 +60,15 @@ class RunningChecksums:
                 self._done = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckedImage(FileImage):
+class CheckedImage(PartsImage):
     """An image that completes `checksums` up to the end of each range that is taken."""
 
-    checksums: RunningChecksums
+    def __init__(self, path: str, parts: Iterable[Bytes], checksums: RunningChecksums) -> None:
+        super().__init__(path, parts)
+        object.__setattr__(self, "_checksums", checksums)
 
-    @classmethod
-    def over(cls, image: FileImage, checksums: RunningChecksums) -> CheckedImage:
-        """Return `image` with the checksums that it still lacks."""
-        return cls(path=image.path, segments=image.segments, checksums=checksums)
+    _checksums: RunningChecksums
 
     def pieces(self, start: int, stop: int) -> list[Memory]:
-        self.checksums.reach(stop)
+        self._checksums.reach(stop)
         return super().pieces(start, stop)

@@ -90,13 +90,13 @@ def storages_bytes(storages: Sequence[torch.UntypedStorage]) -> list[Bytes]:
     The views are parts of one array over all addresses between the first and the last. An array of
     its own takes ten times as long for each, and `Tensor.numpy` makes a storage unresizable.
     """
-    places = [(storage.data_ptr(), storage.nbytes()) for storage in storages]
-    if not places:
+    if not storages:
         return []
-    first = min(address for address, _ in places)
-    stop = max(address + length for address, length in places)
-    whole = np.asarray(_Addresses(first, stop, storages))
-    return [whole[address - first : address - first + length] for address, length in places]
+    addresses = [storage.data_ptr() for storage in storages]
+    stops = [address + s.nbytes() for address, s in zip(addresses, storages, strict=True)]
+    first = min(addresses)
+    whole = np.asarray(_Addresses(first, max(stops), storages))
+    return [whole[a - first : b - first] for a, b in zip(addresses, stops, strict=True)]
 
 
 class _Addresses:

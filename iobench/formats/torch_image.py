@@ -200,8 +200,7 @@ def _large_is_like_stock() -> bool:
     for key, size in enumerate(sizes):
         stock.write_record_metadata(f"data/{key}", size)
     stock.write_end_of_file()
-    text, size_bytes = sink.text.getvalue(), sink.tell()
-    return bool(layout.text == text and layout.size_bytes == size_bytes)
+    return (bytes(layout.text), layout.size_bytes) == (sink.text.getvalue(), sink.tell())
 
 
 class _Sized:

@@ -83,10 +83,11 @@ class TorchIndex:
             pickled=(start, start + directory.sizes[whole]),
         )
 
-    def filled(self) -> list[tuple[int, int, int]]:
-        """Return (start, stop, key) of each storage that is not empty, in the order of the file."""
-        places = zip(self.starts, self.stops, range(len(self.starts)), strict=True)
-        return sorted(place for place in places if place[0] < place[1])
+    def filled(self) -> list[int]:
+        """Return the keys of the storages that are not empty, in the order of the file."""
+        starts, stops = self.starts, self.stops
+        keys = [key for key, start in enumerate(starts) if start < stops[key]]
+        return sorted(keys, key=starts.__getitem__)
 
     def read_pickle(self, opened: Source) -> bytes:
         """Return the bytes of `data.pkl`. Raises one of DAMAGE or what `opened` raises."""
@@ -120,8 +121,8 @@ def _storages(
     for key, start in zip(filled, found, strict=True):
         starts[key], stops[key] = start, start + directory.sizes[numbers[key]]
     end = 0
-    for start, key in sorted(zip(found, filled, strict=True)):
-        if start < end or stops[key] > directory.size_bytes:
+    for key in sorted(filled, key=starts.__getitem__):
+        if starts[key] < end or stops[key] > directory.size_bytes:
             raise zipfile.BadZipFile("its storages overlap or exceed the file")
         end = stops[key]
     return starts, stops
@@ -175,11 +176,16 @@ def unpickled(
                 shared[key] = found
         return found
 
+    loads = [load_storage]
+
     class Unpickler(module.Unpickler):  # type: ignore[misc, name-defined]
         """torch assigns its own `persistent_load` to every object."""
 
-        persistent_load = property(lambda _: load_storage, lambda _, torchs: None)  # noqa: ARG005
+        persistent_load = property(lambda _: loads[0], lambda _, torchs: None)  # noqa: ARG005
 
     options.setdefault("encoding", "utf-8")
     own = types.SimpleNamespace(Unpickler=Unpickler)
-    return torch.serialization._load(_Reader(pickled), map_location, own, **options)  # type: ignore[no-untyped-call]
+    try:
+        return torch.serialization._load(_Reader(pickled), map_location, own, **options)  # type: ignore[no-untyped-call]
+    finally:
+        loads.clear()  # a class is freed by the garbage collector, and must not keep the storages

@@ -7,6 +7,7 @@ import itertools
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -148,11 +149,14 @@ class TorchLayout:
 
     def unchecked(self, memories: Mapping[int, Memory]) -> FileImage:
         """Return the file with `memories` for the storages, without their checksums."""
+        return FileImage.of(self.path, self._all_parts(memories))
+
+    def _all_parts(self, memories: Mapping[int, Any]) -> list[Any]:
         *texts, (_, last) = self._texts()
-        parts: list[Memory] = []
+        parts: list[Any] = []
         for (_, text), start in zip(texts, self.sizes, strict=True):
             parts += (text, memories[start])
-        return FileImage.of(self.path, [*parts, last])
+        return [*parts, last]
 
     def image(self, memories: Mapping[int, Memory]) -> FileImage:
         """Return the file with `memories` for the storages, with their checksums.
@@ -169,7 +173,7 @@ class TorchLayout:
             _CHECKSUM.pack_into(self.text, places[start], checksum)
 
         checksums = RunningChecksums(host, put, self._put_tail)
-        return CheckedImage.over(self.unchecked(memories), checksums)
+        return CheckedImage(self.path, self._all_parts(memories), checksums)
 
     def image_in(self, memory: Bytes) -> FileImage:
         """Return the file in `memory`, which already contains the storages at their offsets."""

@@ -24,7 +24,7 @@ _ENTRY = struct.Struct("<4s4x2H4x3L3H8xL")
 _LOCAL_HEADER = 30  # bytes before the name and the extra field
 _EXTRA_64 = 1  # id of the extra field with sizes and offsets of 64 bits
 _FULL = 0xFFFFFFFF
-_TAIL = 64 * 1024  # the end of a file is read at once; a comment can have as many bytes
+_TAIL = 66 * 1024  # the end of a file is read at once; a comment can have 64 KiB
 _ALIGNMENT = 64
 _DESCRIBED = 8  # flag: sizes and checksum follow the data
 
@@ -76,11 +76,11 @@ class ZipDirectory:
             raise BadZipFile("its directory is not where it must be")
         data = tail[start - begin :] if start >= begin else _read(opened, start, begin) + tail
         found = cls(size_bytes=size, start=start, data=data)
-        found._add(count)
+        found._add(count, length)
         return found
 
-    def _add(self, count: int) -> None:
-        """Add the `count` records of the directory."""
+    def _add(self, count: int, length: int) -> None:
+        """Add the `count` records of the directory, whose entries have `length` bytes."""
         at, data = 0, self.data
         unpack, fixed = _ENTRY.unpack_from, _ENTRY.size
         for _ in range(count):
@@ -100,6 +100,8 @@ class ZipDirectory:
             self.checksums.append(crc)
             self.entries.append(at)
             at = begin + name + extra + comment
+        if at != length:
+            raise BadZipFile("its directory has another length")
 
     def data_starts(self, opened: Source, numbers: list[int]) -> list[int]:
         """Return the offset of each record's data: after the local header, its name and padding.

@@ -24,6 +24,7 @@ from torch.utils.serialization import config
 from iobench.errors import DataMismatchError, SaveError, TransferError
 from iobench.formats import torch_image
 from iobench.formats.inspected_file import InspectedFile
+from iobench.formats.parts_image import PartsImage
 from iobench.formats.tensors import storages_bytes
 from iobench.formats.torch_index import TorchIndex, unpickled
 from iobench.integrations.stock_path import NotPicklable, StockOnly, StockPath, path_of
@@ -204,19 +205,18 @@ def _allocate(
     """Return the index of the file, the image that fills its storages, and these by key."""
     with closing(writer.open_source(target.path)) as source:
         index = TorchIndex.read(target.path, InspectedFile(source))
-    places = index.filled()
-    storages = [_new_storage(stop - start) for start, stop, _ in places]
-    filled = sum(stop - start for start, stop, _ in places)
-    between = np.empty(index.size_bytes - filled, dtype=np.uint8)
+    keys, starts, stops = index.filled(), index.starts, index.stops
+    storages = [_new_storage(stops[key] - starts[key]) for key in keys]
+    between = np.empty(index.size_bytes - sum(stops) + sum(starts), dtype=np.uint8)
     parts: list[Bytes] = []
     position = used = 0
-    for (start, stop, _), memory in zip(places, storages_bytes(storages), strict=True):
-        parts += [between[used : used + start - position], memory]
-        used += start - position
-        position = stop
-    image = FileImage.of(target.name, [*parts, between[used:]])
-    keyed = zip(places, storages, strict=True)
-    return index, image, {str(key): storage for (_, _, key), storage in keyed}
+    for key, memory in zip(keys, storages_bytes(storages), strict=True):
+        length = starts[key] - position
+        parts += (between[used : used + length], memory)
+        used += length
+        position = stops[key]
+    image = PartsImage(target.name, [*parts, between[used:]])
+    return index, image, dict(zip(map(str, keys), storages, strict=True))
 
 
 def _new_storage(size_bytes: int) -> torch.UntypedStorage:

@@ -118,6 +118,11 @@ class FileImage:
             for segment in self.segments
         )
 
+    def parts(self) -> Iterator[tuple[int, Memory]]:
+        """Yield (offset in the file, memory) of each segment, in order."""
+        for segment in self.segments:
+            yield segment.offset, segment.memory
+
     def views(self, start: int, stop: int) -> list[Bytes]:
         """Return views of the bytes [start, stop) of the file, in order and without a copy.
 

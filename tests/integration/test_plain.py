@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import gc
 import logging
 import os
 import pickle
@@ -10,6 +11,7 @@ import stat
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,7 @@ STATES: dict[str, Callable[[], Any]] = {
     "ordered": lambda: collections.OrderedDict(a=torch.ones(2), b=torch.ones(3)),
     "one tensor": lambda: torch.randn(300, 300),
 }
+STORAGES = (torch.UntypedStorage, torch.storage.TypedStorage, torch.Tensor)
 pytestmark = [  # torch's own, of what is saved here
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -302,6 +305,51 @@ def test_what_weights_only_refuses(tmp_path: Path) -> None:
     iobench.torch.save({"x": Path("a")}, tmp_path / "m.pt", writer=WRITER)
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         iobench.torch.load(tmp_path / "m.pt", writer=WRITER)
+
+
+@pytest.mark.parametrize(
+    ("variable", "given", "allowed"),
+    [
+        ("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", None, True),
+        ("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", True, False),
+        ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", False, False),
+        ("HOME", False, True),
+    ],
+)
+def test_the_environment_decides_weights_only(
+    variable: str,
+    given: bool | None,
+    allowed: bool,
+    tmp_path: Path,
+    log_lines: Callable[[], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As it does for stock torch, and the writer still reads what may be loaded."""
+    monkeypatch.setenv(variable, "1")
+    torch.save({"f": Fraction(1, 3), "t": torch.ones(3)}, tmp_path / "m.pt")
+    if allowed:
+        found = iobench.torch.load(tmp_path / "m.pt", weights_only=given, writer=WRITER)
+        assert found["f"] == Fraction(1, 3)
+        assert log_lines() == []
+    else:
+        with pytest.raises(pickle.UnpicklingError, match="weights_only"):
+            iobench.torch.load(tmp_path / "m.pt", weights_only=given, writer=WRITER)
+
+
+def test_what_is_loaded_is_freed_at_once(tmp_path: Path) -> None:
+    """Without the garbage collector: no cycle of objects keeps the storages."""
+    torch.save([torch.full((9,), n) for n in range(50)], tmp_path / "m.pt")
+    iobench.torch.load(tmp_path / "m.pt", writer=WRITER)
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(type(o) in STORAGES for o in gc.get_objects())
+        found = iobench.torch.load(tmp_path / "m.pt", writer=WRITER)
+        assert len(found) == 50
+        del found
+        assert sum(type(o) in STORAGES for o in gc.get_objects()) == before
+    finally:
+        gc.enable()
 
 
 def test_what_cannot_be_pickled_leaves_the_old_file(tmp_path: Path) -> None:

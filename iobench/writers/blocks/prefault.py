@@ -81,16 +81,16 @@ class _Ahead:
 
     def _stretches(self) -> Iterator[tuple[int, int, int]]:
         """Yield (offset in the image, address, length) of whole huge pages, a few at a time."""
-        for segment in self._image.segments:
-            if not isinstance(segment.memory, np.ndarray):  # on a device
+        for offset, memory in self._image.parts():
+            if not isinstance(memory, np.ndarray) or len(memory) < HUGE_PAGE:  # or on a device
                 continue
-            begin = max(self._start - segment.offset, 0)
-            end = min(self._stop - segment.offset, segment.length)
-            base = segment.memory.ctypes.data
+            begin = max(self._start - offset, 0)
+            end = min(self._stop - offset, len(memory))
+            base = memory.ctypes.data
             first = base + begin + -(base + begin) % HUGE_PAGE
             last = (base + end) // HUGE_PAGE * HUGE_PAGE
             for address in range(first, last, _STRETCH):
-                yield segment.offset + address - base, address, min(_STRETCH, last - address)
+                yield offset + address - base, address, min(_STRETCH, last - address)
 
 
 class _Pages:

@@ -6,6 +6,7 @@ import random
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from hypothesis import strategies as st
 
 from iobench.formats import torch_file
 from iobench.formats.checked_image import CheckedImage, RunningChecksums
-from iobench.writers.image import FileImage
 from iobench.writers.registry import make
 
 _HEAD, _CRC, _TAIL = 3, 4, 5  # bytes before a part, of a checksum behind it, of the end
@@ -30,7 +30,7 @@ class File:
         self.texts: dict[int, bytearray] = {}
         self.finished = 0
         position = 0
-        memories: list[object] = []
+        memories: list[Any] = []
         for length in lengths:
             head, part = bytearray(_HEAD), rng.integers(0, 256, length, np.uint8)
             position += _HEAD
@@ -40,7 +40,8 @@ class File:
             memories += [head, part, self.texts[position - length - _CRC]]
         self.tail = bytearray(_TAIL)
         checksums = RunningChecksums(self.parts, self.put, self.finish)
-        self.image = CheckedImage.over(FileImage.of("file", [*memories, self.tail]), checksums)
+        parts = [np.frombuffer(memory, dtype=np.uint8) for memory in [*memories, self.tail]]
+        self.image = CheckedImage("file", parts, checksums)
         self.wanted = (
             b"".join(
                 bytes(_HEAD) + part.tobytes() + zlib.crc32(part).to_bytes(_CRC, "little")
