@@ -170,7 +170,7 @@ def tune_own(
 
 
 def test_a_server_of_its_own(tune_own: Callable[..., None], output: Path, journal: Path) -> None:
-    """It ends with the command, so the file names no bucket, and the tuning cannot be resumed."""
+    """It is gone afterwards: the file names no bucket to try, and nothing can be gone on with."""
     tune_own()
     tuned = read_config(output).tuned
     assert tuned is not None
