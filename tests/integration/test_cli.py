@@ -159,6 +159,19 @@ def test_ctrl_c_while_modules_are_loaded(tmp_path: Path) -> None:
     assert done.stderr == "iobench: interrupted\n"
 
 
+def test_completion() -> None:
+    """What a shell asks for after `iobench --install-completion`."""
+    asked = {"_IOBENCH_COMPLETE": "complete_bash", "COMP_WORDS": "iobench work", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "iobench"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **asked},
+    )
+    assert done.stdout.split() == ["workloads"]
+
+
 def test_version(iobench: Command) -> None:
     """`--version` prints name and version."""
     import iobench as package
