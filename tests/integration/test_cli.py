@@ -645,7 +645,7 @@ def test_damaged_result_files(
 
 def test_a_directory_as_result_file(iobench_inside: Command, tmp_path: Path) -> None:
     """A directory is no result file."""
-    check(iobench_inside("show", tmp_path), 1, "cannot be read")
+    check(iobench_inside("show", tmp_path), 1, "is a directory; give a result file")
 
 
 # Targets that cannot be used.
