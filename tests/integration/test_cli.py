@@ -14,17 +14,22 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from typer.main import get_command
 
 from iobench.bench.targets.scratch import PREFIX
+from iobench.cli import s3
 from iobench.cli.main import app
 from iobench.errors import DataMismatchError, RegressionError, UnavailableError, UsageError
 from iobench.results import read
 from iobench.units import GIB, MIB
+from iobench.writers.s3_store.objects import UnfinishedUpload
+from iobench.writers.s3_store.target import S3Target
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -82,6 +87,16 @@ def refused(
         return done.stderr
 
     return call
+
+
+def test_uploads_of_any_age() -> None:
+    """`--older-than` spares younger uploads, also where no calendar goes so far back."""
+    began = datetime.now(UTC) - timedelta(hours=2)
+    place = S3Target(bucket="bucket", key="key")
+    upload = UnfinishedUpload(target=place, upload_id="1", initiated=began)
+    objects: Any = SimpleNamespace(uploads=lambda: [upload])
+    found = {text: s3._older(objects, text) for text in ("0s", "1h", "1d", "99999999999999d")}
+    assert found == {"0s": [upload], "1h": [upload], "1d": [], "99999999999999d": []}
 
 
 # The answer of every verb.
