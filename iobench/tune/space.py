@@ -145,7 +145,8 @@ def space_of(target: str, names: Sequence[str] | None = None) -> Space:
         else:
             works[name] = writer
     if not works:
-        raise UnavailableError("", "; ".join(left_out) or f"none stores in {target}.")
+        nothing = f"{', '.join(names or ())} stores nothing; choose another --writer."
+        raise UnavailableError("", "; ".join(left_out) or nothing)
     first = _BASELINE if _BASELINE in works else next(iter(works))
     known = [Candidate(writer=first, options=works[first].options, origin="baseline")]
     for name, writer in works.items():

@@ -387,6 +387,7 @@ def refused(
     [
         (3, "gds is not available here", ("--writer", "gds")),
         (3, "no writer is available here: ", ("--writer", "s3,gds")),
+        (3, "null stores nothing; choose another --writer", ("--writer", "null")),
         (2, "did you mean 'odirect'", ("--writer", "odirct")),
         (2, "--max-bytes is too small for one round", ("--max-bytes", "8MiB", "--size", "4MiB")),
         (2, "--max-time is too small for one round", ("--max-time", "10ms", "--size", "4MiB")),

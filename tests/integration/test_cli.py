@@ -14,17 +14,22 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from typer.main import get_command
 
 from iobench.bench.targets.scratch import PREFIX
+from iobench.cli import s3
 from iobench.cli.main import app
 from iobench.errors import DataMismatchError, RegressionError, UnavailableError, UsageError
 from iobench.results import read
 from iobench.units import GIB, MIB
+from iobench.writers.s3_store.objects import UnfinishedUpload
+from iobench.writers.s3_store.target import S3Target
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -83,6 +88,16 @@ def refused(
         return done.stderr
 
     return call
+
+
+def test_uploads_of_any_age() -> None:
+    """`--older-than` spares younger uploads, also where no calendar goes so far back."""
+    began = datetime.now(UTC) - timedelta(hours=2)
+    place = S3Target(bucket="bucket", key="key")
+    upload = UnfinishedUpload(target=place, upload_id="1", initiated=began)
+    objects: Any = SimpleNamespace(uploads=lambda: [upload])
+    found = {text: s3._older(objects, text) for text in ("0s", "1h", "1d", "99999999999999d")}
+    assert found == {"0s": [upload], "1h": [upload], "1d": [], "99999999999999d": []}
 
 
 # The answer of every verb.
@@ -158,6 +173,19 @@ def test_ctrl_c_while_modules_are_loaded(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr == "iobench: interrupted\n"
+
+
+def test_completion() -> None:
+    """What a shell asks for after `iobench --install-completion`."""
+    asked = {"_IOBENCH_COMPLETE": "complete_bash", "COMP_WORDS": "iobench work", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "iobench"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **asked},
+    )
+    assert done.stdout.split() == ["workloads"]
 
 
 def test_version(iobench: Command) -> None:
@@ -634,7 +662,7 @@ def test_damaged_result_files(
 
 def test_a_directory_as_result_file(iobench_inside: Command, tmp_path: Path) -> None:
     """A directory is refused as a result file."""
-    check(iobench_inside("show", tmp_path), 1, "cannot be read")
+    check(iobench_inside("show", tmp_path), 1, "is a directory; give a result file")
 
 
 # Targets that cannot be used.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import filecmp
 import json
 import os
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from iobench.integrations.redirect import launch
 from iobench.units import MIB
 
 SCRIPTS = Path(__file__).with_name("scripts")
@@ -474,6 +476,23 @@ def test_commands_that_cannot_be_meant(
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.count("\n") == 1
     assert words in done.stderr
+
+
+def test_a_report_that_cannot_be_written(
+    iobench_inside: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full once the script has ended: the error names the option and the file."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(launch, "write_report", full)
+    report = tmp_path / "report.json"
+    done = iobench_inside("exec", "--config", "buffered", "--report", report, "--", "true")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert "writing --report: No space left on device" in last
+    assert str(report) in last
 
 
 def test_a_script_that_is_missing(run: Run) -> None:

@@ -180,7 +180,8 @@ def test_a_disk_that_dies(
     result = read(record)
     failed = {(one.writer, one.axes.target) for one in result.failures}
     assert failed == {("buffered", str(lost)), ("uncached", str(lost))}
-    assert all("Input/output error" in one.error for one in result.failures)
+    either = ("Input/output error", "Read-only file system")  # after the kernel's own abort
+    assert all(any(text in one.error for text in either) for one in result.failures)
     saves = Counter(
         (one.writer, one.axes.target) for one in result.samples if one.operation == "save"
     )

@@ -23,10 +23,13 @@ from iobench.report import series
 from iobench.report.alike import unlike
 from iobench.report.answer import answer
 from iobench.report.compare import compare
-from iobench.report.render import render
+from iobench.report.compare_as import write
+from iobench.report.grid import wrapped
+from iobench.report.render import DocumentFormat, render
 from iobench.report.summary import summarise
 from iobench.report.wording import footnotes
 from iobench.results import ResultFile, ResultWriter, Series, load, read
+from iobench.results.labels import labels
 
 RECORDED = read(Path(__file__).parents[1] / "results" / "recorded.jsonl")
 A, B, MEMORY = "/mnt/nvme0/bench", "/mnt/lustre/scratch", "/dev/shm/iobench"
@@ -111,6 +114,33 @@ def test_a_target_without_a_valid_figure_is_not_compared() -> None:
     lines = said(replace(result, samples=tuple(wrong)))
     assert "Target" not in lines
     assert lines["Save"][-1] == f"{B}: no valid figure: odirect is INVALID"
+
+
+def test_a_comparison_of_long_names_fits_80_columns(terminal: Terminal) -> None:
+    """Each name has lines of its own above its figures, and is broken between its words only."""
+    far = "/mnt/the-parallel-file-system-of-the-cluster/projects/checkpoints"
+    one = run_of({A: {"odirect": 2.0, "buffered": 8.0}, far: {"odirect": 1.0, "buffered": 3.0}})
+    options = {"block_size": 64 << 20, "threads": 16, "fallocate": False}
+    other = [replace(s, setting=replace(s.setting, options=options)) for s in one.samples]
+    old = replace(one, samples=(*one.samples, *other), failures=())
+    new = replace(
+        old,
+        samples=tuple(
+            replace(s, elapsed_s=1.5 * s.elapsed_s) if s.writer == "odirect" else s
+            for s in old.samples
+        ),
+    )
+    comparison = compare([old], [new], 0.05)
+    write(comparison, DocumentFormat.TABLE, terminal)
+    lines = without_styles(terminal.getvalue()).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum(line.endswith("worse (regression)") for line in lines) == 8
+    names = labels(row.setting for row in comparison.rows)
+    assert max(map(len, names)) > 100
+    for name, row in zip(names, comparison.rows, strict=True):
+        broken = wrapped(name, 80).splitlines()
+        at = next(n for n in range(len(lines)) if lines[n : n + len(broken)] == broken)
+        assert lines[at + len(broken)].split()[0] in ("save", "restore"), row
 
 
 @pytest.mark.parametrize("details", [False, True])
