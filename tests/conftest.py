@@ -254,11 +254,14 @@ def impatience() -> Callable[[threading.Event], AbstractContextManager[None]]:
 @contextmanager
 def _impatient(event: threading.Event) -> Iterator[None]:
     handled, left, done = threading.Semaphore(0), threading.Event(), threading.Event()
+    sent = threading.Event()
     main = threading.get_ident()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        handled.release()
-        raise KeyboardInterrupt
+        if sent.is_set():  # else it is the same signal, sent once more
+            sent.clear()
+            handled.release()
+            raise KeyboardInterrupt
 
     def joining() -> FrameType | None:
         frame = sys._current_frames().get(main)
@@ -281,8 +284,11 @@ def _impatient(event: threading.Event) -> Iterator[None]:
             if len(seen) == 4:
                 event.set()
             else:
+                sent.set()
                 signal.pthread_kill(main, signal.SIGINT)
-                handled.acquire(timeout=10)
+                # A signal just before the wait begins interrupts nothing, so it is sent again.
+                while not handled.acquire(timeout=0.1) and not left.is_set():
+                    signal.pthread_kill(main, signal.SIGINT)
         done.set()
 
     before = signal.signal(signal.SIGINT, handle)
@@ -291,6 +297,7 @@ def _impatient(event: threading.Event) -> Iterator[None]:
         with pytest.raises(KeyboardInterrupt):
             yield
     finally:
+        sent.clear()
         left.set()
         done.wait(10)
         signal.signal(signal.SIGINT, before)

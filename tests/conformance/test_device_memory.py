@@ -42,15 +42,15 @@ def _cases() -> Iterator[object]:
 
 @pytest.mark.parametrize(("checks", "name", "options", "mixed"), list(_cases()))
 def test_files(
-    checks: tuple[Check, ...], name: str, options: dict[str, object], mixed: bool, tmp_path: Path
+    checks: tuple[Check, ...], name: str, options: dict[str, object], mixed: bool, on_ext4: Path
 ) -> None:
     """Each claim holds for device memory; every copy uses pinned memory, and none is left over."""
     device = FakeDevice()
     make = functools.partial(on_device(registry.writer_class(name), device, mixed=mixed), **options)
-    answer = make().available(tmp_path)
+    answer = make().available(on_ext4)
     if not answer.ok:
         pytest.skip(f"{answer.reason} {answer.remedy}")
-    run_checks(checks, make, lambda _: tmp_path, lambda: _expect_none_left(device))
+    run_checks(checks, make, lambda _: on_ext4, lambda: _expect_none_left(device))
 
 
 def _expect_none_left(device: FakeDevice) -> None:

@@ -57,7 +57,7 @@ _SETTINGS = {
 # Settings for every kind of file system. The first one of each writer runs every check; the others
 # run those of bytes, memory, reads, streams and failures. The remaining claims (torch, options,
 # threads, many files) may depend on the setting or on the file system, but not on both together:
-# `test_here` runs them with every setting.
+# `test_here` runs them with every setting. The machine's own device runs all with the first one.
 _ELSEWHERE = {
     **dict.fromkeys(
         ("buffered", "uncached", "odirect"),
@@ -103,10 +103,17 @@ def test_no_writer_is_forgotten() -> None:
 
 @pytest.mark.parametrize(("checks", "name", "options"), _cases(_SETTINGS))
 def test_here(
-    checks: tuple[Check, ...], name: str, options: dict[str, object], tmp_path: Path
+    checks: tuple[Check, ...], name: str, options: dict[str, object], directory: Path
 ) -> None:
-    """Each claim holds on the file system of the temporary directory."""
-    _run(checks, functools.partial(registry.make, name, **options), tmp_path)
+    """Each claim holds: by default on the temporary directory's device, else on a quick ext4."""
+    _run(checks, functools.partial(registry.make, name, **options), directory)
+
+
+@pytest.fixture
+def directory(options: dict[str, object], request: pytest.FixtureRequest) -> Path:
+    """A directory on the machine's own device for default options; others need not wait for it."""
+    found: Path = request.getfixturevalue("on_ext4" if options else "tmp_path")
+    return found
 
 
 @pytest.mark.parametrize(("checks", "name", "options"), _cases(_ELSEWHERE, _OF_OTHERS))

@@ -40,7 +40,6 @@ def arguments(tiny_path: Path, *targets: object, repeat: int = 2) -> list[str]:
 
 @pytest.mark.skipif(fio_version() is None, reason="fio is not installed")
 def test_two_file_systems(
-    iobench: Command,
     iobench_inside: Command,
     tiny_path: Path,
     places: tuple[Path, Path],
@@ -49,7 +48,7 @@ def test_two_file_systems(
     """Every writer and fio job in both, by two processes; the record shows the same."""
     record = tmp_path / "run.jsonl"
     how = ("--writer", "buffered", "--numjobs", "2", "-o", str(record), "--format", "json")
-    done = iobench(*arguments(tiny_path, *places, repeat=1), *how)
+    done = iobench_inside(*arguments(tiny_path, *places, repeat=1), *how)
     assert done.returncode == 0, done.stderr
     assert [os.listdir(place) for place in places] == [[], []]
     document = json.loads(done.stdout)
@@ -68,12 +67,13 @@ def test_two_file_systems(
 
 
 def test_a_directory_and_a_bucket(
-    iobench: Command, tiny_path: Path, target: Path, tmp_path: Path, server: LocalS3
+    iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path, server: LocalS3
 ) -> None:
     """The default writers take part where they work; no file or object is left."""
     bucket, record = f"{server.target}/several", tmp_path / "run.jsonl"
     how = ("--no-ceiling", "-o", str(record))
-    done = iobench(*arguments(tiny_path, target, bucket, repeat=1), *how, **server.environment)
+    command = arguments(tiny_path, target, bucket, repeat=1)
+    done = iobench_inside(*command, *how, **server.environment)
     assert done.returncode == 0, done.stderr
     assert os.listdir(target) == []
     with server.active():
