@@ -9,6 +9,7 @@ import numpy as np
 import xxhash
 
 from iobench.checkpoint.manifest import FileRecord, Piece
+from iobench.formats.collector import collector_paused
 from iobench.units import MIB
 from iobench.writers.blocks.workers import map_in_workers
 from iobench.writers.image import FileImage
@@ -24,13 +25,11 @@ def record_of(
 ) -> FileRecord:
     """Return the record of the file `image`, whose `pieces` are (name, bytes) each."""
     digests = _digests(image, [size for _, size in pieces], threads)
-    return FileRecord(
-        path=image.path,
-        size_bytes=image.size_bytes,
-        pieces=tuple(
+    with collector_paused():
+        listed = tuple(
             Piece(name, size, digest) for (name, size), digest in zip(pieces, digests, strict=True)
-        ),
-    )
+        )
+    return FileRecord(path=image.path, size_bytes=image.size_bytes, pieces=listed)
 
 
 def _digests(image: FileImage, sizes: Sequence[int], threads: int) -> list[str]:

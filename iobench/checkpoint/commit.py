@@ -16,6 +16,7 @@ from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import Serialized
 from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import TransferError
+from iobench.formats.collector import collector_paused
 from iobench.writers.base import Writer
 from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.image import FileImage
@@ -61,7 +62,9 @@ class Committer:
                     "durable; the checkpoint is not committed"
                 )
             files = (*records, record_of(skeleton, [("", skeleton.size_bytes)]))
-            staged.publish(self._manifest(save, files).to_json())
+            with collector_paused():
+                text = self._manifest(save, files).to_json()
+            staged.publish(text)
             save.persist_s = time.perf_counter() - began_s
             save.status = "committed"
             self.ledger.committed(save)

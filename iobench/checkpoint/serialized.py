@@ -98,13 +98,21 @@ class Serialized:
         """Return the tensor file whose snapshot begins at the first byte of `memory`."""
         return FileImage.of(TENSORS, [memory[: self.size_bytes]])
 
-    def with_arrays_copied(self) -> Serialized:
-        """Return the same with copies of the numpy arrays, which the trainer may change at once."""
-        return replace(self, arrays=[array.copy() for array in self.arrays])
+    def to_be_copied_later(self) -> Serialized:
+        """Return the same for a copy while the trainer goes on.
+
+        It may change numpy arrays at once, so they are copied. It may give tensor objects other
+        memory, so the tensors are detached: others on the same memory.
+        """
+        return replace(
+            self,
+            arrays=[array.copy() for array in self.arrays],
+            tensors=[tensor.detach() for tensor in self.tensors],
+        )
 
     def without_memory(self) -> Serialized:
         """Return what is needed after the copy: it keeps no tensor and no array alive."""
-        return replace(self, tensors=[], arrays=[])
+        return replace(self, tensors=[], arrays=[], located=Located([], [], []))
 
     def skeleton_image(self) -> FileImage:
         return FileImage.of(SKELETON, [np.frombuffer(self.skeleton.encode(), dtype=np.uint8)])

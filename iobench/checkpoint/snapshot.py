@@ -121,7 +121,7 @@ class LazyCopy:
         self, lease: Lease[Snapshot[Serialized]], persister: Persister[Serialized]
     ) -> None:
         self._lease, self._persister = lease, persister
-        self._serialized = lease.item.content.with_arrays_copied()
+        self._serialized = lease.item.content.to_be_copied_later()
         self._streams = None if self._serialized.on_cpu else SideStreams(self._serialized.leaves())
         self._versions = _versions(self._serialized)
 

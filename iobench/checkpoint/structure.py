@@ -140,7 +140,7 @@ class Structure:
             at: arrays[row.array] if row.array >= 0 else tensor_bytes(tensors[row.tensor])
             for at, row in self._apart
         }
-        return self._file.image(path, addresses, apart, owners=tensors)
+        return self._file.image(path, addresses, apart, owners=located.owners)
 
 
 def _rows(flat: FlatState, names: Iterable[str], reaches: list[int]) -> list[LeafPlace]:

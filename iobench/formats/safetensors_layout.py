@@ -52,7 +52,7 @@ class _Layout:
             return None
         copies = {at: tensor_bytes(tensors[number]) for at, number in self._copied}
         addresses = numbers(located.addresses)[self._order]
-        return self._file.image(path, addresses, copies, owners=tensors)
+        return self._file.image(path, addresses, copies, owners=located.owners)
 
 
 _recent: deque[_Layout] = deque(maxlen=_KEPT)

@@ -23,10 +23,14 @@ _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 class Located(NamedTuple):
-    """Addresses of tensors and of their storages, in the order of the tensors."""
+    """Addresses of tensors and of their storages, in the order of the tensors.
+
+    `owners` keep the memory alive, also when a tensor object gets other memory (`.data =`).
+    """
 
     addresses: list[int]
     storages: list[int]
+    owners: list[torch.UntypedStorage]
 
 
 class TensorLayouts:
@@ -53,7 +57,7 @@ class TensorLayouts:
         """
         if len(tensors) != len(self._dtypes):
             return None
-        addresses, storages = list[int](), list[int]()
+        addresses, storages, owners = list[int](), list[int](), list[torch.UntypedStorage]()
         for number, (tensor, dtype, shape, stride, device, reach) in enumerate(
             zip(
                 tensors,
@@ -82,7 +86,8 @@ class TensorLayouts:
                 return None
             addresses.append(address)
             storages.append(begin)
-        return Located(addresses, storages)
+            owners.append(storage)
+        return Located(addresses, storages, owners)
 
 
 class FileLayout:

@@ -861,6 +861,29 @@ def test_lazy_changed_too_early(make: Make, monkeypatch, state_of, path: str) ->
     assert ckpt.steps() == []
 
 
+def test_lazy_other_memory(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors that get other memory before their copy (`.data =`) are saved as they were."""
+    ckpt, go = make(lazy=True), threading.Event()
+    copy_into = iobench.checkpoint.snapshot.copy_into
+
+    def held_back(*arguments: Any) -> float:
+        assert go.wait(30)
+        return copy_into(*arguments)
+
+    monkeypatch.setattr(iobench.checkpoint.snapshot, "copy_into", held_back)
+    for step in range(2):  # the second one reuses the structure of the first
+        go.clear()
+        state = {"w": torch.full((10,), float(step)), "turned": torch.full((4, 6), step + 0.5).t()}
+        ckpt.save_async(state, step)
+        for tensor in state.values():
+            tensor.data = torch.zeros(3)
+        go.set()
+        ckpt.before_optimizer_step()
+        found = ckpt.load()
+        assert found["w"].tolist() == [step] * 10
+        assert found["turned"].tolist() == [[step + 0.5] * 4] * 6
+
+
 def test_closed(make: Make) -> None:
     """A closed one saves no more, frees memory and directory, and may be closed twice."""
     ckpt = make()
