@@ -27,7 +27,7 @@ from torch.serialization import DEFAULT_PROTOCOL
 
 from iobench.formats.torch_layout import TorchLayout
 from iobench.formats.torch_settings import crc32_setting
-from iobench.formats.torch_zip_writer import Recorded, Sink
+from iobench.formats.torch_zip_writer import Recorded, SparseText
 from iobench.writers.image import FileImage
 
 __all__ = ["image", "layout"]
@@ -193,7 +193,7 @@ def _large_is_like_stock() -> bool:
     records, sizes = [Recorded("data.pkl", b"abc")], [3, 5 << 30, 7, 0, 6 << 30]
     storages: Any = [_Sized(size) for size in sizes]
     layout = TorchLayout.of("f", _STREAM, records, storages, alignment=64, crc=False)
-    sink: Any = Sink()
+    sink: Any = SparseText()
     stock: Any = torch._C.PyTorchFileWriter(sink, False, 64)
     for record in records:
         stock.write_record(record.name, record.data, len(record.data))

@@ -43,9 +43,8 @@ class Settings(NamedTuple):
 def settings() -> Settings:
     """Return torch's settings now."""
     stock: Any = torch.serialization
-    return Settings(
-        stock.get_crc32_options(), stock._get_storage_alignment(), len(stock._package_registry)
-    )
+    alignment = getattr(stock, "_get_storage_alignment", lambda: 64)  # not in older torch
+    return Settings(stock.get_crc32_options(), alignment(), len(stock._package_registry))
 
 
 @dataclass(frozen=True, kw_only=True)

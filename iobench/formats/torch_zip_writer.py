@@ -117,7 +117,7 @@ def _extra_64(header: int, size: int, packed: int) -> bytes:
     return struct.pack(f"<2H{len(values)}Q", 1, 8 * len(values), *values)
 
 
-class Sink:
+class SparseText:
     """A file object that keeps what torch's zip writer writes, and leaves out what it skips."""
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ def torch_ending(names: tuple[str, ...], count: int) -> tuple[Recorded, ...]:
 
     The last one is the serialization id; its second half depends on the records' CRC32s.
     """
-    sink: Any = Sink()
+    sink: Any = SparseText()
     zip_file: Any = torch._C.PyTorchFileWriter(sink, True, 64)
     for name in names:
         zip_file.write_record(name, b"", 0)

@@ -18,7 +18,7 @@ from iobench.formats import torch_image
 from iobench.formats.torch_index import TorchIndex
 from iobench.formats.torch_layout import TorchLayout
 from iobench.formats.torch_zip import ZipDirectory
-from iobench.formats.torch_zip_writer import Recorded, Sink, torch_ending
+from iobench.formats.torch_zip_writer import Recorded, SparseText, torch_ending
 from iobench.writers.source import BytesSource, LocalSource
 
 
@@ -125,7 +125,7 @@ def test_more_records_than_16_bits_count() -> None:
     storages: Any = [torch_image._Sized(0)] * count
     records = [Recorded("data.pkl", b"abc")]
     layout = TorchLayout.of("f", "archive", records, storages, alignment=64, crc=True)
-    sink: Any = Sink()
+    sink: Any = SparseText()
     stock: Any = torch._C.PyTorchFileWriter(sink, True, 64)
     stock.write_record("data.pkl", b"abc", 3)
     for key in range(count):
