@@ -36,7 +36,7 @@ from iobench.report.summary import Summary, summarise
 from iobench.report.training import TrainingCost, training_costs
 from iobench.results import ResultFile, TrainBlock, read
 from iobench.results.labels import labels
-from iobench.units import GIB, format_seconds, format_size
+from iobench.units import GIB, MIB, format_seconds, format_size
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -183,6 +183,33 @@ def arms(path: Path, only: str = "") -> str:
     return _table(head, rows)
 
 
+def shapes(path: Path) -> str:
+    """The record of shapes.py: an arm and a number of tensors a row."""
+    return shape_table(benchmark.read(path).arms)
+
+
+def shape_table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """By operation and number of tensors, the quickest first; figures are medians."""
+
+    def rank(arm: tuple[str, Sequence[Mapping[str, Any]]]) -> tuple[str, int, float]:
+        operation, elapsed_s = _rank(arm)
+        return operation, arm[1][0]["tensors"], elapsed_s
+
+    rows = []
+    for name, samples in sorted(found.items(), key=rank):
+        count, size = samples[0]["tensors"], samples[0]["bytes"]
+        elapsed_s = statistics.median(one["elapsed_s"] for one in samples)
+        per_tensor = [
+            statistics.median(one[key] for one in samples) / count * 1e6
+            for key in ("elapsed_s", "cpu_s", "caller_cpu_s")
+        ]
+        rate = f"{size / elapsed_s / MIB:.0f}"
+        row = [f"{count:,}", name.rpartition(",")[0], rate, *(f"{us:.1f}" for us in per_tensor)]
+        rows.append([*row, str(len(samples))])
+    head = ["arm", "MiB/s", "us/tensor", "CPU us/tensor", "CPU us/tensor, caller", "rounds"]
+    return _table(["tensors", *head], rows)
+
+
 def _rank(arm: tuple[str, Sequence[Mapping[str, Any]]]) -> tuple[str, float]:
     """By the operation, which is an arm's first word; then the quickest first."""
     name, samples = arm
@@ -203,6 +230,7 @@ TABLES: Mapping[str, Callable[..., str]] = {
     "noise": noise,
     "training": training,
     "arms": arms,
+    "shapes": shapes,
 }
 
 
@@ -283,7 +311,8 @@ class _Terminal(io.StringIO):
 
 def main() -> None:
     for path in map(Path, sys.argv[1:]):
-        print(arms(path) + "\n" + _source(path.resolve(), str(path)))
+        table = shapes if benchmark.read(path).header["name"] == "shapes" else arms
+        print(table(path) + "\n" + _source(path.resolve(), str(path)))
     if len(sys.argv) == 1:
         for page in PAGES:
             if (text := rendered(page)) != page.read_text(encoding="utf-8"):

@@ -220,9 +220,9 @@ def give_up_pages(address: int, length: int) -> None:
         _libc.madvise(start, length, mmap.MADV_DONTNEED)
 
 
-def array_interface(address: int, length: int) -> dict[str, Any]:
-    """Return numpy's description of `length` writable bytes, for `__array_interface__`."""
-    return {"shape": (length,), "typestr": "|u1", "data": (address, False), "version": 3}
+def array_interface(address: int, length: int, *, readonly: bool = False) -> dict[str, Any]:
+    """Return numpy's description of `length` bytes, for `__array_interface__`."""
+    return {"shape": (length,), "typestr": "|u1", "data": (address, readonly), "version": 3}
 
 
 class RepeatedMapping:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -73,7 +74,7 @@ class Trial:
         with self.target.scratch.staged(self._name) as staged:
             done = self._ask(partial(Job.save, ref=self._ref(staged.directory)))
             written_s = counters.elapsed_s()
-            staged.publish(self._manifest(done))
+            staged.publish(json.dumps(self._manifest(done), indent=1))
             commit_s = counters.elapsed_s() - written_s
         counted = counters.stop(self._usage(done))
         if not contender.saves:

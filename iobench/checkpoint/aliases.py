@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,9 +13,10 @@ from iobench.formats.safetensors_header import DTYPES
 from iobench.formats.tensors import dtype_name, tensor_bytes, torch_dtype
 from iobench.writers.image import Bytes
 
-__all__ = ["Leaf", "View", "share"]
+__all__ = ["ALIGNMENT", "Leaf", "View", "share"]
 
-_ALIGNMENT = 16  # bytes: the widest element of a torch dtype, complex128
+ALIGNMENT = 16
+"""Bytes of the widest element of a torch dtype, complex128."""
 _NAMES = {getattr(torch, name): name for name in DTYPES if hasattr(torch, name)}
 
 
@@ -40,8 +41,8 @@ class Leaf(NamedTuple):
         """Return the leaf of a tensor. A dtype that safetensors lacks is stored as bytes."""
         dtype, size = _NAMES.get(tensor.dtype), tensor.nbytes
         if dtype is None:
-            return cls(dtype="uint8", shape=(size,), size_bytes=size, source=tensor)
-        return cls(dtype=dtype, shape=tuple(tensor.shape), size_bytes=size, source=tensor)
+            return cls("uint8", (size,), size, tensor)
+        return cls(dtype, tensor.shape, size, tensor)
 
     @classmethod
     def of_bytes(cls, data: Bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Leaf:
@@ -115,11 +116,10 @@ def share(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, Leaf], dict[st
     """
     leaves: dict[str, Leaf] = {}
     views: dict[str, View] = {}
-    for names in _by_storage(tensors).values():
-        if len(names) > 1:
-            for group in _overlapping([_Span.of(name, tensors[name]) for name in names]):
-                if len(group) > 1:
-                    _share_one(group, leaves, views)
+    for names in _of_one_storage(tensors):
+        for group in _overlapping([_Span.of(name, tensors[name]) for name in names]):
+            if len(group) > 1:
+                _share_one(group, leaves, views)
     for name, tensor in tensors.items():
         if name in views:
             continue
@@ -129,14 +129,20 @@ def share(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, Leaf], dict[st
     return leaves, views
 
 
-def _by_storage(tensors: Mapping[str, torch.Tensor]) -> dict[tuple[torch.device, int], list[str]]:
-    """Group names by device and start address of the storage. Empty tensors are left out."""
+def _of_one_storage(tensors: Mapping[str, torch.Tensor]) -> Iterable[list[str]]:
+    """Return the names of tensors that share a device and start address of their storages.
+
+    Empty tensors are left out.
+    """
+    first: dict[torch.device, dict[int, str]] = {}
     found: dict[tuple[torch.device, int], list[str]] = {}
     for name, tensor in tensors.items():
         if tensor.numel():
-            key = tensor.device, tensor.untyped_storage().data_ptr()
-            found.setdefault(key, []).append(name)
-    return found
+            device, begin = tensor.device, tensor.untyped_storage().data_ptr()
+            other = first.setdefault(device, {}).setdefault(begin, name)
+            if other is not name:
+                found.setdefault((device, begin), [other]).append(name)
+    return found.values()
 
 
 def _overlapping(spans: list[_Span]) -> list[list[_Span]]:
@@ -162,7 +168,7 @@ def _share_one(group: list[_Span], leaves: dict[str, Leaf], views: dict[str, Vie
         # largest of them contains the whole group.
         storages = [span.tensor.untyped_storage() for span in group]
         storage = max(storages, key=lambda one: one.nbytes())
-        begin -= (begin - storage.data_ptr()) % _ALIGNMENT
+        begin -= (begin - storage.data_ptr()) % ALIGNMENT
         raw = torch.empty(0, dtype=torch.uint8, device=storage.device)
         whole = raw.set_(storage, begin - storage.data_ptr(), (end - begin,), (1,))
         base = _Span.of(group[0].name, whole)

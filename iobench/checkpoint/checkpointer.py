@@ -21,7 +21,7 @@ from iobench.checkpoint.restore import Loaded, OnCorrupt, restore
 from iobench.checkpoint.retention import KeepAll, Retention
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.schedule import Schedule
-from iobench.checkpoint.serialized import Serialized
+from iobench.checkpoint.serialized import Serialized, Serializer
 from iobench.checkpoint.slots import SlotPool
 from iobench.checkpoint.snapshot import LazyCopy, copy_into
 from iobench.checkpoint.store import CheckpointStore, store_at
@@ -105,6 +105,7 @@ class Checkpointer:
             raise UsageError(f"writer {self._writer.name!r} stores nothing; choose another writer")
         pool = SlotPool(slots, None if budget is None else parse_size(budget))
         self._schedule, self._on_full, self._lazy = schedule, on_full, lazy
+        self._serializer = Serializer()
         self._store = store_at(location, self._writer)
         self._store.acquire()
         try:
@@ -156,7 +157,7 @@ class Checkpointer:
         """
         self._check_usable()
         self._persister.raise_failure()
-        self._persister.prepare(Serialized.of(state).size_bytes, wait=wait)
+        self._persister.prepare(self._serializer.serialize(state).size_bytes, wait=wait)
         if wait:
             self._persister.raise_failure()
 
@@ -182,6 +183,7 @@ class Checkpointer:
                 self._copies.submit(copy)
             else:
                 save.pages_s = copy_into(lease.item.memory, serialized)
+                lease.item.content = serialized.without_memory()
                 self._persister.submit(lease)
         except BaseException as error:
             save.fail(error)
@@ -323,7 +325,7 @@ class Checkpointer:
         self._persister.raise_failure()
         if type(step) is not int or step < 0:
             raise UsageError(f"step {step!r}: a whole number, 0 or more")
-        serialized = Serialized.of(state)
+        serialized = self._serializer.serialize(state)
         save = Save(
             step=step, status="copying", created_s=time.time(), size_bytes=serialized.size_bytes
         )

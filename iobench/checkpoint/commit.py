@@ -61,7 +61,7 @@ class Committer:
                     "durable; the checkpoint is not committed"
                 )
             files = (*records, record_of(skeleton, [("", skeleton.size_bytes)]))
-            staged.publish(self._manifest(save, files).to_dict())
+            staged.publish(self._manifest(save, files).to_json())
             save.persist_s = time.perf_counter() - began_s
             save.status = "committed"
             self.ledger.committed(save)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,12 +10,15 @@ import numpy as np
 import torch
 
 from iobench.checkpoint.aliases import Leaf
-from iobench.checkpoint.state_tree import flatten
+from iobench.checkpoint.state_tree import FlatState, flatten
+from iobench.checkpoint.structure import LeafPlace, Structure
+from iobench.checkpoint.tree_spec import json_text
 from iobench.errors import StateError
-from iobench.formats.safetensors_header import header_bytes
+from iobench.formats.collector import collector_paused
+from iobench.formats.tensor_layouts import Located, TensorLayouts
 from iobench.writers.image import Bytes, FileImage
 
-__all__ = ["SKELETON", "TENSORS", "Serialized"]
+__all__ = ["SKELETON", "TENSORS", "Serialized", "Serializer"]
 
 TENSORS = "tensors.safetensors"
 """The file of all tensors and arrays; the safetensors library reads it too."""
@@ -25,60 +26,73 @@ TENSORS = "tensors.safetensors"
 SKELETON = "state.json"
 """The file of everything else, see `state_tree`."""
 
-_Described = tuple[tuple[str, str, tuple[int, ...]], ...]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Serialized:
-    """Contents of the files `TENSORS` and `SKELETON`. The leaves are still the trainer's memory.
+    """Contents of the files `TENSORS` and `SKELETON`. The tensors are still the trainer's memory.
 
-    `tensors` are the tensors of the state; several of them may share one leaf. `header` and
-    `places` describe the tensor file: `places` maps a name to [begin, end), in bytes after the
-    header.
+    `tensors` and `arrays` are in the order of the state; several tensors may share one leaf.
     """
 
-    skeleton: Any = field(repr=False)
-    leaves: Mapping[str, Leaf]
-    tensors: Mapping[str, torch.Tensor] = field(repr=False)
-    header: bytes = field(repr=False)
-    places: Mapping[str, tuple[int, int]]
+    structure: Structure = field(repr=False)
+    skeleton: str = field(repr=False)
+    tensors: list[torch.Tensor] = field(repr=False)
+    arrays: list[Bytes] = field(repr=False)
+    located: Located = field(repr=False)
 
     @classmethod
     def of(cls, state: Any) -> Serialized:
         """Serialize `state`. Raises StateError with the path of what cannot be saved."""
-        flat = flatten(state)
-        described = tuple((name, leaf.dtype, leaf.shape) for name, leaf in flat.leaves.items())
-        try:
-            header, places = _header(described)
-        except ValueError as error:
-            raise StateError(str(error)) from error
-        return cls(
-            skeleton=flat.skeleton,
-            leaves=flat.leaves,
-            tensors=flat.tensors,
-            header=header,
-            places=places,
-        )
+        return Serializer().serialize(state)
 
     @property
     def size_bytes(self) -> int:
         """Size of the tensor file."""
-        return len(self.header) + sum(leaf.size_bytes for leaf in self.leaves.values())
+        return self.structure.size_bytes
 
     @property
     def on_cpu(self) -> bool:
-        return all(leaf.on_cpu for leaf in self.leaves.values())
+        return self.structure.on_cpu
+
+    @property
+    def header(self) -> Bytes:
+        """The header of the tensor file."""
+        return self.structure.header
+
+    @property
+    def places(self) -> Mapping[str, tuple[int, int]]:
+        """[begin, end) of each leaf, in bytes after the header, in file order."""
+        return self.structure.places
 
     @property
     def pieces(self) -> list[tuple[str, int]]:
         """(name, bytes) of each part of the tensor file, in file order; "" is the header."""
-        sizes = [(name, end - begin) for name, (begin, end) in self.places.items()]
-        return [("", len(self.header)), *sizes]
+        return self.structure.pieces
+
+    def leaves(self) -> dict[str, Leaf]:
+        """Return the leaves by name, in file order, on the memory of the state."""
+        return {
+            row.name: Leaf(row.dtype, row.shape, row.size_bytes, self._source(row))
+            for row in self.structure.rows
+        }
+
+    def _source(self, row: LeafPlace) -> torch.Tensor | Bytes:
+        if row.array >= 0:
+            return self.arrays[row.array]
+        tensor = self.tensors[row.tensor].detach()
+        if row.whole:
+            return tensor
+        storage = tensor.untyped_storage()
+        begin = tensor.data_ptr() + row.shift - storage.data_ptr()
+        raw = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+        return raw.set_(storage, begin, (row.size_bytes,), (1,))
 
     def image(self) -> FileImage:
-        """Return the tensor file on the trainer's own CPU memory: no copy. It must not change."""
-        views = [self.leaves[name].cpu_bytes() for name in self.places]
-        return FileImage.of(TENSORS, [self.header, *views])
+        """Return the tensor file on the trainer's own CPU memory, which must not change.
+
+        Only tensors that are not contiguous are copied.
+        """
+        return self.structure.image(TENSORS, self.located, self.tensors, self.arrays)
 
     def image_in(self, memory: Bytes) -> FileImage:
         """Return the tensor file whose snapshot begins at the first byte of `memory`."""
@@ -86,20 +100,76 @@ class Serialized:
 
     def with_arrays_copied(self) -> Serialized:
         """Return the same with copies of the numpy arrays, which the trainer may change at once."""
-        leaves = {
-            name: leaf
-            if isinstance(leaf.source, torch.Tensor)
-            else leaf._replace(source=leaf.source.copy())
-            for name, leaf in self.leaves.items()
-        }
-        return replace(self, leaves=leaves)
+        return replace(self, arrays=[array.copy() for array in self.arrays])
+
+    def without_memory(self) -> Serialized:
+        """Return what is needed after the copy: it keeps no tensor and no array alive."""
+        return replace(self, tensors=[], arrays=[])
 
     def skeleton_image(self) -> FileImage:
-        text = json.dumps(self.skeleton, separators=(",", ":"), allow_nan=False)
-        return FileImage.of(SKELETON, [np.frombuffer(text.encode(), dtype=np.uint8)])
+        return FileImage.of(SKELETON, [np.frombuffer(self.skeleton.encode(), dtype=np.uint8)])
 
 
-@functools.lru_cache(maxsize=4)
-def _header(described: _Described) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """Cached between saves: the structure of a state rarely changes."""
-    return header_bytes(described)
+class Serializer:
+    """Serializes one state after the other; a state that is like the last one costs less."""
+
+    def __init__(self) -> None:
+        self._last: Structure | None = None
+
+    def serialize(self, state: Any) -> Serialized:
+        """Serialize `state`. Raises StateError with the path of what cannot be saved."""
+        with collector_paused():
+            return self._like_last(state) or self._anew(state)
+
+    def _like_last(self, state: Any) -> Serialized | None:
+        """Serialize a state of the same structure as the last one; return None for another one."""
+        structure = self._last
+        if structure is None:
+            return None
+        try:
+            found = structure.collect(state)
+        except StateError:  # raised again by `flatten`
+            return None
+        if found is None:
+            return None
+        located = structure.layouts.locate(found.tensors)
+        if located is None or not structure.has_aliases_of(located):
+            return None
+        return Serialized(
+            structure=structure,
+            skeleton=structure.skeleton(found.texts),
+            tensors=found.tensors,
+            arrays=found.arrays,
+            located=located,
+        )
+
+    def _anew(self, state: Any) -> Serialized:
+        self._last = None  # also if `state` cannot be saved
+        flat = flatten(state)
+        structure = Structure(flat)
+        tensors = list(flat.tensors.values())
+        located = structure.layouts.locate(tensors)
+        if located is None:
+            raise StateError(f"{_without_storage(flat)}: its storage is smaller than the tensor")
+        if structure.comparable and structure.has_aliases_of(located):
+            self._last = structure
+        if flat.spec is None:
+            skeleton = json_text(flat.skeleton)
+        else:
+            skeleton = structure.skeleton(dict(enumerate(flat.plain_texts())))
+        return Serialized(
+            structure=structure,
+            skeleton=skeleton,
+            tensors=tensors,
+            arrays=[leaf.cpu_bytes() for leaf in flat.arrays.values()],
+            located=located,
+        )
+
+
+def _without_storage(flat: FlatState) -> str:
+    """Return the name of the first tensor that its storage does not hold."""
+    return next(
+        name
+        for name, tensor in flat.tensors.items()
+        if TensorLayouts([tensor]).locate([tensor]) is None
+    )

@@ -35,11 +35,11 @@ def copy_into(memory: Bytes, serialized: Serialized, streams: SideStreams | None
     """
     if serialized.on_cpu:
         return copy_image(memory, serialized.image())
-    base = len(serialized.header)
-    np.copyto(memory[:base], np.frombuffer(serialized.header, dtype=np.uint8))
-    streams = streams or SideStreams(serialized.leaves)
+    base, leaves = len(serialized.header), serialized.leaves()
+    np.copyto(memory[:base], serialized.header)
+    streams = streams or SideStreams(leaves)
     for name, (begin, end) in serialized.places.items():
-        leaf, place = serialized.leaves[name], memory[base + begin : base + end]
+        leaf, place = leaves[name], memory[base + begin : base + end]
         if leaf.on_cpu:
             np.copyto(place, leaf.cpu_bytes())
         else:
@@ -104,7 +104,7 @@ def _versions(serialized: Serialized) -> dict[str, int]:
     """
     return {
         name: tensor._version
-        for name, tensor in serialized.tensors.items()
+        for name, tensor in zip(serialized.structure.names, serialized.tensors, strict=True)
         if not tensor.is_inference()
     }
 
@@ -122,7 +122,7 @@ class LazyCopy:
     ) -> None:
         self._lease, self._persister = lease, persister
         self._serialized = lease.item.content.with_arrays_copied()
-        self._streams = None if self._serialized.on_cpu else SideStreams(self._serialized.leaves)
+        self._streams = None if self._serialized.on_cpu else SideStreams(self._serialized.leaves())
         self._versions = _versions(self._serialized)
 
     def run(self) -> None:
@@ -131,6 +131,7 @@ class LazyCopy:
             save, memory = self._lease.item.save, self._lease.item.memory
             save.pages_s = copy_into(memory, self._serialized, self._streams)
             self._check_unchanged()
+            self._lease.item.content = self._serialized.without_memory()
             self._persister.submit(self._lease)
         except BaseException as error:  # noqa: BLE001 -- raised in the trainer's thread
             self._persister.fail(self._lease.item.save, error)

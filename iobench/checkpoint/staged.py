@@ -8,12 +8,10 @@ of it. To replace a checkpoint, the two directories exchange names and the old o
 from __future__ import annotations
 
 import errno
-import json
 import os
 import secrets
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from iobench import linux
 from iobench.checkpoint.lock import DirectoryLock
@@ -53,8 +51,8 @@ class Staged(Protocol):
     def directory(self) -> str | Path:
         """Directory or prefix of its files until `publish`."""
 
-    def publish(self, manifest: Mapping[str, Any]) -> None:
-        """Make it a checkpoint. On return it is durable and visible."""
+    def publish(self, manifest: str) -> None:
+        """Make it a checkpoint. `manifest` is JSON. On return it is durable and visible."""
 
 
 class StagedCheckpoint:
@@ -101,7 +99,7 @@ class StagedCheckpoint:
         while self._spare:
             os.close(self._spare.pop())
 
-    def publish(self, manifest: Mapping[str, Any]) -> None:
+    def publish(self, manifest: str) -> None:
         """Write the manifest and rename the directory. On return the checkpoint is durable.
 
         The files must be synced already; this syncs the directories. Raises TransferError; then
@@ -124,9 +122,9 @@ class StagedCheckpoint:
         aside = self.final.with_name(f".{self.final.name}{REPLACED_SUFFIX}")
         exchange(self.directory, self.final, aside)
 
-    def _write_manifest(self, manifest: Mapping[str, Any]) -> None:
+    def _write_manifest(self, manifest: str) -> None:
         with (self.directory / MANIFEST).open("x") as file:
-            json.dump(manifest, file, indent=1)
+            file.write(manifest)
             file.flush()
             os.fsync(file.fileno())
 

@@ -7,9 +7,7 @@ upload.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from typing import Any, Self
+from typing import Self
 
 from iobench.checkpoint.staged import MANIFEST
 from iobench.errors import IobenchError, TargetError
@@ -42,13 +40,12 @@ class StagedObjects:
             )
         return self
 
-    def publish(self, manifest: Mapping[str, Any]) -> None:
+    def publish(self, manifest: str) -> None:
         """Write the manifest. On return the checkpoint is visible and durable.
 
         Raises TransferError; then there is no checkpoint.
         """
-        text = json.dumps(manifest, indent=1).encode()
-        self._writer.write(FileImage.of(MANIFEST, [text]), self.directory)
+        self._writer.write(FileImage.of(MANIFEST, [manifest.encode()]), self.directory)
         self.published = True
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import base64
 import math
+import operator
+import re
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,13 +21,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.parameter import is_lazy
 
 from iobench.checkpoint.aliases import Leaf, View, share
+from iobench.checkpoint.tree_spec import (
+    TENSOR,
+    ArraySpec,
+    DictSpec,
+    PlainSpec,
+    SequenceSpec,
+    TreeSpec,
+    array_bytes,
+    comparable_keys,
+    json_text,
+)
 from iobench.errors import DataMismatchError, StateError
+from iobench.formats.tensor_layouts import all_plain
 from iobench.formats.tensors import dtype_name, resolved, torch_dtype
 
-__all__ = ["FlatState", "flatten", "unflatten"]
+__all__ = ["FlatState", "flatten", "plain_text", "unflatten"]
 
 _ALLOWED = (
     "a state holds dicts, lists, tuples, numbers, strings, bytes, None, torch tensors and numpy "
@@ -36,12 +50,42 @@ _ALLOWED = (
 class FlatState:
     """A flattened state: `skeleton` for JSON, `leaves` by name for the tensor file.
 
-    `tensors` are the tensors of the state by name. Several of them may share one leaf.
+    `tensors` are the tensors of the state by name. Several of them may share one leaf, and `views`
+    are those that are not a whole leaf. `spec` describes the structure, with the `plain` values of
+    the skeleton by number; it is None for a state that cannot be compared with another one.
     """
 
     skeleton: Any = field(repr=False)
     leaves: dict[str, Leaf]
     tensors: dict[str, torch.Tensor] = field(repr=False)
+    views: dict[str, View]
+    arrays: dict[str, Leaf]
+    spec: TreeSpec | None
+    plain: list[_PlainValue] = field(repr=False)
+
+    def template(self) -> tuple[list[str], list[int]]:
+        """Return the JSON of the skeleton around the plain values, and their numbers in order."""
+        mark, values = secrets.token_hex(16), [container[key] for container, key in self.plain]
+        for number, (container, key) in enumerate(self.plain):
+            container[key] = f"{mark}{number}"
+        parts = re.split(f'"{mark}([0-9]+)"', json_text(self.skeleton))
+        for (container, key), value in zip(self.plain, values, strict=True):
+            container[key] = value
+        return parts[::2], list(map(int, parts[1::2]))
+
+    def plain_texts(self) -> list[str]:
+        """Return the JSON of the plain values."""
+        return [json_text(container[key]) for container, key in self.plain]
+
+
+def plain_text(value: Any, path: tuple[Any, ...]) -> str | None:
+    """Return the JSON of `value`, which is at `path` of a state; None if it has tensors or arrays.
+
+    Raises StateError like `flatten`.
+    """
+    flattener = _Flattener()
+    encoded, _ = flattener.encode(value, path)
+    return None if flattener.tensors or flattener.arrays else json_text(encoded)
 
 
 def flatten(state: Any) -> FlatState:
@@ -52,15 +96,30 @@ def flatten(state: Any) -> FlatState:
     an object that cannot be saved.
     """
     flattener = _Flattener()
-    skeleton = flattener.encode(state, ())
+    skeleton, spec = flattener.encode(state, ())
     leaves, views = share(flattener.tensors)
-    for entry, tensor_name in flattener.entries:
-        view = views.get(tensor_name)
-        entry["$tensor"] = view.leaf if view else tensor_name
-        if view and view.layout:
-            entry.update(view.layout)
+    for name, view in views.items():
+        flattener.entries[name].update({"$tensor": view.leaf, **view.layout})
     leaves.update(flattener.arrays)
-    return FlatState(skeleton=skeleton, leaves=leaves, tensors=flattener.tensors)
+    return FlatState(
+        skeleton=skeleton,
+        leaves=leaves,
+        tensors=flattener.tensors,
+        views=views,
+        arrays=flattener.arrays,
+        spec=spec if flattener.comparable else None,
+        plain=flattener.plain,
+    )
+
+
+_PlainValue = tuple[Any, Any]
+"""A container of the skeleton, and the key or index of a plain value in it."""
+
+_Place = tuple[Any, Any, tuple[Any, ...]]
+"""A container of the skeleton, a key or index in it, and the path in the state."""
+
+_Encoded = tuple[Any, TreeSpec | None]
+"""A value for the skeleton, and its spec; None if there is no tensor or array in it."""
 
 
 class _Flattener:
@@ -69,67 +128,116 @@ class _Flattener:
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self.arrays: dict[str, Leaf] = {}
-        self.entries: list[tuple[dict[str, Any], str]] = []
+        self.entries: dict[str, dict[str, Any]] = {}
+        self.plain: list[_PlainValue] = []
+        self.comparable = True
         self._inside: set[int] = set()
 
-    def encode(self, value: Any, path: tuple[Any, ...]) -> Any:
+    def encode(self, value: Any, path: tuple[Any, ...]) -> _Encoded:
         kind = type(value)
-        if value is None or kind in (bool, int, str):
-            return value
+        if kind in _JSON:
+            return value, None
         if kind is float:
-            return value if math.isfinite(value) else {"$float": repr(value)}
-        if kind is torch.Tensor or _is_parameter(value):
-            return self._tensor(value, path)
+            return value if math.isfinite(value) else {"$float": repr(value)}, None
+        if kind is dict and _is_json(value):
+            return dict(value), None
         if kind in _CONTAINERS:
             return self._container(value, path)
+        if kind is torch.Tensor or (isinstance(value, torch.nn.Parameter) and all_plain([value])):
+            return self._tensor(value, path)
         if kind is np.ndarray:
             return self._array(value, path)
         if isinstance(value, np.generic):
-            return self._number(value, path)
+            return self._number(value, path), None
         encoder = _OTHERS.get(kind)
         if encoder:
-            return encoder(value)
+            return encoder(value), None
         raise StateError(
             f"{_shown(path)} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint "
             f"cannot hold; {_ALLOWED}"
         )
 
-    def _container(self, value: Any, path: tuple[Any, ...]) -> Any:
+    def _container(self, value: Any, path: tuple[Any, ...]) -> _Encoded:
         if id(value) in self._inside:
             raise StateError(f"{_shown(path)} contains itself")
         self._inside.add(id(value))
         try:
-            if isinstance(value, dict):
-                return self._dict(value, path)
-            items = [self.encode(item, (*path, i)) for i, item in enumerate(value)]
-            return items if isinstance(value, list) else {_TAGS[type(value)]: items}
+            return self._dict(value, path) if isinstance(value, dict) else self._list(value, path)
         finally:
             self._inside.discard(id(value))
 
-    def _dict(self, value: dict[Any, Any], path: tuple[Any, ...]) -> Any:
-        items = [
-            (self._key(key, path), self.encode(item, (*path, key))) for key, item in value.items()
+    def _list(self, value: Any, path: tuple[Any, ...]) -> _Encoded:
+        kind, spec = type(value), None
+        if _JSON.issuperset(map(type, value)):
+            items = list(value)
+        else:
+            parts = [self.encode(item, (*path, i)) for i, item in enumerate(value)]
+            items = [encoded for encoded, _ in parts]
+            children = self._children(parts, lambda at: (items, at, (*path, at)))
+            spec = SequenceSpec(kind=kind, children=children) if children else None
+        return items if kind is list else {_TAGS[kind]: items}, spec
+
+    def _dict(self, value: dict[Any, Any], path: tuple[Any, ...]) -> _Encoded:
+        kind, keys = type(value), list(value)
+        names = [key if type(key) is str else self._key(key, path) for key in keys]
+        parts = [self.encode(item, (*path, key)) for key, item in value.items()]
+        encoded: dict[str, Any]
+        pairs: list[list[Any]] = []
+        if kind is dict and all(type(key) is str and not key.startswith("$") for key in keys):
+            encoded = {name: one for name, (one, _) in zip(names, parts, strict=True)}
+        else:
+            pairs = [[name, one] for name, (one, _) in zip(names, parts, strict=True)]
+            encoded = {"$dict" if kind is dict else "$ordered": pairs}
+        attributes = vars(value) if kind is OrderedDict else None
+        if attributes:  # the _metadata of Module.state_dict
+            parts.append(self.encode(dict(attributes), (*path, "__dict__")))
+            encoded["attributes"] = parts[-1][0]
+
+        def place(at: int) -> _Place:
+            if at == len(keys):
+                return encoded, "attributes", (*path, "__dict__")
+            container, key = (pairs[at], 1) if pairs else (encoded, keys[at])
+            return container, key, (*path, keys[at])
+
+        children = self._children(parts, place)
+        if not children:
+            return encoded, None
+        self.comparable = self.comparable and comparable_keys(keys)
+        last = children.pop() if attributes else None
+        return encoded, DictSpec(
+            kind=kind,
+            keys=keys,
+            key_kinds=list(map(type, keys)),
+            children=[] if all(child is TENSOR for child in children) else children,
+            attributes=last,
+        )
+
+    def _children(self, parts: list[_Encoded], place: Callable[[int], _Place]) -> list[TreeSpec]:
+        """Return the specs of the parts of one container; none if no part has a tensor or array.
+
+        `place` returns the place of a part by number.
+        """
+        if all(spec is None for _, spec in parts):
+            return []
+        return [
+            self._plain(*place(at)) if spec is None else spec for at, (_, spec) in enumerate(parts)
         ]
-        if type(value) is OrderedDict:
-            encoded: dict[str, Any] = {"$ordered": [list(pair) for pair in items]}
-            if vars(value):  # the _metadata of Module.state_dict
-                encoded["attributes"] = self.encode(dict(vars(value)), (*path, "__dict__"))
-            return encoded
-        if all(type(key) is str and not key.startswith("$") for key in value):
-            return dict(items)
-        return {"$dict": [list(pair) for pair in items]}
+
+    def _plain(self, container: Any, key: Any, path: tuple[Any, ...]) -> PlainSpec:
+        self.plain.append((container, key))
+        return PlainSpec(number=len(self.plain) - 1, path=path)
 
     def _key(self, key: Any, path: tuple[Any, ...]) -> Any:
         if isinstance(key, tuple):
             return {"$tuple": [self._key(part, path) for part in key]}
         if key is None or type(key) in (bool, int, float, str, bytes):
-            return self.encode(key, path)
+            return self.encode(key, path)[0]
         raise StateError(
             f"{_shown(path)} has the key {key!r}, a {type(key).__name__}; keys are strings, "
             "numbers, None, and tuples of those"
         )
 
-    def _tensor(self, tensor: torch.Tensor, path: tuple[Any, ...]) -> Any:
+    def _tensor(self, tensor: torch.Tensor, path: tuple[Any, ...]) -> _Encoded:
         dense = tensor.layout == torch.strided and not tensor.is_nested
         if not dense or tensor.is_meta or tensor.is_quantized:
             what = "meta" if tensor.is_meta else "nested" if tensor.is_nested else tensor.layout
@@ -138,21 +246,22 @@ class _Flattener:
                 "a checkpoint holds dense tensors"
             )
         name = self._free_name(path)
-        self.tensors[name] = resolved(tensor)
-        entry: dict[str, Any] = {"$tensor": name}
-        self.entries.append((entry, name))
-        return entry
+        if tensor.is_conj() or tensor.is_neg():
+            tensor = resolved(tensor)
+        self.tensors[name] = tensor
+        self.entries[name] = entry = {"$tensor": name}
+        return entry, TENSOR
 
-    def _array(self, array: np.ndarray[Any, Any], path: tuple[Any, ...]) -> Any:
+    def _array(self, array: np.ndarray[Any, Any], path: tuple[Any, ...]) -> _Encoded:
         if not _is_plain(array.dtype):
             raise StateError(
                 f"{_shown(path)} is a numpy array of {array.dtype}; a checkpoint holds arrays of "
                 "numbers, strings and times"
             )
         name = self._free_name(path)
-        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        self.arrays[name] = Leaf.of_bytes(flat, array.dtype, array.shape)
-        return {"$array": name, "dtype": array.dtype.str, "shape": list(array.shape)}
+        self.arrays[name] = Leaf.of_bytes(array_bytes(array), array.dtype, array.shape)
+        entry = {"$array": name, "dtype": array.dtype.str, "shape": list(array.shape)}
+        return entry, ArraySpec(dtype=array.dtype, shape=array.shape)
 
     def _number(self, value: np.generic, path: tuple[Any, ...]) -> Any:
         if not _is_plain(value.dtype):
@@ -170,11 +279,13 @@ class _Flattener:
         return name
 
 
-def _is_parameter(value: Any) -> bool:
-    """Return whether `value` is a Parameter with its own memory: no tensor subclass, not lazy."""
-    if not isinstance(value, torch.nn.Parameter) or is_lazy(value):
-        return False
-    return type(value.data) is torch.Tensor
+def _is_json(value: dict[Any, Any]) -> bool:
+    """Whether a dict is the same in JSON: quick, as state_dict has one per module as metadata."""
+    return (
+        _JSON.issuperset(map(type, value.values()))
+        and _STRINGS.issuperset(map(type, value))
+        and not any(map(_begins_with_tag, value))
+    )
 
 
 def _is_plain(dtype: np.dtype[Any]) -> bool:
@@ -184,6 +295,8 @@ def _is_plain(dtype: np.dtype[Any]) -> bool:
     return np.dtype(dtype.str) == dtype
 
 
+_JSON, _STRINGS = {bool, int, str, type(None)}, {str}
+_begins_with_tag = operator.methodcaller("startswith", "$")
 _TAGS: dict[type, str] = {tuple: "$tuple", torch.Size: "$size"}
 _CONTAINERS = (dict, OrderedDict, list, *_TAGS)
 _OTHERS: dict[type, Callable[[Any], Any]] = {

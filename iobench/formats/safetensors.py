@@ -17,6 +17,7 @@ from iobench.formats.collector import collector_paused
 from iobench.formats.file_memory import FileMemory
 from iobench.formats.inspected_file import InspectedFile
 from iobench.formats.safetensors_header import DTYPES, header_bytes
+from iobench.formats.safetensors_layout import image_on_cpu
 from iobench.formats.tensors import (
     Allocate,
     allocate_on,
@@ -47,8 +48,11 @@ def image(
     they must not change during the write. Tensors that are not contiguous are copied here. Raises
     UsageError for names, dtypes and metadata that safetensors cannot hold.
     """
-    described = [(name, dtype_name(t.dtype), tuple(t.shape)) for name, t in tensors.items()]
     try:
+        on_cpu = image_on_cpu(path, tensors, metadata)
+        if on_cpu is not None:
+            return on_cpu
+        described = [(name, dtype_name(t.dtype), tuple(t.shape)) for name, t in tensors.items()]
         header, places = header_bytes(described, metadata)
     except ValueError as error:
         raise UsageError(f"{path}: {error}") from error

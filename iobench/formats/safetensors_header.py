@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from json.encoder import encode_basestring as _quoted
 from math import prod
 
 __all__ = ["ALIGNMENT", "DTYPES", "header_bytes"]
@@ -60,26 +61,37 @@ def header_bytes(
     or is given twice, and for metadata other than strings. Such a file could not be loaded.
     """
     offsets: dict[str, tuple[int, int]] = {}
-    document: dict[str, object] = {}
+    entries = list[str]()
     if metadata:
         _check_metadata(metadata)
-        document["__metadata__"] = dict(sorted(metadata.items()))
+        entries.append(f'"__metadata__":{_json(dict(sorted(metadata.items())))}')
+    sizes: dict[tuple[str, tuple[int, ...]], tuple[str, int]] = {}
     begin = 0
     for name, dtype, shape in sorted(tensors, key=_library_order):
-        if name in document or name == "__metadata__":
+        if name in offsets or name == "__metadata__":
             raise ValueError(f"tensor name {name!r} is reserved or given twice")
-        code, element_bytes = DTYPES[dtype]
-        end = begin + prod(shape) * element_bytes
+        if (dtype, shape) not in sizes:
+            sizes[dtype, shape] = _described(dtype, shape)
+        description, size = sizes[dtype, shape]
+        end = begin + size
         offsets[name] = (begin, end)
-        document[name] = {
-            "dtype": code,
-            "shape": _file_shape(dtype, shape),
-            "data_offsets": [begin, end],
-        }
+        entries.append(f'{_quoted(name)}:{{{description},"data_offsets":[{begin},{end}]}}')
         begin = end
-    text = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+    text = f"{{{','.join(entries)}}}".encode()
     text += b" " * (-len(text) % ALIGNMENT)
     return len(text).to_bytes(8, "little") + text, offsets
+
+
+def _described(dtype: str, shape: tuple[int, ...]) -> tuple[str, int]:
+    """Return dtype and shape as JSON, and the size in bytes."""
+    code, element_bytes = DTYPES[dtype]
+    return f'"dtype":"{code}","shape":{_json(_file_shape(dtype, shape))}', prod(
+        shape
+    ) * element_bytes
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _check_metadata(metadata: Mapping[str, str]) -> None:

@@ -72,13 +72,10 @@ class FileImage:
     segments: tuple[Segment, ...]
     size_bytes: int = field(init=False)
     on_device: bool = field(init=False)
-    _starts: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    _starts: Sequence[int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not self.path or os.path.isabs(self.path) or ".." in self.path.split("/"):
-            raise UsageError(
-                f"image path {self.path!r}: must be relative and stay below its target"
-            )
+        self._check_path()
         expected = 0
         for segment in self.segments:
             if segment.offset != expected or segment.length != len(segment.memory):
@@ -91,6 +88,12 @@ class FileImage:
         object.__setattr__(self, "_starts", tuple(s.offset for s in self.segments))
         on_device = not all(isinstance(segment.memory, np.ndarray) for segment in self.segments)
         object.__setattr__(self, "on_device", on_device)
+
+    def _check_path(self) -> None:
+        if not self.path or os.path.isabs(self.path) or ".." in self.path.split("/"):
+            raise UsageError(
+                f"image path {self.path!r}: must be relative and stay below its target"
+            )
 
     @classmethod
     def of(cls, path: str, memories: Iterable[Any]) -> FileImage:
@@ -130,8 +133,7 @@ class FileImage:
 
     def pieces(self, start: int, stop: int) -> list[Memory]:
         """Like `views`, for both host and device memory."""
-        if not 0 <= start <= stop <= self.size_bytes:
-            raise IndexError(f"[{start}, {stop}) of an image of {self.size_bytes} bytes")
+        self._check_range(start, stop)
         if start == stop:
             return []
         found: list[Memory] = []
@@ -144,6 +146,15 @@ class FileImage:
             start = segment.offset + end
             index += 1
         return found
+
+    def _check_range(self, start: int, stop: int) -> None:
+        if not 0 <= start <= stop <= self.size_bytes:
+            raise IndexError(f"[{start}, {stop}) of an image of {self.size_bytes} bytes")
+
+    def in_one_piece(self, start: int, stop: int) -> bool:
+        """Whether the bytes [start, stop), one or more, are in one segment."""
+        starts = self._starts
+        return bisect.bisect_right(starts, start) == bisect.bisect_left(starts, stop)
 
     @contextmanager
     def outgoing(self, start: int, stop: int, meter: Meter) -> Iterator[list[Bytes]]:  # noqa: ARG002
@@ -172,13 +183,19 @@ class FileImage:
     def gather(self, start: int, stop: int, block: Bytes) -> int:
         """Copy the bytes [start, stop) to the beginning of `block`; return their count.
 
-        np.copyto releases the GIL, so that other threads work during the copy.
+        np.concatenate releases the GIL for each part, so that other threads work during the copy.
         """
-        return _copy(self.views(start, stop), block, to_block=True)
+        if start < stop:
+            np.concatenate(self.views(start, stop), out=block[: stop - start])
+        return stop - start
 
     def scatter(self, start: int, stop: int, block: Bytes) -> int:
         """Fill the bytes [start, stop) from the beginning of `block`; return their count."""
-        return _copy(self.views(start, stop), block, to_block=False)
+        position = 0
+        for piece in self.views(start, stop):
+            np.copyto(piece, block[position : position + len(piece)])
+            position += len(piece)
+        return position
 
 
 class Extent(NamedTuple):
@@ -207,15 +224,3 @@ class Extent(NamedTuple):
         """Completion callback of a read."""
         if ok:
             self.image.filled(self.start, self.stop)
-
-
-def _copy(pieces: Sequence[Bytes], block: Bytes, *, to_block: bool) -> int:
-    position = 0
-    for piece in pieces:
-        part = block[position : position + len(piece)]
-        if to_block:
-            np.copyto(part, piece)
-        else:
-            np.copyto(piece, part)
-        position += len(piece)
-    return position

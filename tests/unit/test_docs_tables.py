@@ -85,6 +85,28 @@ def test_a_benchmark_record_becomes_a_table(
     assert "python benchmarks/dcp.py --rounds 3\n" in out
 
 
+def test_a_record_of_shapes_becomes_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row for each arm and number of tensors, with medians per tensor."""
+    path = tmp_path / "shapes.jsonl"
+    monkeypatch.setattr(sys, "argv", ["benchmarks/shapes.py", "--record", str(path)])
+    with _record.Record(path, target=tmp_path) as samples:
+        for count, seconds in ((1000, 1.0), (1000, 2.0), (1000, 9.0), (100, 1.0)):
+            figures = {"bytes": 2**30, "tensors": count, "cpu_s": 0.5, "caller_cpu_s": 0.25}
+            samples.sample(f"save ours, {count}", 0, seconds, **figures)
+    monkeypatch.setattr(sys, "argv", ["tables.py", str(path)])
+    _tables.main()
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert rows[0] == (
+        "| tensors | arm | MiB/s | us/tensor | CPU us/tensor | CPU us/tensor, caller | rounds |"
+    )
+    assert rows[2:] == [
+        "| 100 | save ours | 1024 | 10000.0 | 5000.0 | 2500.0 | 1 |",
+        "| 1,000 | save ours | 512 | 2000.0 | 500.0 | 250.0 | 3 |",
+    ]
+
+
 def test_records_are_not_overwritten(tmp_path: Path) -> None:
     """A record is evidence: an older one stays."""
     path = tmp_path / "old.jsonl"

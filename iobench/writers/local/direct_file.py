@@ -59,7 +59,7 @@ def aligned_view(part: Extent, alignment: linux.DioAlignment) -> Bytes | None:
     """Return the bytes of `part` as one view that direct I/O can use, or None."""
     if part.image.on_device or part.size_bytes % alignment.offset or part.start % alignment.offset:
         return None
-    views = part.image.views(part.start, part.stop)
-    if len(views) != 1 or views[0].ctypes.data % alignment.memory:
+    if not part.size_bytes or not part.image.in_one_piece(part.start, part.stop):
         return None
-    return views[0]
+    (view,) = part.image.views(part.start, part.stop)
+    return None if view.ctypes.data % alignment.memory else view

@@ -54,7 +54,7 @@ def _expect_same(want: Any, have: Any, path: str = "state") -> None:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    dense = tensor.contiguous()
+    dense = tensor.resolve_conj().resolve_neg().contiguous()
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 

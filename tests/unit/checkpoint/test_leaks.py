@@ -6,12 +6,14 @@ import errno
 import gc
 import os
 import resource
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -67,6 +69,31 @@ def test_failed_saves_keep_no_state(runs: Path, lazy: bool) -> None:
             assert save.error.__traceback__ is None
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_background_write_keeps_no_state(runs: Path, lazy: bool) -> None:
+    """Once a state is copied, its tensors and arrays belong to the trainer alone."""
+    go = threading.Event()
+
+    class Waiting(BufferedWriter):
+        def write_many(self, images: Any, target: Any, **options: Any) -> Transfer:
+            assert go.wait(30)
+            return super().write_many(images, target, **options)
+
+    with Checkpointer(runs, writer=Waiting(), lazy=lazy) as ckpt:
+        state = {"w": torch.ones(10, requires_grad=True) * 2, "a": np.ones(3)}
+        held = [weakref.ref(one) for one in (state["w"], state["a"])]
+        ckpt.save_async(state, 1)
+        ckpt.before_optimizer_step()
+        del state
+        gc.collect()
+        try:
+            assert [one() for one in held] == [None, None]
+        finally:
+            go.set()
+        ckpt.wait()
+        assert ckpt.load()["w"].tolist() == [2.0] * 10
+
+
 def test_failed_files_keep_no_state(runs: Path) -> None:
     """The same for torch files in the background."""
     files = BackgroundFiles(_Broken())
@@ -117,7 +144,7 @@ def test_reprs_without_tensors(runs: Path) -> None:
     plain = {"w": torch.full((3,), 0.12345), "text": "secret"}
     state = Serialized.of(plain)
     layout = torch_image.layout("f.pt", plain, runs)
-    shown = repr((state, flatten(plain), state.image(), state.leaves["w"], layout))
+    shown = repr((state, flatten(plain), state.image(), state.leaves()["w"], layout))
     for value in ("0.123", "secret", "tensor(", "array("):
         assert value not in shown
     assert "Leaf(float32 [3], 12 bytes)" in shown

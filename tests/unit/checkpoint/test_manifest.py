@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iobench.checkpoint import checksums
 from iobench.checkpoint.checksums import record_of
-from iobench.checkpoint.manifest import SCHEMA, Manifest, _checksum
+from iobench.checkpoint.manifest import SCHEMA, FileRecord, Manifest, Piece, _checksum
 from iobench.errors import DataMismatchError
 from iobench.writers.image import FileImage
 
@@ -32,16 +35,28 @@ _MANIFEST = Manifest(
 
 def test_round_trip() -> None:
     """A manifest comes back from its JSON as it was."""
-    text = json.dumps(_MANIFEST.to_dict()).encode()
+    text = _MANIFEST.to_json().encode()
     assert Manifest.parse(text, "m") == _MANIFEST
     assert _MANIFEST.size_bytes == 100
     assert _MANIFEST.file("file") == _RECORD
 
 
+def test_text() -> None:
+    """The text is the one that json.dumps makes, odd names and files without pieces included."""
+    odd = FileRecord(path='"\n', size_bytes=3, pieces=(Piece('ä"\\', 3, "0" * 16),))
+    empty = FileRecord(path="e", size_bytes=0, pieces=())
+    for files in ((), (empty,), (_RECORD, odd, empty), (replace(odd, path="pieces"), odd)):
+        manifest = replace(_MANIFEST, files=files)
+        document = json.loads(manifest.to_json())
+        assert manifest.to_json() == json.dumps(document, indent=1)
+        assert document.pop("xxh3_64") == _checksum(document)
+        assert Manifest.parse(manifest.to_json().encode(), "m") == manifest
+
+
 @given(st.data())
 def test_any_change_shows(data: st.DataObject) -> None:
     """A manifest with a byte changed, or cut, is refused or says just the same."""
-    text = bytearray(json.dumps(_MANIFEST.to_dict()).encode())
+    text = bytearray(_MANIFEST.to_json().encode())
     at = data.draw(st.integers(0, len(text) - 1))
     if data.draw(st.booleans()):
         del text[at:]
@@ -61,7 +76,7 @@ _HOSTILE = st.sampled_from(
 @given(st.data())
 def test_a_hostile_value(data: st.DataObject) -> None:
     """Whatever value is replaced, with a right checksum: it is refused, or of the right type."""
-    document = _MANIFEST.to_dict()
+    document = json.loads(_MANIFEST.to_json())
     at: Any = document
     while isinstance(at, dict) and (key := data.draw(st.sampled_from(sorted(at)))):
         inner = at[key]
@@ -85,7 +100,7 @@ def test_a_hostile_value(data: st.DataObject) -> None:
 
 def test_newer_schema() -> None:
     """A manifest of a later version is refused by name."""
-    document = {**_MANIFEST.to_dict(), "schema": "iobench.checkpoint/9"}
+    document = {**json.loads(_MANIFEST.to_json()), "schema": "iobench.checkpoint/9"}
     with pytest.raises(DataMismatchError, match=f"checkpoint/9.*{SCHEMA}"):
         Manifest.parse(json.dumps(document).encode(), "m")
 
@@ -93,7 +108,7 @@ def test_newer_schema() -> None:
 def test_names_that_are_not_text() -> None:
     """A lone surrogate, escaped or raw, is refused: it could be neither printed nor opened."""
     odd = replace(_MANIFEST, files=(replace(_RECORD, path="\ud800"),))
-    escaped = json.dumps(odd.to_dict()).encode()
+    escaped = odd.to_json().encode()
     for text in (escaped, escaped.replace(b"\\ud800", b"\xed\xa0\x80")):
         with pytest.raises(DataMismatchError, match="not the manifest of a checkpoint"):
             Manifest.parse(text, "m")
@@ -103,6 +118,22 @@ def test_unknown_file() -> None:
     """A file that the manifest does not name is none of the checkpoint's."""
     with pytest.raises(DataMismatchError, match="names no file 'other'"):
         _MANIFEST.file("other")
+
+
+@given(st.lists(st.integers(0, 40), max_size=12), st.data())
+def test_pieces_of_every_size(sizes: list[int], data: st.DataObject) -> None:
+    """Each checksum is that of the piece alone, however segments and pieces are cut."""
+    bytes_ = np.arange(sum(sizes), dtype=np.uint8)
+    cuts = data.draw(st.lists(st.integers(0, len(bytes_)), max_size=4))
+    segments = np.split(bytes_, sorted(cuts) if data.draw(st.booleans()) else np.cumsum(sizes))
+    image = FileImage.of("file", segments)
+    with mock.patch.object(checksums, "_RUN", data.draw(st.integers(1, 100))):
+        record = record_of(image, [(str(number), size) for number, size in enumerate(sizes)])
+    ends = np.cumsum(sizes)
+    assert [piece.xxh3_64 for piece in record.pieces] == [
+        xxhash.xxh3_64_hexdigest(bytes_[end - size : end])
+        for size, end in zip(sizes, ends, strict=True)
+    ]
 
 
 def test_threads_change_nothing() -> None:

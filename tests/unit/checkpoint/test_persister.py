@@ -69,6 +69,8 @@ class _Trainer:
         """The persister is idle; both slots can be taken and written."""
         self.persister.wait()
         with suppress(Boom):
+            self.persister.prepare(1, wait=True)  # its thread may still be about to fail
+        with suppress(Boom):
             self.persister.raise_failure()
         self.train()
         assert self.written[-1] == 3

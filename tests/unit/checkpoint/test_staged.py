@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +27,7 @@ def _checkpoint(final: Path, fill: Callable[[Path], object]) -> None:
     """A checkpoint with what `fill` puts into its directory before it is published."""
     with StagedCheckpoint(final) as checkpoint:
         fill(checkpoint.directory)
-        checkpoint.publish({})
+        checkpoint.publish("{}")
 
 
 def _sync_broken_in(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,17 +49,17 @@ def test_publish_makes_it_visible(tmp_path: Path) -> None:
         (checkpoint.directory / "a" / "b").mkdir(parents=True)
         (checkpoint.directory / "a" / "b" / "model").write_bytes(b"weights")
         assert not final.exists()
-        checkpoint.publish({"step": 10})
+        checkpoint.publish("{}")
         assert (final / "a" / "b" / "model").read_bytes() == b"weights"
     assert [p.name for p in tmp_path.iterdir()] == ["step-10"]
 
 
 def test_manifest(tmp_path: Path) -> None:
-    """The manifest that was given stands in the checkpoint, as JSON."""
-    manifest = {"step": 10, "files": [{"path": "modèle", "size_bytes": 3}]}
+    """The manifest that was given stands in the checkpoint."""
+    manifest = '{"step": 10, "files": []}'
     with StagedCheckpoint(tmp_path / "final") as checkpoint:
         checkpoint.publish(manifest)
-    assert json.loads((tmp_path / "final" / MANIFEST).read_text()) == manifest
+    assert (tmp_path / "final" / MANIFEST).read_text() == manifest
 
 
 def test_order_of_commit(tmp_path: Path, monkeypatch) -> None:
@@ -83,7 +82,7 @@ def test_order_of_commit(tmp_path: Path, monkeypatch) -> None:
     with StagedCheckpoint(final) as checkpoint:
         (checkpoint.directory / "a" / "b").mkdir(parents=True)
         monkeypatch.setattr(Path, "rename", note_rename)
-        checkpoint.publish({})
+        checkpoint.publish("{}")
     assert done == ["a/b", "a", ".", "rename", tmp_path.name]
 
 
@@ -134,7 +133,7 @@ def test_replaces_when_told(exchange: bool, tmp_path: Path, monkeypatch) -> None
     with StagedCheckpoint(final, replace=True) as checkpoint:
         (checkpoint.directory / "new").touch()
         assert (final / "old").exists()
-        checkpoint.publish({})
+        checkpoint.publish("{}")
         assert (final / "new").exists()
     assert [p.name for p in tmp_path.iterdir()] == ["final"]
     assert {p.name for p in final.iterdir()} == {"new", MANIFEST}
@@ -154,7 +153,7 @@ def test_replacing_that_is_not_durable_is_taken_back(
         pytest.raises(TransferError, match="committing"),
         StagedCheckpoint(final, replace=True) as checkpoint,
     ):
-        checkpoint.publish({})
+        checkpoint.publish("{}")
     assert [p.name for p in tmp_path.iterdir()] == ["final"]
     assert {p.name for p in final.iterdir()} == {"old", MANIFEST}
 
@@ -173,7 +172,7 @@ def test_interrupted_while_it_replaces(tmp_path: Path, monkeypatch) -> None:
 
     monkeypatch.setattr(Path, "rename", interrupted)
     with pytest.raises(KeyboardInterrupt), checkpoint:
-        checkpoint.publish({})
+        checkpoint.publish("{}")
     assert [p.name for p in tmp_path.iterdir()] == ["final"]
     assert {p.name for p in final.iterdir()} == {"old", MANIFEST}
 
@@ -225,7 +224,7 @@ def test_failed_sync_of_the_name_takes_it_back(tmp_path: Path, monkeypatch) -> N
         pytest.raises(TransferError, match="committing"),
         StagedCheckpoint(tmp_path / "final") as checkpoint,
     ):
-        checkpoint.publish({})
+        checkpoint.publish("{}")
     assert not list(tmp_path.iterdir())
 
 
@@ -255,16 +254,6 @@ def test_directory_that_cannot_be_listed(tmp_path: Path, monkeypatch) -> None:
         _checkpoint(tmp_path / "final", fill)
     assert caught.value.errno == errno.EIO
     assert not (tmp_path / "final").exists()
-
-
-def test_manifest_that_is_no_json(tmp_path: Path) -> None:
-    """A manifest that JSON cannot hold is the caller's error, and nothing is visible."""
-    with (
-        pytest.raises(TypeError, match="JSON serializable"),
-        StagedCheckpoint(tmp_path / "final") as checkpoint,
-    ):
-        checkpoint.publish({"object": object()})
-    assert not list(tmp_path.iterdir())
 
 
 def test_staging_is_hidden_and_apart(tmp_path: Path) -> None:

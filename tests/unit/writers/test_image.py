@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
+import weakref
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from iobench.errors import UsageError
 from iobench.writers.image import FileImage, Segment
+from iobench.writers.scattered_image import ScatteredImage
 
 _PIECES = st.lists(st.binary(max_size=40), max_size=12)
 
@@ -149,3 +152,56 @@ def test_a_zero_length_segment_by_hand() -> None:
     for start, stop in ((0, 1), (1, 2), (0, 2), (2, 2)):
         found = b"".join(view.tobytes() for view in image.views(start, stop))
         assert found == b"\x07" * (stop - start)
+
+
+@given(st.data())
+def test_a_scattered_image_is_like_one_of_views(data: st.DataObject) -> None:
+    """Its bytes, its segments and what it gathers are those of an image of the same memory."""
+    pool = np.arange(200, dtype=np.uint8)
+    places = data.draw(
+        st.lists(st.tuples(st.integers(0, 150), st.integers(1, 50)), min_size=1, max_size=8)
+    )
+    memories = [pool[begin : begin + length] for begin, length in places]
+    plain = FileImage.of("f", memories)
+    scattered = ScatteredImage(
+        "f",
+        starts=[segment.offset for segment in plain.segments],
+        addresses=np.array([memory.ctypes.data for memory in memories]),
+        lengths=np.array([len(memory) for memory in memories]),
+        owners=pool,
+    )
+    assert scattered.size_bytes == plain.size_bytes
+    start, stop = _range(data, plain.size_bytes)
+    for image in (plain, scattered):
+        block = np.zeros(plain.size_bytes, dtype=np.uint8)
+        assert image.gather(start, stop, block) == stop - start
+        assert block[: stop - start].tobytes() == b"".join(map(bytes, memories))[start:stop]
+        assert not block[stop - start :].any()
+        if start < stop:
+            assert image.in_one_piece(start, stop) == (len(image.views(start, stop)) == 1)
+    assert [bytes(one.memory) for one in scattered.segments] == [bytes(one) for one in memories]
+    assert [one.offset for one in scattered.segments] == [one.offset for one in plain.segments]
+    assert not scattered.writable
+
+
+def test_a_scattered_image_keeps_its_memory() -> None:
+    """A view of it keeps the owners alive; its path is checked like that of every image."""
+    memory = bytearray(b"abc")
+    array = np.frombuffer(memory, dtype=np.uint8)
+    places = {"starts": [0], "addresses": np.array([array.ctypes.data]), "lengths": np.array([3])}
+    owner = _Owner()
+    held = weakref.ref(owner)
+    image = ScatteredImage("f", **places, owners=[owner, array])
+    (view,) = image.views(1, 3)
+    del image, owner
+    gc.collect()
+    assert held() is not None
+    assert bytes(view) == b"bc"
+    with pytest.raises(IndexError, match="an image of 3 bytes"):
+        ScatteredImage("f", **places, owners=array).views(1, 4)
+    with pytest.raises(UsageError, match="must be relative"):
+        ScatteredImage("/f", **places, owners=array)
+
+
+class _Owner:
+    pass

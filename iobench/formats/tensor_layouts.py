@@ -1,0 +1,137 @@
+"""TensorLayouts: dtypes, shapes and strides of many tensors, compared quickly with those of others.
+
+FileLayout: a header and the parts after it, filled with addresses for each save.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.nn.parameter import is_lazy
+
+from iobench.formats.tensors import resolved
+from iobench.writers.image import Bytes
+from iobench.writers.scattered_image import Numbers, ScatteredImage
+
+__all__ = ["FileLayout", "Located", "TensorLayouts", "all_plain", "numbers", "reach_bytes"]
+
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
+
+
+class Located(NamedTuple):
+    """Addresses of tensors and of their storages, in the order of the tensors."""
+
+    addresses: list[int]
+    storages: list[int]
+
+
+class TensorLayouts:
+    """What must be equal so that other tensors, in the same order, make a file of the same layout.
+
+    It keeps no tensor alive.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Take strided tensors without lazy conjugation or negation."""
+        equal: dict[Any, Any] = {}  # few shapes in many tensors: few objects for Python's collector
+        self._dtypes = [tensor.dtype for tensor in tensors]
+        self._shapes = [equal.setdefault(t.shape, t.shape) for t in tensors]
+        self._strides = [equal.setdefault(t.stride(), t.stride()) for t in tensors]
+        self._devices = [equal.setdefault(t.device, t.device) for t in tensors]
+        self.reaches = [reach_bytes(tensor) for tensor in tensors]
+        """Bytes from the first to the last element of each tensor."""
+
+    def locate(self, tensors: list[torch.Tensor]) -> Located | None:
+        """Return where `tensors` of these layouts are; None if one of them differs.
+
+        A tensor with lazy conjugation or negation is replaced by its values. Also returns None when
+        a storage does not hold its tensor, like that of a parameter that FSDP has resharded.
+        """
+        if len(tensors) != len(self._dtypes):
+            return None
+        addresses, storages = list[int](), list[int]()
+        for number, (tensor, dtype, shape, stride, device, reach) in enumerate(
+            zip(
+                tensors,
+                self._dtypes,
+                self._shapes,
+                self._strides,
+                self._devices,
+                self.reaches,
+                strict=True,
+            )
+        ):
+            if tensor.layout is not torch.strided or tensor.is_nested:
+                return None  # it has no strides, or no shape
+            if tensor.is_neg() or tensor.is_conj():
+                tensor = tensors[number] = resolved(tensor)
+            if (
+                tensor.dtype is not dtype
+                or tensor.shape != shape
+                or tensor.stride() != stride
+                or tensor.device != device
+            ):
+                return None
+            storage, address = tensor.untyped_storage(), tensor.data_ptr()
+            begin = storage.data_ptr()
+            if reach and not begin <= address <= begin + storage.nbytes() - reach:
+                return None
+            addresses.append(address)
+            storages.append(begin)
+        return Located(addresses, storages)
+
+
+class FileLayout:
+    """The bytes of a file's header, and the sizes of the parts that follow it: 1 byte or more."""
+
+    def __init__(self, header: bytes, sizes: Sequence[int]) -> None:
+        self.header = np.frombuffer(header, dtype=np.uint8)
+        lengths = [len(header), *sizes]
+        self._starts = list(itertools.accumulate(lengths, initial=0))[:-1]
+        self._lengths = numbers(lengths)
+
+    def image(
+        self, path: str, addresses: Numbers, apart: Mapping[int, Bytes], owners: object
+    ) -> ScatteredImage:
+        """Return the image of a file whose parts are at `addresses`.
+
+        A part whose number is in `apart` is there. `owners` keeps the other memory alive.
+        """
+        places = np.concatenate([[self.header.ctypes.data], addresses])
+        for at, memory in apart.items():
+            places[at + 1] = memory.ctypes.data
+        return ScatteredImage(
+            path,
+            starts=self._starts,
+            addresses=places,
+            lengths=self._lengths,
+            owners=(self.header, apart, owners),
+        )
+
+
+def numbers(values: Iterable[int]) -> Numbers:
+    """Return an array of integers, such as addresses."""
+    return np.fromiter(values, dtype=np.int64)
+
+
+def all_plain(values: Collection[Any]) -> bool:
+    """Whether all are tensors with their own memory: no subclass of Tensor, no lazy parameter."""
+    kinds = set(map(type, values))
+    return kinds <= _PLAIN or (
+        all(kind is torch.Tensor or issubclass(kind, torch.nn.Parameter) for kind in kinds)
+        and all(not is_lazy(value) and type(value.data) is torch.Tensor for value in values)
+    )
+
+
+def reach_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes from the first to the last element of a tensor."""
+    if tensor.is_contiguous():
+        return tensor.nbytes
+    if not tensor.numel():
+        return 0
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
