@@ -88,20 +88,21 @@ class Plan:
                 return tuple(own)
         return (self.rank,) * most
 
-    @cached_property
+    @property
     def files(self) -> tuple[FileSpec, ...]:
         """The files of one checkpoint of the first process, in the first shape."""
-        return self.axes.shapes[0].apply(self.workload.files(self.rank))
+        return self.files_of_jobs[0][0]
 
     @cached_property
     def files_of_jobs(self) -> tuple[tuple[tuple[FileSpec, ...], ...], ...]:
-        """The files of each process, in each shape."""
-        return tuple(
-            tuple(shape.apply(self.workload.files(rank)) for shape in self.axes.shapes)
-            for rank in self.ranks
-        )
+        """The files of each process, in each shape. There may be 100,000 of each rank."""
+        of_ranks = {}
+        for rank in dict.fromkeys(self.ranks):
+            files = self.workload.files(rank)
+            of_ranks[rank] = tuple(shape.apply(files) for shape in self.axes.shapes)
+        return tuple(of_ranks[rank] for rank in self.ranks)
 
-    @property
+    @cached_property
     def size_bytes(self) -> int:
         """Bytes of one checkpoint of one process, as far as its layout is known before the run."""
         return sum(spec.size_bytes for spec in self.files)

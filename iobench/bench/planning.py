@@ -53,9 +53,9 @@ def make_plan(
     UnavailableError.
     """
     full = workloads.load(workload)
-    if not full.files(rank):
-        raise UsageError(f"workload {full.name!r}: rank {rank} writes no files; choose another")
     full_bytes = full.size_bytes(rank)
+    if not full_bytes:
+        raise UsageError(f"workload {full.name!r}: rank {rank} writes no files; choose another")
     axes = axes or Axes()
     locations = target if isinstance(target, tuple) else (target,)
     several = len(locations) > 1

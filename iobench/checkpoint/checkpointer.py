@@ -253,7 +253,14 @@ class Checkpointer:
         self._check_usable()
         self._finish_copy()
         self._persister.wait()
-        state, loaded = restore(self._store, self._writer, step, on_corrupt=on_corrupt, like=like)
+        state, loaded = restore(
+            self._store,
+            self._writer,
+            step,
+            on_corrupt=on_corrupt,
+            like=like,
+            known=self._ledger.serials(),
+        )
         self.loaded = loaded
         self._ledger.resumed_from(loaded.step)
         return state

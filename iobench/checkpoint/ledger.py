@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
-from functools import partial
+from collections.abc import Iterable
 
-from iobench.checkpoint.order import in_save_order, readable_manifest
-from iobench.checkpoint.removal import remove_all, warn_of
+from iobench.checkpoint.order import in_save_order, outlines
+from iobench.checkpoint.removal import warn_of
 from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import UsageError
 
 __all__ = ["Ledger"]
+
+_SWEPT = 8
+"""Removed checkpoints whose files one save removes: more than it makes, but not a thousand."""
 
 
 class Ledger:
@@ -26,8 +29,7 @@ class Ledger:
         self._serials: dict[int, int | None] = {}
         self._created_s: dict[int, float] = {}
         self._unremovable: set[int] = set()
-        for step in store.steps():
-            manifest = readable_manifest(store, step)
+        for step, manifest in outlines(store, store.steps()).items():
             self._serials[step] = manifest.serial if manifest else None
             if manifest:  # otherwise its age is unknown: retention keeps it, and load reports it
                 self._created_s[step] = manifest.created_s
@@ -72,22 +74,22 @@ class Ledger:
     def committed(self, save: Save) -> None:
         """Record that `save` is durable and visible, then remove what retention drops.
 
-        A checkpoint that cannot be removed does not fail the save. A RuntimeWarning names it once,
-        and every later save tries again.
+        All of it stops being a checkpoint. Of many, the files of a few are removed here, and the
+        rest by later saves and by `release` of the store. A checkpoint that cannot be removed does
+        not fail the save. A RuntimeWarning names it once, and later saves try again.
         """
         with self._lock:
             self._serials[save.step] = self._last_serial = self.next_serial
             self._replaceable.discard(save.step)
             self._created_s[save.step] = save.created_s
             saved = in_save_order(self._serials)
-            obsolete = self._keep.obsolete(
-                {step: self._created_s[step] for step in saved if step in self._created_s}
-            )
-        failures = remove_all(
-            {step: partial(self.remove, step) for step in obsolete if step != save.step}
-        )
+            created_s = {step: self._created_s[step] for step in saved if step in self._created_s}
+            obsolete = [step for step in self._keep.obsolete(created_s) if step != save.step]
+        failures = self._store.retire(obsolete) if obsolete else {}
+        self._forget(step for step in obsolete if step not in failures)
         new = [error for step, error in failures.items() if step not in self._unremovable]
         self._unremovable = set(failures)
+        new += self._store.sweep(_SWEPT, room_bytes=2 * save.size_bytes)
         warn_of(new)  # last: a warnings filter may turn it into an exception
 
     def remove(self, step: int) -> None:
@@ -95,9 +97,13 @@ class Ledger:
         if step not in self._serials:
             raise UsageError(f"there is no checkpoint of step {step}")
         self._store.remove(step)
+        self._forget([step])
+
+    def _forget(self, steps: Iterable[int]) -> None:
         with self._lock:
-            self._serials.pop(step, None)
-            self._created_s.pop(step, None)
+            for step in steps:
+                self._serials.pop(step, None)
+                self._created_s.pop(step, None)
 
     def resumed_from(self, step: int) -> None:
         """Allow saves to replace the checkpoints after `step`, from which training continues."""

@@ -6,16 +6,17 @@ Object stores have no rename. The replacement of `step-2` is `step-2.1`; then `s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.names import name_of
-from iobench.checkpoint.removal import remove_all, warn_of
+from iobench.checkpoint.removal import Backlog, remove_all, warn_of
 from iobench.checkpoint.staged import MANIFEST
 from iobench.checkpoint.staged_objects import StagedObjects
-from iobench.errors import UsageError
+from iobench.errors import IobenchError, UsageError
 from iobench.writers.base import Writer
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
@@ -23,17 +24,23 @@ from iobench.writers.s3_store.target import S3Target
 
 __all__ = ["ObjectStore"]
 
+_Place = tuple[int, int]
+"""A step and the number of its replacements."""
+
 _NAME = re.compile(r"step-(0|[1-9][0-9]*)(?:\.([1-9][0-9]*))?")
 
 
 class ObjectStore:
     """Checkpoints of one run under a prefix. There is no lock: only one process may write to it."""
 
+    readers = 16
+
     def __init__(self, location: str, writer: Writer) -> None:
         if not isinstance(writer, S3Writer):
             raise UsageError(f"{location}: needs the writer s3")
         self._place, self._writer = S3Target.parse(location), writer
         self._newest: dict[int, int] = {}  # step -> newest number, as of the last listing
+        self._backlog = Backlog(self._remove_objects)
 
     def __str__(self) -> str:
         return str(self._place)
@@ -42,18 +49,19 @@ class ObjectStore:
         """Do nothing: object stores have no locks."""
 
     def release(self) -> None:
-        """Do nothing: `acquire` takes no lock."""
+        """Remove the objects that `sweep` has left. There is no lock to release."""
+        warn_of(self.sweep())
 
     def steps(self) -> list[int]:
         self._newest = _newest(self._found())
         return sorted(self._newest)
 
-    def manifest(self, step: int) -> Manifest:
+    def manifest(self, step: int, *, files: bool = True) -> Manifest:
         where = f"{self.locate(step)}/{MANIFEST}"
         with closing(self._writer.open_source(where)) as source:
             # Source.read(-1) reads range by range: a size that the server reports may be wrong,
             # and only its ranges prove it.
-            return Manifest.parse(source.read(-1), where)
+            return Manifest.parse(source.read(-1), where, files=files)
 
     def locate(self, step: int) -> str:
         return str(self._at(step, self._newest.get(step, 0)))
@@ -62,22 +70,49 @@ class ObjectStore:
     def staged(self, step: int, *, replace: bool = False) -> Iterator[StagedObjects]:
         older = self._numbers(step) if replace else []
         number = max(older, default=-1) + 1
+        for place in self._backlog:
+            if place[0] == step:  # a later sweep would remove the new one's objects
+                self._backlog.discard(place)
         with StagedObjects(str(self._at(step, number)), self._writer) as staged:
             try:
                 yield staged
             finally:
                 if staged.published:
                     self._newest[step] = number
-                    warn_of(remove_all({step: partial(self._remove, step, older)}).values())
+                    left = [(step, number) for number in older]
+                    warn_of(remove_all({step: partial(self._remove, left)}).values())
 
     def remove(self, step: int) -> None:
-        self._remove(step, self._numbers(step))
+        self._remove([(step, number) for number in self._numbers(step)])
+
+    def retire(self, steps: Sequence[int]) -> dict[int, IobenchError]:
+        try:
+            found = (
+                self._found()
+                if len(steps) > 1
+                else ((steps[0], one) for one in self._numbers(steps[0]))
+            )
+            places: dict[int, list[_Place]] = {step: [] for step in steps}
+            for place in found:
+                if place[0] in places:
+                    places[place[0]].append(place)
+        except IobenchError as error:
+            return dict.fromkeys(steps, error)
+        try:
+            self._retire([place for step in steps for place in places[step]])
+        except IobenchError:  # of one step, perhaps: try each alone
+            return remove_all({step: partial(self._retire, places[step]) for step in steps})
+        return {}
+
+    def sweep(self, most: int = sys.maxsize, *, room_bytes: int = 0) -> list[IobenchError]:
+        del room_bytes  # a bucket always has room
+        return self._backlog.reduce(most)
 
     def clean(self) -> None:
         found = self._found()
         newest = _newest(found)
         left = [place for place in found if newest.get(place[0]) != place[1]]
-        removals = {(step, number): partial(self._remove, step, [number]) for step, number in left}
+        removals = {place: partial(self._remove, [place]) for place in left}
         warn_of(remove_all(removals).values())
 
     def _at(self, step: int, number: int) -> S3Target:
@@ -90,20 +125,29 @@ class ObjectStore:
         found = (_parsed(name) for name in names)
         return sorted(place[1] for place in found if place and place[0] == step)
 
-    def _remove(self, step: int, numbers: list[int]) -> None:
-        places = [self._at(step, number) for number in numbers]
-        client = self._writer.client
-        manifests = [place.below(MANIFEST).key for place in places]
-        # The manifests first: without its manifest a prefix is not a checkpoint.
-        S3Objects(client, self._place).delete(manifests)
+    def _remove(self, places: Sequence[_Place]) -> None:
+        self._delete_manifests(places)
         for place in places:
-            S3Objects(client, place).remove()
+            self._remove_objects(place)
 
-    def _found(self) -> dict[tuple[int, int], bool]:
+    def _retire(self, places: Sequence[_Place]) -> None:
+        self._delete_manifests(places)
+        for place in places:
+            self._backlog.add(place)
+
+    def _delete_manifests(self, places: Sequence[_Place]) -> None:
+        """Make the places no checkpoints any more: a prefix without a manifest is not one."""
+        manifests = [self._at(*place).below(MANIFEST).key for place in places]
+        S3Objects(self._writer.client, self._place).delete(manifests)
+
+    def _remove_objects(self, place: _Place) -> None:
+        S3Objects(self._writer.client, self._at(*place)).remove()
+
+    def _found(self) -> dict[_Place, bool]:
         """Return every (step, number) that has objects or uploads, and whether it is complete."""
         objects = S3Objects(self._writer.client, self._place)
         keys = [*objects.keys(), *(upload.target.key for upload in objects.uploads())]
-        found: dict[tuple[int, int], bool] = {}
+        found: dict[_Place, bool] = {}
         for key in keys:
             name, _, file = key.removeprefix(self._place.key).strip("/").partition("/")
             place = _parsed(name)
@@ -112,12 +156,12 @@ class ObjectStore:
         return found
 
 
-def _parsed(name: str) -> tuple[int, int] | None:
+def _parsed(name: str) -> _Place | None:
     """Return the step and the number in a name; None for another name."""
     match = _NAME.fullmatch(name)
     return (int(match[1]), int(match[2] or 0)) if match else None
 
 
-def _newest(found: dict[tuple[int, int], bool]) -> dict[int, int]:
+def _newest(found: dict[_Place, bool]) -> dict[int, int]:
     """Return step -> number of its newest complete checkpoint."""
     return {step: number for (step, number), complete in sorted(found.items()) if complete}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from iobench.checkpoint.damage import damage_of
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import DataMismatchError, TransferError
+from iobench.writers.blocks.workers import map_in_workers
 
-__all__ = ["abandoned_first", "by_age", "in_save_order", "readable_manifest"]
+__all__ = ["abandoned_first", "by_age", "in_save_order", "outlines", "readable_manifest"]
 
 
 def by_age(store: CheckpointStore, known: Mapping[int, int] | None = None) -> list[int]:
@@ -17,15 +19,14 @@ def by_age(store: CheckpointStore, known: Mapping[int, int] | None = None) -> li
 
     `known` has serial numbers by step; manifests of these steps are not read again.
     """
-    known = known or {}
     steps = store.steps()
     if len(steps) < 2:
         return steps
-    return abandoned_first(
-        in_save_order(
-            {step: known[step] if step in known else _serial(store, step) for step in steps}
-        )
-    )
+    known = known or {}
+    serials: dict[int, int | None] = {step: known[step] for step in steps if step in known}
+    for step, manifest in outlines(store, [one for one in steps if one not in serials]).items():
+        serials[step] = manifest.serial if manifest else None
+    return abandoned_first(in_save_order(serials))
 
 
 def in_save_order(serials: Mapping[int, int | None]) -> list[int]:
@@ -53,15 +54,16 @@ def abandoned_first(saved: Sequence[int]) -> list[int]:
     return [*reversed(abandoned), *reversed(rest)]
 
 
-def _serial(store: CheckpointStore, step: int) -> int | None:
-    manifest = readable_manifest(store, step)
-    return manifest.serial if manifest else None
+def outlines(store: CheckpointStore, steps: Sequence[int]) -> dict[int, Manifest | None]:
+    """Return the manifests of `steps` without their files; None for a damaged or removed one."""
+    read = partial(readable_manifest, store, files=False)
+    return dict(zip(steps, map_in_workers(store.readers, read, steps), strict=True))
 
 
-def readable_manifest(store: CheckpointStore, step: int) -> Manifest | None:
+def readable_manifest(store: CheckpointStore, step: int, *, files: bool = True) -> Manifest | None:
     """Return the manifest of a checkpoint; None when it is damaged or was removed."""
     try:
-        return store.manifest(step)
+        return store.manifest(step, files=files)
     except (DataMismatchError, TransferError) as error:
         if damage_of(error, store.locate(step)) is None:
             raise

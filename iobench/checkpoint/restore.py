@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -79,6 +79,7 @@ def restore(
     *,
     on_corrupt: OnCorrupt = "raise",
     like: Any = None,
+    known: Mapping[int, int] | None = None,
 ) -> tuple[Any, Loaded]:
     """Return the state of the checkpoint `step`, or of the newest one, and how it was restored.
 
@@ -87,12 +88,13 @@ def restore(
     with a RuntimeWarning. `like` is a state of the expected structure: a checkpoint of another
     model raises StateMismatchError before any tensor is read. Raises TargetError when there is no
     such checkpoint. A checkpoint that a trainer removes or replaces during the read is not damaged:
-    for "latest", the newest one is looked up again.
+    for "latest", the newest one is looked up again. `known` has serial numbers by step: of these
+    steps only the manifest of a candidate is read.
     """
     if on_corrupt not in ("raise", "previous"):
         raise OptionError(f"on_corrupt={on_corrupt!r}: 'raise' or 'previous'")
     passed_over: dict[int, str] = {}
-    candidates = _candidates(store, step)
+    candidates = _candidates(store, step, known)
     changes = 0
     while candidates:
         candidate, *others = candidates
@@ -111,7 +113,7 @@ def restore(
                         f"{store}: checkpoints are removed faster than they are read; the trainer "
                         "must keep more of them"
                     ) from error
-                found = _candidates_left(store, step, candidates)
+                found = _candidates_left(store, step, candidates, known)
                 candidates = [other for other in found if other not in passed_over]
                 continue
             if on_corrupt == "raise":
@@ -129,10 +131,12 @@ def restore(
     raise DataMismatchError(f"{store}: every checkpoint is damaged: {passed_over}")
 
 
-def _candidates(store: CheckpointStore, step: int | Literal["latest"]) -> list[int]:
+def _candidates(
+    store: CheckpointStore, step: int | Literal["latest"], known: Mapping[int, int] | None
+) -> list[int]:
     """Return `step` and the steps before it, newest first."""
     if step == "latest":
-        found = by_age(store)
+        found = by_age(store, known)
         if not found:
             raise TargetError(f"{store}: holds no complete checkpoint")
         return found[::-1]
@@ -153,14 +157,17 @@ def _is_another_now(store: CheckpointStore, step: int, manifest: Manifest | None
 
 
 def _candidates_left(
-    store: CheckpointStore, step: int | Literal["latest"], candidates: list[int]
+    store: CheckpointStore,
+    step: int | Literal["latest"],
+    candidates: list[int],
+    known: Mapping[int, int] | None,
 ) -> list[int]:
     """Return the remaining candidates after the first one was removed or replaced.
 
     For "latest" the checkpoints are listed again.
     """
     if step == "latest":
-        return _candidates(store, step)
+        return _candidates(store, step, known)
     present = store.steps()
     if candidates[0] == step and step not in present:
         raise TargetError(f"{store}: step {step} was removed during the read")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -11,7 +14,7 @@ from typing import Protocol
 from iobench.checkpoint.lock import DirectoryLock, lock_directory
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.names import name_of, step_of
-from iobench.checkpoint.removal import remove_all, remove_entry, warn_of
+from iobench.checkpoint.removal import Backlog, remove_all, remove_entry, warn_of
 from iobench.checkpoint.staged import (
     MANIFEST,
     REPLACED_SUFFIX,
@@ -20,7 +23,7 @@ from iobench.checkpoint.staged import (
     StagedCheckpoint,
     put_back,
 )
-from iobench.errors import TargetError, transfer_errors
+from iobench.errors import IobenchError, TargetError, transfer_errors
 from iobench.writers.base import Writer
 from iobench.writers.local.new_file import PART_SUFFIX, sync_directory
 from iobench.writers.s3_store.target import is_s3
@@ -31,17 +34,23 @@ __all__ = ["CheckpointStore", "DirectoryStore", "store_at"]
 class CheckpointStore(Protocol):
     """The checkpoints of one run."""
 
+    readers: int
+    """Threads that read manifests: more where a read is an answer of a server."""
+
     def acquire(self) -> None:
         """Create the location and take its lock. Raises TargetError if another process has it."""
 
     def release(self) -> None:
-        """Release the lock. A second call does nothing."""
+        """Finish what `sweep` has left, then release the lock. A second call does nothing."""
 
     def steps(self) -> list[int]:
         """Return the steps of all complete checkpoints (with a manifest) in ascending order."""
 
-    def manifest(self, step: int) -> Manifest:
-        """Return the manifest of a checkpoint. Raises DataMismatchError when it is damaged."""
+    def manifest(self, step: int, *, files: bool = True) -> Manifest:
+        """Return the manifest of a checkpoint. Raises DataMismatchError when it is damaged.
+
+        Without `files` it has none and is read faster.
+        """
 
     def locate(self, step: int) -> str | Path:
         """Return the directory or prefix of the checkpoint's files."""
@@ -57,6 +66,19 @@ class CheckpointStore(Protocol):
         """Remove the checkpoint. It stops being a checkpoint before its files are removed.
 
         A checkpoint that another process removed already is not an error.
+        """
+
+    def retire(self, steps: Sequence[int]) -> dict[int, IobenchError]:
+        """Make `steps` no checkpoints any more; `sweep` removes their files.
+
+        Returns the errors by step. Such a step is still a checkpoint.
+        """
+
+    def sweep(self, most: int = sys.maxsize, *, room_bytes: int = 0) -> list[IobenchError]:
+        """Remove the files of at most `most` retired checkpoints.
+
+        While less than `room_bytes` are free, remove more. Returns the errors of those that cannot
+        be removed, each once. They are tried again in later calls.
         """
 
     def clean(self) -> None:
@@ -82,9 +104,12 @@ def store_at(location: str | Path, writer: Writer) -> CheckpointStore:
 class DirectoryStore:
     """Checkpoints in a directory. A half-written or half-removed one has a hidden name."""
 
+    readers = 1
+
     def __init__(self, directory: Path) -> None:
         self.directory = directory.absolute()  # the process may change its working directory
         self._lock: DirectoryLock | None = None
+        self._backlog = Backlog(remove_entry)
 
     def __str__(self) -> str:
         return str(self.directory)
@@ -94,7 +119,10 @@ class DirectoryStore:
 
     def release(self) -> None:
         if self._lock:
+            errors = self.sweep()
             self._lock.release()
+            self._lock = None
+            warn_of(errors)
 
     def steps(self) -> list[int]:
         if not self.directory.is_dir():
@@ -105,10 +133,10 @@ class DirectoryStore:
                 step for step, path in found if step is not None and (path / MANIFEST).is_file()
             )
 
-    def manifest(self, step: int) -> Manifest:
+    def manifest(self, step: int, *, files: bool = True) -> Manifest:
         file = self.locate(step) / MANIFEST
         with transfer_errors("reading", file):
-            return Manifest.parse(file.read_bytes(), str(file))
+            return Manifest.parse(file.read_bytes(), str(file), files=files)
 
     def locate(self, step: int) -> Path:
         return self.directory / name_of(step)
@@ -117,17 +145,54 @@ class DirectoryStore:
         return StagedCheckpoint(self.locate(step), replace=replace, lock=self._lock)
 
     def remove(self, step: int) -> None:
-        if self._lock:
-            self._lock.check()
+        aside = self._set_aside(step)
+        if aside is not None:
+            self._sync()
+            remove_entry(aside)
+
+    def retire(self, steps: Sequence[int]) -> dict[int, IobenchError]:
+        def retire(step: int) -> None:
+            aside = self._set_aside(step)
+            if aside is not None:
+                self._backlog.add(aside)
+
+        return remove_all({step: partial(retire, step) for step in steps})
+
+    def sweep(self, most: int = sys.maxsize, *, room_bytes: int = 0) -> list[IobenchError]:
+        if not self._backlog:
+            return []
+        try:
+            self._check_lock()
+            self._sync()
+            return self._backlog.reduce(most, lambda: self._free_bytes() >= room_bytes)
+        except IobenchError as error:
+            return [error]
+
+    def _set_aside(self, step: int) -> Path | None:
+        """Give the checkpoint a hidden name and return it; None if another process removed it."""
+        self._check_lock()
         path = self.locate(step)
         aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}{STAGING_SUFFIX}")
         with transfer_errors("removing", path):
             try:
                 path.rename(aside)
             except FileNotFoundError:
-                return
+                return None
+        return aside
+
+    def _sync(self) -> None:
+        """Sync the hidden names before files are removed: a power cut must not undo a rename."""
+        with transfer_errors("removing", self.directory):
             sync_directory(self.directory)
-        remove_entry(aside)
+
+    def _free_bytes(self) -> int:
+        with transfer_errors("measuring", self.directory):
+            found = os.statvfs(self.directory)
+        return found.f_bavail * found.f_frsize
+
+    def _check_lock(self) -> None:
+        if self._lock:
+            self._lock.check()
 
     def clean(self) -> None:
         for aside in self.directory.glob(f".step-*{REPLACED_SUFFIX}"):

@@ -74,18 +74,19 @@ def show(
 
 def _facts(workload: Workload, rank: int = 0) -> dict[str, Any]:
     step = workload.step_time
+    parameters, total_bytes = workload.parameters, workload.total_size_bytes()
     return {
         "name": workload.name,
         "description": workload.description,
         "model": workload.model.name,
         "family": workload.model.family.id,
         "layout": workload.layout.id,
-        "parameters": workload.parameters,
+        "parameters": parameters,
         "world_size": workload.world_size,
         "rank": rank,
         "rank_bytes": workload.size_bytes(rank),
-        "total_bytes": workload.total_size_bytes(),
-        "bytes_per_parameter": workload.bytes_per_parameter,
+        "total_bytes": total_bytes,
+        "bytes_per_parameter": total_bytes / parameters,
         "step_time": None
         if step is None
         else {

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TextIO
 
 from rich.cells import cell_len
 from rich.console import Console
+from rich.control import strip_control_codes
+from rich.segment import Segment, Segments
 from rich.text import Text
 
 __all__ = [
@@ -51,6 +54,20 @@ class Grid:
     drop: tuple[int, ...] = ()
     sentences: tuple[int, ...] = ()
     styles: tuple[str, ...] = ()
+
+    @cached_property
+    def cell_widths(self) -> tuple[int, ...]:
+        """Width of the widest cell of each column, without its header."""
+        columns = (map(_cell_width, column) for column in zip(*self.rows, strict=True))
+        return tuple(map(max, columns)) if self.rows else (0,) * len(self.columns)
+
+    @cached_property
+    def word_widths(self) -> tuple[int, ...]:
+        """Width of the longest word of each column, without its header."""
+        return tuple(
+            max((_cell_width(word) for cells in self.rows for word in cells[at].split()), default=0)
+            for at in range(len(self.columns))
+        )
 
 
 def write_grids_as_table(
@@ -107,6 +124,8 @@ def wrapped(text: str, width: int, indent: str = "") -> str:
 
     A figure stays on one line with its unit.
     """
+    if len(text) <= width and text.isprintable() and not text.endswith(" "):
+        return text
     lines = textwrap.wrap(
         _FIGURE.sub(lambda found: found[0].replace(" ", _NO_BREAK), text),
         width,
@@ -164,64 +183,80 @@ def _print_columns(console: Console, grid: Grid, above: Sequence[str] = ()) -> N
     lead = console.width - width
     if above:
         print_wrapped(console, above[0], style="bold")
-    _print_row(console, grid, widths, [name.split("\n") for name in names], lead, header="bold")
-    console.print("─" * (lead + _total(widths.values())), soft_wrap=True)
+    header = [name.split("\n") for name in names]
+    for name, _ in _lines(grid, widths, header, lead, header=True):
+        console.print(Text(name, style="bold"), soft_wrap=True)
+    plain = ["─" * (lead + _total(widths.values()))]
     for number, cells in enumerate(grid.rows):
         parts = [
             wrapped(cell, widths[position]).split("\n")
-            if position in widths and cell_len(cell) > widths[position]
+            if position in widths and _cell_width(cell) > widths[position]
             else [cell]
             for position, cell in enumerate(cells)
         ]
         if above:
-            print_wrapped(console, above[number + 1])
+            plain += wrapped(above[number + 1], console.width).split("\n")
         style = grid.styles[number] if grid.styles else ""
-        _print_row(console, grid, widths, parts, lead, last=style)
+        lines = _lines(grid, widths, parts, lead)
+        if not style:
+            plain += [line for line, _ in lines]
+            continue
+        _print_plain(console, plain)
+        plain = []
+        for line, last in lines:
+            styled = Text(line)
+            styled.stylize(style, last)
+            console.print(styled, soft_wrap=True)
+    _print_plain(console, plain)
     left_out = [" ".join(name.split()) for i, (name, _) in enumerate(grid.columns) if i not in kept]
     if left_out:
         shown = ", ".join(dict.fromkeys(left_out))
         print_wrapped(console, f"a wider terminal also shows: {shown}", style="dim")
 
 
-def _print_row(
-    console: Console,
+def _print_plain(console: Console, lines: Sequence[str]) -> None:
+    """Print `lines` as they are. Rich takes 0.1 ms for each line of a Text."""
+    if lines:
+        text = strip_control_codes("\n".join(lines))
+        console.print(Segments([Segment(f"{text}\n")]), soft_wrap=True)
+
+
+def _lines(
     grid: Grid,
     widths: Mapping[int, int],
     cells: Sequence[Sequence[str]],
     lead: int,
     *,
-    header: str = "",
-    last: str = "",
-) -> None:
-    """Print cells of several lines each, behind `lead` spaces.
+    header: bool = False,
+) -> Iterator[tuple[str, int]]:
+    """Yield the lines of one row behind `lead` spaces, and where the last cell begins in each.
 
-    The cells of a header end on one line, other cells begin on one.
+    `cells` have several lines each. Those of a header end on one line, others begin on one.
     """
     height = max(len(cells[position]) for position in widths)
+    last = len(grid.columns) - 1
     for number in range(height):
-        line = Text(" " * lead)
+        line, begin = " " * lead, 0
         for position, width in widths.items():
             own = cells[position]
             at = number - (height - len(own)) if header else number
             text = own[at] if 0 <= at < len(own) else ""
-            pad = " " * (width - cell_len(text))
-            figure = grid.columns[position][1]
-            style = last if position == len(grid.columns) - 1 else ""
-            line.append(" " * _GAP if position != next(iter(widths)) else "")
-            line.append(pad if figure else "")
-            line.append(text, header or style)
-            line.append("" if figure else pad)
-        line.rstrip()
-        console.print(line, soft_wrap=True)
+            pad = " " * (width - _cell_width(text))
+            line += " " * _GAP if position != next(iter(widths)) else ""
+            line += pad if grid.columns[position][1] else ""
+            begin = len(line) if position == last else 0
+            line += text if grid.columns[position][1] else text + pad
+        yield line.rstrip(), begin
 
 
 def kept_columns(grid: Grid, width: int) -> list[int]:
     """Return the positions of the columns that fit in `width`, dropped in order of `grid.drop`."""
     needed = {}
     for position in range(len(grid.columns)):
-        natural = _natural(grid, position, broken=True)
-        least = max(_SENTENCE_WIDTH, _least(grid, position))
-        needed[position] = min(natural, least) if position in grid.sentences else natural
+        needed[position] = _natural(grid, position, broken=True)
+        if position in grid.sentences:
+            least = max(_SENTENCE_WIDTH, _least(grid, position))
+            needed[position] = min(needed[position], least)
     for position in grid.drop:
         if _total(needed.values()) <= width:
             break
@@ -232,6 +267,8 @@ def kept_columns(grid: Grid, width: int) -> list[int]:
 def _widths(grid: Grid, kept: Sequence[int], width: int) -> dict[int, int]:
     """Return the width of each column: sentences become narrow first, then other text."""
     widths = {position: _natural(grid, position, broken=True) for position in kept}
+    if _total(widths.values()) <= width:
+        return widths
     texts = [position for position in kept if not grid.columns[position][1]]
     for group in (set(grid.sentences) & set(kept), set(texts)):
         least = {position: _least(grid, position) for position in group}
@@ -247,14 +284,18 @@ def _natural(grid: Grid, position: int, *, broken: bool) -> int:
     """Return the width of a column whose cells are not wrapped."""
     name = grid.columns[position][0]
     header = name.split("\n") if broken else [name.replace("\n", " ")]
-    return max(map(cell_len, (*header, *(cells[position] for cells in grid.rows))))
+    return max(*map(_cell_width, header), grid.cell_widths[position])
 
 
 def _least(grid: Grid, position: int) -> int:
     """Return the width of the longest word of a column, and of its header."""
     header = grid.columns[position][0].split("\n")
-    words = (word for cells in grid.rows for word in cells[position].split())
-    return max(map(cell_len, (*header, *words)))
+    return max(*map(_cell_width, header), grid.word_widths[position])
+
+
+def _cell_width(text: str) -> int:
+    """Return the columns that `text` takes on a terminal; rich knows those of other scripts."""
+    return len(text) if text.isascii() and text.isprintable() else cell_len(text)
 
 
 def _total(widths: Collection[int]) -> int:

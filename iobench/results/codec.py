@@ -25,6 +25,7 @@ _FAMILY, _VERSION = SCHEMA.split("/")
 _KINDS: dict[str, type[Record]] = {
     kind.kind: kind for kind in (Run, Sample, CeilingSample, Failure, TrainBlock, End)
 }
+_PLAIN = (bool, int, str)
 _NOUNS = {bool: "true or false", int: "a whole number", float: "a finite number", str: "a text"}
 
 T = TypeVar("T")
@@ -105,15 +106,20 @@ def _flattened(kind: Any) -> bool:
 
 
 @cache
+def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(kind), get_args(kind)
+
+
+@cache
 def _types(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
 def _decode(kind: Any, value: Any, where: str) -> Any:
     """Convert `value` to `kind`: plain type, Any, X | None, Literal, Mapping, tuple, dataclass."""
-    origin, args = get_origin(kind), get_args(kind)
-    if kind is Any:
+    if kind is Any or (kind in _PLAIN and type(value) is kind):
         return value
+    origin, args = _parts(kind)
     if origin in (UnionType, Union):
         (inner,) = (arg for arg in args if arg is not NoneType)
         return None if value is None else _decode(inner, value, where)
@@ -126,10 +132,10 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
     if origin is Mapping and isinstance(value, dict):
         return {key: _decode(args[1], item, f"{where}.{key}") for key, item in value.items()}
     if origin is tuple and isinstance(value, list):
+        if args[0] in _PLAIN and {args[0]}.issuperset(map(type, value)):
+            return tuple(value)
         return tuple(_decode(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if kind is float and type(value) in (int, float) and math.isfinite(value):
         return float(value)
-    if kind in (bool, int, str) and type(value) is kind:
-        return value
     noun = _NOUNS.get(kind) or ("an object" if origin is Mapping else "a list")
     raise ValueError(f"{where} must be {noun}, and is {value!r:.60}")

@@ -22,10 +22,10 @@ from iobench.units import GIB, KIB, MIB
 from iobench.writers.availability import Availability, remedy_of
 from iobench.writers.blocks.prefault import faulted_ahead
 from iobench.writers.blocks.workers import BlockPool, Blocks, run_workers
-from iobench.writers.direct.background import BackgroundWriter
+from iobench.writers.direct.background import BackgroundWriter, most_blocks
 from iobench.writers.direct.engine import BlockingEngine, DirectEngine
 from iobench.writers.direct.in_flight import OnComplete
-from iobench.writers.direct.uring_engine import RingEngine
+from iobench.writers.direct.uring_engine import RingEngine, most_pieces
 from iobench.writers.direct.uring_queue import open_ring
 from iobench.writers.hybrid_paths.file import HybridFile
 from iobench.writers.hybrid_paths.memory_pressure import MemoryPressure
@@ -117,8 +117,8 @@ class HybridWriter(PosixWriter):
 
     def __init__(self, options: WriterOptions | None = None, **values: object) -> None:
         super().__init__(options, **values)
-        self._pool = BlockPool(self.options.block_size)
-        self._pieces = BlockPool(min(_PIECE, self.options.block_size))
+        self._pool = BlockPool(self.options.block_size, most_blocks(self.options.iodepth))
+        self._pieces = BlockPool(self._piece_size, most_pieces(self._ring_depth))
         self._pressure = MemoryPressure()
         self._small_size = min(self.options.small_size, self.options.block_size)
         self._small_files = self._policy()  # small operations do not change it
@@ -310,8 +310,12 @@ class HybridWriter(PosixWriter):
             return None
 
     @property
+    def _piece_size(self) -> int:
+        return min(_PIECE, self.options.block_size)
+
+    @property
     def _ring_depth(self) -> int:
-        return self.options.iodepth * -(-self.options.block_size // self._pieces.block_size)
+        return self.options.iodepth * -(-self.options.block_size // self._piece_size)
 
     def _admits_ring(self, meter: Meter) -> bool:
         """Whether rings are wanted and available; a refused ring is recorded as a fallback."""

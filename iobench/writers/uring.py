@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from iobench.units import GIB, KIB, MIB
 from iobench.writers.direct.base import DirectWriter
 from iobench.writers.direct.engine import DirectEngine
-from iobench.writers.direct.uring_engine import RingEngine
+from iobench.writers.direct.uring_engine import RingEngine, most_pieces
 from iobench.writers.direct.uring_queue import open_ring
 from iobench.writers.options import WriterOptions, option
 from iobench.writers.transfer import Meter
@@ -62,6 +62,10 @@ class UringWriter(DirectWriter):
     @property
     def _stream_depth(self) -> int:
         return self.options.iodepth
+
+    @property
+    def _most_blocks(self) -> int:
+        return max(super()._most_blocks, self.options.rings * most_pieces(self.options.iodepth))
 
     @property
     def _path(self) -> str:

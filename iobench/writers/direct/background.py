@@ -12,7 +12,12 @@ from iobench.writers.direct.in_flight import OnComplete
 from iobench.writers.image import Bytes, Extent
 from iobench.writers.transfer import Meter
 
-__all__ = ["BackgroundWriter"]
+__all__ = ["BackgroundWriter", "most_blocks"]
+
+
+def most_blocks(depth: int) -> int:
+    """Return the blocks of one stream: `depth` in flight, one that waits, one that is filled."""
+    return depth + 2
 
 
 @dataclass(frozen=True, kw_only=True)

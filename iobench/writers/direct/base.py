@@ -15,7 +15,7 @@ from iobench.errors import TransferError, UnavailableError
 from iobench.writers.availability import Availability, remedy_of
 from iobench.writers.blocks.prefault import faulted_ahead
 from iobench.writers.blocks.workers import BlockPool, Blocks, run_workers
-from iobench.writers.direct.background import BackgroundWriter
+from iobench.writers.direct.background import BackgroundWriter, most_blocks
 from iobench.writers.direct.engine import DirectEngine
 from iobench.writers.direct.stream import DirectStream
 from iobench.writers.image import Extent, FileImage
@@ -50,7 +50,7 @@ class DirectWriter(PosixWriter):
     def __init__(self, options: WriterOptions | None = None, **values: object) -> None:
         super().__init__(options, **values)
         self._block_size: int = self.options.to_dict()["block_size"]
-        self._pool = BlockPool(self._block_size)
+        self._pool = BlockPool(self._block_size, self._most_blocks)
 
     @property
     @abstractmethod
@@ -61,6 +61,11 @@ class DirectWriter(PosixWriter):
     def _stream_depth(self) -> int:
         """The most blocks of a stream in flight."""
         return self._workers
+
+    @property
+    def _most_blocks(self) -> int:
+        """The staging blocks that one operation needs."""
+        return most_blocks(self._stream_depth)
 
     @abstractmethod
     def _engine(self, meter: Meter, *, writes: bool) -> DirectEngine:

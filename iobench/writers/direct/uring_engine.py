@@ -15,7 +15,12 @@ from iobench.writers.image import Bytes, Extent
 from iobench.writers.local.direct_file import DirectFile, aligned_view, round_up
 from iobench.writers.transfer import Meter
 
-__all__ = ["RingEngine"]
+__all__ = ["RingEngine", "most_pieces"]
+
+
+def most_pieces(iodepth: int) -> int:
+    """Return the pieces of one engine: those in flight, and those that are copied meanwhile."""
+    return iodepth + max(1, iodepth // 4)
 
 
 @dataclass(slots=True)
@@ -112,7 +117,7 @@ class RingEngine(DirectEngine):
     ) -> None:
         """Make each piece of a range by `make`, and start it once the queue has a free place."""
         in_flight = self._in_flight_on(file)
-        most = self._iodepth + max(1, self._iodepth // 4)
+        most = most_pieces(self._iodepth)
         with CompletionLatch(on_complete) as latch:
             for piece in pieces:
                 self._submit(in_flight)

@@ -19,7 +19,7 @@ from iobench.bench.targets import directory
 from iobench.bench.targets.directory import DirectoryTarget
 from iobench.results import Run
 from iobench.units import MIB
-from iobench.workloads import Workload
+from iobench.workloads import FileSpec, Workload
 from iobench.writers.registry import make
 
 T = TypeVar("T")
@@ -73,6 +73,25 @@ def test_the_bytes_of_full_size(header_of: Callable[..., Run], tiny: Workload) -
     scaled = header_of(tiny.scaled(tiny.size_bytes() // 2, 0), full_bytes=tiny.size_bytes())
     assert scaled.workload.scaled
     assert scaled.workload.full_bytes == tiny.size_bytes() > scaled.workload.bytes
+
+
+def test_of_many_files_the_first_are_listed(
+    header_of: Callable[..., Run], tiny: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record is one line, which a reader limits; the number of files and the hash are of all."""
+    computed, files = [], Workload.files
+
+    def counted(workload: Workload, rank: int = 0) -> tuple[FileSpec, ...]:
+        computed.append(rank)
+        return files(workload, rank)
+
+    monkeypatch.setattr(Workload, "files", counted)
+    whole = header_of(tiny, granularity="tensor")
+    assert computed == [0]  # once, though a plan needs them in several places
+    monkeypatch.setattr("iobench.bench.header._LISTED", 2)
+    short = header_of(tiny, granularity="tensor")
+    assert short.plan["files"] == whole.plan["files"][:2] != whole.plan["files"]
+    assert (short.workload.files, short.config_hash) == (whole.workload.files, whole.config_hash)
 
 
 def test_where_all_samples_move_the_same_the_header_says_it(

@@ -26,6 +26,7 @@ import iobench
 from iobench import Checkpointer, KeepEvery, KeepLast, load_checkpoint
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.order import by_age
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.slots import Slot
 from iobench.checkpoint.staged import STAGING_SUFFIX
@@ -463,6 +464,44 @@ def test_latest_reads_no_manifest_twice(
     assert read == [400]
 
 
+def test_each_manifest_is_read_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening reads all, without their files; a load of the latest reads only its own."""
+    first = make()
+    for step in (1, 2, 3, 4):
+        first.save(_state(step), step)
+    first.close()
+    read, parsed = _count_manifests(monkeypatch), []
+    parse = Manifest._from.__func__
+
+    def counted(cls: type[Manifest], document: dict[str, Any]) -> Manifest:
+        parsed.append(len(document["files"]))
+        return parse(cls, document)
+
+    monkeypatch.setattr(Manifest, "_from", classmethod(counted))
+    ckpt = make()
+    assert (sorted(read), parsed) == ([1, 2, 3, 4], [0] * 4)
+    read.clear()
+    parsed.clear()
+    assert _value(ckpt.load()) == 4
+    assert (read, parsed) == ([4], [2])
+
+
+def test_a_server_is_asked_for_several_manifests_at_once(make: Make, runs: Path) -> None:
+    """A bucket of a thousand checkpoints would be a thousand answers to wait for."""
+    ckpt, together = make(), threading.Barrier(3, timeout=60)
+    for step in (1, 2, 3):
+        ckpt.save(_state(step), step)
+
+    class Slow(DirectoryStore):
+        readers = 3
+
+        def manifest(self, step: int, *, files: bool = True) -> Manifest:
+            together.wait()
+            return super().manifest(step, files=files)
+
+    assert by_age(Slow(runs)) == [1, 2, 3]
+
+
 def test_latest_after_close(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another Checkpointer may have replaced what this one knows: all is read."""
     ckpt = make()
@@ -500,9 +539,9 @@ def _count_manifests(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The steps whose manifests are read from now on."""
     manifest, read = DirectoryStore.manifest, []
 
-    def counted(store: DirectoryStore, step: int) -> Manifest:
+    def counted(store: DirectoryStore, step: int, **options: Any) -> Manifest:
         read.append(step)
-        return manifest(store, step)
+        return manifest(store, step, **options)
 
     monkeypatch.setattr(DirectoryStore, "manifest", counted)
     return read
@@ -550,10 +589,10 @@ def _meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object], *, af
     manifest = DirectoryStore.manifest
     waiting = [act]
 
-    def read(store: DirectoryStore, step: int) -> Any:
+    def read(store: DirectoryStore, step: int, **options: Any) -> Any:
         if waiting and not after:
             waiting.pop()()
-        found = manifest(store, step)
+        found = manifest(store, step, **options)
         if waiting:
             waiting.pop()()
         return found
@@ -592,8 +631,8 @@ def test_removed_faster_than_it_is_read(make: Make, runs: Path, monkeypatch) -> 
     ckpt.save(_state(0), 0)
     manifest, steps = DirectoryStore.manifest, iter(range(1, 1000))
 
-    def read(store: DirectoryStore, step: int) -> Any:
-        found = manifest(store, step)
+    def read(store: DirectoryStore, step: int, **options: Any) -> Any:
+        found = manifest(store, step, **options)
         if store is not ckpt._store:
             ckpt.save(_state(1), next(steps))
         return found

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from iobench import Checkpointer, KeepEvery, KeepLast, load_checkpoint
@@ -65,22 +66,24 @@ def test_a_removal_that_fails(
     ckpt: Checkpointer, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A warning, once, and no failure of the save; others are removed, and it is tried again."""
-    remove = DirectoryStore.remove
+    rename = Path.rename
 
-    def refuse(store: DirectoryStore, step: int) -> None:
-        if step == 1:
-            raise TransferError(errno.EACCES, "removing: Permission denied", "step-1")
-        remove(store, step)
+    def refuse(path: Path, target: Path) -> Path:
+        if path.name == "step-1":
+            raise PermissionError(errno.EACCES, "Permission denied", path.name)
+        return rename(path, target)
 
     def save(step: int) -> None:
         getattr(ckpt, how)({"step": step}, step)
         ckpt.wait()
 
     with monkeypatch.context() as patch:
-        patch.setattr(DirectoryStore, "remove", refuse)
+        patch.setattr(Path, "rename", refuse)
         for step in (1, 2):
             save(step)
-        with pytest.warns(RuntimeWarning, match=r"cannot be removed .*Permission denied: 'step-1'"):
+        with pytest.warns(
+            RuntimeWarning, match=r"cannot be removed .*Permission denied: .*/step-1'"
+        ):
             save(3)
         for step in (4, 5):
             save(step)
@@ -88,6 +91,86 @@ def test_a_removal_that_fails(
     save(6)
     assert ckpt.steps() == [5, 6]
     assert {save.status for save in ckpt.saves} == {"committed"}
+
+
+@pytest.fixture
+def many(runs: Path) -> Path:
+    """The directory of twenty checkpoints."""
+    with Checkpointer(runs / "a", writer="buffered") as ckpt:
+        for step in range(20):
+            ckpt.save({"step": step}, step)
+    return runs / "a"
+
+
+def _hidden(at: Path) -> int:
+    return len(list(at.glob(f".step-*{STAGING_SUFFIX}")))
+
+
+def test_many_old_checkpoints(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save keeps what it should at once, and removes the files of a few; `close` ends it."""
+    synced: list[Path] = []
+    monkeypatch.setattr("iobench.checkpoint.store.sync_directory", synced.append)
+    with Checkpointer(many, writer="buffered", keep=KeepLast(2)) as ckpt:
+        ckpt.save({"step": 20}, 20)
+        assert (ckpt.steps(), _hidden(many), synced) == ([19, 20], 11, [many])
+        ckpt.save_async({"step": 21}, 21)
+        ckpt.wait()
+        assert (ckpt.steps(), _hidden(many), synced) == ([20, 21], 4, [many] * 2)
+        ckpt.remove(20)
+        assert (ckpt.steps(), _hidden(many)) == ([21], 4)
+    assert _names(many) == {"step-21"}
+
+
+def test_many_old_checkpoints_and_little_room(many: Path, monkeypatch) -> None:
+    """The next save needs the space: all files are removed until there is room."""
+    free = lambda _: 10 if _hidden(many) > 3 else 10**9  # noqa: E731
+    monkeypatch.setattr(DirectoryStore, "_free_bytes", free)
+    with Checkpointer(many, writer="buffered", keep=KeepLast(2)) as ckpt:
+        ckpt.save({"w": np.zeros(1000)}, 20)
+        assert (ckpt.steps(), _hidden(many)) == ([19, 20], 3)
+
+
+def test_old_files_that_cannot_be_removed(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warning, once; the others are removed, and it is tried again."""
+    failing = True
+    remove_tree = shutil.rmtree
+
+    def refuse(path: Path) -> None:
+        if failing and ".step-12." in path.name:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        remove_tree(path)
+
+    monkeypatch.setattr("iobench.checkpoint.removal.remove_tree", refuse)
+    with Checkpointer(many, writer="buffered", keep=KeepLast(2)) as ckpt:
+        with pytest.warns(RuntimeWarning, match=r"cannot be removed .*\.step-12\."):
+            ckpt.save({"step": 20}, 20)
+        for step in (21, 22, 23):
+            ckpt.save({"step": step}, step)
+        assert _hidden(many) == 1
+        failing = False
+        ckpt.save({"step": 24}, 24)
+        assert _hidden(many) == 0
+
+
+def test_an_interrupt_while_old_files_are_removed(many: Path, monkeypatch) -> None:
+    """`close` keeps the lock, and a second one removes the rest."""
+    ckpt = Checkpointer(many, writer="buffered", keep=KeepLast(2))
+    ckpt.save({"step": 20}, 20)
+    remove_tree, calls = shutil.rmtree, iter((None, KeyboardInterrupt, *[None] * 20))
+
+    def interrupted(path: Path) -> None:
+        if error := next(calls):
+            raise error
+        remove_tree(path)
+
+    monkeypatch.setattr("iobench.checkpoint.removal.remove_tree", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ckpt.close()
+    assert _hidden(many) == 10
+    with pytest.raises(TargetError, match="holds it since"):
+        Checkpointer(many, writer="buffered")
+    ckpt.close()
+    assert _names(many) == {"step-19", "step-20"}
 
 
 def test_leftovers_that_cannot_be_removed(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,6 +172,30 @@ def test_a_table_wraps_sentences_first_and_never_a_word() -> None:
     assert max(map(len, lines(10))) == len("  2.50 (2.68)  sentence")
 
 
+def test_many_rows_are_printed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call of rich takes 0.1 ms. Widths, styles and control characters are as in its text."""
+    calls, rich_print = [], Console.print
+
+    def counted(console: Console, *values: object, **options: object) -> None:
+        calls.append(values)
+        rich_print(console, *values, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Console, "print", counted)
+    rows = [["日本", "1\x07"], *([f"row {number}", str(number)] for number in range(1000))]
+    grid = Grid(
+        columns=(("name", False), ("size", True)),
+        rows=[*rows, ["red", "22"]],
+        styles=(*[""] * len(rows), "red"),
+    )
+    stream = io.StringIO()
+    print_grid(Console(file=stream, width=40, force_terminal=True, color_system="standard"), grid)
+    lines = stream.getvalue().splitlines()
+    assert lines[1:4] == ["─" * 13, "日本        1", "row 0       0"]
+    assert lines[-1] == "red        \x1b[31m22\x1b[0m"
+    assert len(lines) == 1004
+    assert len(calls) < 10
+
+
 def test_text_is_wrapped_between_words_and_figures_stay_whole() -> None:
     assert wrapped("at 2.31 GiB/s (2.48 GB/s), one every 108 min 10 s", 25, "  ") == (
         "at\n  2.31 GiB/s (2.48 GB/s),\n  one every 108 min 10 s"

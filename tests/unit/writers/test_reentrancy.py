@@ -112,6 +112,37 @@ def test_block_pool(entry: str, kept: int) -> None:
     _everywhere(workers, check)
 
 
+@pytest.mark.parametrize("entry", ["give", "take", "take and give"])
+def test_block_pool_that_frees_what_a_burst_took(entry: str) -> None:
+    """The same while all but two blocks are freed."""
+
+    def check(enter: Callable[..., bool]) -> bool:
+        pool = BlockPool(2 << 20, keep=2)
+        *given, last = [pool.take() for _ in range(5)]
+        spare, got = given.pop(), list[Bytes]()
+        for block in given:
+            pool.give(block)
+        if entry != "give":
+            pool.give(spare)
+
+        def enters() -> None:
+            if entry == "give":
+                pool.give(spare)
+                return
+            got.append(pool.take())
+            if entry == "take and give":
+                pool.give(got.pop())
+
+        there = enter(lambda: pool.give(last), enters)
+        used = [block.ctypes.data for block in [*pool._free, *got]]
+        assert len(set(used)) == len(used)
+        if not there and entry != "give":
+            assert len(pool._free) == 2
+        return there
+
+    _everywhere(workers, check)
+
+
 def test_device_blocks() -> None:
     """The same for blocks of GPU memory and for pinned ones."""
 

@@ -5,17 +5,28 @@ from __future__ import annotations
 import _thread
 import mmap
 import threading
+import weakref
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iobench.writers.base import Writer
 from iobench.writers.blocks.interrupt_safe import Worker
+from iobench.writers.blocks.pages import HUGE_PAGE
 from iobench.writers.blocks.workers import BlockPool, Blocks, run_workers
+from iobench.writers.hybrid import HybridWriter
+from iobench.writers.image import Bytes, FileImage
+from iobench.writers.odirect import ODirectWriter
 from iobench.writers.transfer import Meter
+from iobench.writers.uring import UringWriter
 
 _Impatience = Callable[[threading.Event], AbstractContextManager[None]]
 
@@ -177,6 +188,76 @@ def test_blocks_are_page_aligned_and_kept() -> None:
         addresses = {first.ctypes.data, second.ctypes.data}
     with pool.block() as again:
         assert again.ctypes.data in addresses
+
+
+def _bytes(rooms: list[weakref.ref[mmap.mmap]]) -> int:
+    return sum(len(room) for ref in rooms if (room := ref()) is not None)
+
+
+@pytest.mark.parametrize("size", [64 << 10, 2 << 20, 5 << 20])
+def test_a_burst_is_freed_when_its_last_block_comes_back(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """What one operation needs stays. A dropped block does not count, a lost one stays in use."""
+    rooms, make = list[Any](), mmap.mmap
+
+    class Room(make):  # a class of Python, which has weak references
+        def __init__(self, *_: object, **__: object) -> None:
+            rooms.append(weakref.ref(self))
+
+    monkeypatch.setattr("iobench.writers.blocks.pages.mmap.mmap", Room)
+    pool = BlockPool(size, keep=3)
+    few = (3 * size + 2 * HUGE_PAGE - 1) // HUGE_PAGE * HUGE_PAGE + 3 * HUGE_PAGE
+    for _ in range(2):
+        burst = [pool.take() for _ in range(200 if size < HUGE_PAGE else 24)]
+        burst.pop(5)  # as a failure drops it
+        while len(burst) > 1:
+            pool.give(burst.pop())
+        peak = _bytes(rooms)
+        pool.give(burst.pop())
+        assert _bytes(rooms) <= few < peak
+        assert len({pool.take().ctypes.data for _ in range(3)}) == 3
+    lost = pool.take()
+    for block in [pool.take() for _ in range(9)]:
+        pool.give(block)
+    addresses = {pool.take().ctypes.data for _ in range(9)}
+    assert len(addresses) == 9
+    assert lost.ctypes.data not in addresses
+
+
+@pytest.mark.parametrize(
+    "writer",
+    [
+        HybridWriter(block_size="128KiB", iodepth=3),
+        HybridWriter(block_size="4MiB", iodepth=2),
+        HybridWriter(block_size="128KiB", iodepth=3, uring=False),
+        ODirectWriter(block_size="128KiB", threads=3),
+        UringWriter(block_size="128KiB", iodepth=5, rings=2),
+    ],
+    ids=repr,
+)
+def test_one_operation_needs_no_more_than_is_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, writer: Writer
+) -> None:
+    """Otherwise each save would make new memory."""
+    if not (found := writer.available(tmp_path)).ok or found.reason:
+        pytest.skip(found.reason)
+    take, most = BlockPool.take, Counter[BlockPool]()
+
+    def counted(pool: BlockPool) -> Bytes:
+        block = take(pool)
+        most[pool] = max(most[pool], len(pool._taken))
+        return block
+
+    monkeypatch.setattr(BlockPool, "take", counted)
+    memory = np.zeros((12 << 20) + 8, dtype=np.uint8)[8:]  # not aligned, so all of it is staged
+    image = FileImage.of("file", [memory])
+    writer.write(image, tmp_path)
+    writer.read(image, tmp_path)
+    with writer.open(tmp_path / "stream") as stream:
+        stream.write(memory)
+    assert most
+    assert all(pool._keep is not None and count <= pool._keep for pool, count in most.items())
 
 
 def test_a_block_comes_back_after_an_error() -> None:
