@@ -157,7 +157,7 @@ class Checkpointer:
         """
         self._check_usable()
         self._persister.raise_failure()
-        self._persister.prepare(Serialized.of(state).size_bytes, wait=wait)
+        self._persister.prepare(self._serializer.serialize(state).size_bytes, wait=wait)
         if wait:
             self._persister.raise_failure()
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import xxhash
 
 from iobench.errors import DataMismatchError
+from iobench.formats.collector import collector_paused
 from iobench.text import parse_json
 
 __all__ = ["SCHEMA", "FileRecord", "Manifest", "Piece"]
@@ -96,20 +97,21 @@ class Manifest:
         return f'{text[:-1]}{_CHECKSUM}{xxhash.xxh3_64_hexdigest(text.encode())}"}}'
 
     @classmethod
+    @collector_paused()
     def parse(cls, text: bytes, where: str, *, files: bool = True) -> Manifest:
         """Return the manifest in `text`. Raises DataMismatchError for damage or another schema.
 
         Without `files` it has none, but the checksum of all bytes is compared.
         """
         try:
-            short = None if files else _without_files(text)
-            document = parse_json(text if short is None else short)
+            sound = _is_sound(text)
+            document = parse_json(_without_files(text) if sound and not files else text)
             if document["schema"] != SCHEMA:
                 raise DataMismatchError(
                     f"{where}: schema {document['schema']!r}, this iobench reads {SCHEMA!r}"
                 )
             expected = document.pop("xxh3_64")
-            if short is None and _checksum(document) != expected:
+            if not sound and _checksum(document) != expected:
                 raise DataMismatchError(f"{where}: damaged, its checksum is not {expected}")
             return cls._from(document if files else {**document, "files": []})
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -151,17 +153,22 @@ def _canonical(document: Mapping[str, Any]) -> str:
     return json.dumps(document, sort_keys=True, separators=(",", ":"))
 
 
-def _without_files(text: bytes) -> bytes | None:
-    """Return the manifest `text` with an empty list of files, once its checksum was compared.
+def _is_sound(text: bytes) -> bool:
+    """Whether the checksum at the end of `text` is that of the rest.
 
-    Returns None for text of another form, as older versions wrote it, and for damaged text.
-    A thousand manifests of 900 tensors take 0.1 s instead of 1.4 s.
+    It is not for damaged text, nor for another form of the document, as older versions wrote it.
     """
     rest, _, end = text.rpartition(_CHECKSUM.encode())
-    begin = rest.find(_FILES) + len(_FILES)
-    after = rest.find(_AFTER_FILES, begin)
     checksum = xxhash.xxh3_64(rest)
     checksum.update(b"}")
-    if after < begin or end != f'{checksum.hexdigest()}"}}'.encode():
-        return None
-    return text[:begin] + text[after:]
+    return end == f'{checksum.hexdigest()}"}}'.encode()
+
+
+def _without_files(text: bytes) -> bytes:
+    """Return the sound manifest `text` with an empty list of files, or as it is.
+
+    A thousand manifests of 900 tensors take 0.1 s instead of 1.4 s.
+    """
+    begin = text.find(_FILES) + len(_FILES)
+    after = text.find(_AFTER_FILES, begin)
+    return text if after < begin else text[:begin] + text[after:]
