@@ -183,9 +183,10 @@ def arms(path: Path, only: str = "") -> str:
     return _table(head, rows)
 
 
-def shapes(path: Path) -> str:
-    """The record of shapes.py: an arm and a number of tensors a row."""
-    return shape_table(benchmark.read(path).arms)
+def shapes(path: Path, only: str = "") -> str:
+    """The record of shapes.py, an arm and a number of tensors a row; `only` those that match."""
+    found = benchmark.read(path).arms
+    return shape_table({name: of for name, of in found.items() if re.search(only, name)})
 
 
 def shape_table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
