@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
-import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -207,20 +205,18 @@ class OtherDevice(Liar):
     reason = "the bytes did not come from the device"
     lies_in = "restore"
 
-    def __init__(self, *given: Any, **values: Any) -> None:
-        super().__init__(*given, **values)
-        self._copies = tempfile.mkdtemp(prefix="liar-")
-        weakref.finalize(self, shutil.rmtree, self._copies)
+    # Of the process and not of a writer, which a later collection of garbage may free.
+    _copies = tempfile.TemporaryDirectory(prefix="liar-")
 
     def write(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
         done = super().write(image, target, **how)
-        super().write(image, self._copies, **how)
-        with Path(self._copies, image.path).open("rb") as copy:
+        super().write(image, self._copies.name, **how)
+        with Path(self._copies.name, image.path).open("rb") as copy:
             os.posix_fadvise(copy.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return done
 
     def read(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
-        return super().read(image, self._copies, **how)
+        return super().read(image, self._copies.name, **how)
 
 
 class Elsewhere(Liar):
