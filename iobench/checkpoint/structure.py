@@ -21,7 +21,7 @@ from iobench.formats.safetensors_header import header_bytes
 from iobench.formats.tensor_layouts import FileLayout, Located, TensorLayouts, numbers
 from iobench.formats.tensors import tensor_bytes
 from iobench.writers.image import Bytes
-from iobench.writers.scattered_image import ScatteredImage
+from iobench.writers.many_parts import ScatteredImage
 
 __all__ = ["LeafPlace", "Structure"]
 

@@ -11,7 +11,7 @@ from iobench.formats.collector import collector_paused
 from iobench.formats.safetensors_header import header_bytes
 from iobench.formats.tensor_layouts import FileLayout, TensorLayouts, all_plain, numbers
 from iobench.formats.tensors import dtype_name, tensor_bytes
-from iobench.writers.scattered_image import ScatteredImage
+from iobench.writers.many_parts import ScatteredImage
 
 __all__ = ["image_on_cpu"]
 

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from iobench.formats.tensors import resolved
 from iobench.writers.image import Bytes
-from iobench.writers.scattered_image import Numbers, ScatteredImage
+from iobench.writers.many_parts import Numbers, ScatteredImage
 
 __all__ = ["FileLayout", "Located", "TensorLayouts", "all_plain", "numbers", "reach_bytes"]
 

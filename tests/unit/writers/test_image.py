@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from iobench.errors import UsageError
 from iobench.writers.image import FileImage, Segment
-from iobench.writers.scattered_image import ScatteredImage
+from iobench.writers.many_parts import ScatteredImage
 
 _PIECES = st.lists(st.binary(max_size=40), max_size=12)
 

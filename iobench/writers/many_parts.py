@@ -1,0 +1,132 @@
+"""File images of many small parts: no object is made for each of their segments.
+
+A state of 100,000 tensors has as many segments. With so many objects the garbage collector takes
+longer than the copies.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import itertools
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from iobench import linux
+from iobench.writers.image import Bytes, FileImage, Memory, Segment
+
+__all__ = ["Numbers", "PartsImage", "ScatteredImage"]
+
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
+"""Addresses or lengths."""
+
+
+class _ManyParts(FileImage):
+    """An image whose parts in host memory begin at `starts` of the file, without gaps."""
+
+    def __init__(self, path: str, starts: Sequence[int], size_bytes: int) -> None:
+        self._set(path=path, on_device=False, size_bytes=size_bytes, _starts=starts)
+        self._check_path()
+
+    def _set(self, **values: object) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)  # a FileImage is frozen
+
+    @functools.cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        return tuple(
+            Segment(offset=start, length=len(view), memory=view)
+            for start, view in zip(self._starts, self.views(0, self.size_bytes), strict=True)
+        )
+
+    def pieces(self, start: int, stop: int) -> list[Memory]:
+        self._check_range(start, stop)
+        if start == stop:
+            return []
+        first = bisect.bisect_right(self._starts, start) - 1
+        last = bisect.bisect_left(self._starts, stop)
+        return self._cut(first, last, start - self._starts[first], stop - self._starts[last - 1])
+
+    @abstractmethod
+    def _cut(self, first: int, last: int, begin: int, end: int) -> list[Memory]:
+        """Return the parts [first, last), the first one from `begin` and the last one to `end`."""
+
+
+class PartsImage(_ManyParts):
+    """An image of uint8 arrays, to be written or read."""
+
+    def __init__(self, path: str, parts: Iterable[Bytes]) -> None:
+        """`parts` follow one another; empty ones are skipped."""
+        arrays = [part for part in parts if len(part)]
+        starts = [0, *itertools.accumulate(map(len, arrays))]
+        size = starts.pop()
+        super().__init__(path, starts, size)
+        self._set(_arrays=arrays)
+
+    _arrays: list[Bytes]
+
+    def parts(self) -> Iterator[tuple[int, Memory]]:
+        return zip(self._starts, self._arrays, strict=True)
+
+    @property
+    def writable(self) -> bool:
+        return all(array.flags.writeable for array in self._arrays)
+
+    def _cut(self, first: int, last: int, begin: int, end: int) -> list[Memory]:
+        found: list[Memory] = [*self._arrays[first:last]]
+        found[-1] = found[-1][:end]
+        found[0] = found[0][begin:]
+        return found
+
+
+class ScatteredImage(_ManyParts):
+    """An image of memory described by addresses and lengths, to be written.
+
+    To make a numpy array of a tensor takes longer than to copy 10 kB. So the views of a range are
+    made when a writer takes it. They are slices of one array over all addresses, and no byte
+    between the parts is ever touched.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        starts: Sequence[int],
+        addresses: Numbers,
+        lengths: Numbers,
+        owners: object,
+    ) -> None:
+        """The part at `starts[i]` of the file has `lengths[i]` > 0 bytes at `addresses[i]`.
+
+        The parts follow one another without gaps. `owners` keeps their memory alive.
+        """
+        super().__init__(path, starts, starts[-1] + int(lengths[-1]))
+        ends = addresses + lengths
+        low = int(addresses.min())
+        self._set(
+            _begins=(addresses - low).tolist(),
+            _ends=(ends - low).tolist(),
+            _memory=np.asarray(_Memory(low, int(ends.max()), owners)),
+        )
+
+    _begins: list[int]
+    _ends: list[int]
+    _memory: Bytes
+
+    def _cut(self, first: int, last: int, begin: int, end: int) -> list[Memory]:
+        begins, ends = self._begins[first:last], self._ends[first:last]
+        ends[-1] = self._begins[last - 1] + end
+        begins[0] += begin
+        memory = self._memory
+        return [memory[one:other] for one, other in zip(begins, ends, strict=True)]
+
+
+class _Memory:
+    """The addresses [low, high) as a numpy array interface; every slice keeps the `owners`."""
+
+    def __init__(self, low: int, high: int, owners: object) -> None:
+        self._owners = owners
+        self.__array_interface__ = linux.array_interface(low, high - low, readonly=True)
