@@ -92,18 +92,18 @@ import os, sys
 from iobench.cli import main
 from iobench.writers.buffered import BufferedWriter as Buffered
 
-def write(self, image, target, **options):
+def write_many(self, images, target, **options):
     if str(target).startswith(small) and "step-1-" in str(target):
         with open(os.path.join(small, "filler"), "ab") as filler:
             os.posix_fallocate(filler.fileno(), 0, free())
-    return real(self, image, target, **options)
+    return real(self, images, target, **options)
 
 def free():
     found = os.statvfs(small)
     return max(found.f_bavail - 16, 1) * found.f_frsize
 
 small = sys.argv.pop(1)
-real, Buffered.write = Buffered.write, write
+real, Buffered.write_many = Buffered.write_many, write_many
 main.run()
 """
 
@@ -143,15 +143,15 @@ import fcntl, os, struct, sys
 from iobench.cli import main
 from iobench.writers.buffered import BufferedWriter as Buffered
 
-def write(self, image, target, **options):
+def write_many(self, images, target, **options):
     if str(target).startswith(dying) and "step-1-" in str(target):
         fd = os.open(dying, os.O_RDONLY)
         fcntl.ioctl(fd, 0x8004587D, struct.pack("I", 2))  # EXT4_IOC_SHUTDOWN: its device is gone
         os.close(fd)
-    return real(self, image, target, **options)
+    return real(self, images, target, **options)
 
 dying = sys.argv.pop(1)
-real, Buffered.write = Buffered.write, write
+real, Buffered.write_many = Buffered.write_many, write_many
 main.run()
 """
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.one_by_one import OneByOne
 
 from iobench.bench.contenders.base import WriterContender
 from iobench.bench.contenders.choose import choose
@@ -30,7 +31,6 @@ from iobench.results.codec import from_record, to_record
 from iobench.workloads import Workload
 from iobench.writers import transfer
 from iobench.writers.base import Writer
-from iobench.writers.buffered import BufferedWriter
 from iobench.writers.image import FileImage
 from iobench.writers.registry import make
 
@@ -220,14 +220,11 @@ class _Flushes:
         return DeviceCounters(read_bytes=0, write_bytes=0, flushes=self._count)
 
 
-class _NeverSyncs(BufferedWriter):
+class _NeverSyncs(OneByOne):
     name = "never-syncs"
 
     def write(self, image: FileImage, target: str | Path, **how: Any) -> transfer.Transfer:
         return replace(super().write(image, target, **how | {"durable": False}), durable=True)
-
-    def write_many(self, images: Any, target: str | Path, **how: Any) -> transfer.Transfer:
-        return Writer.write_many(self, images, target, **how)
 
 
 @pytest.mark.parametrize("counts", [True, False])
@@ -319,7 +316,7 @@ def test_nothing_of_ours_runs_inside_the_clock(
         assert len(sample.series.counted or ()) == math.ceil(sample.elapsed_s / 0.1)
 
 
-class _NoFigures(BufferedWriter):
+class _NoFigures(OneByOne):
     """Reports figures that JSON cannot hold."""
 
     name = "no-figures"
@@ -330,9 +327,6 @@ class _NoFigures(BufferedWriter):
             phases_s={"gather": math.nan, "sync": -math.inf},
             paths={"buffered": transfer.PathCount(operations=1, bytes=math.nan)},  # type: ignore[arg-type]
         )
-
-    def write_many(self, images: Any, target: str | Path, **how: Any) -> transfer.Transfer:
-        return Writer.write_many(self, images, target, **how)
 
 
 def test_figures_that_no_record_can_hold(tmp_path: Path, tiny: Workload, idle: Any) -> None:

@@ -6,25 +6,24 @@ import errno
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.one_by_one import OneByOne
 
 from iobench.errors import TransferError, UnavailableError
 from iobench.testing import Footprint, content
 from iobench.writers import hybrid
 from iobench.writers.base import Writer
-from iobench.writers.buffered import BufferedWriter
 from iobench.writers.image import FileImage
 from iobench.writers.local import posix
 from iobench.writers.local.batch_sync import BatchSync
 from iobench.writers.local.fsync_ring import SyncRing
 from iobench.writers.local.new_file import NewFile
 from iobench.writers.registry import make
-from iobench.writers.transfer import Transfer
 
 _FILES = 40
 
@@ -89,13 +88,6 @@ def test_each_file_is_synced_before_it_is_visible(
     assert moved.phases_s["sync"] <= moved.elapsed_s
 
 
-class _OneByOne(BufferedWriter):
-    """A writer without a `write_many` of its own."""
-
-    def write_many(self, images: Iterable[FileImage], *where: Any, **how: Any) -> Transfer:
-        return Writer.write_many(self, images, *where, **how)
-
-
 @pytest.mark.parametrize("durable", [True, False])
 @pytest.mark.parametrize("name", ["buffered", "aiofiles", "one by one"])
 def test_no_more_images_are_kept_than_are_moved(
@@ -124,7 +116,7 @@ def test_no_more_images_are_kept_than_are_moved(
 
     monkeypatch.setattr("iobench.writers.aiofiles._TOGETHER", 8)
     monkeypatch.setattr(NewFile, "__init__", counted)
-    writer = _OneByOne() if name == "one by one" else make(name)
+    writer = OneByOne() if name == "one by one" else make(name)
     moved = writer.write_many(made(), tmp_path, durable=durable)
     assert (moved.files, moved.bytes, len(os.listdir(tmp_path))) == (_FILES, 100 * _FILES, _FILES)
     assert 0 < most <= 4 * 8  # images and files of two batches
