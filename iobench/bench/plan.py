@@ -83,7 +83,7 @@ class Plan:
         """
         most = self.axes.most_jobs
         own = range(self.rank, self.rank + most)
-        if self.rank + most <= self.workload.world_size:
+        if most > 1 and self.rank + most <= self.workload.world_size:
             sizes = [self.workload.size_bytes(rank) for rank in own]
             if min(sizes) >= _ALIKE * max(sizes):
                 return tuple(own)

@@ -44,6 +44,7 @@ DTYPES: dict[str, tuple[str, int]] = {
 """Torch dtype name -> (code in the file, bytes per element), in the library's sort order."""
 
 _METADATA = "__metadata__"
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _RANK = {dtype: rank for rank, dtype in enumerate(DTYPES)}
 _PACKED = {"float4_e2m1fn_x2": 2}  # torch counts pairs, the file counts values
 
@@ -133,10 +134,6 @@ def _described(dtype: str, shape: tuple[int, ...]) -> tuple[str, int]:
     return f'"dtype":"{code}","shape":{_json(_file_shape(dtype, shape))}', prod(
         shape
     ) * element_bytes
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _check_metadata(metadata: Mapping[str, str]) -> None:

@@ -68,6 +68,10 @@ class FileTable(Sequence[FileSpec]):
         """Return the format of one file."""
         return self._formats[self._file_kinds[number]][0]
 
+    def exact(self, number: int) -> bool:
+        """Return whether the size of one file is exact."""
+        return self._formats[self._file_kinds[number]][1]
+
     def _spec(self, number: int) -> FileSpec:
         kinds = self._tensor_kinds[self._first[number] : self._first[number + 1]]
         path, *names = self._texts(number, 1 + len(kinds))

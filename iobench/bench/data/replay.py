@@ -242,9 +242,8 @@ class Replay:
         file_format = self.files.format(number)
         if file_format not in ("safetensors", "torch"):
             return sum(map(self._placement.size, self._placement.tensors(number)))
-        spec = self.files[number]
-        if file_format == "safetensors" and spec.exact:
-            return spec.size_bytes
+        if file_format == "safetensors" and self.files.exact(number):
+            return self.files.sizes[number]
         # Without CRC32s, which take no other room: they alone would read the tensors.
         image = self._image(number, "", None, crc=False)
         return self._stream(number, make("null"), "").bytes if image is None else image.size_bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import overload
 
 import torch
@@ -18,8 +18,8 @@ __all__ = ["Placement", "State", "States"]
 
 State = dict[str, torch.Tensor]
 
-_AHEAD = 16_384
-"""Files whose tensors exist before a save; with one tensor in each they take 12 MiB."""
+_AHEAD = 4096
+"""Files whose tensors exist before a save; with one tensor in each they take 3 MiB."""
 
 
 class Placement:
@@ -29,22 +29,24 @@ class Placement:
     use the same ones.
     """
 
-    def __init__(self, files: Iterable[FileSpec], pool_bytes: int) -> None:
+    def __init__(self, files: Sequence[FileSpec], pool_bytes: int) -> None:
         windows = Windows(pool_bytes)
         self._first = array("Q", [0])  # the number of each file's first tensor
         self._starts, self._stops, self._laps = array("Q"), array("Q"), array("I")
-        self.files = FileTable(self._placed(files, windows))
-
-    def _placed(self, files: Iterable[FileSpec], windows: Windows) -> Iterator[FileSpec]:
+        ordered = True
         for given in files:
             spec = in_payload_order(given)
+            ordered = ordered and spec is given
             for tensor in spec.tensors:
                 start, stop, lap = windows.take(tensor.size_bytes)
                 self._starts.append(start)
                 self._stops.append(stop)
                 self._laps.append(lap)
             self._first.append(len(self._starts))
-            yield spec
+        if ordered and isinstance(files, FileTable):
+            self.files = files
+        else:
+            self.files = FileTable(map(in_payload_order, files))
 
     @property
     def count(self) -> int:
