@@ -21,26 +21,28 @@ class FileTable(Sequence[FileSpec]):
     def __init__(self, files: Iterable[FileSpec]) -> None:
         self.sizes = array("q")
         """`size_bytes` of each file."""
-        self._text = bytearray()
-        self._ends = array("Q", [0])  # in the text, of each path and of the names that follow it
-        self._first = array("Q", [0])  # the number of each file's first tensor
+        text = bytearray()
+        self._ends = array("I", [0])  # in the text, of each path and of the names that follow it
+        self._first = array("I", [0])  # the number of each file's first tensor
         self._file_kinds, self._tensor_kinds = array("I"), array("I")
         formats: dict[tuple[FileFormat, bool], int] = {}
         shapes: dict[tuple[str, tuple[int, ...]], int] = {}
+
+        def add(part: str) -> None:
+            text.extend(part.encode("utf-8", "surrogatepass"))
+            self._ends.append(len(text))
+
         for spec in files:
-            self._add_text(spec.path)
+            add(spec.path)
             for tensor in spec.tensors:
-                self._add_text(tensor.name)
+                add(tensor.name)
                 kind = shapes.setdefault((tensor.dtype, tensor.shape), len(shapes))
                 self._tensor_kinds.append(kind)
             self._file_kinds.append(formats.setdefault((spec.format, spec.exact), len(formats)))
             self._first.append(len(self._tensor_kinds))
             self.sizes.append(spec.size_bytes)
+        self._text = bytes(text)
         self._formats, self._shapes = list(formats), list(shapes)
-
-    def _add_text(self, text: str) -> None:
-        self._text += text.encode("utf-8", "surrogatepass")
-        self._ends.append(len(self._text))
 
     def __len__(self) -> int:
         return len(self.sizes)

@@ -7,12 +7,13 @@ import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from iobench.bench.counters.monitor import Monitor
 from iobench.bench.targets.cold import make_cold
-from iobench.bench.targets.entries import entries_below
+from iobench.bench.targets.entries import FilesBelow, entries_below
 from iobench.bench.targets.instruments import Instruments
 from iobench.bench.targets.scratch import require_directory, scratch_directory
 from iobench.bench.targets.settle import Patience, settled
@@ -24,6 +25,7 @@ from iobench.units import MIB
 
 __all__ = ["DirectoryTarget"]
 
+_TOGETHER = 1000  # files listed at once; rmtree lists them all, with 250 bytes for each
 _SPARE_FRACTION, _SPARE_BYTES = 0.05, 256 * MIB  # of the target's space left free
 
 
@@ -79,11 +81,16 @@ class DirectoryScratch:
         return Instruments.probe(self.directory, monitor)
 
     def make_cold(self, name: str) -> Cold:
-        return make_cold(filter(os.path.isfile, entries_below(self.directory / name)))
+        return make_cold(FilesBelow(self.directory / name))
 
     def remove(self, name: str) -> None:
-        if (self.directory / name).exists():
-            shutil.rmtree(self.directory / name)
+        checkpoint = self.directory / name
+        if not checkpoint.exists():
+            return
+        while some := list(islice(entries_below(checkpoint), _TOGETHER)):
+            for path in some:
+                os.unlink(path)
+        shutil.rmtree(checkpoint)
 
     def settled(self, monitor: Monitor, patience: Patience) -> AbstractContextManager[None]:
         return settled(self.directory, monitor, patience)

@@ -5,8 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-__all__ = ["entries_below"]
+__all__ = ["FilesBelow", "entries_below"]
+
+
+@dataclass(frozen=True)
+class FilesBelow:
+    """The paths of all regular files below a directory; each iteration lists them again."""
+
+    directory: str | os.PathLike[str]
+
+    def __iter__(self) -> Iterator[str]:
+        return filter(os.path.isfile, entries_below(self.directory))
 
 
 def entries_below(directory: str | os.PathLike[str]) -> Iterator[str]:

@@ -44,7 +44,7 @@ class Recorder:
     """A clock that advances by one second for each call that makes data durable."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
+        self.now, self._lock = 0.0, threading.Lock()
         self.events: list[tuple[str, str]] = []
         for name in ("fsync", "fdatasync", "replace", "rename"):
             monkeypatch.setattr(os, name, self._recorded(name, getattr(os, name)))
@@ -53,15 +53,17 @@ class Recorder:
             monkeypatch.setattr(module, "time", time)
 
     def read(self) -> float:
-        self.now += TICK
-        return self.now
+        with self._lock:
+            self.now += TICK
+            return self.now
 
     def _recorded(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def recorded(first: Any, *rest: Any) -> Any:
             path = os.readlink(f"/proc/self/fd/{first}") if isinstance(first, int) else str(first)
             kind = "directory" if os.path.isdir(path) else "file"
-            self.now += 1.0
-            self.events.append((f"{name} {kind}", path))
+            with self._lock:  # several threads sync
+                self.now += 1.0
+                self.events.append((f"{name} {kind}", path))
             return call(first, *rest)
 
         return recorded
@@ -130,7 +132,7 @@ def test_the_commit_is_a_phase_of_its_own(
     tmp_path: Path, tiny: Workload, idle: Any, clock: Recorder
 ) -> None:
     """It has the time for manifest, directory syncs and rename, without the syncs of files."""
-    one = trial(make("buffered"), tiny, tmp_path, idle)
+    one = trial(OneByOne(), tiny, tmp_path, idle)
     clock.events.clear()
     sample = one.save()
     assert sample is not None
