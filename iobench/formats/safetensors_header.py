@@ -97,7 +97,7 @@ def file_order(tensor: tuple[str, str, tuple[int, ...]]) -> tuple[int, str]:
     """
     name, dtype, _ = tensor
     if not isinstance(name, str):
-        raise ValueError(f"tensor name {name!r} is not a str; convert it")  # noqa: TRY004
+        raise ValueError(f"tensor name {name!r} is not a str; convert it")  # noqa: TRY004 -- as documented
     if name == _METADATA:
         raise ValueError(f"tensor name {name!r} is reserved")
     if dtype not in _RANK:

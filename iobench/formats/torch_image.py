@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import os
 import pickle
+import re
 import tempfile
 import types
 import zipfile
@@ -39,6 +40,7 @@ _NO_STORAGES = frozenset(
         *(types.FunctionType, types.BuiltinFunctionType, type(torch.FloatStorage)),
     }
 )
+_PLAIN = re.compile(r"([\w-]+)\.\w+", re.ASCII)
 _STREAM = "archive"  # torch's name of the zip folder for a stream and for a non-ASCII path
 
 
@@ -85,9 +87,20 @@ def _layout(path: str, name: str, state: Any, crc: bool, options: Mapping[str, A
     return TorchLayout.of(path, _folder(name), records, storages, alignment=alignment, crc=crc)
 
 
-@functools.lru_cache(maxsize=64)
 def _folder(name: str) -> str:
-    """Return the folder in the zip of a file of this ASCII name."""
+    """Return the folder in the zip of a file of this ASCII name.
+
+    For most names it is the part before the dot. To ask torch takes longer than a small file.
+    """
+    plain = _PLAIN.fullmatch(name)
+    if plain and _torchs_folder("plain-name_1.pt") == "plain-name_1":
+        return plain[1]
+    return _torchs_folder(name)
+
+
+@functools.lru_cache(maxsize=64)
+def _torchs_folder(name: str) -> str:
+    """Let torch make a file of this name, and return its folder."""
     with tempfile.TemporaryDirectory(prefix="iobench-torch-") as directory:
         with _ascii(directory) as there:
             file: Any = torch._C.PyTorchFileWriter(os.path.join(there, name), True, 64)

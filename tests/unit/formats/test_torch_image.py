@@ -56,7 +56,9 @@ def test_any_state(state: Any, crc: bool, tmp_path: Path) -> None:
     assert _made("s.pt", state, crc=crc) == _stock(tmp_path / "s.pt", state, crc=crc)
 
 
-@pytest.mark.parametrize("name", ["model.pt", "a", "zwölf.pt", "with space.bin", "x.tar.gz"])
+@pytest.mark.parametrize(
+    "name", ["model-1_a.pt", "a", "a.", "a-.b-c", "zwölf.pt", "with space.bin", "x.tar.gz"]
+)
 def test_any_name(name: str, tmp_path: Path) -> None:
     """torch names the zip's folder after the file, and pads by the length of that name."""
     state = {"a": torch.arange(100), "b": torch.zeros(5)}
