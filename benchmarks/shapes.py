@@ -7,8 +7,9 @@ r"""One state in 10^2 to 10^5 tensors, saved and loaded by iobench, torch, safet
 The tensors are float32 and of equal size; `--size` is their sum. Every save is durable and every
 load is cold. Bytes are compared outside of the clock. Within each round the order is random.
 A stall is the time until `save_async` returns. The plain copy copies each tensor to memory that is
-there already. A first save or stall is that of a new Checkpointer, the first save with new tensor
-names. Each arm ran once before the first round.
+there already, or to fresh memory. A first save or stall is that of a new Checkpointer, the first
+save with new tensor names; "prepared" is a first stall after `Checkpointer.prepare`. Each arm ran
+once before the first round.
 """
 
 from __future__ import annotations
@@ -137,7 +138,15 @@ class Arms:
                 run=lambda: self._opened().save_async({"model": state}, 0),
                 after=self._close_fresh,
             ),
+            "stall Checkpointer first save_async, prepared": Arm(
+                before=self._prepare_fresh,
+                run=lambda: self._opened().save_async({"model": state}, 0),
+                after=self._close_fresh,
+            ),
             "stall plain copy": Arm(run=self._copy),
+            "stall plain copy, fresh memory": Arm(
+                run=lambda: [tensor.clone() for tensor in state.values()]
+            ),
             **self._loads(),
         }
 
@@ -171,6 +180,10 @@ class Arms:
 
     def _open_fresh(self) -> None:
         self.fresh = Checkpointer(self.directory / "fresh", writer=self.spec)
+
+    def _prepare_fresh(self) -> None:
+        self._open_fresh()
+        self._opened().prepare({"model": self.state}, wait=True)
 
     def _first_save(self) -> None:
         prefix = f"round-{next(self._steps)}."
