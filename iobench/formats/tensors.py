@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +29,12 @@ __all__ = [
     "tensor_bytes",
     "tensor_from_bytes",
     "tensor_memory",
+    "tensors_from_bytes",
     "torch_dtype",
 ]
+
+_MOST_DIMENSIONS = 31
+"""Of a tensor that numpy can describe as one of several; older versions have 32 in all."""
 
 Allocate = Callable[[int], Memory]
 """Returns writable memory of so many bytes: uint8, one-dimensional, 64-byte aligned."""
@@ -146,9 +152,34 @@ def tensor_from_bytes(data: Memory, dtype: torch.dtype, shape: Sequence[int]) ->
         return torch.empty(0, dtype=dtype, device=flat_tensor(data).device).reshape(shape)
     if isinstance(data, DeviceBytes):
         return flat_tensor(data).view(dtype).reshape(shape)
-    # Half as many calls as from_numpy and view: this is most of the time of many small tensors.
-    flat = torch.frombuffer(data, dtype=dtype)
-    return flat if len(shape) == 1 else flat.view(shape)
+    return torch.frombuffer(data, dtype=dtype).view(shape)
+
+
+def tensors_from_bytes(
+    data: Memory, count: int, dtype: torch.dtype, shape: tuple[int, ...]
+) -> Iterable[torch.Tensor]:
+    """Return `count` tensors on consecutive parts of the memory `data`, which they fill exactly.
+
+    Each has its own storage. For memory of the host no call of Python is made for each tensor.
+    """
+    size = len(data) // count
+    if isinstance(data, DeviceBytes) or not size or len(shape) > _MOST_DIMENSIONS:
+        parts = (data[at * size : (at + 1) * size] for at in range(count))
+        return (tensor_from_bytes(part, dtype, shape) for part in parts)
+    value_type = _numpy_type(dtype)
+    values = np.ndarray((count, *shape), value_type or f"u{dtype.itemsize}", data)
+    # Iteration over one dimension yields numbers, which torch does not take.
+    made = map(torch.from_numpy, values if shape else (values[at, ...] for at in range(count)))
+    return made if value_type else map(torch.Tensor.view, made, itertools.repeat(dtype))
+
+
+@functools.cache
+def _numpy_type(dtype: torch.dtype) -> np.dtype[Any] | None:
+    """Return numpy's dtype of the same values; None if it has none, as for bfloat16."""
+    try:
+        return torch.empty(0, dtype=dtype).numpy().dtype
+    except TypeError:
+        return None
 
 
 def flat_tensor(data: Memory) -> torch.Tensor:

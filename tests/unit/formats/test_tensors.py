@@ -11,6 +11,7 @@ from iobench.formats.tensors import (
     dtype_name,
     tensor_bytes,
     tensor_from_bytes,
+    tensors_from_bytes,
     torch_dtype,
 )
 
@@ -51,6 +52,20 @@ def test_back_from_bytes(shape: tuple[int, ...]) -> None:
     tensor = tensor_from_bytes(memory, torch.bfloat16, shape)
     assert tensor.shape == shape
     assert tensor_bytes(tensor).tobytes() == memory.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64])
+@pytest.mark.parametrize("shape", [(6,), (2, 3), (), (0, 4), (1,) * 40])
+def test_many_from_bytes(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Tensors of one kind follow one another in the memory, each with its own storage."""
+    memory = allocate(3 * torch.Size(shape).numel() * dtype.itemsize)
+    memory[:] = 1
+    tensors = list(tensors_from_bytes(memory, 3, dtype, shape))
+    assert [(t.dtype, t.shape) for t in tensors] == [(dtype, shape)] * 3
+    assert [t.untyped_storage().nbytes() for t in tensors] == [t.nbytes for t in tensors]
+    tensors[1].zero_()
+    size = tensors[0].nbytes
+    assert memory.tolist() == [1] * size + [0] * size + [1] * size
 
 
 def test_dtype_names() -> None:
