@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import bisect
-import itertools
 import os
 from collections.abc import Iterator, Mapping
 from math import prod
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,8 +21,8 @@ from iobench.formats.tensors import (
     Allocate,
     allocate_on,
     dtype_name,
+    tensor_from_bytes,
     tensor_memory,
-    tensors_from_bytes,
     torch_dtype,
 )
 from iobench.text import parse_json
@@ -137,15 +135,12 @@ def _prepare(
     for run in _runs(places, start, one_by_one=allocate is not None):
         begin, end, unit = run[0][0], run[-1][1], run[0][3].dtype.itemsize
         part = memory.take(start + begin, start + end, unit)
-        for kind, group in itertools.groupby(run, itemgetter(3)):
-            begins, ends, names, _ = zip(*group, strict=True)
-            data = part[begins[0] - begin : ends[-1] - begin]
+        for at, _, name, kind in run:
             try:
-                made = tensors_from_bytes(data, len(names), kind.dtype, kind.shape)
-                tensors.update(zip(names, made, strict=True))
+                tensors[name] = tensor_from_bytes(part, kind.dtype, kind.shape, at - begin)
             except (TypeError, RuntimeError) as error:  # an empty tensor of shape [0, 2**63]
                 raise DataMismatchError(
-                    f"{file}: tensor {names[0]!r}: torch refuses the shape {list(kind.shape)}"
+                    f"{file}: tensor {name!r}: torch refuses the shape {list(kind.shape)}"
                 ) from error
     return tensors, memory.image(path)
 

@@ -11,7 +11,6 @@ from iobench.formats.tensors import (
     dtype_name,
     tensor_bytes,
     tensor_from_bytes,
-    tensors_from_bytes,
     torch_dtype,
 )
 
@@ -56,15 +55,15 @@ def test_back_from_bytes(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64])
 @pytest.mark.parametrize("shape", [(6,), (2, 3), (), (0, 4), (1,) * 40])
-def test_many_from_bytes(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    """Tensors of one kind follow one another in the memory, each with its own storage."""
-    memory = allocate(3 * torch.Size(shape).numel() * dtype.itemsize)
+def test_several_in_one_memory(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Each tensor has its own part of the memory, and its own storage of that size."""
+    size = torch.Size(shape).numel() * dtype.itemsize
+    memory = allocate(3 * size)
     memory[:] = 1
-    tensors = list(tensors_from_bytes(memory, 3, dtype, shape))
+    tensors = [tensor_from_bytes(memory, dtype, shape, at * size) for at in range(3)]
     assert [(t.dtype, t.shape) for t in tensors] == [(dtype, shape)] * 3
-    assert [t.untyped_storage().nbytes() for t in tensors] == [t.nbytes for t in tensors]
+    assert [t.untyped_storage().nbytes() for t in tensors] == [size] * 3
     tensors[1].zero_()
-    size = tensors[0].nbytes
     assert memory.tolist() == [1] * size + [0] * size + [1] * size
 
 
