@@ -9,6 +9,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -177,24 +179,56 @@ def test_a_run_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     check_fits(shown, printed("show", "run.jsonl", columns=None)[0])
 
 
-@pytest.mark.parametrize(
+_FIRST = pytest.mark.parametrize(
     ("arguments", "first"),
     [
-        (("run", "nope"), "reading the workload and trying the writers ..."),
-        (("autotune", "nope"), "trying the writers ..."),
-        (("train", "nope"), "loading torch and trying the writers ..."),
-        (("reproduce", "nope"), "reading the claims ..."),
+        (("run", "nope"), ["reading the workload and trying the writers"]),
+        (("autotune", "nope"), ["loading torch", "trying the writers"]),
+        (("train", "nope"), ["loading torch and trying the writers"]),
+        (("reproduce", "nope"), ["reading the claims"]),
     ],
+    ids=lambda value: value[0],
 )
+
+
+@_FIRST
 def test_what_takes_a_while_says_so_first(
-    arguments: tuple[str, ...], first: str, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], first: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before it imports torch or looks at the target; the line is removed at the end."""
+    """Before it looks at the target; the line is removed at the end."""
     stderr = Output(terminal=True)
     with contextlib.redirect_stderr(stderr), pytest.raises(UnknownNameError):
         app(list(arguments), standalone_mode=False)
-    assert stderr.getvalue() == f"{first}\r\x1b[K"
+    assert stderr.getvalue() == "".join(f"{one} ...\r\x1b[K" for one in first)
     assert capsys.readouterr().out == ""
+
+
+_ENDS_AT_IMPORTS = """
+import os, sys
+
+class Ends:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("numpy", "torch", "pandas", "optuna", "boto3"):
+            os.write(2, b"import of " + name.encode())
+            os._exit(0)
+
+sys.meta_path.insert(0, Ends())
+from iobench.cli.main import run
+run()
+"""
+
+
+@_FIRST
+def test_the_first_line_comes_before_what_takes_long_to_load(
+    arguments: tuple[str, ...], first: list[str]
+) -> None:
+    """On a real terminal, from a new interpreter."""
+    ours, theirs = os.openpty()
+    with open(ours, "rb", buffering=0) as screen, open(theirs, "wb", buffering=0) as terminal:
+        command = [sys.executable, "-c", _ENDS_AT_IMPORTS, *arguments]
+        subprocess.run(command, stdout=terminal, stderr=terminal, check=True, timeout=60)
+        shown = screen.read(1000).decode()
+    assert shown.startswith(f"{first[0]} ...import of ")
 
 
 def test_the_report_of_autotune_fits(monkeypatch: pytest.MonkeyPatch) -> None:
