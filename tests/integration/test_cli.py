@@ -433,6 +433,21 @@ def test_bad_arguments(
     refused(2, *arguments, words=words)
 
 
+@pytest.mark.parametrize(
+    "verb", ["run", "autotune", "train", "doctor", "writers", "reproduce async"]
+)
+def test_a_target_that_is_no_directory(iobench_inside: Command, tmp_path: Path, verb: str) -> None:
+    """Every verb refuses it with the same words, and what to do."""
+    (tmp_path / "file").touch()
+    for name, words in {
+        "missing": "no such directory; make it first",
+        "file": "is not a directory; name one",
+        "file/below": "cannot be reached (Not a directory)",
+    }.items():
+        done = iobench_inside(*verb.split(), "--target", tmp_path / name)
+        check(done, 2, f"iobench: --target {tmp_path / name}: {words}")
+
+
 def test_a_rank_that_writes_nothing(refused: Command) -> None:
     """Ranks of a Megatron job without files are refused by name."""
     arguments = ("-w", "synthetic-1t", "--rank", "3071")

@@ -14,26 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from iobench.bench.processes.interrupts import deferred_interrupts
+from iobench.environment.storage import check_directory
 from iobench.errors import TargetError, transfer_errors
 
-__all__ = ["PREFIX", "require_directory", "scratch_directory"]
+__all__ = ["PREFIX", "scratch_directory"]
 
 PREFIX = ".iobench-run-"
 _LOCK = "lock"
 _FUSE_RELEASES_WITHIN_S = 10.0
-
-
-def require_directory(target: Path) -> None:
-    """Raise TargetError unless `target` is a directory."""
-    try:
-        if target.is_dir():
-            return
-        other = target.exists()
-    except OSError as error:  # no permission for a directory above it
-        raise TargetError(f"--target {target}: cannot be reached ({error.strerror})") from error
-    if other:
-        raise TargetError(f"--target {target}: is not a directory; name the one to measure")
-    raise TargetError(f"--target {target}: no such directory; make it first")
 
 
 @contextmanager
@@ -45,7 +33,7 @@ def scratch_directory(target: Path) -> Iterator[Path]:
     directory, and the kernel releases that lock when the run ends. Raises TargetError when `target`
     is not a writable directory.
     """
-    require_directory(target)
+    check_directory(target)
     directory = target / f"{PREFIX}{secrets.token_hex(6)}"
     held = contextlib.ExitStack()
     try:
