@@ -13,6 +13,7 @@ from pathlib import Path
 
 from iobench import linux
 from iobench.bench.counters.monitor import Monitor
+from iobench.environment.mounts import mounts_in
 from iobench.results.records import Stored
 from iobench.units import KIB
 
@@ -77,7 +78,10 @@ class Instruments:
         `changed` has the time of each file's last change, if it was inspected before; new files are
         added.
         """
-        problems, unsynced, sizes = [], 0, dict[str, int]()
+        unsynced, sizes = 0, dict[str, int]()
+        top = os.path.realpath(directory)
+        points = [os.path.relpath(one.mount_point, top) for one in mounts_in(top)]
+        problems = [f"{point} is a mount point" for point in reversed(points)]
         for path in _entries(directory):
             name = str(path.relative_to(directory))
             try:
