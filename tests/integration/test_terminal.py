@@ -23,7 +23,7 @@ from typer.main import get_command
 import iobench.environment
 from iobench.bench import planning
 from iobench.bench.targets import directory
-from iobench.cli import s3
+from iobench.cli import main, s3
 from iobench.cli.main import app
 from iobench.errors import UnknownNameError
 from iobench.integrations.redirect import launch
@@ -229,6 +229,22 @@ def test_the_first_line_comes_before_what_takes_long_to_load(
         subprocess.run(command, stdout=terminal, stderr=terminal, check=True, timeout=60)
         shown = screen.read(1000).decode()
     assert shown.startswith(f"{first[0]} ...import of ")
+
+
+def test_an_error_fits() -> None:
+    """It is one line in a pipe, and wrapped on a terminal."""
+    message = "--max-time is too small for one round of 10 known settings and their confirmation"
+    shown = []
+    for terminal in (False, True):
+        stderr = Output(terminal=terminal)
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(stderr):
+            patch.setenv("COLUMNS", "80")
+            with pytest.raises(SystemExit, match="2"):
+                main._fail(f"{message}: at least 100 s; or choose fewer by --writer", 2)
+        shown.append(stderr.getvalue())
+    uncut, fitted = shown
+    assert (uncut.count("\n"), fitted.count("\n")) == (1, 2)
+    check_fits(fitted, uncut)
 
 
 def test_the_report_of_autotune_fits(monkeypatch: pytest.MonkeyPatch) -> None:
