@@ -145,7 +145,9 @@ def run(
     pool: Annotated[
         str | None,
         _rule_option(
-            "--pool", help="Memory that holds the data of all tensors.", show_default="1GiB"
+            "--pool",
+            help="Memory that holds the data of all tensors, 16MiB or more for each process.",
+            show_default="1GiB",
         ),
     ] = None,
     baseline: Annotated[
