@@ -160,9 +160,10 @@ def autotune(
     iobench.load_writer("writer.toml").
     """
     began_s = time.perf_counter() - _started_s_ago()
-    from iobench.tune.emit import check_config
-    from iobench.tune.journal import Journal, check_new
-    from iobench.tune.tuning import Tuning, TuningRequest
+    with preparing("loading torch", quiet=quiet):
+        from iobench.tune.emit import check_config
+        from iobench.tune.journal import Journal, check_new
+        from iobench.tune.tuning import Tuning, TuningRequest
 
     check_config(output)
     if resume is not None:

@@ -20,6 +20,7 @@ from iobench.cli.plan import plan
 from iobench.cli.reproduce import reproduce
 from iobench.cli.run import run as run_command
 from iobench.cli.s3 import app as s3_app
+from iobench.cli.servers import print_plan
 from iobench.cli.show import show
 from iobench.cli.train import train
 from iobench.cli.workloads import app as workloads_app
@@ -127,5 +128,5 @@ def _usage(error: Any) -> NoReturn:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"iobench: {printable(' '.join(message.split()))}", file=sys.stderr)
+    print_plan([f"iobench: {printable(' '.join(message.split()))}"], indent=" " * len("iobench: "))
     sys.exit(code)

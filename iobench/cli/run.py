@@ -143,8 +143,13 @@ def run(
         _rule_option("--crc/--no-crc", help="CRC32 in torch zip files, like stock torch.save."),
     ] = True,
     pool: Annotated[
-        str, _rule_option("--pool", help="Memory that holds the data of all tensors.")
-    ] = "1GiB",
+        str | None,
+        _rule_option(
+            "--pool",
+            help="Memory that holds the data of all tensors, 16MiB or more for each process.",
+            show_default="1GiB",
+        ),
+    ] = None,
     baseline: Annotated[
         str | None,
         _rule_option(

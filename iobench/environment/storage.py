@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,15 @@ from iobench.errors import TargetError
 
 def check_directory(directory: Path | str) -> Path:
     """Return `directory`, absolute, with links followed. Raises TargetError if it is not one."""
-    path = Path(directory)
     try:
-        resolved = path.resolve(strict=True)
+        mode = os.stat(directory).st_mode
     except FileNotFoundError:
-        raise TargetError(f"target {str(path)!r} does not exist; create it first") from None
-    except OSError as error:
-        raise TargetError(f"target {str(path)!r}: {error.strerror or error}") from error
-    if not resolved.is_dir():
-        raise TargetError(f"target {str(path)!r} is not a directory; give the directory to examine")
-    return resolved
+        raise TargetError(f"--target {directory}: no such directory; make it first") from None
+    except OSError as error:  # no permission for a directory above it, or a loop of links
+        raise TargetError(f"--target {directory}: cannot be reached ({error.strerror})") from error
+    if not stat.S_ISDIR(mode):
+        raise TargetError(f"--target {directory}: is not a directory; name one")
+    return Path(directory).resolve()
 
 
 def describe_storage(directory: Path | str) -> dict[str, Any]:

@@ -22,8 +22,7 @@ def write(comparison: Comparison, form: DocumentFormat, stream: TextIO) -> None:
     if form is DocumentFormat.JSON:
         write_json(comparison.document(), stream)
         return
-    heading = _title(comparison) if form is DocumentFormat.MD else comparison.workload
-    write_grids(form, [heading], [_grid(comparison)], _notes(comparison), stream)
+    write_grids(form, [_title(comparison)], [_grid(comparison)], _notes(comparison), stream)
 
 
 def _grid(comparison: Comparison) -> Grid:
@@ -76,9 +75,12 @@ def _notes(comparison: Comparison) -> Iterator[str]:
         yield f"unchanged code: {who} moved by {ratio:.3f}, the floor of what moved the same way"
     for what in comparison.unlike:
         yield f"unlike runs, compared by force: {what}"
+    rows_by_note: dict[str, list[str]] = {}
     for label, one in _labelled(comparison):
         for note in one.notes:
-            yield f"{note} [{label} {one.operation}]"
+            rows_by_note.setdefault(note, []).append(f"{label} {one.operation}")
+    for note, rows in rows_by_note.items():
+        yield note if len(rows) == len(comparison.rows) > 1 else f"{note} [{', '.join(rows)}]"
     for who, why in comparison.failed.items():
         yield f"FAILED now: {who}: {why}"
     if comparison.missing:
@@ -98,7 +100,7 @@ def _notes(comparison: Comparison) -> Iterator[str]:
 def _title(comparison: Comparison) -> str:
     """Return the workload and the number of regressions: `llama7b: 1 regression`."""
     count, spoilt = len(comparison.regressions), len(comparison.spoilt)
-    found = count_of(count, "regression") if count else "no regression"
+    found = count_of(count, "regression") if count else "no regression shown"
     return f"{comparison.workload}: {found}" + (
         f", {spoilt} INVALID or FAILED now" if spoilt else ""
     )

@@ -174,10 +174,10 @@ class Series:
 class Stored:
     """What the files of a checkpoint looked like right after an operation, outside its clock.
 
-    `problems`: files that are missing, not regular (links count), of another size than was
-    reported, with holes, on another file system or changed after the save, in words.
-    `unsynced_bytes`: in the page cache, dirty or under write-back; None where
-    the kernel cannot say, and `unseen` is the reason then. `flushed`: whether the device flushed
+    `problems`, in words: files that are missing, not regular (links count), of another size than
+    was reported, with holes, on another file system or changed after the save, and mount points.
+    `unsynced_bytes`: in the page cache, dirty or under write-back; None where the kernel cannot
+    say, and `unseen` is the reason then. `flushed`: whether the device flushed
     its cache before the writer of a save returned; None where the kernel does not count that.
     """
 

@@ -101,7 +101,7 @@ def start(target: Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-W", "error::ResourceWarning", "-m", "iobench", "run"),
-                *("-w", "llama7b", *size, "--target", target, "--pool", "16MiB"),
+                *("-w", "llama7b", *size, "--target", target, "--pool", "32MiB"),
                 *("--repeat", "1000", "-o", tmp_path / "run.jsonl", *arguments),
             ],
             stdout=subprocess.PIPE,

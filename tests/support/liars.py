@@ -233,6 +233,21 @@ class Elsewhere(Liar):
         return done
 
 
+class Mounts(Liar):
+    name = "mounts"
+    lie = "writes the data to another directory, and mounts each file at its name"
+    reason = "files are not as saved"
+
+    def write(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
+        other = tempfile.mkdtemp(prefix="liar-", dir=Path(target).parent)
+        done = super().write(image, other, **how)
+        at = Path(target, image.path)
+        at.parent.mkdir(parents=True, exist_ok=True)
+        at.touch(exist_ok=False)
+        subprocess.run(["mount", "--bind", Path(other, image.path), at], check=True)
+        return done
+
+
 class InventsPhases(Liar):
     name = "invents-phases"
     lie = "reports ten times the phases that the clock can hold"
@@ -262,7 +277,7 @@ class InventsPaths(Liar):
 
 LIARS: tuple[type[Liar], ...] = (
     *(SkipsSync, AdmitsIt, WritesBack, Late, Unlinks, Garbage, FromMemory, OtherDevice, Elsewhere),
-    *(InventsPhases, NotANumber, InventsPaths),
+    *(Mounts, InventsPhases, NotANumber, InventsPaths),
 )
 
 
