@@ -124,7 +124,10 @@ def test_many_old_checkpoints(many: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_many_old_checkpoints_and_little_room(many: Path, monkeypatch) -> None:
     """The next save needs the space: all files are removed until there is room."""
-    free = lambda _: 10 if _hidden(many) > 3 else 10**9  # noqa: E731
+
+    def free(_: object) -> int:
+        return 10 if _hidden(many) > 3 else 10**9
+
     monkeypatch.setattr(DirectoryStore, "_free_bytes", free)
     with Checkpointer(many, writer="buffered", keep=KeepLast(2)) as ckpt:
         ckpt.save({"w": np.zeros(1000)}, 20)

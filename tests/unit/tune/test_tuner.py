@@ -252,7 +252,7 @@ def test_doubts_leave_it_undecided() -> None:
     assert not outcome.decided
     assert outcome.verdict.excess > 0.05
     assert any("may be" in one for one in outcome.reasons() if one.startswith("not decided"))
-    del outcome.trials[outcome.space.neighbours(outcome.chosen)[0].label]  # type: ignore[attr-defined]
+    del outcome.trials[outcome.space.neighbours(outcome.chosen)[0].label]
     assert any("one step from" in one for one in outcome.reasons())
 
 

@@ -242,7 +242,7 @@ class _Watched(_Work):
                 self._waits.set()
             pause()
 
-        self.channel._pause = paused  # type: ignore[method-assign]
+        self.channel._pause = paused
 
 
 def _submitters_life(work: _Work, leases: list[Lease[int]], *, drains: bool) -> None:
@@ -476,7 +476,7 @@ def test_a_forked_child_waits_for_nothing() -> None:
     with work.channel._lock:  # as if another thread held it: no thread releases it in the child
         child = os.fork()
         if child == 0:
-            work.channel._lock = threading.Lock()  # type: ignore[assignment]
+            work.channel._lock = threading.Lock()
             work.channel._lock.acquire()
             try:
                 signal.alarm(SOON_S)
@@ -551,7 +551,7 @@ def test_a_signal_handler_uses_the_channel_that_was_interrupted(
     entered = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        entered.append(work.channel._lock._is_owned())  # type: ignore[attr-defined]
+        entered.append(work.channel._lock._is_owned())
         go_on.set()
         work.channel.submit(Lease("handler"))
         work.channel.drain()
@@ -597,7 +597,7 @@ def test_any_interrupt_of_close_is_raised_after_it(raised: type[BaseException]) 
             signal.raise_signal(signal.SIGUSR1)
         pause()
 
-    work.channel._pause = paused  # type: ignore[method-assign]
+    work.channel._pause = paused
     before = signal.signal(signal.SIGUSR1, handle)
     try:
         with Footprint.unchanged(), pytest.raises(raised):
