@@ -79,7 +79,7 @@ class TuningRequest:
         )
 
     def budget(self) -> Budget:
-        """Return the budget, of which nothing is spent. Raises OptionError if it has nothing."""
+        """Return the unspent budget. Raises OptionError if it is empty."""
         return Budget(max_s=self.max_s, max_bytes=self.max_bytes)
 
 

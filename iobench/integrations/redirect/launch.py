@@ -48,11 +48,11 @@ class ExecOutcome:
 
 
 def launch(
-    command: Sequence[str], writer: Writer, meanwhile: Callable[[], None] = lambda: None
+    command: Sequence[str], writer: Writer, on_late: Callable[[], None] = lambda: None
 ) -> ExecOutcome:
     """Run `command` to its end with its calls redirected to `writer`.
 
-    Signals are passed on to the command. `meanwhile` is called once if the command takes longer
+    Signals are passed on to the command. `on_late` is called once if the command takes longer
     than a second; it must not raise. Raises UsageError if the command cannot be started.
     """
     with tempfile.TemporaryDirectory(
@@ -60,7 +60,7 @@ def launch(
     ) as directory:
         Path(directory, CONFIG).write_text(dump_writer(writer), encoding="utf-8")
         began = time.perf_counter()
-        returncode = _run(command, _environment(directory), meanwhile)
+        returncode = _run(command, _environment(directory), on_late)
         elapsed_s = time.perf_counter() - began
         functions, problems, processes = merged(directory)
     return ExecOutcome(
@@ -82,7 +82,7 @@ def _environment(session: str) -> dict[str, str]:
 
 
 def _run(
-    command: Sequence[str], environment: Mapping[str, str], meanwhile: Callable[[], None]
+    command: Sequence[str], environment: Mapping[str, str], on_late: Callable[[], None]
 ) -> int:
     # Blocked signals stay pending until sigwaitinfo in `_wait` takes them: none is lost between the
     # start of the child and the wait, and none ends this process before the child ends.
@@ -97,15 +97,15 @@ def _run(
                 f"{command[0]}: cannot be run ({error.strerror}); "
                 "give a command: iobench exec --config writer.toml -- python train.py"
             ) from error
-        return _wait(child, meanwhile)
+        return _wait(child, on_late)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _wait(child: int, meanwhile: Callable[[], None]) -> int:
+def _wait(child: int, on_late: Callable[[], None]) -> int:
     """Wait for `child`, passing on every signal that this process gets. Return its exit code.
 
-    Call `meanwhile` once, after a second without a signal.
+    Call `on_late` once, after a second without a signal.
 
     A terminal sends its signals to all processes of the foreground group, so the child already has
     those.
@@ -118,7 +118,7 @@ def _wait(child: int, meanwhile: Callable[[], None]) -> int:
         info = signal.sigwaitinfo(awaited) if called else signal.sigtimedwait(awaited, _SOON_S)
         if info is None:
             called = True
-            meanwhile()
+            on_late()
         elif info.si_signo != signal.SIGCHLD and info.si_code != _FROM_TERMINAL:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, info.si_signo)

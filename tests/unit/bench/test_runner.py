@@ -76,7 +76,7 @@ class Log:
 
 
 class FakeFio:
-    """Stands in for `fio.run_job`: it makes a file that stays, like fio; `fails` may raise."""
+    """A double of `fio.run_job`: it makes a file that stays, like fio; `fails` may raise."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
