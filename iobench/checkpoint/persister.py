@@ -118,7 +118,7 @@ class Persister(Generic[T]):
 
     def give(self, lease: Lease[Snapshot[T]]) -> None:
         """Return the slot of the snapshot, unless it was submitted."""
-        self._channel.end(lease, LeaseState.FAILED, among=(LeaseState.HELD,))
+        self._channel.give_back(lease)
 
     def submit(self, lease: Lease[Snapshot[T]]) -> None:
         """Write the snapshot in the background, at once or in its turn; then its slot is free.
