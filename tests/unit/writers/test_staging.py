@@ -174,3 +174,15 @@ def test_a_staged_image_is_an_image() -> None:
     with staged(image, Meter()) as within:
         assert isinstance(within, StagedImage)
         assert (within.path, within.size_bytes, within.segments) == ("f", 10, image.segments)
+
+
+def test_host_memory_is_not_copied() -> None:
+    """Ranges without device memory are views of the image, to be written and to be filled."""
+    host = np.zeros(5000, np.uint8)
+    image = FileImage.of("f", [FakeDevice().upload(content(5000)), host])
+    meter = Meter()
+    with staged(image, meter) as within:
+        for provide in (within.outgoing, within.incoming):
+            with provide(6000, 8000, meter) as (view,):
+                assert view.ctypes.data == host.ctypes.data + 1000
+                assert len(view) == 2000
