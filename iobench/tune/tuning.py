@@ -246,7 +246,7 @@ def run_tuning(
     however it ends.
     """
     recorded = deque(journal.trials)
-    with tuning.runner(began_s) as rig:
+    with tuning.runner(began_s) as runner:
 
         def measure(candidate: Candidate, step: Step) -> Measurement:
             if recorded:
@@ -257,7 +257,7 @@ def run_tuning(
                         f"writers (it was written by {journal.header.iobench}); start anew"
                     )
                 return known.measured
-            measured = rig(candidate, step)
+            measured = runner(candidate, step)
             journal.write(TrialRecord.of(candidate, step, measured))
             return measured
 
