@@ -1,4 +1,4 @@
-"""TorchIndex: where the pickle and the storages of a torch file are. `unpickled`: its object."""
+"""TorchIndex: positions of the pickle and the storages in a torch file. `unpickled`: its object."""
 
 from __future__ import annotations
 
@@ -156,8 +156,8 @@ def unpickled(
     """Let torch unpickle the object of a `data.pkl`. Options and errors are those of torch.load.
 
     `storage_of(key, size_bytes, location)` returns each storage, once for those that are not empty.
-    It replaces only the part of torch that reads storages one by one. What `weights_only` admits is
-    decided by torch's own Unpickler.
+    It replaces only the part of torch that reads storages one by one. torch's own Unpickler decides
+    what `weights_only` admits.
     """
     module = torch._weights_only_unpickler if weights_only else pickle_module
     shared: dict[str, TypedStorage] = {}

@@ -133,7 +133,7 @@ def test_storages_elsewhere_have_no_image(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("where", "name", "other"),
     [
-        (torch_layout, "_hash_combine", lambda seed, _: seed),
+        (torch_layout, "hash_combine", lambda seed, _: seed),
         (torch_image._Records, "write_record_metadata", lambda *_: None),
         (torch_image._Records, "write_record", lambda *_: None),
     ],
