@@ -24,12 +24,12 @@ from torch.utils.serialization import config
 from iobench.errors import DataMismatchError, SaveError, TransferError
 from iobench.formats import torch_image
 from iobench.formats.inspected_file import InspectedFile
+from iobench.formats.many_parts import PartsImage
 from iobench.formats.tensors import storages_bytes
 from iobench.formats.torch_index import TorchIndex, unpickled
 from iobench.integrations.stock_path import NotPicklable, StockOnly, StockPath, path_of
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
-from iobench.writers.many_parts import PartsImage
 from iobench.writers.source import ImageSource
 from iobench.writers.transfer import Transfer
 
