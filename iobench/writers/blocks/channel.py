@@ -176,12 +176,14 @@ class Channel(Generic[T]):
     def afterwards(self, call: Callable[[], None]) -> None:
         """Call `call` once the channel is idle: now or in its last worker. A child calls it now."""
         # Not by the deque if idle: an ending worker could take it, and this would return first.
-        if not self.forked:
+        now = self.forked
+        if not now:
             with self._lock:
-                if not self.idle:
+                now = self.idle
+                if not now:
                     self._afterwards.append(call)
-                    return
-        call()
+        if now:
+            call()
 
     # Called by a worker.
 
