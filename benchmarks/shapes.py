@@ -50,7 +50,7 @@ State = dict[str, torch.Tensor]
 
 @dataclass(kw_only=True)
 class Arm:
-    """`save` writes the state of its directory, `load` returns it; `before` is not timed."""
+    """`run` is timed, `before` and `after` are not. With `loads` it returns the loaded state."""
 
     run: Callable[[], Any]
     before: Callable[[], Any] = lambda: None
