@@ -34,7 +34,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
-from iobench import Checkpointer, KeepLast
+from iobench import Checkpointer, KeepLast, linux
 from iobench.bench.targets.cold import make_cold
 from iobench.bench.targets.scratch import scratch_directory
 from iobench.bench.targets.settle import settle
@@ -51,7 +51,7 @@ State = dict[str, torch.Tensor]
 
 @dataclass(kw_only=True)
 class Arm:
-    """`save` writes the state of its directory, `load` returns it; `before` is not timed."""
+    """`run` is timed, `before` and `after` are not. With `loads` it returns the loaded state."""
 
     run: Callable[[], Any]
     before: Callable[[], Any] = lambda: None
@@ -73,11 +73,7 @@ def make_state(count: int, size: int) -> State:
 
 def sync_file(file: Path) -> None:
     """Put the file and its name on storage, which stock libraries leave out."""
-    fd = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    linux.sync_file(file)
     sync_directory(file.parent)
 
 

@@ -51,7 +51,7 @@ _libc.madvise.argtypes = [ctypes.c_void_p, _size, ctypes.c_int]
 
 
 class _Statx(ctypes.Structure):
-    """struct statx, linux/stat.h: 256 bytes, of which only the fields for direct I/O have names."""
+    """struct statx, linux/stat.h: 256 bytes. Only the fields for direct I/O have names."""
 
     _fields_ = (
         ("stx_mask", ctypes.c_uint32),

@@ -79,7 +79,7 @@ class Manifest:
         """Return the JSON document, with a checksum of itself.
 
         It is the text that the checksum covers, with the checksum as its last key: a reader can
-        compare it without a parse. The pieces, of which there may be 100,000, are formatted here.
+        compare it without a parse. The pieces are formatted here: there may be 100,000.
         """
         marks = [secrets.token_hex(16) for _ in self.files]
         document: dict[str, Any] = {

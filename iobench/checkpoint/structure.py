@@ -18,11 +18,11 @@ from iobench.checkpoint.aliases import ALIGNMENT
 from iobench.checkpoint.state_tree import FlatState, plain_text
 from iobench.checkpoint.tree_spec import Collected
 from iobench.errors import StateError
+from iobench.formats.many_parts import ScatteredImage
 from iobench.formats.safetensors_header import header_bytes
 from iobench.formats.tensor_layouts import FileLayout, Located, TensorLayouts, numbers
 from iobench.formats.tensors import tensor_bytes
 from iobench.writers.image import Bytes
-from iobench.writers.many_parts import ScatteredImage
 
 __all__ = ["LeafPlace", "Structure"]
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
+from iobench.formats.many_parts import Numbers, ScatteredImage
 from iobench.formats.tensors import resolved
 from iobench.writers.image import Bytes
-from iobench.writers.many_parts import Numbers, ScatteredImage
 
 __all__ = ["FileLayout", "Located", "TensorLayouts", "all_plain", "numbers", "reach_bytes"]
 

@@ -398,6 +398,7 @@ def refused(
         (2, "--max-cpu must be above zero and finite, and is inf", ("--max-cpu", "inf")),
         (2, "no such directory", ("--target", "/nowhere/at/all")),
         (2, "unknown workload", ("-w", "lama7b")),
+        (2, "rank 3071 writes no files", ("-w", "synthetic-1t", "--rank", "3071")),
         (2, "Give --nodes", ("--objective", "goodput")),
         (2, "--nodes needs --objective goodput", ("--nodes", "8")),
         (2, "leave out --restart", ("--restart", "1min")),

@@ -287,10 +287,24 @@ def test_nohup_is_honoured(iobench: Command, tiny_path: Path, target: Path, tmp_
     assert read(tmp_path / "run.jsonl").incomplete is None
 
 
+@pytest.fixture
+def another_run(iobench_inside: Command, tiny_path: Path, target: Path) -> Callable[[Path], None]:
+    """Makes one more run on the same target, which writes the given record."""
+
+    def run(record: Path) -> None:
+        done = iobench_inside(
+            *("run", "-w", tiny_path, "--target", target, "--writer", "buffered"),
+            *("--size", "full", "--no-ceiling", "--repeat", "1", "-o", record),
+        )
+        assert done.returncode == 0, done.stderr
+
+    return run
+
+
 def test_a_killed_runs_files_go_with_the_next_run(
     start: Callable[..., Run],
+    another_run: Callable[[Path], None],
     iobench_inside: Command,
-    tiny_path: Path,
     target: Path,
     tmp_path: Path,
 ) -> None:
@@ -304,29 +318,20 @@ def test_a_killed_runs_files_go_with_the_next_run(
     shown = iobench_inside("show", tmp_path / "run.jsonl")
     assert shown.returncode == 0
     assert "the run was killed or is still running" in shown.stderr
-    done = iobench_inside(
-        *("run", "-w", tiny_path, "--target", target, "--writer", "buffered", "--size", "full"),
-        *("--no-ceiling", "--repeat", "1", "-o", tmp_path / "next.jsonl"),
-    )
-    assert done.returncode == 0, done.stderr
+    another_run(tmp_path / "next.jsonl")
     assert os.listdir(target) == []
 
 
 def test_two_runs_at_once(
     start: Callable[..., Run],
-    iobench_inside: Command,
-    tiny_path: Path,
+    another_run: Callable[[Path], None],
     target: Path,
     tmp_path: Path,
 ) -> None:
     """A run does not take a live run's files for a killed one's."""
     process = start("--writer", "buffered", "--no-ceiling")
     wait_for(lambda: in_restore(target), process)
-    done = iobench_inside(
-        *("run", "-w", tiny_path, "--target", target, "--writer", "buffered", "--size", "full"),
-        *("--no-ceiling", "--repeat", "1", "-o", tmp_path / "other.jsonl"),
-    )
-    assert done.returncode == 0, done.stderr
+    another_run(tmp_path / "other.jsonl")
     assert len(os.listdir(target)) == 1
     process.send_signal(signal.SIGINT)
     check_interrupted(process, target, tmp_path / "run.jsonl")

@@ -47,11 +47,11 @@ class ExecOutcome:
 
 
 def launch(
-    command: Sequence[str], writer: Writer, meanwhile: Callable[[], None] = lambda: None
+    command: Sequence[str], writer: Writer, on_started: Callable[[], None] = lambda: None
 ) -> ExecOutcome:
     """Run `command` to its end with its calls redirected to `writer`.
 
-    Signals are passed on to the command. `meanwhile` is called once, when the command has been
+    Signals are passed on to the command. `on_started` is called once, when the command has been
     started; it must not raise. Raises UsageError if the command cannot be started.
     """
     with tempfile.TemporaryDirectory(
@@ -59,7 +59,7 @@ def launch(
     ) as directory:
         Path(directory, CONFIG).write_text(dump_writer(writer), encoding="utf-8")
         began = time.perf_counter()
-        returncode = _run(command, _environment(directory), meanwhile)
+        returncode = _run(command, _environment(directory), on_started)
         elapsed_s = time.perf_counter() - began
         functions, problems, processes = merged(directory)
     return ExecOutcome(
@@ -81,7 +81,7 @@ def _environment(session: str) -> dict[str, str]:
 
 
 def _run(
-    command: Sequence[str], environment: Mapping[str, str], meanwhile: Callable[[], None]
+    command: Sequence[str], environment: Mapping[str, str], on_started: Callable[[], None]
 ) -> int:
     # Blocked signals stay pending until sigwaitinfo in `_wait` takes them: none is lost between the
     # start of the child and the wait, and none ends this process before the child ends.
@@ -96,7 +96,7 @@ def _run(
                 f"{command[0]}: cannot be run ({error.strerror}); "
                 "give a command: iobench exec --config writer.toml -- python train.py"
             ) from error
-        meanwhile()
+        on_started()
         return _wait(child)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -115,7 +115,7 @@ def test_files_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("reserved", [False, True])
 def test_a_hole_is_found(tmp_path: Path, reserved: bool) -> None:
-    """Space that was never written, in a file of the right size; a file of nobody's is left out."""
+    """Space that was never written, in a file of the right size. Only the given files count."""
     for name in ("whole", "holed", "other"):
         with (tmp_path / name).open("wb") as file:
             file.write(bytes(16 * KIB))

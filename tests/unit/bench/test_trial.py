@@ -156,7 +156,7 @@ def test_eviction_and_verification_are_outside_the_clock(
         clock.now += 100
         return verify(*arguments)
 
-    replay.verify = slow  # type: ignore[method-assign]
+    replay.verify = slow
     sample = one.restore()
     assert sample is not None
     assert len(clock.events) == len(tiny.files()) + 1  # each file is synced before it is evicted
@@ -178,7 +178,7 @@ def test_making_bytes_is_outside_the_clock(
         clock.now += 100
         prepare()
 
-    replay_of(one).prepare = slow  # type: ignore[method-assign]
+    replay_of(one).prepare = slow
     sample = one.save()
     assert sample is not None
     assert int(sample.elapsed_s) == len(clock.events)
@@ -355,7 +355,7 @@ class _NoFigures(BufferedWriter):
         return replace(
             super().write(image, target, **how),
             phases_s={"gather": math.nan, "sync": -math.inf},
-            paths={"buffered": transfer.PathCount(operations=1, bytes=math.nan)},  # type: ignore[arg-type]
+            paths={"buffered": transfer.PathCount(operations=1, bytes=math.nan)},
         )
 
     def write_many(self, images: Any, target: str | Path, **how: Any) -> transfer.Transfer:

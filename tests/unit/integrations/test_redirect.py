@@ -47,7 +47,7 @@ def test_a_module_is_changed_as_soon_as_it_is_there(modules: Path) -> None:
 
     def action(module: ModuleType) -> None:
         seen.append(module.__name__)
-        module.save = lambda: "ours"  # type: ignore[attr-defined]
+        module.save = lambda: "ours"
 
     Watch({"stocked": action, "absent": action}).begin()
     assert importlib.util.find_spec("stocked") is not None  # looked for, and not imported

@@ -203,7 +203,7 @@ def test_a_writer_in_one_run_only_is_named() -> None:
 
 
 def test_invalid_figures_are_not_judged() -> None:
-    """Nor are saves whose only verification is an invalid restore."""
+    """The same for saves whose only verification is an invalid restore."""
 
     def warm(sample: Sample) -> Sample:
         return replace(sample, cold=None) if sample.writer == "odirect" else sample
