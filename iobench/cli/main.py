@@ -18,6 +18,7 @@ from iobench.cli.exec import exec_
 from iobench.cli.given import GroupedCommand
 from iobench.cli.plan import plan
 from iobench.cli.reproduce import reproduce
+from iobench.cli.results import app as results_app
 from iobench.cli.run import run as run_command
 from iobench.cli.s3 import app as s3_app
 from iobench.cli.show import show
@@ -49,6 +50,7 @@ app.add_typer(workloads_app, name="workloads")
 app.command()(writers)
 app.command()(doctor)
 app.command()(show)
+app.add_typer(results_app, name="results")
 app.command()(train)
 app.command()(plan)
 app.command()(reproduce)
