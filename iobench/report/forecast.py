@@ -15,7 +15,15 @@ from iobench.report.grid import Grid
 from iobench.report.render import DocumentFormat, write_grids, write_json
 from iobench.units import format_seconds
 
-__all__ = ["SCHEMA", "Outlook", "footnotes", "grids", "heading", "write"]
+__all__ = [
+    "SCHEMA",
+    "Outlook",
+    "answers",
+    "assumptions",
+    "footnotes",
+    "grids",
+    "write",
+]
 
 SCHEMA = "iobench.plan/1"
 
@@ -43,7 +51,7 @@ class Outlook:
 def write(outlook: Outlook, form: DocumentFormat, stream: TextIO) -> None:
     """Write heading, tables and notes; in JSON numbers are unrounded, and keys name their unit."""
     if form is not DocumentFormat.JSON:
-        write_grids(form, heading(outlook), grids(outlook), footnotes(outlook), stream)
+        write_grids(form, _heading(outlook), grids(outlook), footnotes(outlook), stream)
         return
     document = {
         "schema": SCHEMA,
@@ -95,14 +103,24 @@ def _document(one: Forecast) -> dict[str, Any]:
     }
 
 
-def heading(outlook: Outlook) -> Iterator[str]:
+def _heading(outlook: Outlook) -> Iterator[str]:
     """Yield how often to save, for the smallest and the largest job, and what was assumed."""
+    for texts in answers(outlook):
+        yield from texts
+    yield outlook.title
+    yield from assumptions(outlook)
+
+
+def answers(outlook: Outlook) -> Iterator[list[str]]:
+    """Yield how often to save and what is lost, for the smallest and the largest job."""
     jobs = outlook.jobs
     for job in dict.fromkeys((jobs[0], jobs[-1])):
-        yield _sentence(outlook, job)
-        yield from _given_interval(outlook, job)
-        yield from _constant_rate(outlook, job)
-    yield outlook.title
+        given, constant = _given_interval(outlook, job), _constant_rate(outlook, job)
+        yield [_sentence(outlook, job), *given, *constant]
+
+
+def assumptions(outlook: Outlook) -> Iterator[str]:
+    """Yield the size of the job, its failures and its restart."""
     first = outlook.jobs[0]
     rate = f"{first.failures_per_1000_node_days:g} failures per 1000 node-days"
     if first.failure_shape != 1:

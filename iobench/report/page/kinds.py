@@ -46,7 +46,16 @@ def _read_training(path: Path) -> ResultFile | None:
     return result if result.training else None
 
 
+def _read_tuning(path: Path) -> Path | None:
+    from iobench.report.page.tuning_page import read_tuning
+
+    return read_tuning(path)
+
+
 KINDS = {
+    "iobench autotune": RecordKind(
+        reads=_read_tuning, page="iobench.report.page.tuning_page:tuning_page"
+    ),
     "iobench train": RecordKind(
         reads=_read_training, page="iobench.report.page.train_page:train_page"
     ),
