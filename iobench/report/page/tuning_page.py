@@ -11,10 +11,12 @@ from iobench.report.answer import Line
 from iobench.report.grid import Grid
 from iobench.report.page.charts.race import parameter_charts, race_chart, scale_of
 from iobench.report.page.charts.spread import Dot, Spread, spread_spec
+from iobench.report.page.environment import facts_section
 from iobench.report.page.page import Attachment, Chart, Page, Section
 from iobench.report.page.palette import colour_of
 from iobench.report.page.tables import tables_section
 from iobench.report.tuning import grid, notes
+from iobench.results import Environment
 from iobench.tune.emit import machine_words, storage_words
 from iobench.tune.journal import SCHEMA, read_journal
 from iobench.tune.outcome import Outcome, Standing
@@ -87,10 +89,13 @@ def _sections(found: Replay) -> Iterator[Section]:
         yield Section(heading="Confirmation", charts=(_confirmation(found, outcome),))
     if any(entry.losses for entry in found.race.trials.values()):
         yield Section(heading="Race", charts=(race_chart(found, chosen),))
-        yield Section(heading="Parameters", charts=tuple(parameter_charts(found)))
+        yield Section(heading="Parameters", charts=tuple(parameter_charts(found, chosen)))
     if outcome:
         yield tables_section([grid(outcome, _size_bytes(found))], notes(outcome))
-    yield Section(heading="Repeat it", commands=(shlex.join(found.header.command),))
+    header = found.header
+    environment = Environment(machine=header.machine, storage=header.storage)
+    yield facts_section(environment, header.started_at, header.asked["target"])
+    yield Section(heading="Repeat it", commands=(shlex.join(header.command),))
 
 
 def _size_bytes(found: Replay) -> int:
