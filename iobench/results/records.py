@@ -349,6 +349,8 @@ class TrainBlock:
     def __post_init__(self) -> None:
         _check_moved(self.bytes, self.wall_s)
         _check_time("started_at", self.started_at)
+        if len(self.step_s) != len(self.persisting):
+            raise ValueError("step_s and persisting must be of equal length")
 
 
 @dataclass(frozen=True, kw_only=True)

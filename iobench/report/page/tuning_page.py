@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from iobench.errors import UsageError
+from iobench.errors import IobenchError, ResultFileError, UsageError
 from iobench.report.answer import Line
 from iobench.report.grid import Grid
 from iobench.report.page.charts.race import parameter_charts, race_chart, scale_of
@@ -43,7 +43,19 @@ def tuning_page(paths: Sequence[Path]) -> Page:
         raise UsageError("one report shows one journal of iobench autotune; give them one by one")
     (path,) = paths
     header, trials = read_journal(path)
-    found = replay(header, trials)
+    try:
+        return _page(path, replay(header, trials))
+    except IobenchError:  # says itself what is wrong
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # its header is free-form
+        raise ResultFileError(
+            f"{path}: not a journal as iobench autotune writes it "
+            f"({type(error).__name__}: {error!s:.80}); take an unedited copy of the file"
+        ) from error
+
+
+def _page(path: Path, found: Replay) -> Page:
+    header = found.header
     outcome = found.outcome
     title = f"{header.asked['workload']}, rank {header.asked['rank']}: the best setting for "
     return Page(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.charts import values
 from support.journals import write_journal
+from support.records import HOSTILE
 
-from iobench.errors import UsageError
+from iobench.errors import IobenchError, UnknownNameError, UsageError
 from iobench.report.page.html import html
 from iobench.report.page.kinds import page_of
 from iobench.tune.journal import read_journal
@@ -79,3 +82,42 @@ def test_journals_are_shown_one_by_one() -> None:
         page_of([_GRID, _GRID])
     with pytest.raises(UsageError, match="one report for each kind"):
         page_of([_GRID, _GRID.with_name("reference-llama7b.jsonl")])
+
+
+def changed(path: Path, **asked: Any) -> Path:
+    """The journal with other values in `asked`; None removes one."""
+    header, *others = write_journal(path).read_text().splitlines(keepends=True)
+    values = json.loads(header)
+    values["asked"] = {k: v for k, v in (values["asked"] | asked).items() if v is not None}
+    path.write_text(f"{json.dumps(values)}\n{''.join(others)}")
+    return path
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *({"objective": None}, {"objective": 3}, {"max_s": "long"}, {"max_s": -1}),
+        *({"workload": None}, {"max_bytes": []}, {"job": {"nodes": "many"}}, {"job": 7}),
+        *({"rank": "first"}, {"largest_bytes": "much"}),
+    ],
+)
+def test_a_broken_journal_is_one_error(tmp_path: Path, asked: dict[str, Any]) -> None:
+    with pytest.raises(IobenchError) as raised:
+        page_of([changed(tmp_path / "journal.jsonl", **asked)])
+    assert len(str(raised.value)) < 300
+
+
+def test_hostile_texts_are_shown_as_texts(tmp_path: Path) -> None:
+    """Also those that cannot be encoded, and commands to a terminal."""
+    shown = html(page_of([changed(tmp_path / "journal.jsonl", target=" ".join(HOSTILE))]))
+    assert shown.encode()
+    assert not {"\x1b", "\x00", "\ud800"} & set(shown)
+    assert not [text for text in HOSTILE if "<" in text and text in shown]
+    assert "hit = 1" in shown
+
+
+def test_a_writer_that_is_not_installed_is_named(tmp_path: Path) -> None:
+    path = write_journal(tmp_path / "journal.jsonl")
+    path.write_text(path.read_text().replace('"writer": "aiofiles"', '"writer": "of-others"'))
+    with pytest.raises(UnknownNameError, match="of-others"):
+        page_of([path])
