@@ -114,6 +114,6 @@ def _check_libraries() -> None:
     if missing:
         raise UnavailableError(
             "iobench report",
-            f"{', '.join(missing)} not installed.",
+            f"{', '.join(missing)} is not installed.",
             "Type: pip install 'iobench[report]'.",
         )

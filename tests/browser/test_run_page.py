@@ -10,7 +10,7 @@ from support.records import HOSTILE, hostile_record
 from iobench.report.page.kinds import page_of
 from iobench.results import read
 
-_RECORD = Path(__file__).parents[1] / "unit" / "results" / "recorded.jsonl"
+_RECORD = Path(__file__).parents[2] / "results" / "reference-llama7b.jsonl"
 
 
 def test_all_of_a_run(open_page: OpenPage, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def html(page: Page) -> str:
             page=page,
             generator=f"{GENERATOR} {__version__}",
             scripts=[Markup(one) for one in (library, own)],  # ours, not the record's
-            policy=" ".join(map(content_hash, (library, own))),
+            policy=Markup(" ".join(map(content_hash, (library, own)))),
             style=Markup(_style()),
             scheme=SCHEME,
             next_id=lambda: next(numbers),
