@@ -12,8 +12,10 @@ import typer
 from typer.testing import CliRunner
 
 from iobench.cli.report import report
+from iobench.cli.run import _report_rest
 from iobench.errors import IobenchError, UnavailableError, UnknownNameError, UsageError
 from iobench.report.page import kinds
+from iobench.results import ResultFile
 
 
 @pytest.fixture
@@ -80,6 +82,14 @@ def test_without_the_extra(
     message = _error(app, example_path, "-o", "a.html")
     assert message.endswith("altair is not installed. Type: pip install 'iobench[report]'.")
     assert issubclass(UnavailableError, IobenchError)
+
+
+def test_a_stopped_run_without_its_report(
+    example: ResultFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error that stopped the run counts, not that of the report."""
+    _report_rest(example, tmp_path / "gone" / "a.html")
+    assert capsys.readouterr().err.startswith("warning: no report: --report ")
 
 
 def test_kinds_are_not_mixed(example_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
