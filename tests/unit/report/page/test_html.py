@@ -107,6 +107,16 @@ def test_hostile_texts_change_no_element(example: ResultFile, tmp_path: Path, ho
         json.loads(script)
 
 
+def test_hostile_names_of_files(example: ResultFile, tmp_path: Path) -> None:
+    """Not UTF-8, or with characters that reorder text; alone and side by side."""
+    record = tmp_path / "\udcff\u202egpj.jsonl"
+    record.write_bytes(example.path.read_bytes())
+    for paths in ([record], [record, record]):
+        text = html(page_of(paths)).encode().decode()
+        assert "\u202e" not in text
+        assert r"\udcff\u202egpj.jsonl" in text
+
+
 @pytest.mark.parametrize("how", BROKEN)
 def test_broken_records_are_errors(example: ResultFile, tmp_path: Path, how: str) -> None:
     """The error names the file; no page is made of what could be read."""
