@@ -22,7 +22,7 @@ __all__ = ["over_time_chart"]
 _MOST_POINTS = 60  # of a row
 _LEAST_STEP = 0.25  # of a step: a shorter last one is joined with the one before
 _WRITER = "writer"  # what counts, next to `device` and `process`
-_RISE = 0.62  # lanes from the base of a row to the highest rate of all
+_RISE = 0.6  # lanes from the base of a row to the highest rate of all
 
 
 def over_time_chart(group: Group) -> Chart | None:
