@@ -8,7 +8,7 @@ from iobench.report.answer import Line
 from iobench.report.compare import Comparison, ComparisonRow
 from iobench.report.compare_as import grid, labelled, notes, title
 from iobench.report.grid import Grid
-from iobench.report.page.charts.spread import Mark, Spread, spread_spec
+from iobench.report.page.charts.spread import MarkLine, Spread, spread_spec
 from iobench.report.page.environment import environment_section
 from iobench.report.page.page import Attachment, Chart, Page, Section
 from iobench.report.page.palette import colour_of, shape_of
@@ -17,7 +17,7 @@ from iobench.results import ResultFile
 
 __all__ = ["compare_page"]
 
-_KIND = "iobench compare"
+_UNCHANGED = MarkLine(x=1.0, label="unchanged")
 
 
 def compare_page(
@@ -27,7 +27,7 @@ def compare_page(
     operations = dict.fromkeys(row.operation for row in comparison.rows)
     charts = tuple(_chart(comparison, operation) for operation in operations)
     return Page(
-        kind=_KIND,
+        kind="iobench compare",
         title=title(comparison),
         about=(f"before: {', '.join(comparison.old)}", f"now: {', '.join(comparison.new)}"),
         answer=tuple(_answer(comparison)),
@@ -80,7 +80,9 @@ def _chart(comparison: Comparison, operation: str) -> Chart:
         alt=f"Rate now over the rate before, by {operation}: {spoken}.",
         caption="Right of the dashed line is faster now. The bar is the interval of the ratio; "
         f"changes of up to {100 * floor:.1f}% are noise.",
-        spec=spread_spec(rows, axis="rate now / rate before", mark=Mark(x=1.0, label="unchanged")),
+        spec=spread_spec(
+            rows, axis="rate now / rate before", mark=_UNCHANGED
+        ),
         numbers=Grid(
             columns=(("writer", False), ("ratio", True), ("interval", True), ("finding", False)),
             rows=[

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from iobench.bench.judging.stats import median
 from iobench.errors import UsageError
 from iobench.report.grid import Grid
-from iobench.report.page.charts.spread import Dot, Mark, Spread, spread_spec
+from iobench.report.page.charts.spread import Dot, MarkLine, Spread, spread_spec
 from iobench.report.page.charts.timeline import Timeline, timeline_chart
 from iobench.report.page.environment import environment_section, repeat_section
 from iobench.report.page.page import Attachment, Chart, Page, Section
@@ -88,7 +88,7 @@ def _costs(arms: Sequence[tuple[TrainingCost, Sequence[TrainBlock]]]) -> Iterato
 
 
 _WORDS = ("repetition", "figure", "blocks")
-_NOTHING = Mark(x=0.0, label="no checkpoints")
+_NOTHING = MarkLine(x=0.0, label="no checkpoints")
 
 
 def _overhead(cost: TrainingCost, blocks: Sequence[TrainBlock], plain: dict[int, float]) -> Spread:
