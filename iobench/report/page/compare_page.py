@@ -80,9 +80,7 @@ def _chart(comparison: Comparison, operation: str) -> Chart:
         alt=f"Rate now over the rate before, by {operation}: {spoken}.",
         caption="Right of the dashed line is faster now. The bar is the interval of the ratio; "
         f"changes of up to {100 * floor:.1f}% are noise.",
-        spec=spread_spec(
-            rows, axis="rate now / rate before", mark=_UNCHANGED
-        ),
+        spec=spread_spec(rows, axis="rate now / rate before", mark=_UNCHANGED),
         numbers=Grid(
             columns=(("writer", False), ("ratio", True), ("interval", True), ("finding", False)),
             rows=[
