@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import altair as alt
 import pytest
 from support.charts import values
 from typer.testing import CliRunner
@@ -45,6 +46,9 @@ def check(page: Page) -> str:
     """Return the page as HTML; its charts have words and numbers."""
     assert page.charts
     for chart in page.charts.values():
+        alt.LayerChart.from_dict(
+            {**chart.spec, "config": {}, "datasets": {}}
+        )  # checked by altair's schema
         assert chart.title
         assert chart.alt.endswith(".")
         assert chart.numbers is not None

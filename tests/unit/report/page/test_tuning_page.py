@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import altair as alt
 import pytest
 from support.charts import values
 from support.journals import write_journal
@@ -51,6 +52,8 @@ def test_a_finished_tuning(tmp_path: Path) -> None:
     words = " ".join(text for line in page.answer for text in line.texts)
     assert all(reason in words for reason in outcome.reasons())
     assert page.caveats == ()
+    for one in page.charts.values():
+        alt.LayerChart.from_dict({**one.spec, "config": {}, "datasets": {}})
     assert outcome.chosen.label in html(page)
 
 
