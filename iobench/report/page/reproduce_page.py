@@ -12,7 +12,7 @@ from iobench.report.page.charts.spread import MarkLine, Spread, spread_spec
 from iobench.report.page.environment import environment_section
 from iobench.report.page.page import Attachment, Chart, Page, Section
 from iobench.report.page.palette import colour_of, shape_of
-from iobench.report.page.tables import commands_section, tables_section
+from iobench.report.page.tables import commands_section, spread_words, tables_section
 from iobench.results import ResultFile
 from iobench.units import count_of
 
@@ -86,8 +86,8 @@ def _chart(
         name=name,
         title=title,
         alt=f"Claims and figures measured here: {spoken}.",
-        caption="The diamond is the published claim. The upright line is the median measured "
-        "here, the bar its interval.",
+        caption="Diamond: the published claim; measured here, "
+        f"{spread_words(one.pairs for one in findings)}",
         spec=spread_spec(rows, axis=axis, mark=mark),
         numbers=_numbers(findings),
     )

@@ -14,7 +14,7 @@ from iobench.report.page.charts.spread import Dot, Spread, spread_spec
 from iobench.report.page.environment import facts_section
 from iobench.report.page.page import Attachment, Chart, Page, Section
 from iobench.report.page.palette import colour_of
-from iobench.report.page.tables import tables_section
+from iobench.report.page.tables import spread_words, tables_section
 from iobench.report.tuning import grid, notes
 from iobench.results import Environment
 from iobench.tune.emit import machine_words, storage_words
@@ -126,7 +126,7 @@ def _confirmation(found: ReplayedTuning, outcome: Outcome) -> Chart:
         name="confirmation",
         title="Fresh samples of the best settings",
         alt=f"Confirmed settings, the chosen one first: {spoken}.",
-        caption="One dot per sample; the upright line is the median, the bar its interval. "
+        caption=f"One dot per sample; {spread_words(one.samples for one in outcome.standings())} "
         "The chosen setting is the first.",
         spec=spread_spec(rows, axis=scale.title, words=("round", "figure"), zero=goal != "goodput"),
         numbers=Grid(
