@@ -12,6 +12,7 @@ from iobench.report.page.charts.spread import MarkLine, Spread, spread_spec
 from iobench.report.page.environment import environment_section
 from iobench.report.page.page import Attachment, Chart, Page, Section
 from iobench.report.page.palette import colour_of, shape_of
+from iobench.report.page.rows import moment
 from iobench.report.page.tables import commands_section, spread_words, tables_section
 from iobench.results import ResultFile
 from iobench.units import count_of
@@ -37,7 +38,7 @@ def reproduce_page(
     return Page(
         kind="iobench reproduce",
         title=heading(study),
-        about=tuple(f"{one.path}, {one.run.started_at}" for one in records),
+        about=tuple(f"{one.path}, measured {moment(one.run.started_at)}" for one in records),
         answer=tuple(_answer(findings)),
         sections=(
             Section(heading="Claims and what was measured", charts=tuple(_charts(findings))),

@@ -13,6 +13,7 @@ from iobench.report.page.charts.timeline import Timeline, timeline_chart
 from iobench.report.page.environment import environment_section, repeat_section
 from iobench.report.page.page import Attachment, Chart, Page, Section
 from iobench.report.page.palette import colour_of, shape_of
+from iobench.report.page.rows import moment
 from iobench.report.page.tables import charts_section, spread_words, tables_section
 from iobench.report.training import (
     TrainingCost,
@@ -38,11 +39,12 @@ def train_page(results: Sequence[ResultFile]) -> Page:
         raise UsageError("one report shows one record of iobench train; give them one by one")
     (result,) = results
     arms = list(zip(training_costs(result), blocks_by_arm(result), strict=True))
+    when = moment(result.run.started_at)
     incomplete = (result.incomplete,) if result.incomplete else ()
     return Page(
         kind="iobench train",
         title=heading(result),
-        about=(environment_line(result.run), result.run.started_at, *incomplete),
+        about=(environment_line(result.run), f"measured {when}", *incomplete),
         answer=tuple(answer(result)),
         sections=(
             *charts_section("What checkpoints cost", _costs(arms)),

@@ -14,6 +14,7 @@ from iobench.report.page.charts.spread import Dot, Spread, spread_spec
 from iobench.report.page.environment import facts_section
 from iobench.report.page.page import Attachment, Chart, Page, Section
 from iobench.report.page.palette import colour_of
+from iobench.report.page.rows import moment
 from iobench.report.page.tables import spread_words, tables_section
 from iobench.report.tuning import grid, notes
 from iobench.results import Environment
@@ -56,12 +57,12 @@ def tuning_page(paths: Sequence[Path]) -> Page:
 
 def _page(path: Path, found: ReplayedTuning) -> Page:
     header = found.header
-    outcome = found.outcome
+    outcome, when = found.outcome, moment(header.started_at)
     title = f"{header.asked['workload']}, rank {header.asked['rank']}: the best setting for "
     return Page(
         kind="iobench autotune",
         title=title + found.objective.goal,
-        about=(f"{machine_words(header)}, {storage_words(header)}", header.started_at),
+        about=(f"{machine_words(header)}, {storage_words(header)}", f"measured {when}"),
         answer=tuple(_answer(found)),
         caveats=() if outcome else (_unfinished(found, path),),
         sections=tuple(_sections(found)),
