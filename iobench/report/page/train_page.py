@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from iobench.bench.judging.comparison import LEAST_SAMPLES
 from iobench.bench.judging.stats import median
 from iobench.errors import UsageError
+from iobench.report.answer import Line
 from iobench.report.grid import Grid
 from iobench.report.page.charts.spread import Dot, MarkLine, Spread, spread_spec
 from iobench.report.page.charts.timeline import Timeline, timeline_chart
@@ -40,12 +41,13 @@ def train_page(results: Sequence[ResultFile]) -> Page:
     (result,) = results
     arms = list(zip(training_costs(result), blocks_by_arm(result), strict=True))
     when = moment(result.run.started_at)
-    incomplete = (result.incomplete,) if result.incomplete else ()
+    caveats = (Line("Stopped", (result.incomplete,)),) if result.incomplete else ()
     return Page(
         kind="iobench train",
         title=heading(result),
-        about=(environment_line(result.run), f"measured {when}", *incomplete),
+        about=(environment_line(result.run), f"measured {when}"),
         answer=tuple(answer(result)),
+        caveats=caveats,
         sections=(
             *charts_section("What checkpoints cost", _costs(arms)),
             Section(

@@ -223,6 +223,12 @@ def test_the_report_option_of_the_verbs(tmp_path: Path) -> None:
         assert "must end with .html" in str(refused.exception)
 
 
+def test_a_training_that_was_killed_says_so() -> None:
+    result = replace(reference("train-busy-gpt5b-nemo"), end=None)
+    (line,) = train_page([result]).caveats
+    assert "the run was killed or is still running" in line.texts[0]
+
+
 def test_several_records_of_training_are_refused() -> None:
     path = reference("train-busy-gpt5b-nemo").path
     with pytest.raises(UsageError, match="one by one"):
