@@ -92,7 +92,8 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     total = memory.get("total_bytes")
     yield "memory", format_size(total) if isinstance(total, int) else _MISSING
     gpus = machine.get("gpus")
-    names = [str(one.get("name")) for one in gpus if isinstance(one, Mapping)] if gpus else []
+    listed = gpus if isinstance(gpus, list) else []
+    names = [str(one.get("name")) for one in listed if isinstance(one, Mapping)]
     yield "GPUs", ", ".join(names) or "none"
     for target, storage in _storages(run):
         yield target, _words(storage.get("fs_type") or storage.get("kind"), storage.get("source"))
