@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 import altair as alt
@@ -13,7 +13,7 @@ import pytest
 from iobench.report.page.charts.over_time import over_time_chart
 from iobench.report.page.charts.phases import phases_chart
 from iobench.report.page.charts.rates import rates_chart
-from iobench.report.page.charts.trade import trade_chart
+from iobench.report.page.charts.trade import _HEIGHT, _WIDTH, _meet, _placed, trade_chart
 from iobench.report.page.html import html
 from iobench.report.page.page import Chart, Page
 from iobench.report.page.rows import Group, Measured
@@ -158,6 +158,18 @@ def test_old_records_have_no_series(old: ResultFile) -> None:
     assert over_time_chart(_group(Measured.of(old), "save")) is None
     kinds = [kind for kind in _KINDS if kind != "over-time"]
     assert [*run_page([old]).charts] == [f"{kind}-{one}" for kind in kinds for one in _OPERATIONS]
+
+
+def test_labels_of_the_trade_do_not_hide_each_other() -> None:
+    """Points next to each other, as far as there is room; none leaves the chart to the right."""
+    points = [(0.5, 0.5, "buffered"), (0.51, 0.5, "uncached"), (0.5, 0.53, "odirect")]
+    boxes = [
+        label.box(x * _WIDTH, y * _HEIGHT, 7.0 * len(text))
+        for label, (x, y, text) in zip(_placed(points), points, strict=True)
+    ]
+    assert not [(a, b) for a, b in combinations(boxes, 2) if _meet(a, b)]
+    (last,) = _placed([(0.95, 0.5, "buffered")])
+    assert last.align == "right"
 
 
 def test_a_run_that_measured_nothing(recorded: ResultFile) -> None:
