@@ -24,7 +24,7 @@ from iobench.report.page.html import html
 from iobench.report.page.kinds import page_of
 from iobench.report.page.page import Attachment, Page, Section
 from iobench.report.page.run_page import run_page
-from iobench.results import ResultFile
+from iobench.results import Environment, ResultFile
 
 _MOST_BYTES = 2 * 2**20
 
@@ -123,6 +123,21 @@ def test_broken_records_are_errors(example: ResultFile, tmp_path: Path, how: str
     record = broken_record(example.path, tmp_path / "broken.jsonl", how)
     with pytest.raises(ResultFileError, match=r"broken\.jsonl"):
         page_of([record])
+
+
+def test_damaged_plans_and_environments(example: ResultFile) -> None:
+    """They are free-form: an error that names the plan, or a page without the fact."""
+    for baseline in ("odirect", {}, {"name": "odirect"}, {"target": "/a"}, {"label": None}):
+        run = replace(example.run, plan={**example.run.plan, "baseline": baseline})
+        with pytest.raises(ResultFileError, match=r"line 1: plan\.baseline must have"):
+            run_page([replace(example, run=run)])
+    for odd in (7, "x", [7], {"x": [7]}):
+        names = ("gpus", "cpu", "memory", "versions")
+        environment = Environment(
+            machine=dict.fromkeys(names, odd), storage={"device": odd, "mount_options": odd}
+        )
+        run = replace(example.run, environment=environment, plan={"target": odd, "seed": odd})
+        assert html(run_page([replace(example, run=run)]))
 
 
 def test_parts_of_a_page_are_escaped() -> None:
