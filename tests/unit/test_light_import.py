@@ -13,7 +13,7 @@ import pytest
 
 from iobench.cli.deferred import load_when_used
 
-_HEAVY = "torch boto3 pandas plotly"
+_HEAVY = "torch boto3 pandas altair"
 _STEPS = (
     ("import iobench, iobench.errors, iobench.units", f"{_HEAVY} numpy"),
     ("from iobench import workloads; workloads.names()", f"{_HEAVY} numpy pydantic yaml"),

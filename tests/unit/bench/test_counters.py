@@ -115,7 +115,7 @@ def test_the_clock_stops_for_the_cpu_time_of_the_check(clock: SimpleNamespace) -
             moments = (1.0, 2.0, 4.0, 7.0, 9.0)
             return [Reading(at_s=begun + at, read_bytes=0, write_bytes=0) for at in moments]
 
-    counting = Counters(SimpleNamespace(read=read), Sampler())  # type: ignore[arg-type]
+    counting = Counters(SimpleNamespace(read=read), Sampler())  # type: ignore[arg-type]  # doubles
     clock.wall, clock.cpu = begun + 2, clock.cpu + 2
     assert counting.flushes() == 7
     assert counting.elapsed_s() == 3
