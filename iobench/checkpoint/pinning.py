@@ -15,7 +15,7 @@ class Pinned:
 
     def __init__(self, memory: Bytes) -> None:
         self._address = memory.ctypes.data
-        code = int(torch.cuda.cudart().cudaHostRegister(self._address, len(memory), 0))  # type: ignore[no-untyped-call]
+        code = int(torch.cuda.cudart().cudaHostRegister(self._address, len(memory), 0))
         if code:
             raise UnavailableError(
                 "pinned memory",
@@ -24,4 +24,4 @@ class Pinned:
             )
 
     def release(self) -> None:
-        torch.cuda.cudart().cudaHostUnregister(self._address)  # type: ignore[no-untyped-call]
+        torch.cuda.cudart().cudaHostUnregister(self._address)

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from iobench.bench.counters.monitor import Monitor
 from iobench.bench.targets.cold import make_cold
-from iobench.bench.targets.entries import FilesBelow, entries_below
+from iobench.bench.targets.entries import FilesBelow
 from iobench.bench.targets.instruments import Instruments
-from iobench.bench.targets.scratch import require_directory, scratch_directory
+from iobench.bench.targets.scratch import remove_directory, scratch_directory
 from iobench.bench.targets.settle import Patience, settled
 from iobench.checkpoint.staged import StagedCheckpoint
 from iobench.environment import DeviceMonitor, describe_environment
+from iobench.environment.storage import check_directory
 from iobench.errors import TargetError
 from iobench.results.records import Cold
 from iobench.units import MIB
 
 __all__ = ["DirectoryTarget"]
 
-_TOGETHER = 1000  # files listed at once; rmtree lists them all, with 250 bytes for each
 _SPARE_FRACTION, _SPARE_BYTES = 0.05, 256 * MIB  # of the target's space left free
 
 
@@ -42,7 +40,7 @@ class DirectoryTarget:
         return str(self.path.resolve())
 
     def check(self) -> None:
-        require_directory(self.path)
+        check_directory(self.path)
         if not os.access(self.path, os.W_OK | os.X_OK):
             raise TargetError(f"--target {self.path}: cannot be written; choose another directory")
 
@@ -84,13 +82,7 @@ class DirectoryScratch:
         return make_cold(FilesBelow(self.directory / name))
 
     def remove(self, name: str) -> None:
-        checkpoint = self.directory / name
-        if not checkpoint.exists():
-            return
-        while some := list(islice(entries_below(checkpoint), _TOGETHER)):
-            for path in some:
-                os.unlink(path)
-        shutil.rmtree(checkpoint)
+        remove_directory(self.directory / name)
 
     def settled(self, monitor: Monitor, patience: Patience) -> AbstractContextManager[None]:
         return settled(self.directory, monitor, patience)

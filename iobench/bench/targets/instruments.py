@@ -15,6 +15,7 @@ from pathlib import Path
 from iobench import linux
 from iobench.bench.counters.monitor import Monitor
 from iobench.bench.targets.entries import entries_below
+from iobench.environment.mounts import mounts_in
 from iobench.results.records import Stored
 from iobench.units import KIB
 
@@ -39,6 +40,8 @@ class Instruments:
     """Whether the device's counter grows with the bytes that are written."""
     flush_counts: bool = False
     """Whether the device's counter of flushes grows with a sync."""
+    mounts: frozenset[int] = frozenset()
+    """The ids of the mounts in the directory; others are made later, by a writer."""
 
     @classmethod
     def probe(cls, directory: Path, monitor: Monitor) -> Instruments:
@@ -64,6 +67,7 @@ class Instruments:
             unseen=unseen,
             device_counts=grown is not None and grown.write_bytes >= _PROBE_BYTES,
             flush_counts=grown is not None and grown.flushes > 0,
+            mounts=frozenset(one.mount_id for one in mounts_in(os.path.realpath(directory))),
         )
 
     @property
@@ -80,6 +84,7 @@ class Instruments:
         added.
         """
         look = _Look(self, directory)
+        look.problems += self._mounted(os.path.realpath(directory))
         changes = changes or Changes()
         known = changes.of_files
         names = set[str]()
@@ -104,6 +109,11 @@ class Instruments:
             unsynced_bytes=None if self.unseen else look.unsynced_bytes,
             unseen=self.unseen,
         )
+
+    def _mounted(self, top: str) -> Iterator[str]:
+        for mount in mounts_in(top):
+            if mount.mount_id not in self.mounts:
+                yield f"{os.path.relpath(mount.mount_point, top)} is a mount point"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,29 +11,20 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
+from iobench import linux
 from iobench.bench.processes.interrupts import deferred_interrupts
+from iobench.environment.mounts import mount_id_of, mounts_in
+from iobench.environment.storage import check_directory
 from iobench.errors import TargetError, transfer_errors
 
-__all__ = ["PREFIX", "require_directory", "scratch_directory"]
+__all__ = ["PREFIX", "remove_directory", "scratch_directory"]
 
 PREFIX = ".iobench-run-"
 _LOCK = "lock"
 _FUSE_RELEASES_WITHIN_S = 10.0
-
-
-def require_directory(target: Path) -> None:
-    """Raise TargetError unless `target` is a directory."""
-    try:
-        if target.is_dir():
-            return
-        other = target.exists()
-    except OSError as error:  # no permission for a directory above it
-        raise TargetError(f"--target {target}: cannot be reached ({error.strerror})") from error
-    if other:
-        raise TargetError(f"--target {target}: is not a directory; name the one to measure")
-    raise TargetError(f"--target {target}: no such directory; make it first")
 
 
 @contextmanager
@@ -45,7 +36,7 @@ def scratch_directory(target: Path) -> Iterator[Path]:
     directory, and the kernel releases that lock when the run ends. Raises TargetError when `target`
     is not a writable directory.
     """
-    require_directory(target)
+    check_directory(target)
     directory = target / f"{PREFIX}{secrets.token_hex(6)}"
     held = contextlib.ExitStack()
     try:
@@ -103,6 +94,14 @@ def _remove(directory: Path, held: contextlib.ExitStack) -> None:
             _remove_empty(directory)
 
 
+def remove_directory(directory: Path) -> None:
+    """Remove `directory` of a run with its content, if it exists."""
+    with _opened(directory) as fd:
+        if fd is not None:
+            _empty(fd)
+            directory.rmdir()
+
+
 @contextmanager
 def _opened(directory: Path) -> Iterator[int | None]:
     """Yield a descriptor of `directory`; None if it is missing, a link, or not a directory.
@@ -124,13 +123,41 @@ def _opened(directory: Path) -> Iterator[int | None]:
 
 
 def _empty(fd: int) -> None:
+    """Remove the content of the open directory `fd`, the lock last."""
+    _detach_mounts(fd)
+    while entries := _some_entries(fd):
+        for name, is_directory in entries:
+            if is_directory:
+                shutil.rmtree(name, dir_fd=fd)  # follows no links
+            else:
+                os.unlink(name, dir_fd=fd)
+    for name in sorted(os.listdir(fd), key=lambda name: name == _LOCK):
+        os.unlink(name, dir_fd=fd)
+
+
+def _some_entries(fd: int) -> list[tuple[str, bool]]:
+    """Return up to 1000 entries, and whether each is a directory: there may be 100,000 files.
+
+    Not the lock, and not what unlink(2) may leave again: see `_remove_empty`.
+    """
     with os.scandir(fd) as found:
-        entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
-    for name, is_directory in sorted(entries, key=lambda entry: entry[0] == _LOCK):
-        if is_directory:
-            shutil.rmtree(name, dir_fd=fd)  # follows no links
-        else:
-            os.unlink(name, dir_fd=fd)
+        some = islice((e for e in found if e.name != _LOCK and not _is_hidden(e.name)), 1000)
+        return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in some]
+
+
+def _detach_mounts(fd: int) -> None:
+    """Unmount what a writer mounted in our directory `fd`.
+
+    A removal would empty the mounted directory, and then fail at the mount point. A path may lead
+    elsewhere by now, so the id decides whether it is that mount.
+    """
+    for mount in mounts_in(os.readlink(f"/proc/self/fd/{fd}")):
+        point = os.open(mount.mount_point, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if mount_id_of(point) == mount.mount_id:
+                linux.detach_mount(point)
+        finally:
+            os.close(point)
 
 
 def _remove_empty(directory: Path) -> None:
@@ -147,7 +174,11 @@ def _remove_empty(directory: Path) -> None:
 
 
 def _only_hidden(names: list[str]) -> bool:
-    return bool(names) and all(name.startswith(".fuse_hidden") for name in names)
+    return bool(names) and all(map(_is_hidden, names))
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".fuse_hidden")
 
 
 def _remove_stale(target: Path, uid: int) -> None:

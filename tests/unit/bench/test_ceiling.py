@@ -60,7 +60,7 @@ def _short(seen: list[object]) -> list[object]:
 
 def test_a_save_and_a_restore(turn: Callable[[_Fails], list[object]]) -> None:
     """Each follows its `settled`, at the repetition and position of the turn."""
-    seen = turn(lambda operation: None)  # noqa: ARG005
+    seen = turn(lambda _: None)
     assert _short(seen) == [
         (f"fio {JOBS[0].name} save", 3),
         ("save", 4096, 2.0, 0.5, None),

@@ -149,7 +149,7 @@ def test_no_memory(wait: bool, ckpt: Checkpointer, pages: _Pages) -> None:
 
     def prepare_and_save() -> None:
         ckpt.prepare(_STATE, wait=wait)
-        ckpt._persister._preparing.drain()  # type: ignore[union-attr]
+        ckpt._persister._preparing.drain()
         ckpt.save_async(_STATE, 1)
 
     with pytest.raises(OSError, match="no memory") as caught:
