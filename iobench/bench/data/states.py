@@ -6,17 +6,15 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import overload
 
-import torch
-
 from iobench.bench.data.payload_order import in_payload_order
 from iobench.bench.data.pool import RandomPool, Window, Windows
 from iobench.formats.tensors import tensor_from_bytes, torch_dtype
 from iobench.workloads.file_table import FileTable
 from iobench.workloads.specs import FileSpec
 
-__all__ = ["Placement", "State", "States"]
+__all__ = ["Placement", "States", "Tensors"]
 
-State = dict[str, torch.Tensor]
+Tensors = dict[str, torch.Tensor]
 
 _AHEAD = 4096
 """Files whose tensors exist before a save; with one tensor in each they take 3 MiB."""
@@ -71,7 +69,7 @@ class Placement:
         return Window(self._starts[tensor], self._stops[tensor], self._laps[tensor])
 
 
-class States(Sequence[State]):
+class States(Sequence[Tensors]):
     """Each file's tensors by name, in payload order: all of them or the `chosen` ones.
 
     The tensors of the first files are made before the clock of a save starts. Those of the others
@@ -83,7 +81,7 @@ class States(Sequence[State]):
     ) -> None:
         """`chosen` has a byte for each tensor of `placement`; 0 leaves it out."""
         self._placement, self._pool, self._chosen = placement, pool, chosen
-        self._ahead: list[State] = []
+        self._ahead: list[Tensors] = []
 
     def only(self, chosen: bytearray) -> States:
         """Return the same files with only the `chosen` tensors."""
@@ -107,16 +105,16 @@ class States(Sequence[State]):
         return len(self._placement.files)
 
     @overload
-    def __getitem__(self, index: int) -> State: ...
+    def __getitem__(self, index: int) -> Tensors: ...
     @overload
-    def __getitem__(self, index: slice) -> list[State]: ...
-    def __getitem__(self, index: int | slice) -> State | list[State]:
+    def __getitem__(self, index: slice) -> list[Tensors]: ...
+    def __getitem__(self, index: int | slice) -> Tensors | list[Tensors]:
         number = range(len(self))[index]
         if isinstance(number, range):
             return [self[one] for one in number]
         return self._ahead[number] if number < len(self._ahead) else self._made(number)
 
-    def _made(self, file: int) -> State:
+    def _made(self, file: int) -> Tensors:
         specs, first = self._placement.files[file].tensors, self._placement.tensors(file).start
         found = {}
         for number in self.numbers(file):
