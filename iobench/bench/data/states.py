@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import overload
 
+import torch
+
 from iobench.bench.data.payload_order import in_payload_order
 from iobench.bench.data.pool import RandomPool, Window, Windows
 from iobench.formats.tensors import tensor_from_bytes, torch_dtype
