@@ -64,7 +64,7 @@ class Committer:
             files = (*records, record_of(skeleton, [("", skeleton.size_bytes)]))
             with collector_paused():
                 text = self._manifest(save, files).to_json()
-            staged.publish(text)
+            staged.publish([text])
             save.persist_s = time.perf_counter() - began_s
             save.status = "committed"
             self.ledger.committed(save)

@@ -11,6 +11,7 @@ from typing import Any
 
 from iobench.bench.counters.monitor import Monitor
 from iobench.bench.targets.cold import make_cold
+from iobench.bench.targets.entries import FilesBelow
 from iobench.bench.targets.instruments import Instruments
 from iobench.bench.targets.scratch import remove_directory, scratch_directory
 from iobench.bench.targets.settle import Patience, settled
@@ -78,7 +79,7 @@ class DirectoryScratch:
         return Instruments.probe(self.directory, monitor)
 
     def make_cold(self, name: str) -> Cold:
-        return make_cold(path for path in (self.directory / name).rglob("*") if path.is_file())
+        return make_cold(FilesBelow(self.directory / name))
 
     def remove(self, name: str) -> None:
         remove_directory(self.directory / name)
