@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from iobench.bench.counters.monitor import Monitor
 from iobench.bench.targets.cold import make_cold
 from iobench.bench.targets.entries import FilesBelow
 from iobench.bench.targets.instruments import Instruments
-from iobench.bench.targets.scratch import remove_directory, scratch_directory
+from iobench.bench.targets.scratch import detach_mounts, scratch_directory
 from iobench.bench.targets.settle import Patience, settled
 from iobench.checkpoint.staged import StagedCheckpoint
 from iobench.environment import DeviceMonitor, describe_environment
@@ -82,7 +83,9 @@ class DirectoryScratch:
         return make_cold(FilesBelow(self.directory / name))
 
     def remove(self, name: str) -> None:
-        remove_directory(self.directory / name)
+        detach_mounts(self.directory / name)
+        if (self.directory / name).exists():
+            shutil.rmtree(self.directory / name)
 
     def settled(self, monitor: Monitor, patience: Patience) -> AbstractContextManager[None]:
         return settled(self.directory, monitor, patience)
