@@ -1,0 +1,102 @@
+"""`make docs`: the site has every page and name, and asks no other host; mistakes fail."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from importlib import import_module
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+_ROOT = Path(__file__).parents[2]
+_PAGES = [_ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+_PAGES += sorted((_ROOT / "docs").rglob("*.md"))
+
+
+def build(source: Path, output: Path) -> subprocess.CompletedProcess[str]:
+    """Build the site as the Makefile does."""
+    (target,) = re.findall(r"^docs:.*\n\t\$\(bin\)/python (.*)$", _makefile(), re.MULTILINE)
+    words = target.removesuffix(" . site $(ARGS)").replace("docs", str(_ROOT / "docs")).split()
+    return subprocess.run(
+        [sys.executable, *words, source, output],
+        capture_output=True,
+        cwd=source,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def _makefile() -> str:
+    return (_ROOT / "Makefile").read_text()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site of this repository."""
+    output = tmp_path_factory.mktemp("docs") / "site"
+    done = build(_ROOT, output)
+    assert done.returncode == 0, done.stderr
+    return output
+
+
+class _Loads(HTMLParser):
+    """What a browser loads by itself for a page: scripts, styles, icons, images, frames."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.urls: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        loading = {"src", "srcset", "data"}
+        if tag in ("link", "image", "use"):
+            loading.add("href")
+        self.urls += [value for name, value in attrs if name in loading and value]
+
+
+def test_the_site(site: Path) -> None:
+    """Each page is there and linked from the start page; nothing is loaded from elsewhere."""
+    start = (site / "index.html").read_text()
+    for page in _PAGES:
+        built = page.relative_to(_ROOT).with_suffix(".html")
+        assert (site / built).exists()
+        inside = built.parts[1] in ("api", "decisions") if len(built.parts) > 2 else False
+        assert inside or f'href="{built}"' in start or built.name == "README.html", built
+    for page in site.rglob("*.html"):
+        loads = _Loads()
+        loads.feed(page.read_text())
+        assert loads.urls
+        for url in map(urlsplit, loads.urls):
+            assert not url.netloc, (page, url.geturl())
+            assert url.scheme == "data" or (page.parent / url.path).exists(), (page, url.geturl())
+    for style in site.rglob("*.css"):
+        assert not re.search(r"(?:@import|url\()\s*[\"']?(?:https?:)?//", style.read_text()), style
+
+
+def test_the_names(site: Path) -> None:
+    """Every name of `iobench.__all__` and `iobench.writers.__all__` has its place."""
+    for module in ("iobench", "iobench.writers"):
+        page = (site / "docs" / "api" / f"{module}.html").read_text()
+        for name in import_module(module).__all__:
+            assert re.search(rf'(?:id|title)="iobench\.[\w.]*{name}"', page), name
+
+
+def test_mistakes_fail(tmp_path: Path) -> None:
+    """A link to no page, an anchor to no heading, and a name without a docstring: all are named."""
+    (tmp_path / "docs" / "api").mkdir(parents=True)
+    text = "# Title\n\n[a](docs/missing.md) [b](docs/page.md#nowhere) [c](docs/page.md#part)\n"
+    (tmp_path / "README.md").write_text(text)
+    (tmp_path / "docs" / "page.md").write_text("# Page\n\n## Part\n")
+    (tmp_path / "docs" / "api" / "README.md").write_text("# API\n")
+    (tmp_path / "docs" / "api" / "module.md").write_text("# `iobench_undocumented`\n")
+    module = "class Bare:\n    def method(self): ...\n\n\nNAME = 1\n__all__ = ['Bare', 'NAME']\n"
+    (tmp_path / "iobench_undocumented.py").write_text(module)
+    done = build(tmp_path, tmp_path / "site")
+    assert done.returncode != 0
+    for found in ("docs/missing.md", "'nowhere'", "Bare has no", "NAME has no"):
+        assert found in done.stderr
+    assert "'part'" not in done.stderr
