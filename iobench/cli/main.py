@@ -17,6 +17,7 @@ from iobench.cli.doctor import doctor
 from iobench.cli.exec import exec_
 from iobench.cli.given import GroupedCommand
 from iobench.cli.plan import plan
+from iobench.cli.report import report
 from iobench.cli.reproduce import reproduce
 from iobench.cli.run import run as run_command
 from iobench.cli.s3 import app as s3_app
@@ -49,6 +50,7 @@ app.add_typer(workloads_app, name="workloads")
 app.command()(writers)
 app.command()(doctor)
 app.command()(show)
+app.command()(report)
 app.command()(train)
 app.command()(plan)
 app.command()(reproduce)

@@ -24,6 +24,7 @@ __all__ = [
     "heading",
     "phases",
     "urgent_notes",
+    "verdict_style",
 ]
 
 # Header, and whether its cells are figures. A narrow header may be broken at its line break.
@@ -80,10 +81,15 @@ def grid(report: Report, *, details: bool = False) -> Grid:
         columns=tuple(headers[name] for name in shown),
         rows=[[row[name] for name in shown] for row in rows],
         drop=tuple(shown.index(name) for name in _DROPPED_FIRST if name in shown),
-        styles=tuple(_STYLES[VerdictStatus(one.verdict)] for one in report.summaries)
+        styles=tuple(verdict_style(one.verdict) for one in report.summaries)
         if "verdict" in shown
         else (),
     )
+
+
+def verdict_style(verdict: str) -> str:
+    """Return the style of a verdict in the last cell of a row."""
+    return _STYLES[VerdictStatus(verdict)]
 
 
 def cells(summary: Summary) -> dict[str, str]:

@@ -1,0 +1,139 @@
+"""The parts of a page that say where, how and how well a run was measured, and how to repeat it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from iobench.environment.storage import leaf_devices
+from iobench.report.alike import part_of
+from iobench.report.grid import Grid
+from iobench.report.page.page import Section
+from iobench.report.summary import Report
+from iobench.report.wording import footnotes, grid, verdict_style
+from iobench.results import Run, to_plain
+from iobench.units import format_size
+
+__all__ = ["environment_section", "figures_section", "repeat_section", "verdicts_section"]
+
+_MISSING = "not recorded"
+
+
+def figures_section(report: Report) -> Section:
+    """Return the table of figures that the terminal prints, with all notes."""
+    return Section(
+        heading="Figures", grids=(grid(report),), paragraphs=() if report.summaries else (_NOTHING,)
+    )
+
+
+_NOTHING = "Nothing was measured."
+
+
+def verdicts_section(report: Report) -> Section:
+    """Return the verdict of each row with its reasons, and the notes of the terminal's table."""
+    rows = [
+        [one.label, one.operation, "; ".join(one.reasons) or "nothing to note", one.verdict]
+        for one in report.summaries
+    ]
+    columns = (("writer", False), ("operation", False), ("reasons", False), ("verdict", False))
+    styles = tuple(verdict_style(one.verdict) for one in report.summaries)
+    verdicts = Grid(columns=columns, rows=rows, styles=styles)
+    notes = Grid(columns=(("notes", False),), rows=[[note] for note in footnotes(report)])
+    return Section(
+        heading="Verdicts and notes",
+        paragraphs=(
+            "VALID: cold restores, durable saves, all bytes verified and seen by the device. "
+            "Scaled: the same, with a smaller checkpoint than the model's.",
+        ),
+        grids=(verdicts, *([notes] if notes.rows else [])),
+    )
+
+
+def environment_section(run: Run) -> Section:
+    """Return the facts that decide the figures, and folded all facts of the record."""
+    columns = (("fact", False), ("value", False))
+    rows = [[name, value] for name, value in _facts(run)]
+    every = [
+        [name, value]
+        for part in ("machine", "storage", "storages")
+        for name, value in _flat(to_plain(getattr(run.environment, part)), part)
+    ]
+    facts = Section(
+        heading="All recorded facts", grids=(Grid(columns=columns, rows=every),), folded=True
+    )
+    return Section(
+        heading="Environment", grids=(Grid(columns=columns, rows=rows),), sections=(facts,)
+    )
+
+
+def repeat_section(run: Run) -> Section:
+    """Return the exact command, and what else decides what a run writes."""
+    version = part_of(run.environment.machine, "versions").get("iobench")
+    seed = run.plan.get("seed")
+    paragraphs = []
+    if version:
+        paragraphs.append(f"This run was made by iobench {version}.")
+    if seed is not None and "--seed" not in run.command:
+        paragraphs.append(f"--seed {seed} gives the same data in the same order.")
+    return Section(
+        heading="Repeat it", paragraphs=tuple(paragraphs), commands=(shlex.join(run.command),)
+    )
+
+
+def _facts(run: Run) -> Iterator[tuple[str, str]]:
+    machine = run.environment.machine
+    cpu, memory = part_of(machine, "cpu"), part_of(machine, "memory")
+    yield "measured", f"{run.started_at}, run {run.run_id}"
+    yield "machine", _words(machine.get("hostname"), machine.get("distribution"))
+    yield "kernel", _words(machine.get("kernel"))
+    cpus = cpu.get("usable_cpus")
+    yield "CPU", _words(cpu.get("model"), f"{cpus} usable CPUs" if cpus else None)
+    total = memory.get("total_bytes")
+    yield "memory", format_size(total) if isinstance(total, int) else _MISSING
+    gpus = machine.get("gpus")
+    names = [str(one.get("name")) for one in gpus if isinstance(one, Mapping)] if gpus else []
+    yield "GPUs", ", ".join(names) or "none"
+    for target, storage in _storages(run):
+        yield target, _words(storage.get("fs_type") or storage.get("kind"), storage.get("source"))
+        options = storage.get("mount_options")
+        if isinstance(options, list):
+            yield f"{target}: mount options", ", ".join(map(str, options))
+        devices = [_device(one) for one in leaf_devices(storage.get("device"))]
+        yield f"{target}: device", "; ".join(devices) or _MISSING
+    versions = part_of(machine, "versions")
+    yield "versions", ", ".join(f"{name} {one}" for name, one in versions.items() if one)
+
+
+def _storages(run: Run) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if run.environment.storages:
+        yield from run.environment.storages.items()
+    else:
+        yield str(run.plan.get("target") or "storage"), run.environment.storage
+
+
+def _device(one: Mapping[str, Any]) -> str:
+    size = one.get("size_bytes")
+    known = (
+        *(one.get("name"), one.get("type"), one.get("model")),
+        format_size(size) if isinstance(size, int) else None,
+        f"scheduler {one['scheduler']}" if one.get("scheduler") else None,
+        f"write cache: {one['write_cache']}" if one.get("write_cache") else None,
+    )
+    return _words(*known)
+
+
+def _words(*known: Any) -> str:
+    return ", ".join(str(one) for one in known if one) or _MISSING
+
+
+def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
+    """Yield every fact below `value` with its path, such as `machine.cpu.model`."""
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _flat(one, f"{name}.{key}")
+    elif isinstance(value, list) and any(isinstance(one, Mapping) for one in value):
+        for position, one in enumerate(value):
+            yield from _flat(one, f"{name}[{position}]")
+    else:
+        yield name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)
