@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,14 +14,19 @@ from iobench.errors import UnavailableError, UnknownNameError, UsageError
 if TYPE_CHECKING:
     from iobench.report.page.page import Page
 
-__all__ = ["ReportOption", "check_report", "report", "write_report"]
+__all__ = [
+    "REPORT_HELP",
+    "ReportOption",
+    "check_report",
+    "report",
+    "write_report",
+    "write_report_of",
+]
 
 _NEEDS = ("altair", "jinja2", "vl_convert")
 
-ReportOption = Annotated[
-    Path | None,
-    typer.Option("--report", help="Also write the report as one HTML file with charts."),
-]
+REPORT_HELP = "Also write the report as one HTML file with charts."
+ReportOption = Annotated[Path | None, typer.Option("--report", help=REPORT_HELP)]
 
 
 def report(
@@ -80,17 +85,24 @@ def write_report(make: Callable[[], Page], path: Path, option: str = "--report")
     print(f"report: {path}", file=sys.stderr)
 
 
+def write_report_of(records: Sequence[Path], path: Path) -> None:
+    """Write the page of the records, and print its name on stderr. Raises UsageError."""
+    from iobench.report.page.kinds import page_of
+
+    write_report(lambda: page_of(records), path)
+
+
 def _write_figure(page: Page, chart: str | None, path: Path) -> None:
     from iobench.report.page.figure import draw
     from iobench.report.page.output import write
 
-    names = {one.name: one for one in page.charts}
-    if not names:
+    charts = page.charts
+    if not charts:
         raise UsageError(f"--figure {path}: there is no chart, because nothing was measured")
-    if chart is not None and chart not in names:
-        raise UnknownNameError("chart", chart, names)
-    drawn = draw(names[chart] if chart else page.charts[0], path.suffix.lower().lstrip("."))
-    write(path, drawn, "--figure")
+    name = chart or next(iter(charts))
+    if name not in charts:
+        raise UnknownNameError("chart", name, charts)
+    write(path, draw(charts[name], path.suffix.lower().lstrip(".")), "--figure")
     print(f"figure: {path}", file=sys.stderr)
 
 

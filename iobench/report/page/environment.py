@@ -38,8 +38,10 @@ def verdicts_section(report: Report) -> Section:
     ]
     columns = (("writer", False), ("operation", False), ("reasons", False), ("verdict", False))
     styles = tuple(verdict_style(one.verdict) for one in report.summaries)
-    verdicts = Grid(columns=columns, rows=rows, styles=styles)
-    notes = Grid(columns=(("notes", False),), rows=[[note] for note in footnotes(report)])
+    verdicts = Grid(columns=columns, rows=rows, sentences=(2,), styles=styles)
+    reasons = tuple(reason for one in report.summaries for reason in one.reasons)
+    others = [[note] for note in footnotes(report) if not note.startswith(reasons)]
+    notes = Grid(columns=(("notes", False),), rows=others, sentences=(0,))
     return Section(
         heading="Verdicts and notes",
         paragraphs=(
@@ -59,12 +61,13 @@ def environment_section(run: Run) -> Section:
         for part in ("machine", "storage", "storages")
         for name, value in _flat(to_plain(getattr(run.environment, part)), part)
     ]
+    shown = Grid(columns=columns, rows=rows, sentences=(1,))
     facts = Section(
-        heading="All recorded facts", grids=(Grid(columns=columns, rows=every),), folded=True
+        heading="All recorded facts",
+        grids=(Grid(columns=columns, rows=every, sentences=(1,)),),
+        folded=True,
     )
-    return Section(
-        heading="Environment", grids=(Grid(columns=columns, rows=rows),), sections=(facts,)
-    )
+    return Section(heading="Environment", grids=(shown,), sections=(facts,))
 
 
 def repeat_section(run: Run) -> Section:

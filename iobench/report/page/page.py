@@ -20,8 +20,9 @@ __all__ = ["Attachment", "Chart", "Page", "Section"]
 class Chart:
     """A chart as a Vega-Lite spec that is as wide as its container (see `theme.spec_of`).
 
-    `name` is unique in its page: `--chart NAME` chooses it. `alt` says in words what it shows, for
-    people who cannot see it. `caption` says how to read it. `numbers` is the table of its figures.
+    `--chart NAME` chooses it by its `name`, of lower-case letters, digits and hyphens. `alt` says
+    in words what it shows, for people who cannot see it. `caption` says how to read it. `numbers`
+    is the table of its figures.
     A picture of the chart alone has `headline` as its title, or else `title`.
     """
 
@@ -80,9 +81,13 @@ class Page:
     attachments: tuple[Attachment, ...] = ()
 
     @property
-    def charts(self) -> tuple[Chart, ...]:
-        """All charts in the order of the page."""
-        return tuple(_charts(self.sections))
+    def charts(self) -> dict[str, Chart]:
+        """All charts in the order of the page; the second of a name is `NAME-2`."""
+        named: dict[str, Chart] = {}
+        for chart in _charts(self.sections):
+            number = sum(one.name == chart.name for one in named.values()) + 1
+            named[chart.name if number == 1 else f"{chart.name}-{number}"] = chart
+        return named
 
 
 def _charts(sections: Iterable[Section]) -> Iterator[Chart]:

@@ -45,15 +45,20 @@ PHASES = {
     "open": "#8b93a1",
     "parse": "#6c7f93",
     "serialize": "#a97a2e",
+    "checksum": "#a88a14",
     "gather": "#2f9686",
+    "submit": "#6f9a1e",
     "wait": "#c65470",
+    "save": "#5a8bb0",
     "write": "#2b7bd0",
+    "upload": "#c4568f",
+    "restore": "#5a8bb0",
     "read": "#5a6fe0",
     "scatter": "#2f9a4b",
     "sync": "#d5622a",
     "commit": "#8a5fd3",
 }
-"""Colour of each phase that our writers report."""
+"""Colour of each phase, in about the order of time."""
 
 
 def colour_of(writer: str) -> str:

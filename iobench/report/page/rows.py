@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 
 from iobench.bench.judging import stats
@@ -12,6 +14,7 @@ from iobench.report.page.palette import colour_of, shape_of
 from iobench.report.summary import Report, Summary, group, summarise
 from iobench.report.winners import RANKED
 from iobench.results import Interference, Operation, ResultFile, Sample
+from iobench.results.setting import at_target
 from iobench.units import GIB, format_rate, format_seconds, format_size
 
 __all__ = ["Group", "Measured", "RunRow", "in_gib_per_s"]
@@ -38,6 +41,11 @@ class RunRow:
     def shape(self) -> str:
         return shape_of(self.summary.writer)
 
+    @property
+    def median(self) -> float:
+        """GiB/s."""
+        return in_gib_per_s(self.summary.median_bytes_per_s)
+
     @cached_property
     def rates(self) -> list[float]:
         """GiB/s of each sample."""
@@ -49,7 +57,7 @@ class RunRow:
         bad = verdict.status not in RANKED
         return {
             "writer": self.summary.label,
-            "repetition": str(sample.repetition + 1),
+            "repetition": str(sample.repetition),
             "rate": format_rate(stats.rate(sample.bytes, sample.elapsed_s)),
             "time": f"{format_seconds(sample.elapsed_s)} for {format_size(sample.bytes)}",
             "verdict": f"{verdict.status}: {verdict.reasons[0]}" if bad else str(verdict.status),
@@ -72,6 +80,14 @@ class Group:
         on = f"on {self.target}" if self.target else None
         return " ".join(part for part in (self.operation, self.restore_as, on) if part)
 
+    def label(self, row: RunRow) -> str:
+        """Return the label of a row without what all rows here share: the target."""
+        return row.summary.label.replace(at_target("", self.target), "")
+
+    def slug(self, what: str) -> str:
+        """Return the name of a chart of this group: `rate-restore-subset-0-1`."""
+        return re.sub(r"[^a-z0-9]+", "-", f"{what} {self.name}".lower()).strip("-")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
@@ -83,6 +99,11 @@ class Measured:
     @classmethod
     def of(cls, result: ResultFile) -> Measured:
         return cls(result=result, report=summarise(result))
+
+    @property
+    def when(self) -> str:
+        """When the run began: `2026-01-31 12:00 UTC`."""
+        return f"{datetime.fromisoformat(self.result.run.started_at):%Y-%m-%d %H:%M %Z}"
 
     @cached_property
     def rows(self) -> tuple[RunRow, ...]:

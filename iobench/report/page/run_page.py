@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from iobench.report.answer import answer
+from iobench.report.page.charts.in_order import in_order_chart
+from iobench.report.page.charts.over_time import over_time_chart
+from iobench.report.page.charts.phases import phases_chart
 from iobench.report.page.charts.rates import rates_chart
+from iobench.report.page.charts.trade import trade_chart
 from iobench.report.page.environment import (
     environment_section,
     figures_section,
@@ -14,6 +18,7 @@ from iobench.report.page.environment import (
 )
 from iobench.report.page.page import Attachment, Chart, Page, Section
 from iobench.report.page.rows import Group, Measured
+from iobench.report.page.side_by_side import side_by_side_page
 from iobench.report.wording import environment_line, heading
 from iobench.results import ResultFile
 
@@ -24,30 +29,49 @@ _CAVEATS = ("Stopped", "Noise")
 
 
 def run_page(results: Sequence[ResultFile]) -> Page:
-    """Return the page of the records, at least one."""
-    (one,) = [Measured.of(result) for result in results]
+    """Return the page of one record, or of several next to each other."""
+    measured = [Measured.of(result) for result in results]
+    if len(measured) > 1:
+        return side_by_side_page(measured, [tuple(_sections(one)) for one in measured])
+    (one,) = measured
     lines = answer(one.report)
     return Page(
         kind="iobench run",
         title=heading(one.report),
-        about=(environment_line(one.report), one.result.run.started_at),
+        about=(environment_line(one.report), f"measured {one.when}"),
         answer=tuple(line for line in lines if line.subject not in _CAVEATS),
         caveats=tuple(line for line in lines if line.subject in _CAVEATS),
-        sections=_sections(one),
+        sections=tuple(_sections(one)),
         attachments=(Attachment.of(one.result.path),),
     )
 
 
-def _sections(one: Measured) -> tuple[Section, ...]:
-    return (
-        Section(heading="Rates", charts=tuple(_rates(one, group) for group in one.groups)),
-        figures_section(one.report),
-        verdicts_section(one.report),
-        environment_section(one.result.run),
-        repeat_section(one.result.run),
-    )
+def _sections(one: Measured) -> Iterator[Section]:
+    can_win = [group for group in one.groups if any(row.counts for row in group.rows)]
+    over_time = (over_time_chart(group) for group in one.groups)
+    charts = {
+        "Rates": [_rates(one, group) for group in one.groups],
+        "Where the time goes": [phases_chart(group) for group in one.groups],
+        "What it costs": [trade_chart(group) for group in can_win],
+        "Over time": [chart for chart in over_time if chart],
+        "Drift": [in_order_chart(group, one.result.run.started_at) for group in one.groups],
+    }
+    for name, found in charts.items():
+        if found:
+            yield Section(heading=name, charts=tuple(found))
+    yield figures_section(one.report)
+    yield verdicts_section(one.report)
+    yield environment_section(one.result.run)
+    yield repeat_section(one.result.run)
 
 
 def _rates(one: Measured, group: Group) -> Chart:
     ceiling = one.report.ceiling if group.target is None else one.report.ceilings[group.target]
-    return rates_chart(group, ceiling.of(group.operation))
+    return rates_chart(group, ceiling.of(group.operation), headline=_headline(one, group))
+
+
+def _headline(one: Measured, group: Group) -> str:
+    """Return the answer about a group, for its picture; empty in a run of several targets."""
+    subject = group.name.capitalize()
+    found = (line for line in answer(one.report) if line.subject == subject and not group.target)
+    return next((f"{subject}: {line.texts[0]}" for line in found), "")

@@ -9,11 +9,17 @@ from iobench.results import ResultFile
 
 def test_the_page_has_the_answer_and_a_dot_per_sample(example: ResultFile) -> None:
     page = run_page([example])
-    names = [chart.name for chart in page.charts]
+    names = list(page.charts)
     assert names[:2] == ["rate-save", "rate-restore"]
-    dots = [layer for layer in page.charts[0].spec["layer"] if layer["mark"]["type"] == "point"]
+    dots = [
+        layer
+        for layer in next(iter(page.charts.values())).spec["layer"]
+        if layer["mark"]["type"] == "point"
+    ]
     saves = [sample for sample in example.samples if sample.operation == "save"]
-    assert len(page.charts[0].spec["datasets"][dots[0]["data"]["name"]]) == len(saves)
+    assert len(next(iter(page.charts.values())).spec["datasets"][dots[0]["data"]["name"]]) == len(
+        saves
+    )
     text = html(page)
     for line in page.answer:
         assert line.subject in text
