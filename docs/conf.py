@@ -1,7 +1,7 @@
 """The docs site: README.md, docs/ and the docstrings. `make docs` builds it with Sphinx.
 
 Every page is plain Markdown, which GitHub shows too. What only the site has is added while a page
-is read: the navigation, the docstrings of docs/api/, and the links to the reports.
+is read: the navigation, the docstrings of docs/api/, and the reports of the records.
 """
 
 from __future__ import annotations
@@ -23,17 +23,50 @@ from sphinx.ext.autodoc.mock import mock
 from sphinx.pycode import ModuleAnalyzer
 from sphinx.util import logging
 
+from iobench.errors import IobenchError
+from iobench.report.page.html import html
+from iobench.report.page.kinds import page_of
+
 ROOT = Path(__file__).parents[1]
 SECTIONS = {
-    "Measure": ["doctor", "workloads", "peers", "storage", "statistics"],
-    "Tune": ["autotune"],
-    "Use in your trainer": ["checkpointer", "integrations", "exec", "s3", "gds"],
-    "Plan": ["plan", "train"],
-    "Reference": ["cli", "api/README", "results", "writers", "architecture"],
-    "Figures": ["performance", "reproductions"],
-    "Project": ["decisions/README", "../CHANGELOG", "../CONTRIBUTING"],
+    "Tutorials": {
+        "tutorials/which-path": "",
+        "tutorials/tune-and-use": "",
+        "tutorials/what-does-it-cost": "",
+        "tutorials/compare-storage": "",
+        "tutorials/write-a-writer": "",
+    },
+    "Measure": {
+        "doctor": "Check a machine",
+        "workloads": "",
+        "peers": "Other projects",
+        "storage": "File systems",
+        "report": "",
+        "statistics": "",
+    },
+    "Tune": {"autotune": ""},
+    "Use in your trainer": {
+        "checkpointer": "",
+        "integrations": "",
+        "exec": "Unmodified scripts",
+        "s3": "",
+        "gds": "GPUs",
+    },
+    "Plan": {"plan": "How often to save", "train": "What saves cost training"},
+    "Reference": {
+        "cli": "Command line",
+        "api/README": "",
+        "results": "",
+        "writers": "Writers",
+        "architecture": "",
+    },
+    "Figures": {"performance": "", "reference-runs": "", "reproductions": "Published claims"},
+    "Project": {"decisions/README": "", "../CHANGELOG": "", "../CONTRIBUTING": ""},
 }
-"""Pages below docs/ by job. A page in docs/ that is not named here is in a last section, "More"."""
+"""Pages below docs/ by job, with a short title where the page's own is long.
+
+A page in docs/ that is not named here is in a last section, "More".
+"""
 
 project = "iobench"
 author = "The iobench developers"
@@ -44,6 +77,7 @@ include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**"]
 exclude_patterns = [one for one in os.listdir(ROOT) if one not in (*include_patterns, "docs")]
 highlight_language = "sh"  # of indented blocks
 myst_heading_anchors = 4  # the anchors that GitHub makes
+autoclass_content = "both"  # the docstring of __init__ too
 autodoc_mock_imports = [name for name in ("dlio_benchmark",) if not find_spec(name)]
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
@@ -60,12 +94,14 @@ html_show_copyright = False
 
 _WRITERS = "iobench.writers"
 _MODULE = re.compile(r"^#+ `(iobench[\w.]*)`\n(?:(?!#).*\n)*", re.MULTILINE)
+_RECORD = re.compile(r"\]\((?:\.\./)*results/([\w.-]+)\.jsonl\)")
 _SPAN = re.compile(r"(`[^`]+`)(?=\w)|`[^`]+`|([^`]+)")
 _log = logging.getLogger(__name__)
 
 
 def setup(app: Sphinx) -> None:
     """Connect what the site adds to the pages."""
+    app.connect("builder-inited", _add_reports)
     app.connect("source-read", _add)
     app.connect("autodoc-process-docstring", _as_rst)
     app.connect("autodoc-skip-member", _report_undocumented)
@@ -77,6 +113,7 @@ def setup(app: Sphinx) -> None:
 
 def _add(app: Sphinx, page: str, source: list[str]) -> None:
     """Append to `page` what only the site has."""
+    source[0] = _with_reports(app, page, source[0])
     if page == root_doc:
         source[0] += "".join(_navigation(app.env.found_docs))
     elif page.endswith("/README"):
@@ -87,12 +124,12 @@ def _add(app: Sphinx, page: str, source: list[str]) -> None:
 
 def _navigation(found: Iterable[str]) -> Iterator[str]:
     named = set()
-    for caption, names in SECTIONS.items():
-        pages = [os.path.normpath(f"docs/{name}") for name in names]
+    for caption, titles in SECTIONS.items():
+        pages = {os.path.normpath(f"docs/{name}"): title for name, title in titles.items()}
         named |= {*pages}
-        yield _toctree(caption, pages)
-    others = {page for page in found if page.startswith("docs/") and page not in named}
-    yield _toctree("More", sorted(page for page in others if Path(page).parent.name == "docs"))
+        yield _toctree(caption, [f"{pages[one]} <{one}>" if pages[one] else one for one in pages])
+    others = (page for page in found if Path(page).parent.name == "docs" and page not in named)
+    yield _toctree("More", sorted(others))
 
 
 def _toctree(caption: str, pages: list[str]) -> str:
@@ -100,6 +137,34 @@ def _toctree(caption: str, pages: list[str]) -> str:
         return ""
     options = ":hidden:\n:glob:\n" + f":caption: {caption}\n" * bool(caption)
     return "\n".join(["", "```{toctree}", options, *pages, "```", ""])
+
+
+# The reports.
+
+
+def _add_reports(app: Sphinx) -> None:
+    """Make a report of each record in results/."""
+    directory = Path(app.outdir, "reports")
+    directory.mkdir(parents=True, exist_ok=True)
+    for record in sorted(Path(app.srcdir, "results").glob("*.jsonl")):
+        try:
+            page = html(page_of([record]))
+        except IobenchError as error:
+            _log.info("no report: %s", error)
+        else:
+            (directory / f"{record.stem}.html").write_text(page, encoding="utf-8")
+
+
+def _with_reports(app: Sphinx, page: str, text: str) -> str:
+    """Each link to a record that has a report is followed by a link to that."""
+
+    def linked(found: re.Match[str]) -> str:
+        path = f"reports/{found[1]}.html"
+        if not Path(app.outdir, path).exists():
+            return found[0]
+        return f'{found[0]} (<a href="{"../" * page.count("/")}{path}">report</a>)'
+
+    return _RECORD.sub(linked, text)
 
 
 def _add_index(app: Sphinx, error: Exception | None) -> None:

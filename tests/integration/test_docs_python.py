@@ -1,8 +1,8 @@
 """README.md and docs/: every python block runs, in the order of its page, in an empty directory.
 
 Stand-ins take the place of what a reader has: a model, data, a trainer of some framework, a bucket.
-Some have tests of their own: checkpointer.md in tests/unit/checkpoint/test_documented.py, writers.md
-in tests/unit/writers/test_documented.py, tutorials/ in test_tutorials.py.
+Some have tests of their own: checkpointer.md in tests/unit/checkpoint/test_documented.py,
+writers.md in tests/unit/writers/test_documented.py, tutorials/ in test_tutorials.py.
 tests/unit/test_docs_commands.py checks that no block is left out.
 """
 

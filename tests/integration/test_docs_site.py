@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -44,35 +45,40 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-class _Loads(HTMLParser):
-    """What a browser loads by itself for a page: scripts, styles, icons, images, frames."""
+class _Urls(HTMLParser):
+    """What a page links to, and what a browser loads by itself: scripts, styles, icons, images."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.urls: list[str] = []
+        self.links: list[str] = []
+        self.loads: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         loading = {"src", "srcset", "data"}
         if tag in ("link", "image", "use"):
             loading.add("href")
-        self.urls += [value for name, value in attrs if name in loading and value]
+        self.loads += [value for name, value in attrs if name in loading and value]
+        self.links += [value for name, value in attrs if tag == "a" and name == "href" and value]
 
 
 def test_the_site(site: Path) -> None:
-    """Each page is there and linked from the start page; nothing is loaded from elsewhere."""
-    start = (site / "index.html").read_text()
-    for page in _PAGES:
-        built = page.relative_to(_ROOT).with_suffix(".html")
-        assert (site / built).exists()
-        inside = built.parts[1] in ("api", "decisions") if len(built.parts) > 2 else False
-        assert inside or f'href="{built}"' in start or built.name == "README.html", built
-    for page in site.rglob("*.html"):
-        loads = _Loads()
-        loads.feed(page.read_text())
-        assert loads.urls
-        for url in map(urlsplit, loads.urls):
+    """Each page and report is linked; links lead somewhere; nothing is loaded from elsewhere."""
+    linked = {site / "README.html"}
+    for page in [*site.glob("*.html"), *(site / "docs").rglob("*.html")]:
+        urls = _Urls()
+        urls.feed(page.read_text())
+        assert urls.loads
+        for url in map(urlsplit, urls.loads):
             assert not url.netloc, (page, url.geturl())
             assert url.scheme == "data" or (page.parent / url.path).exists(), (page, url.geturl())
+        inside = [url.path for url in map(urlsplit, urls.links) if not url.netloc and url.path]
+        linked |= {Path(os.path.normpath(page.parent / path)) for path in inside}
+    assert not [path for path in linked if not path.exists()]
+    assert not [
+        path for path in _PAGES if site / path.relative_to(_ROOT).with_suffix(".html") not in linked
+    ]
+    reports = {*(site / "reports").iterdir()}
+    assert site / "reports" / "reference-llama7b.html" in reports <= linked
     for style in site.rglob("*.css"):
         assert not re.search(r"(?:@import|url\()\s*[\"']?(?:https?:)?//", style.read_text()), style
 
