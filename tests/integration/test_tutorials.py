@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -33,7 +34,7 @@ _PRINTED = {
     "run": ("Save: ", "Restore: ", "CPU s/GiB"),
     "show": ("Save: ", "Restore: "),
     "train": ("stall", "step while persisting", "overhead", "same losses"),
-    "plan": ("Save every", "ETTR", "saved/month"),
+    "plan": ("Save every", "ETTR", "GPU-hours saved/month"),
     "autotune": ("chosen", "baseline", "samples"),
     "exec": ("torch.save", "torch.load"),
     "compare": ("save", "restore"),
@@ -71,6 +72,8 @@ class Tutorial:
         words += shlex.split(_SMALL.get(verb, ""))
         if verb == "autotune" and "--writer" not in words:
             words += ["--writer", "buffered,odirect"]
+        if verb == "exec":
+            words = ["--report", "exec.json", *words]
         # `exec` replaces the process.
         done = (outside if verb == "exec" else inside)(verb, *words, cwd=self.here)
         assert done.returncode == 0, (line, done.stderr)
@@ -78,6 +81,16 @@ class Tutorial:
             for text in _PRINTED.get(verb, ()):
                 assert text in done.stdout + done.stderr, (line, text)
         self.commands += 1
+
+
+def test_what_to_look_for_exists() -> None:
+    """The words at the head of a bullet are printed in these tests, or are in rare messages."""
+    source = "".join(path.read_text() for path in (_DOCS.parent / "iobench").rglob("*.py"))
+    pages = [path.read_text() for path in sorted((_DOCS / "tutorials").glob("*.md"))]
+    words = {word for page in pages for word in re.findall(r"^- `([^`]+)`", page, re.MULTILINE)}
+    assert len(words) >= 10
+    printed = {text for texts in _PRINTED.values() for text in texts}
+    assert not {word for word in words - printed if word not in source}
 
 
 @pytest.fixture
@@ -126,6 +139,11 @@ def test_tune_and_use(
     assert made.commands == 3
     assert {path.name for path in (made.here / "runs" / "a").iterdir()} >= {"step-3", "step-6"}
     assert (made.here / "model.pt").stat().st_size > 2**20
+    writer = package.load_writer("writer.toml")
+    summary = json.loads((made.here / "exec.json").read_text())
+    assert summary["writer"] == {"name": writer.name, "options": writer.options.to_dict()}
+    for function in ("torch.save", "torch.load"):
+        assert summary["functions"][function]["redirected"]["calls"] == 1
 
 
 @pytest.fixture
