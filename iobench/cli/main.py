@@ -19,6 +19,7 @@ from iobench.cli.given import GroupedCommand
 from iobench.cli.plan import plan
 from iobench.cli.report import report
 from iobench.cli.reproduce import reproduce
+from iobench.cli.results import app as results_app
 from iobench.cli.run import run as run_command
 from iobench.cli.s3 import app as s3_app
 from iobench.cli.show import show
@@ -58,6 +59,7 @@ app.command(cls=CompareCommand)(compare)
 app.command(
     "exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )(exec_)
+app.add_typer(results_app, name="results")
 app.add_typer(s3_app, name="s3")
 
 

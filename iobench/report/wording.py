@@ -12,6 +12,7 @@ from iobench.report.ceiling import NO_JOB, Ceiling
 from iobench.report.grid import Grid
 from iobench.report.summary import Report, Summary
 from iobench.report.winners import RANKED
+from iobench.results import Run
 from iobench.results.labels import common_axes
 from iobench.units import GIB, count_of, format_rate, format_size
 
@@ -157,7 +158,7 @@ def urgent_notes(report: Report) -> list[str]:
     return [*_failure_lines(report), *fio, *_reason_lines(report, bad)]
 
 
-def environment_line(report: Report) -> str:
+def environment_line(report: Report | Run) -> str:
     """Return host, kernel, CPU, memory, GPUs and storage in one line, without unknown facts."""
     machine = report.environment.machine
     cpu, memory = part_of(machine, "cpu"), part_of(machine, "memory")

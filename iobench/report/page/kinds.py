@@ -41,7 +41,24 @@ def _read_run(path: Path) -> ResultFile | None:
     return None if result.training else result
 
 
+def _read_training(path: Path) -> ResultFile | None:
+    result = read(path)
+    return result if result.training else None
+
+
+def _read_tuning(path: Path) -> Path | None:
+    from iobench.report.page.tuning_page import read_tuning
+
+    return read_tuning(path)
+
+
 KINDS = {
+    "iobench autotune": RecordKind(
+        reads=_read_tuning, page="iobench.report.page.tuning_page:tuning_page"
+    ),
+    "iobench train": RecordKind(
+        reads=_read_training, page="iobench.report.page.train_page:train_page"
+    ),
     "iobench run": RecordKind(reads=_read_run, page="iobench.report.page.run_page:run_page"),
 }
 """The kinds in the order in which they are tried. The first one that reads a file decides; the

@@ -18,6 +18,7 @@ SCHEME = {"ink": INK, "muted": MUTED, "grid": GRID, "paper": PAPER}
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _CONFIG = {
     "font": _FONT,
+    "aria": False,  # the page describes each chart as one image
     "background": None,
     "padding": {"left": 2, "right": 8, "top": 4, "bottom": 4},
     "view": {"stroke": None},

@@ -67,6 +67,7 @@ def by_record_chart(groups: Sequence[Group | None]) -> Chart:
         thickness=3, size=18, color=INK, orient="horizontal"
     )
     layers = [
+        lines.encode(x=across, y=y),
         points.encode(
             x=across,
             y=y,
@@ -74,7 +75,6 @@ def by_record_chart(groups: Sequence[Group | None]) -> Chart:
             shape=alt.Shape("shape:N", scale=None),
             tooltip=[alt.Tooltip("record:N", title="record"), *TOOLTIP],
         ),
-        lines.encode(x=across, y=y),
     ]
     return Chart(
         name=first.slug("by-record"),

@@ -79,7 +79,9 @@ def _row_layers(group: Group, x: alt.X, y: alt.Y) -> Iterator[alt.Chart]:
         .transform_filter("isValid(datum.x2)")
         .encode(x=x, x2="x2:Q", y=y, color=colour)
     )
-    yield (
+    medians = alt.Chart(rows).transform_calculate(x="datum.median")
+    yield medians.mark_tick(thickness=3, size=24, color=INK, orient="vertical").encode(x=x, y=y)
+    yield (  # above the median, which would keep the pointer from the sample below it
         alt.Chart(dots)
         .mark_point(size=52, opacity=0.85, strokeWidth=1.4)
         .encode(
@@ -91,8 +93,6 @@ def _row_layers(group: Group, x: alt.X, y: alt.Y) -> Iterator[alt.Chart]:
             tooltip=TOOLTIP,
         )
     )
-    medians = alt.Chart(rows).transform_calculate(x="datum.median")
-    yield medians.mark_tick(thickness=3, size=24, color=INK, orient="vertical").encode(x=x, y=y)
 
 
 def _ceiling_layers(

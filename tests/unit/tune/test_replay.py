@@ -1,0 +1,94 @@
+"""A journal alone leads to the conclusions of the tuning that wrote it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from support.simulated_storage import SimulatedStorage, space_of_writers, worlds
+
+from iobench.tune.candidate import Candidate
+from iobench.tune.journal import TrialRecord, TuningRecord
+from iobench.tune.measurement import Measurement, Step
+from iobench.tune.outcome import Outcome
+from iobench.tune.replay import Replay, replay
+from iobench.units import GIB
+
+HEADER = TuningRecord(
+    started_at="2026-01-01T00:00:00Z",
+    command=("iobench", "autotune"),
+    iobench="0.1.0",
+    asked={
+        "workload": "llama7b",
+        "target": "/mnt",
+        "objective": "save",
+        "rank": 0,
+        "job": None,
+        "max_s": 180.0,
+        "max_bytes": 60 * GIB,
+        "largest_bytes": GIB,
+    },
+    machine={},
+    storage={},
+    fingerprint="",
+)
+
+
+def tuned(storage: SimulatedStorage) -> tuple[Outcome, list[TrialRecord]]:
+    """Run a tuning, and return its outcome and the trials of its journal."""
+    trials: list[TrialRecord] = []
+
+    def measure(candidate: Candidate, step: Step) -> Measurement:
+        measured = storage(candidate, step)
+        trials.append(TrialRecord.of(candidate, step, measured))
+        return measured
+
+    return storage.tuner(space_of_writers(), measure=measure).run(), trials
+
+
+def said(outcome: Outcome) -> list[list[str]]:
+    """The words of each reason."""
+    return [sorted(reason.replace(",", " ").split()) for reason in outcome.reasons()]
+
+
+def outcome_of(found: Replay) -> Outcome:
+    assert found.outcome is not None
+    return found.outcome
+
+
+@pytest.mark.parametrize(
+    ("name", "seed"), [("steady", 3), ("uring at half its rate above 512 MiB", 1)]
+)
+def test_the_outcome_is_that_of_the_tuning(name: str, seed: int) -> None:
+    """Choice, reasons, standings, losses and budget.
+
+    A journal has neither the tuner's own notes nor the order of equal settings.
+    """
+    real, trials = tuned(worlds()[name].storage(seed))
+    found = outcome_of(replay(HEADER, trials))
+    assert found.verdict.chosen == real.verdict.chosen
+    assert set(found.verdict.equals) == set(real.verdict.equals)
+    assert said(found) == said(dataclasses.replace(real, notes=()))
+    shown = [(one.candidate.label, one.loss, one.interval) for one in found.standings()]
+    assert shown == [(one.candidate.label, one.loss, one.interval) for one in real.standings()]
+    assert (found.budget.spent_s, found.space.size) == (real.budget.spent_s, real.space.size)
+    losses = {label: entry.losses for label, entry in found.trials.items()}
+    assert losses == {label: entry.losses for label, entry in real.trials.items()}
+
+
+def test_failures_and_their_causes_are_found() -> None:
+    storage = SimulatedStorage(
+        seed=2, error=lambda one, _: "no ring" if one.writer == "uring" else None
+    )
+    real, trials = tuned(storage)
+    assert outcome_of(replay(HEADER, trials)).failures() == real.failures()
+
+
+def test_a_tuning_that_did_not_end_has_no_outcome() -> None:
+    """Its race is still known."""
+    _, trials = tuned(SimulatedStorage(seed=1))
+    before = [one for one in trials if one.phase != "confirm"]
+    found = replay(HEADER, before)
+    assert found.outcome is None
+    assert found.race.ranked()
+    assert replay(HEADER, []).race.trials == {}
