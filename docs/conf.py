@@ -60,7 +60,12 @@ SECTIONS = {
         "writers": "Writers",
         "architecture": "",
     },
-    "Figures": {"performance": "", "reference-runs": "", "reproductions": "Published claims"},
+    "Figures": {
+        "performance": "",
+        "reference-runs": "",
+        "reproductions": "Published claims",
+        "publish": "Add your machine",
+    },
     "Project": {"decisions/README": "", "../CHANGELOG": "", "../CONTRIBUTING": ""},
 }
 """Pages below docs/ by job, with a short title where the page's own is long.
@@ -150,7 +155,7 @@ def _add_reports(app: Sphinx) -> None:
         try:
             page = html(page_of([record]))
         except IobenchError as error:
-            _log.info("no report: %s", error)
+            _log.warning("no report: %s", error)
         else:
             (directory / f"{record.stem}.html").write_text(page, encoding="utf-8")
 
