@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import chdir
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
@@ -153,7 +154,8 @@ def _add_reports(app: Sphinx) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for record in sorted(Path(app.srcdir, "results").glob("*.jsonl")):
         try:
-            page = html(page_of([record]))
+            with chdir(app.srcdir):  # commands in the page name the record by its path
+                page = html(page_of([record.relative_to(app.srcdir)]))
         except IobenchError as error:
             _log.warning("no report: %s", error)
         else:

@@ -61,7 +61,9 @@ def test_the_site(tmp_path: Path) -> None:
     linked = _check_urls(site) | {site / "README.html"}
     built = {site / path.relative_to(_ROOT).with_suffix(".html") for path in _PAGES}
     records = (path.stem for path in (_ROOT / "results").glob("reference-*.jsonl"))
-    assert not (built | {site / "reports" / f"{name}.html" for name in records}) - linked
+    reports = {site / "reports" / f"{name}.html" for name in records}
+    assert not (built | reports) - linked
+    assert not [path for path in reports if str(_ROOT) in path.read_text()]
     for style in site.rglob("*.css"):
         assert not re.search(r"(?:@import|url\()\s*[\"']?(?:https?:)?//", style.read_text()), style
     for module in ("iobench", "iobench.writers"):

@@ -112,7 +112,7 @@ def tutorial(
     ("name", "files"),
     [
         ("which-path", {"nvme.jsonl", "nvme.html"}),
-        ("what-does-it-cost", {"train.jsonl", "nvme.jsonl"}),
+        ("what-does-it-cost", {"train.jsonl", "train.html", "nvme.jsonl"}),
         ("compare-storage", {"both.jsonl", "storage.html"}),
     ],
 )
@@ -136,7 +136,8 @@ def test_tune_and_use(
     """The tuned writer serves an unmodified script, and a Checkpointer."""
     made = tutorial("tune-and-use")
     made.run(iobench_inside, iobench)
-    assert made.commands == 3
+    assert made.commands == 4
+    assert (made.here / "tune.html").exists()
     assert {path.name for path in (made.here / "runs" / "a").iterdir()} >= {"step-3", "step-6"}
     assert (made.here / "model.pt").stat().st_size > 2**20
     writer = package.load_writer("writer.toml")
