@@ -45,6 +45,7 @@ fmt: $(development) ## format and sort imports
 
 docs: $(development) ## build the docs site into site/; a broken link or a missing docstring fails
 	$(bin)/python -m sphinx -W --keep-going -q -c docs . site $(ARGS)
+	@echo "docs: open site/index.html"
 
 setup: $(development) ## make the virtual environment and install what the tests need
 

@@ -74,6 +74,8 @@ SECTIONS = {
 A page in docs/ that is not named here is in a last section, "More".
 """
 
+os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns that it found no GPU
+
 project = "iobench"
 author = "The iobench developers"
 extensions = ["myst_parser", "sphinx.ext.autodoc"]

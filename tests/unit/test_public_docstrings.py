@@ -6,7 +6,7 @@ import ast
 import inspect
 import re
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -39,6 +39,7 @@ def _without(name: str, value: Any) -> Iterator[str]:
             yield f"{name}.{member}"
 
 
+@cache
 def _constants() -> set[str]:
     """Names of constants and type aliases of the package that are followed by a docstring."""
     documented = r'^(\w+)\b[^(\n]*=[^\n]*(?:\n[ )\]}][^\n]*)*\n"""'
