@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iobench.errors import UnavailableError, UnknownNameError, UsageError
+from iobench.text import printable
 
 if TYPE_CHECKING:
     from iobench.report.page.page import Page
@@ -82,7 +83,7 @@ def write_report(make: Callable[[], Page], path: Path, option: str = "--report")
     from iobench.report.page.output import write
 
     write(path, html(make()).encode(), option)
-    print(f"report: {path}", file=sys.stderr)
+    print(f"report: {printable(str(path))}", file=sys.stderr)
 
 
 def write_report_of(records: Sequence[Path], path: Path) -> None:
@@ -103,7 +104,7 @@ def _write_figure(page: Page, chart: str | None, path: Path) -> None:
     if name not in charts:
         raise UnknownNameError("chart", name, charts)
     write(path, draw(charts[name], path.suffix.lower().lstrip(".")), "--figure")
-    print(f"figure: {path}", file=sys.stderr)
+    print(f"figure: {printable(str(path))}", file=sys.stderr)
 
 
 def _check_libraries() -> None:
@@ -114,6 +115,6 @@ def _check_libraries() -> None:
     if missing:
         raise UnavailableError(
             "iobench report",
-            f"{', '.join(missing)} not installed.",
+            f"{', '.join(missing)} is not installed.",
             "Type: pip install 'iobench[report]'.",
         )

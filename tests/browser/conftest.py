@@ -18,7 +18,7 @@ _PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 _WAIT_MS = 20_000
 
 
-# Of the directory, not of the session: the event loop of playwright runs in this thread, and tests
+# Of this package, not of the session: the event loop of playwright runs in this thread, and tests
 # elsewhere run their own.
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:

@@ -10,7 +10,7 @@ from support.records import HOSTILE, hostile_record
 from iobench.report.page.kinds import page_of
 from iobench.results import read
 
-_RECORD = Path(__file__).parents[1] / "unit" / "results" / "recorded.jsonl"
+_RECORD = Path(__file__).parents[2] / "results" / "reference-llama7b.jsonl"
 
 
 def test_all_of_a_run(open_page: OpenPage, tmp_path: Path) -> None:
@@ -29,8 +29,10 @@ def test_all_of_a_run(open_page: OpenPage, tmp_path: Path) -> None:
     saved = tmp_path / "saved.jsonl"
     saving.value.save_as(saved)
     assert saved.read_bytes() == _RECORD.read_bytes()
+    widths = "[...document.querySelectorAll('.chart svg')].map((one) => one.clientWidth)"
+    before = opened.run(widths)
     assert opened.page.pdf().startswith(b"%PDF")
-    assert not opened.count("details[open]")  # opened for the paper only
+    assert opened.run(widths) == before  # drawn for the paper, and then for the screen again
     assert opened.problems == []
 
 

@@ -118,7 +118,7 @@ def start(target: Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
         process.communicate()
 
 
-def check_interrupted(process: Run, target: Path, record: Path) -> None:
+def check_interrupted(process: Run, target: Path, record: Path, report: Path | None = None) -> None:
     """Exit 130, what was measured, an empty target, no process left, and a record that says so."""
     stdout, stderr = process.communicate(timeout=_PATIENCE_S)
     assert process.returncode == 130, stderr
@@ -128,7 +128,8 @@ def check_interrupted(process: Run, target: Path, record: Path) -> None:
     assert bool(stdout) == measured
     lines = [line for line in stderr.splitlines() if not _PLAN.match(line)]
     assert lines[-1] == "iobench: interrupted; temporary files are removed"
-    assert lines[:-1] == ([f"record: {record}"] if measured else [])
+    written = [f"record: {record}", *([f"report: {report}"] if report else [])]
+    assert lines[:-1] == (written if measured else [])
     assert os.listdir(target) == []
     assert processes_in(target) == []
     end = read(record).end
@@ -220,11 +221,13 @@ def test_an_interrupt_while_it_plans(
 
 
 def test_a_lost_terminal(start: Callable[..., Run], target: Path, tmp_path: Path) -> None:
-    """SIGHUP, as when a connection breaks, cleans up as Ctrl-C does."""
-    process = start("--writer", "buffered", "--no-ceiling")
-    wait_for(lambda: in_restore(target), process)
+    """SIGHUP, as when a connection breaks, cleans up as Ctrl-C does. --report has what there is."""
+    page, record = tmp_path / "run.html", tmp_path / "run.jsonl"
+    process = start("--writer", "buffered", "--no-ceiling", "--report", str(page))
+    wait_for(lambda: in_restore(target) and '"kind": "sample"' in record.read_text(), process)
     process.send_signal(signal.SIGHUP)
-    check_interrupted(process, target, tmp_path / "run.jsonl")
+    check_interrupted(process, target, record, page)
+    assert "repetitions (interrupted)" in page.read_text()
 
 
 _LOSING = """

@@ -13,7 +13,7 @@ import pytest
 
 from iobench.cli.deferred import load_when_used
 
-_HEAVY = ("torch", "boto3", "pandas", "plotly", "optuna")
+_HEAVY = ("torch", "boto3", "pandas", "altair", "optuna")
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ _HEAVY = ("torch", "boto3", "pandas", "plotly", "optuna")
     ["iobench", "iobench.errors", "iobench.units", "iobench.writers", "iobench.writers.registry"],
 )
 def test_loads_nothing_heavy(module: str) -> None:
-    """In a fresh interpreter the module brings in no torch, boto3, pandas, plotly or optuna."""
+    """In a fresh interpreter the module brings in no torch, boto3, pandas, altair or optuna."""
     code = f"import sys, {module}; print(*[m for m in {_HEAVY} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

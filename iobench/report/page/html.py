@@ -13,7 +13,7 @@ from importlib.resources import files
 from itertools import count
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from iobench._version import __version__
 from iobench.report.page.bundle import content_hash, inline_json, inline_script, runtime
@@ -24,6 +24,7 @@ __all__ = ["GENERATOR", "html"]
 
 GENERATOR = "iobench report"
 """The `generator` of every page, near its begin: marks files that a newer report may replace."""
+_LONGEST_OPTION = 30
 _STYLE_CLASSES = {"green": "good", "yellow": "scaled", "bold red": "bad"}
 """Classes of page.css for the styles of a Grid."""
 
@@ -39,7 +40,7 @@ def html(page: Page) -> str:
             page=page,
             generator=f"{GENERATOR} {__version__}",
             scripts=[Markup(one) for one in (library, own)],  # ours, not the record's
-            policy=" ".join(map(content_hash, (library, own))),
+            policy=Markup(" ".join(map(content_hash, (library, own)))),
             style=Markup(_style()),
             scheme=SCHEME,
             next_id=lambda: next(numbers),
@@ -62,8 +63,19 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters["inline_json"] = lambda value: Markup(inline_json(value))
+    environment.filters["whole_options"] = _whole_options
     environment.filters["style_class"] = lambda style: _STYLE_CLASSES.get(style, "")
     return environment
+
+
+def _whole_options(text: str) -> Markup:
+    """Return `text` escaped; no line ends within an option such as `--repeat`."""
+    return Markup(" ").join(
+        Markup('<span class="whole">{}</span>').format(word)
+        if word.startswith("--") and len(word) <= _LONGEST_OPTION
+        else escape(word)
+        for word in text.split(" ")
+    )
 
 
 def _packed(attachment: Attachment) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from iobench.report.answer import Line
 from iobench.report.grid import Grid
+from iobench.text import printable
 
 __all__ = ["Attachment", "Chart", "Page", "Section"]
 
@@ -61,7 +62,7 @@ class Attachment:
     @classmethod
     def of(cls, path: Path) -> Self:
         """Return the file at `path`."""
-        return cls(name=path.name, data=path.read_bytes())
+        return cls(name=printable(path.name), data=path.read_bytes())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,11 +17,11 @@ CIRCLE, DIAMOND = "circle", "diamond"
 
 _WRITERS = {
     "buffered": "#7d8794",
-    "uncached": "#14958a",
-    "odirect": "#2b7bd0",
-    "uring": "#8a5fd3",
+    "uncached": "#1096b0",
+    "odirect": "#1f6dc0",
+    "uring": "#b15ad6",
     "hybrid": "#2f9a4b",
-    "aiofiles": "#5a8bb0",
+    "aiofiles": "#14958a",
     "gds": "#6f9a1e",
     "s3": "#5a6fe0",
     "null": "#8b8b8b",

@@ -11,6 +11,7 @@ from iobench.report.page.charts.by_record import by_record_chart, letter
 from iobench.report.page.page import Attachment, Page, Section
 from iobench.report.page.rows import Group, Measured
 from iobench.report.wording import environment_line, heading
+from iobench.text import printable
 
 __all__ = ["side_by_side_page"]
 
@@ -49,7 +50,7 @@ def side_by_side_page(
 
 
 def _name(position: int, one: Measured) -> str:
-    return f"{letter(position)}: {one.result.path.stem}"
+    return f"{letter(position)}: {printable(one.result.path.stem)}"
 
 
 def _answers(one: Measured) -> Iterator[str]:

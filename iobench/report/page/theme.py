@@ -34,6 +34,7 @@ _CONFIG = {
         "ticks": False,
         "labelPadding": 6,
         "labelOverlap": True,
+        "labelSeparation": 6,
     },
     "legend": {
         "orient": "top",

@@ -19,9 +19,10 @@ from iobench.units import format_seconds
 
 __all__ = ["over_time_chart"]
 
-_MOST_POINTS = 80  # of a row
+_MOST_POINTS = 60  # of a row
 _LEAST_STEP = 0.25  # of a step: a shorter last one is joined with the one before
-_RISE = 0.62  # lanes from the base of a row to the highest rate of all
+_WRITER = "writer"  # what counts, next to `device` and `process`
+_RISE = 0.6  # lanes from the base of a row to the highest rate of all
 
 
 def over_time_chart(group: Group) -> Chart | None:
@@ -32,15 +33,17 @@ def over_time_chart(group: Group) -> Chart | None:
     points = [point for lane, (row, one) in enumerate(shown) for point in _points(lane, row, one)]
     most = max(point["rate"] for point in points) or 1.0
     for point in points:
-        point["top"] = point["base"] - _RISE * point["rate"] / most
+        point["top"] = round(point["base"] - _RISE * point["rate"] / most, 4)
     down = lane_scale(len(shown))
     x = alt.X(
         "x:Q", axis=alt.Axis(title="seconds", tickCount=6), scale=alt.Scale(nice=False, zero=True)
     )
     top = lane_axis("top", down)
-    base = alt.Chart(data_of(points)).encode(x=x, y=top, detail="lane:N")
-    own = base.transform_filter("datum.own").encode(color=alt.Color("colour:N", scale=None))
-    device = base.transform_filter("!datum.own")
+    base = alt.Chart(data_of(points)).encode(x=x, y=top, detail="base:N")
+    own = base.transform_filter(f"datum.counter == '{_WRITER}'").encode(
+        color=alt.Color("colour:N", scale=None)
+    )
+    device = base.transform_filter(f"datum.counter != '{_WRITER}'")
     floors = alt.Chart(data_of({"y": lane + 1} for lane in range(len(shown))))
     layers = [
         floors.mark_rule(color=GRID).encode(y=lane_axis("y", down)),
@@ -64,8 +67,8 @@ def over_time_chart(group: Group) -> Chart | None:
 _TOOLTIP = [
     alt.Tooltip("writer:N", title="writer"),
     alt.Tooltip("counter:N", title="counted by"),
-    alt.Tooltip("at:N", title="from"),
-    alt.Tooltip("shown:N", title="rate"),
+    alt.Tooltip("x:Q", title="seconds", format=".2f"),
+    alt.Tooltip("rate:Q", title="GiB/s", format=".2f"),
 ]
 
 
@@ -82,26 +85,21 @@ def _median_sample(row: RunRow) -> Sample | None:
 def _points(lane: int, row: RunRow, sample: Sample) -> Iterator[dict[str, Any]]:
     series = sample.series
     assert series is not None
-    for own, name, values in (
-        (True, "writer", series.completed),
-        (False, series.counter, series.counted),
+    for counter, values in (
+        (_WRITER, series.completed),
+        (series.counter, series.counted),
     ):
         if not values:
             continue
         rates = _rates(values, series.interval_s, sample.elapsed_s)
         for begin_s, rate in [*rates, (sample.elapsed_s, rates[-1][1])]:
-            gib_per_s = in_gib_per_s(rate)
-            yield {
-                "lane": f"{lane} {own}",
-                "own": own,
+            yield {  # there are many of these: few fields, and few digits
                 "base": lane + 1,
-                "x": begin_s,
-                "rate": gib_per_s,
+                "x": round(begin_s, 4),
+                "rate": round(in_gib_per_s(rate), 5),
                 "colour": row.colour,
                 "writer": row.summary.label,
-                "counter": name,
-                "at": f"{begin_s:.2f} s",
-                "shown": f"{gib_per_s:.2f} GiB/s",
+                "counter": counter,
             }
 
 
@@ -124,11 +122,14 @@ def _figure(sample: Sample) -> str:
 
 
 def _caption(shown: list[tuple[RunRow, Sample]], most: float) -> str:
-    length = min(one.series.interval_s for _, one in shown if one.series)
+    series = [one.series for _, one in shown if one.series]
+    length = format_seconds(min(one.interval_s for one in series))
+    counters = sorted({one.counter for one in series if one.counter})
+    line = f" Line: bytes that the {' or '.join(counters)} counted" if counters else ""
+    others = ", those of other processes included" if "device" in counters else ""
     return (
-        f"Coloured: bytes that the writer completed in each {format_seconds(length)}. Line: bytes "
-        "that the device counted, those of other processes included. The highest rate is "
-        f"{most:.2f} GiB/s."
+        f"Coloured: bytes that the writer completed in each {length}.{line}{others}"
+        f"{'.' if line else ''} The highest rate is {most:.2f} GiB/s."
     )
 
 

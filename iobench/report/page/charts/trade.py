@@ -18,6 +18,7 @@ __all__ = ["trade_chart"]
 _HEIGHT = 300
 _WIDTH = 760  # for the labels: a wider chart has more room for them, a phone less
 _LETTER, _LINE, _GAP = 7.0, 15, 9  # pixels
+_FAR = 0.6 * _WIDTH
 _MARGIN = 1.15  # of the axes, beyond the largest figure
 
 
@@ -119,12 +120,14 @@ def _placed(points: Sequence[tuple[float, float, str]]) -> Iterator[_Label]:
     for number, (x, y) in enumerate(at):
         width = _LETTER * len(points[number][2])
         others = [box for position, box in enumerate(taken) if position != number]
+        # To the left where a narrow chart would have no room to the right.
+        places = sorted(_PLACES, key=lambda one: one.align == "left") if x > _FAR else _PLACES
         free = (
             label
-            for label in _PLACES
+            for label in places
             if _inside(box := label.box(x, y, width)) and not any(_meet(box, one) for one in others)
         )
-        label = next(free, _PLACES[0])
+        label = next(free, places[0])
         taken.append(label.box(x, y, width))
         yield label
 

@@ -36,13 +36,13 @@
     });
   }
 
-  // Paper shows what was folded, and folds it again.
-  let opened = [];
-  window.addEventListener("beforeprint", () => {
-    opened = [...document.querySelectorAll("details:not([open])")];
-    opened.forEach((one) => (one.open = true));
-  });
-  window.addEventListener("afterprint", () => opened.forEach((one) => (one.open = false)));
+  // Charts are drawn anew as wide as paper: scaled down, their text would be too small to read.
+  for (const [event, width] of [["beforeprint", "180mm"], ["afterprint", ""]]) {
+    window.addEventListener(event, () => {
+      document.querySelector("main").style.width = width;
+      window.dispatchEvent(new Event("resize"));
+    });
+  }
 
   draw();
 })();
