@@ -232,7 +232,7 @@ class Trial:
         phases, paths, odd = _recordable(total)
         if commit_s:
             phases["commit"] = phases.get("commit", 0.0) + commit_s
-        first_done_s = min(one.at_s for one in done) - counted.began_s
+        jobs_done_s = tuple(one.at_s - counted.began_s for one in done if len(done) > 1)
         return Sample(
             run_id=self.run_id,
             repetition=self.repetition,
@@ -241,8 +241,9 @@ class Trial:
             operation=operation,
             bytes=total.bytes,
             elapsed_s=counted.elapsed_s,
-            first_done_s=counted.elapsed_s if len(done) == 1 else first_done_s,
+            first_done_s=min(jobs_done_s, default=counted.elapsed_s),
             last_done_s=counted.elapsed_s,
+            jobs_done_s=jobs_done_s,
             phases_s=phases,
             paths=paths,
             retries=total.retries,

@@ -82,7 +82,7 @@ def write_report(make: Callable[[], Page], path: Path, option: str = "--report")
     from iobench.report.page.html import html
     from iobench.report.page.output import write
 
-    write(path, html(make()).encode(), option)
+    write(path, html(make()).encode("utf-8", "backslashreplace"), option)
     print(f"report: {printable(str(path))}", file=sys.stderr)
 
 

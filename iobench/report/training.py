@@ -17,6 +17,7 @@ from iobench.bench.judging.stats import (
     paired_log_ratio,
 )
 from iobench.claims.answer import few_pairs
+from iobench.errors import ResultFileError
 from iobench.report.answer import Line
 from iobench.report.durations import DurationForm, duration_form
 from iobench.report.grid import Grid
@@ -234,12 +235,24 @@ def _stall(costs: Sequence[TrainingCost]) -> Line:
 
 def heading(result: ResultFile) -> str:
     """Return workload, size and interval of the checkpoints, and the length of a block."""
-    facts, plan = result.run.workload, result.run.plan
+    facts, plan = result.run.workload, _plan(result)
     every = "step" if plan["every"] == 1 else f"{plan['every']} steps"
     return (
         f"{facts.name}: checkpoints of {format_size(facts.bytes)} every {every}, "
         f"{plan['steps']} steps a block"
     )
+
+
+def _plan(result: ResultFile) -> Mapping[str, Any]:
+    """Return the plan. Raises ResultFileError unless it has the numbers of a training."""
+    plan = result.run.plan
+    for name in ("every", "steps", "simulated_s", "memcpy_bytes_per_s"):
+        if not isinstance(plan.get(name), int | float):
+            raise ResultFileError(
+                f"{result.path}: {name} of its plan must be a number, and is "
+                f"{plan.get(name)!r:.40}; take an unedited copy of the file"
+            )
+    return plan
 
 
 def grid(result: ResultFile) -> Grid:
@@ -285,7 +298,7 @@ def _row(cost: TrainingCost, forms: Mapping[str, DurationForm]) -> Iterator[str]
 
 def notes(result: ResultFile) -> Iterator[str]:
     """Yield how the steps were paced, and what the figures are compared with."""
-    plan = result.run.plan
+    plan = _plan(result)
     if plan["simulated_s"]:
         scaled = ", scaled as its checkpoint is" if plan.get("step_scaled") else ""
         # In older records forward and backward take all of it, and the update is added to it.

@@ -204,11 +204,12 @@ class Sample(HasSetting):
     `order` is the position within the repetition. `bytes`, `cpu_s`, `paths` and counts are sums
     over all `numjobs` processes. `elapsed_s` ends when the last byte is durable (save) or in memory
     (restore); `last_done_s` is the same. `first_done_s` ends when the first process has its own
-    files durable, or in memory; for one process it equals `last_done_s`. `cpu_s` is of these
-    processes, `system_cpu_s` of the whole machine. `decisions` counts operations by path and reason
-    for writers that choose. `stored` is None for an object store, and in records from before the
-    field. `durable` is what the writer said of its save. `stores` is False for a writer that stores
-    nothing and only measures the harness.
+    files durable, or in memory; for one process it equals `last_done_s`. `jobs_done_s` has that
+    time of each of several processes, in their order; it is empty in older records. `cpu_s` is of
+    these processes, `system_cpu_s` of the whole machine. `decisions` counts operations by path and
+    reason for writers that choose. `stored` is None for an object store, and in records from before
+    the field. `durable` is what the writer said of its save. `stores` is False for a writer that
+    stores nothing and only measures the harness.
     """
 
     kind: ClassVar[str] = "sample"
@@ -222,6 +223,7 @@ class Sample(HasSetting):
     elapsed_s: float
     first_done_s: float
     last_done_s: float
+    jobs_done_s: tuple[float, ...] = field(default=(), metadata=IF_SET)
     phases_s: Mapping[str, float]
     paths: Mapping[str, PathCount]
     retries: int = 0
@@ -348,6 +350,8 @@ class TrainBlock:
     def __post_init__(self) -> None:
         _check_moved(self.bytes, self.wall_s)
         _check_time("started_at", self.started_at)
+        if len(self.step_s) != len(self.persisting):
+            raise ValueError("step_s and persisting must be of equal length")
 
 
 @dataclass(frozen=True, kw_only=True)

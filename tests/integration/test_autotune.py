@@ -89,8 +89,10 @@ def check(document: dict[str, Any], output: Path) -> None:
 
 def test_on_a_file_system(tune: Tune, target: Path, output: Path) -> None:
     """The writer of the file takes the measured path; no other file is left."""
-    document = tune(target, "--writer", "buffered,odirect")
+    page = output.with_name("report.html")
+    document = tune(target, "--writer", "buffered,odirect", "--report", page)
     check(document, output)
+    assert f"{document['chosen']} at " in page.read_text()
     assert os.listdir(target) == []
     tuned = read_config(output).tuned
     assert tuned is not None

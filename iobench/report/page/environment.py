@@ -12,10 +12,16 @@ from iobench.report.grid import Grid
 from iobench.report.page.page import Section
 from iobench.report.summary import Report
 from iobench.report.wording import footnotes, grid, verdict_style
-from iobench.results import Run, to_plain
+from iobench.results import Environment, Run, to_plain
 from iobench.units import format_size
 
-__all__ = ["environment_section", "figures_section", "repeat_section", "verdicts_section"]
+__all__ = [
+    "environment_section",
+    "facts_section",
+    "figures_section",
+    "repeat_section",
+    "verdicts_section",
+]
 
 _MISSING = "not recorded"
 
@@ -54,12 +60,18 @@ def verdicts_section(report: Report) -> Section:
 
 def environment_section(run: Run) -> Section:
     """Return the facts that decide the figures, and folded all facts of the record."""
+    measured, target = f"{run.started_at}, run {run.run_id}", run.plan.get("target")
+    return facts_section(run.environment, measured, str(target or "storage"))
+
+
+def facts_section(environment: Environment, measured: str, target: str) -> Section:
+    """Return the same of an `environment` in which was `measured`, with one or more targets."""
     columns = (("fact", False), ("value", False))
-    rows = [[name, value] for name, value in _facts(run)]
+    rows = [["measured", measured], *([name, one] for name, one in _facts(environment, target))]
     every = [
         [name, value]
         for part in ("machine", "storage", "storages")
-        for name, value in _flat(to_plain(getattr(run.environment, part)), part)
+        for name, value in _flat(to_plain(getattr(environment, part)), part)
     ]
     shown = Grid(columns=columns, rows=rows, sentences=(1,))
     facts = Section(
@@ -84,10 +96,9 @@ def repeat_section(run: Run) -> Section:
     )
 
 
-def _facts(run: Run) -> Iterator[tuple[str, str]]:
-    machine = run.environment.machine
+def _facts(environment: Environment, target: str) -> Iterator[tuple[str, str]]:
+    machine = environment.machine
     cpu, memory = part_of(machine, "cpu"), part_of(machine, "memory")
-    yield "measured", f"{run.started_at}, run {run.run_id}"
     yield "machine", _words(machine.get("hostname"), machine.get("distribution"))
     yield "kernel", _words(machine.get("kernel"))
     cpus = cpu.get("usable_cpus")
@@ -97,22 +108,16 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     gpus = machine.get("gpus")
     names = [str(one.get("name")) for one in gpus if isinstance(one, Mapping)] if gpus else []
     yield "GPUs", ", ".join(names) or "none"
-    for target, storage in _storages(run):
-        yield target, _words(storage.get("fs_type") or storage.get("kind"), storage.get("source"))
+    storages = environment.storages or {target: environment.storage}
+    for place, storage in storages.items():
+        yield place, _words(storage.get("fs_type") or storage.get("kind"), storage.get("source"))
         options = storage.get("mount_options")
         if isinstance(options, list):
-            yield f"{target}: mount options", ", ".join(map(str, options))
+            yield f"{place}: mount options", ", ".join(map(str, options))
         devices = [_device(one) for one in leaf_devices(storage.get("device"))]
-        yield f"{target}: device", "; ".join(devices) or _MISSING
+        yield f"{place}: device", "; ".join(devices) or _MISSING
     versions = part_of(machine, "versions")
     yield "versions", ", ".join(f"{name} {one}" for name, one in versions.items() if one)
-
-
-def _storages(run: Run) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    if run.environment.storages:
-        yield from run.environment.storages.items()
-    else:
-        yield str(run.plan.get("target") or "storage"), run.environment.storage
 
 
 def _device(one: Mapping[str, Any]) -> str:

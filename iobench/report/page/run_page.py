@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from iobench.report.answer import answer
 from iobench.report.page.charts.in_order import in_order_chart
+from iobench.report.page.charts.jobs import jobs_chart
 from iobench.report.page.charts.over_time import over_time_chart
 from iobench.report.page.charts.phases import phases_chart
 from iobench.report.page.charts.rates import rates_chart
@@ -49,8 +50,10 @@ def run_page(results: Sequence[ResultFile]) -> Page:
 def _sections(one: Measured) -> Iterator[Section]:
     can_win = [group for group in one.groups if any(row.counts for row in group.rows)]
     over_time = (over_time_chart(group) for group in one.groups)
+    jobs = (jobs_chart(group) for group in one.groups)
     charts = {
         "Rates": [_rates(one, group) for group in one.groups],
+        "First and last process": [chart for chart in jobs if chart],
         "Where the time goes": [phases_chart(group) for group in one.groups],
         "What it costs": [trade_chart(group) for group in can_win],
         "Over time": [chart for chart in over_time if chart],

@@ -148,10 +148,10 @@ def _timelines(arms: Sequence[tuple[TrainingCost, Sequence[TrainBlock]]]) -> Ite
     ]
     ends = [row["x2"] for line in lines for row in (*line.steps(), *line.saves())]
     steps = [step_s for line in lines for step_s in line.block.step_s]
+    end_s, slowest_s = max(ends, default=1.0), max(steps, default=1.0)
     for number, line in enumerate(lines):
-        yield timeline_chart(
-            line, name=f"steps-{number + 1}", end_s=max(ends), slowest_s=max(steps)
-        )
+        name = f"steps-{number + 1}"
+        yield timeline_chart(line, name=name, end_s=end_s, slowest_s=slowest_s)
 
 
 def _typical(blocks: Sequence[TrainBlock]) -> TrainBlock:

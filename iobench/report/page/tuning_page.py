@@ -6,15 +6,17 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from iobench.errors import UsageError
+from iobench.errors import IobenchError, ResultFileError, UsageError
 from iobench.report.answer import Line
 from iobench.report.grid import Grid
 from iobench.report.page.charts.race import parameter_charts, race_chart, scale_of
 from iobench.report.page.charts.spread import Dot, Spread, spread_spec
+from iobench.report.page.environment import facts_section
 from iobench.report.page.page import Attachment, Chart, Page, Section
 from iobench.report.page.palette import colour_of
 from iobench.report.page.tables import tables_section
 from iobench.report.tuning import grid, notes
+from iobench.results import Environment
 from iobench.tune.emit import machine_words, storage_words
 from iobench.tune.journal import SCHEMA, read_journal
 from iobench.tune.outcome import Outcome, Standing
@@ -41,7 +43,19 @@ def tuning_page(paths: Sequence[Path]) -> Page:
         raise UsageError("one report shows one journal of iobench autotune; give them one by one")
     (path,) = paths
     header, trials = read_journal(path)
-    found = replay(header, trials)
+    try:
+        return _page(path, replay(header, trials))
+    except IobenchError:  # says itself what is wrong
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # its header is free-form
+        raise ResultFileError(
+            f"{path}: not a journal as iobench autotune writes it "
+            f"({type(error).__name__}: {error!s:.80}); take an unedited copy of the file"
+        ) from error
+
+
+def _page(path: Path, found: Replay) -> Page:
+    header = found.header
     outcome = found.outcome
     title = f"{header.asked['workload']}, rank {header.asked['rank']}: the best setting for "
     return Page(
@@ -87,10 +101,13 @@ def _sections(found: Replay) -> Iterator[Section]:
         yield Section(heading="Confirmation", charts=(_confirmation(found, outcome),))
     if any(entry.losses for entry in found.race.trials.values()):
         yield Section(heading="Race", charts=(race_chart(found, chosen),))
-        yield Section(heading="Parameters", charts=tuple(parameter_charts(found)))
+        yield Section(heading="Parameters", charts=tuple(parameter_charts(found, chosen)))
     if outcome:
         yield tables_section([grid(outcome, _size_bytes(found))], notes(outcome))
-    yield Section(heading="Repeat it", commands=(shlex.join(found.header.command),))
+    header = found.header
+    environment = Environment(machine=header.machine, storage=header.storage)
+    yield facts_section(environment, header.started_at, header.asked["target"])
+    yield Section(heading="Repeat it", commands=(shlex.join(header.command),))
 
 
 def _size_bytes(found: Replay) -> int:

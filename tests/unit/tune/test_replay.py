@@ -5,45 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from support.simulated_storage import SimulatedStorage, space_of_writers, worlds
+from support.journals import HEADER, tuned
+from support.simulated_storage import SimulatedStorage, worlds
 
-from iobench.tune.candidate import Candidate
-from iobench.tune.journal import TrialRecord, TuningRecord
-from iobench.tune.measurement import Measurement, Step
 from iobench.tune.outcome import Outcome
 from iobench.tune.replay import Replay, replay
-from iobench.units import GIB
-
-HEADER = TuningRecord(
-    started_at="2026-01-01T00:00:00Z",
-    command=("iobench", "autotune"),
-    iobench="0.1.0",
-    asked={
-        "workload": "llama7b",
-        "target": "/mnt",
-        "objective": "save",
-        "rank": 0,
-        "job": None,
-        "max_s": 180.0,
-        "max_bytes": 60 * GIB,
-        "largest_bytes": GIB,
-    },
-    machine={},
-    storage={},
-    fingerprint="",
-)
-
-
-def tuned(storage: SimulatedStorage) -> tuple[Outcome, list[TrialRecord]]:
-    """Run a tuning, and return its outcome and the trials of its journal."""
-    trials: list[TrialRecord] = []
-
-    def measure(candidate: Candidate, step: Step) -> Measurement:
-        measured = storage(candidate, step)
-        trials.append(TrialRecord.of(candidate, step, measured))
-        return measured
-
-    return storage.tuner(space_of_writers(), measure=measure).run(), trials
 
 
 def said(outcome: Outcome) -> list[list[str]]:

@@ -67,10 +67,12 @@ def race_chart(found: Replay, chosen: str | None) -> Chart:
     tips = [alt.Tooltip(f"{name}:N") for name in ("setting", "round", "figure", "outcome")]
     base = alt.Chart(data_of(lines))
     layers = [
-        base.mark_line(strokeWidth=1.5, opacity=0.55).encode(
+        base.mark_line(strokeWidth=1.5, opacity=0.8).encode(
             x=x, y=y, color=colour, detail="setting:N"
         ),
-        base.mark_point(size=26, filled=True).encode(x=x, y=y, color=colour, tooltip=tips),
+        base.mark_point(size=30, filled=True, opacity=1).encode(
+            x=x, y=y, color=colour, tooltip=tips
+        ),
         alt.Chart(data_of(ends))
         .mark_point(size=70, strokeWidth=2, color=MUTED)
         .encode(x=x, y=y, shape=alt.Shape("mark:N", scale=None), tooltip=tips),
@@ -89,7 +91,7 @@ def race_chart(found: Replay, chosen: str | None) -> Chart:
     )
 
 
-def parameter_charts(found: Replay) -> Iterator[Chart]:
+def parameter_charts(found: Replay, chosen: str | None) -> Iterator[Chart]:
     """Yield a chart for each option that was varied: its values against the rate."""
     scale = scale_of(found.objective)
     tried = {name: one for name, one in found.race.trials.items() if one.losses}
@@ -99,29 +101,36 @@ def parameter_charts(found: Replay) -> Iterator[Chart]:
     for option in names:
         rows = list(_values_of(option, tried, scale))
         if any(len({r["value"] for r in rows if r["writer"] == w}) > 1 for w in _writers(rows)):
-            yield _parameter_chart(option, rows, scale)
+            yield _parameter_chart(option, rows, scale, chosen)
 
 
-def _parameter_chart(option: str, rows: Sequence[Mapping[str, Any]], scale: Scale) -> Chart:
+def _parameter_chart(
+    option: str, rows: Sequence[Mapping[str, Any]], scale: Scale, chosen: str | None
+) -> Chart:
     values = sorted(dict.fromkeys((row["order"], row["value"]) for row in rows))
     writers = _writers(rows)
     x = alt.X(
         "value:N",
         sort=[value for _, value in values],
+        scale=alt.Scale(paddingInner=0.5, paddingOuter=0.25),
         axis=alt.Axis(title=option, labelAngle=0),
     )
     y = alt.Y("y:Q", scale=alt.Scale(zero=True), axis=alt.Axis(title=scale.title, tickCount=4))
     colour = alt.Color(
         "writer:N", scale=alt.Scale(domain=writers, range=[colour_of(one) for one in writers])
     )
-    base = alt.Chart(data_of(rows))
-    dots = base.mark_point(size=60, opacity=0.85, strokeWidth=1.6).encode(
-        x=x,
-        y=y,
-        xOffset=alt.XOffset("writer:N"),
-        color=colour,
-        tooltip=[alt.Tooltip(f"{name}:N") for name in ("setting", "figure")],
-    )
+    beside = alt.XOffset("writer:N", scale=alt.Scale(domain=writers))
+    tips = [alt.Tooltip(f"{name}:N") for name in ("setting", "figure")]
+    dots = [
+        alt.Chart(data_of(own))
+        .mark_point(size=size, filled=filled, opacity=0.9, strokeWidth=1.6)
+        .encode(x=x, y=y, xOffset=beside, color=colour, tooltip=tips)
+        for own, size, filled in (
+            ([row for row in rows if row["setting"] != chosen], 60, False),
+            ([row for row in rows if row["setting"] == chosen], 130, True),
+        )
+        if own
+    ]
     best: dict[str, str] = {}
     for row in sorted(rows, key=lambda one: -one["y"]):
         best.setdefault(row["value"], row["figure"])
@@ -130,8 +139,9 @@ def _parameter_chart(option: str, rows: Sequence[Mapping[str, Any]], scale: Scal
         name=f"option-{option.replace('_', '-')}",
         title=f"{option} and the rate",
         alt=f"Figures by {option}. {spoken}.",
-        caption="One dot per setting: the median of its rounds. The other options differ too.",
-        spec=spec_of(alt.layer(dots), _LOW),
+        caption="One dot per setting: the median of its rounds. The other options differ too."
+        + (" Filled: the chosen one." if chosen else ""),
+        spec=spec_of(alt.layer(*dots), _LOW),
         numbers=Grid(
             columns=((option, False), ("setting", False), (scale.title, True)),
             rows=[[row["value"], row["setting"], f"{row['y']:.3f}"] for row in rows],

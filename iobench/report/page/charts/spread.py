@@ -29,10 +29,11 @@ _BESIDE = 0.3  # lanes above and below the marks: the dashed line does not cross
 
 @dataclass(frozen=True, kw_only=True)
 class Dot:
-    """One sample, with the words of its tooltip by heading."""
+    """One sample, with the words of its tooltip by heading. `shape` is the row's if empty."""
 
     x: float
     words: Mapping[str, str] = field(default_factory=dict)
+    shape: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +110,11 @@ def _row_layers(
     if bars:
         bar = alt.Chart(data_of(bars)).mark_bar(height=10, opacity=0.3, cornerRadius=3)
         yield bar.encode(x=x, x2="x2:Q", y=y, color=colour)
+    middles = [
+        {"x": row.middle, "y": at + BODY} for at, row in enumerate(rows) if row.middle is not None
+    ]
+    tick = alt.Chart(data_of(middles)).mark_tick(thickness=3, size=24, color=INK, orient="vertical")
+    yield tick.encode(x=x, y=y)
     dots = [
         {
             "x": dot.x,
@@ -131,11 +137,6 @@ def _row_layers(
             shape=alt.Shape("shape:N", scale=None),
             tooltip=[alt.Tooltip(f"word{n}:N", title=one) for n, one in enumerate(words)],
         )
-    middles = [
-        {"x": row.middle, "y": at + BODY} for at, row in enumerate(rows) if row.middle is not None
-    ]
-    tick = alt.Chart(data_of(middles)).mark_tick(thickness=3, size=24, color=INK, orient="vertical")
-    yield tick.encode(x=x, y=y)
     targets = [
         {"x": row.target, "y": at + BODY} for at, row in enumerate(rows) if row.target is not None
     ]
@@ -164,7 +165,7 @@ def _mark_layers(
 def _shape(row: Spread, dot: Dot, ends: tuple[float, float]) -> str:
     """Return the shape of a dot; a triangle shows that it is beyond the end of the axis."""
     if ends[0] <= dot.x <= ends[1]:
-        return row.shape
+        return dot.shape or row.shape
     return "triangle-left" if dot.x < ends[0] else "triangle-right"
 
 
