@@ -27,13 +27,10 @@ _MISSING = "not recorded"
 
 
 def figures_section(report: Report) -> Section:
-    """Return the table of figures that the terminal prints, with all notes."""
-    return Section(
-        heading="Figures", grids=(grid(report),), paragraphs=() if report.summaries else (_NOTHING,)
-    )
-
-
-_NOTHING = "Nothing was measured."
+    """Return the table of figures that the terminal prints."""
+    if not report.summaries:
+        return Section(heading="Figures", paragraphs=("Nothing was measured.",))
+    return Section(heading="Figures", grids=(grid(report),))
 
 
 def verdicts_section(report: Report) -> Section:
@@ -45,7 +42,7 @@ def verdicts_section(report: Report) -> Section:
     columns = (("writer", False), ("operation", False), ("reasons", False), ("verdict", False))
     styles = tuple(verdict_style(one.verdict) for one in report.summaries)
     verdicts = Grid(columns=columns, rows=rows, sentences=(2,), styles=styles)
-    reasons = tuple(reason for one in report.summaries for reason in one.reasons)
+    reasons = tuple(reason for one in report.summaries for reason in one.reasons if reason)
     others = [[note] for note in footnotes(report) if not note.startswith(reasons)]
     notes = Grid(columns=(("notes", False),), rows=others, sentences=(0,))
     return Section(

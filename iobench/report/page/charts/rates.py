@@ -7,6 +7,7 @@ from typing import Any
 
 import altair as alt
 
+from iobench.bench.judging.stats import interval_heading
 from iobench.report.grid import Grid
 from iobench.report.page.charts.lanes import (
     BODY,
@@ -151,9 +152,8 @@ def _alt(group: Group, ceiling: float | None) -> str:
 
 
 def _caption(group: Group, ceiling: float | None) -> str:
-    parts = [
-        f"One dot per {group.operation}; the upright line is the median, the bar its interval."
-    ]
+    interval = interval_heading(row.summary.samples for row in group.rows).replace("\n", " ")
+    parts = [f"One dot per {group.operation}; upright line: median; bar: its {interval}."]
     if any(row.shape != group.rows[0].shape for row in group.rows):
         parts.append("Diamonds are other projects.")
     if ceiling is not None:

@@ -14,6 +14,7 @@ from iobench.report.page.charts.over_time import over_time_chart
 from iobench.report.page.charts.phases import phases_chart
 from iobench.report.page.charts.rates import rates_chart
 from iobench.report.page.charts.trade import trade_chart
+from iobench.report.page.html import html
 from iobench.report.page.page import Chart, Page
 from iobench.report.page.rows import Group, Measured
 from iobench.report.page.run_page import run_page
@@ -157,6 +158,19 @@ def test_old_records_have_no_series(old: ResultFile) -> None:
     assert over_time_chart(_group(Measured.of(old), "save")) is None
     kinds = [kind for kind in _KINDS if kind != "over-time"]
     assert [*run_page([old]).charts] == [f"{kind}-{one}" for kind in kinds for one in _OPERATIONS]
+
+
+def test_a_run_that_measured_nothing(recorded: ResultFile) -> None:
+    """Or one sample, which has no interval: the page has what there is."""
+    end = replace(recorded, samples=(), ceiling=(), end=None)
+    page = run_page([end])
+    assert not page.charts
+    assert "Nothing was measured." in {text for part in page.sections for text in part.paragraphs}
+    assert html(page)
+    one = run_page([replace(end, samples=recorded.samples[:1])])
+    (bars,) = _layers(one.charts[f"rate-{recorded.samples[0].operation}"], "bar")
+    assert [bar["x2"] for bar in bars] == [None]
+    assert [line.subject for line in one.caveats] == ["Stopped"]
 
 
 def test_several_targets_have_charts_of_their_own(recorded: ResultFile) -> None:
