@@ -142,7 +142,8 @@ def autotune(
         Path | None,
         typer.Option(
             "--resume",
-            help="Continue this journal, with the options it began with; only -o may differ.",
+            help="Continue this journal, with the options it began with; only -o and --report may "
+            "differ.",
         ),
     ] = None,
     format_: FormatOption = ListingFormat.TABLE,

@@ -33,7 +33,11 @@ ReportOption = Annotated[Path | None, typer.Option("--report", help=REPORT_HELP)
 def report(
     records: Annotated[
         list[Path],
-        typer.Argument(metavar="RECORD...", help="Result files; several are shown side by side."),
+        typer.Argument(
+            metavar="RECORD...",
+            help="Result files of runs, several side by side; or one record of iobench train, or "
+            "one journal of iobench autotune.",
+        ),
     ],
     output: Annotated[
         Path | None,

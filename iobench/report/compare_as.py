@@ -12,7 +12,7 @@ from iobench.report.render import DocumentFormat, write_grids, write_json
 from iobench.results.labels import labels
 from iobench.units import GIB, count_of
 
-__all__ = ["grid", "labelled", "notes", "title", "write"]
+__all__ = ["grid", "labelled", "notes", "sample_counts", "title", "write"]
 
 _STYLES = {"better": "green", "worse": "bold red"}
 
@@ -28,22 +28,23 @@ def write(comparison: Comparison, form: DocumentFormat, stream: TextIO) -> None:
 
 def grid(comparison: Comparison) -> Grid:
     """Return the table of ratios. On a narrow terminal both rates go first, then the interval."""
-    # Of several runs a side, Student's t has the full confidence whatever their number.
-    counts = (
-        (min(one.old_samples, one.new_samples) for one in comparison.rows)
-        if comparison.one_run_a_side
-        else [ENOUGH_SAMPLES]
-    )
     return Grid(
         columns=(
             *(("writer", False), ("operation", False)),
             *(("before\nGiB/s", True), ("now\nGiB/s", True), ("ratio", True)),
-            *((interval_heading(counts), True), ("finding", False)),
+            *((interval_heading(sample_counts(comparison)), True), ("finding", False)),
         ),
         rows=[_cells(label, one) for label, one in labelled(comparison)],
         drop=(2, 3, 5),
         styles=tuple(_STYLES.get(str(one.finding), "") for one in comparison.rows),
     )
+
+
+def sample_counts(comparison: Comparison) -> list[int]:
+    """Return the numbers of samples that decide the confidence of the intervals."""
+    if comparison.one_run_a_side:
+        return [min(one.old_samples, one.new_samples) for one in comparison.rows]
+    return [ENOUGH_SAMPLES]  # Student's t has the full confidence, however many the runs are
 
 
 def _cells(label: str, row: ComparisonRow) -> list[str]:

@@ -25,7 +25,7 @@ __all__ = ["Removed", "Scrubbed", "scrub", "write_scrubbed"]
 
 _STRUCTURE = {
     *("schema", "kind", "run_id", "config_hash", "fingerprint", "operation", "status", "mode"),
-    *("phase", "origin", "counter", "method", "started_at", "finished_at", "at", "writer"),
+    *("phase", "origin", "counter", "method", "started_at", "finished_at", "at", "writer", "verb"),
     *("versions", "kernel", "kernel_version", "distribution"),
 }
 """Keys of words, times and versions, which stay: a host may be called `save`."""
@@ -47,6 +47,7 @@ _KERNELS = re.compile(
 _PUBLIC_URL = re.compile(
     r"https?://(?:127\.[0-9.]+|localhost|s3[.-][a-z0-9-]+\.amazonaws\.com)(?::[0-9]+)?/?"
 )
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _FILE = re.compile(r".*(\.(?:csv|html|jsonl?|md|png|svg|toml|ya?ml))")
 _TAKES_PLACE = {"-o", "--output", "--target", "--results", "--journal", "--resume", "--report"}
 _HOME = re.compile(r"/(?:homes?|Users|users)/([^/]+)")
@@ -161,11 +162,11 @@ class _Names:
             self.known[text] = f"{kind}{number if number > 1 else ''}{suffix}"
         return self.known[text]
 
-    def word(self, kind: str, text: str) -> None:
+    def word(self, kind: str, text: str, suffix: str = "") -> None:
         """Learn a name that other texts may contain."""
         usual = {*_EVERYBODY, *self.vocabulary}
         if len(text) >= _SHORTEST_WORD and text not in usual and not text.isdecimal():
-            self.learn(kind, text)
+            self.learn(kind, text, suffix)
 
     def host(self, text: str) -> None:
         """Learn a host, its first label and its domain."""
@@ -212,9 +213,13 @@ class _Names:
         """Learn the paths and files among the words of a command line."""
         for before, word in itertools.pairwise(["", *map(str, words)]):
             value = word.partition("=")[2] if word.startswith("-") else word
-            for one in value.split(",") if before in _TAKES_PLACE or "/" in value else [value]:
-                if "/" in one or before in _TAKES_PLACE or _FILE.fullmatch(one):
+            for part in value.split(",") if before in _TAKES_PLACE or "/" in value else [value]:
+                one = part if _is_place(part) else part.rpartition("=")[2]
+                if "/" in one:
                     self.place(one)
+                elif before in _TAKES_PLACE or _FILE.fullmatch(one):
+                    ending = _FILE.fullmatch(one)
+                    self.word("file", one, ending[1] if ending else "")
 
     def clean(self, text: str, where: str) -> str:
         """Return `text` with every known name, path, URL and address replaced."""
@@ -310,7 +315,7 @@ def _words(key: str, value: Any) -> Iterator[str]:
 
 
 def _is_place(text: str) -> bool:
-    return text.startswith(("/", "~/", "./", "../")) or "://" in text
+    return text.startswith(("/", "~/", "./", "../")) or _SCHEME.match(text) is not None
 
 
 def _is_address(text: str) -> bool:

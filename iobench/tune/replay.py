@@ -28,11 +28,11 @@ from iobench.tune.space import Dimension, Space
 from iobench.units import format_size
 from iobench.writers import registry
 
-__all__ = ["Replay", "replay"]
+__all__ = ["ReplayedTuning", "replay"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replay:
+class ReplayedTuning:
     """A journal's trials with the conclusions from them.
 
     `outcome` is None where the confirmation did not end: the journal can be resumed then. Its notes
@@ -48,7 +48,7 @@ class Replay:
     outcome: Outcome | None
 
 
-def replay(header: TuningRecord, trials: Sequence[TrialRecord]) -> Replay:
+def replay(header: TuningRecord, trials: Sequence[TrialRecord]) -> ReplayedTuning:
     """Return the conclusions from `trials`. Raises UnknownNameError for an unknown writer."""
     objective = _objective(header.asked)
     budget = Budget(max_s=header.asked["max_s"], max_bytes=header.asked["max_bytes"])
@@ -72,7 +72,7 @@ def replay(header: TuningRecord, trials: Sequence[TrialRecord]) -> Replay:
             for name in [name for name in race.running if later and name not in following]:
                 race.trials[name].end(RaceStatus.CUT, "others did better")
     confirmation = _confirmation(race, objective, history, trials, labels)
-    return Replay(
+    return ReplayedTuning(
         header=header,
         trials=tuple(trials),
         objective=objective,

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from iobench.bench.judging.stats import interval_heading
 from iobench.report.answer import Line
 from iobench.report.compare import Comparison, ComparisonRow
-from iobench.report.compare_as import grid, labelled, notes, title
+from iobench.report.compare_as import grid, labelled, notes, sample_counts, title
 from iobench.report.grid import Grid
-from iobench.report.page.charts.spread import Mark, Spread, spread_spec
+from iobench.report.page.charts.spread import MarkLine, Spread, spread_spec
 from iobench.report.page.environment import environment_section
-from iobench.report.page.page import Attachment, Chart, Page, Section
+from iobench.report.page.page import Attachment, Chart, Page
 from iobench.report.page.palette import colour_of, shape_of
-from iobench.report.page.tables import commands_section, tables_section
+from iobench.report.page.tables import charts_section, commands_section, tables_section
 from iobench.results import ResultFile
 
 __all__ = ["compare_page"]
 
-_KIND = "iobench compare"
+_UNCHANGED = MarkLine(x=1.0, label="unchanged")
 
 
 def compare_page(
@@ -25,14 +26,14 @@ def compare_page(
 ) -> Page:
     """Return the page of a comparison of the runs `before` and `after`, which it carries."""
     operations = dict.fromkeys(row.operation for row in comparison.rows)
-    charts = tuple(_chart(comparison, operation) for operation in operations)
+    charts = (_chart(comparison, operation) for operation in operations)
     return Page(
-        kind=_KIND,
+        kind="iobench compare",
         title=title(comparison),
         about=(f"before: {', '.join(comparison.old)}", f"now: {', '.join(comparison.new)}"),
         answer=tuple(_answer(comparison)),
         sections=(
-            Section(heading="Ratios", charts=charts),
+            *charts_section("Ratios", charts),
             tables_section([grid(comparison)], notes(comparison)),
             environment_section(after[-1].run),
             commands_section([*before, *after]),
@@ -74,13 +75,14 @@ def _chart(comparison: Comparison, operation: str) -> Chart:
     ]
     spoken = "; ".join(f"{row.label} {row.figure}" for row in rows)
     floor = max(row.floor for _, row in pairs)
+    interval = interval_heading(sample_counts(comparison)).replace("\n", " ")
     return Chart(
         name=f"ratio-{operation}",
         title=f"Rate of each {operation} now, compared with before",
         alt=f"Rate now over the rate before, by {operation}: {spoken}.",
-        caption="Right of the dashed line is faster now. The bar is the interval of the ratio; "
-        f"changes of up to {100 * floor:.1f}% are noise.",
-        spec=spread_spec(rows, axis="rate now / rate before", mark=Mark(x=1.0, label="unchanged")),
+        caption=f"Right of the dashed line: faster now. Bar: the {interval} of the ratio. "
+        f"Changes of up to {100 * floor:.1f}% are noise.",
+        spec=spread_spec(rows, axis="rate now / rate before", mark=_UNCHANGED),
         numbers=Grid(
             columns=(("writer", False), ("ratio", True), ("interval", True), ("finding", False)),
             rows=[

@@ -8,18 +8,25 @@ from iobench.claims.claims import Answer, ClaimFinding, ClaimMeasure, Study
 from iobench.report.answer import Line
 from iobench.report.findings import figure, grid, heading, notes
 from iobench.report.grid import Grid
-from iobench.report.page.charts.spread import Mark, Spread, spread_spec
+from iobench.report.page.charts.spread import MarkLine, Spread, spread_spec
 from iobench.report.page.environment import environment_section
 from iobench.report.page.page import Attachment, Chart, Page, Section
 from iobench.report.page.palette import colour_of, shape_of
-from iobench.report.page.tables import commands_section, tables_section
+from iobench.report.page.rows import moment
+from iobench.report.page.tables import commands_section, spread_words, tables_section
 from iobench.results import ResultFile
 from iobench.units import count_of
 
 __all__ = ["reproduce_page"]
 
-_TIMES = Mark(x=1.0, label="no faster")
-_SHARE = Mark(x=0.0, label="no change")
+_ANSWERS = {
+    Answer.YES: "Shown here",
+    Answer.NO: "Not so here",
+    Answer.UNDECIDED: "Undecided",
+    Answer.NOT_COMPARABLE: "Not comparable",
+}
+_TIMES = MarkLine(x=1.0, label="no faster")
+_SHARE = MarkLine(x=0.0, label="no change")
 _PERCENT: Mapping[ClaimMeasure, float] = {"wall clock": -100.0, "overhead": 100.0}
 """Factor from the unit of a claim to the change of the wall clock in percent."""
 
@@ -31,7 +38,7 @@ def reproduce_page(
     return Page(
         kind="iobench reproduce",
         title=heading(study),
-        about=tuple(f"{one.path}, {one.run.started_at}" for one in records),
+        about=tuple(f"{one.path}, measured {moment(one.run.started_at)}" for one in records),
         answer=tuple(_answer(findings)),
         sections=(
             Section(heading="Claims and what was measured", charts=tuple(_charts(findings))),
@@ -45,11 +52,11 @@ def reproduce_page(
 
 def _answer(findings: Sequence[ClaimFinding]) -> Iterator[Line]:
     """Yield how many claims hold, do not hold or are open, and which."""
-    for answer in Answer:
+    for answer, says in _ANSWERS.items():
         which = [one for one in findings if one.answer is answer]
         if which:
             texts = [f"{one.claim.workload}, {one.claim.text}: {_here(one)}" for one in which]
-            yield Line(f"{answer.capitalize()}: {count_of(len(which), 'claim')}", tuple(texts))
+            yield Line(f"{says}: {count_of(len(which), 'claim')}", tuple(texts))
 
 
 def _here(one: ClaimFinding) -> str:
@@ -71,15 +78,17 @@ def _charts(findings: Sequence[ClaimFinding]) -> Iterator[Chart]:
         yield _chart("claims-wall-clock", title, share, "change of the wall clock, %", _SHARE)
 
 
-def _chart(name: str, title: str, findings: Sequence[ClaimFinding], axis: str, mark: Mark) -> Chart:
+def _chart(
+    name: str, title: str, findings: Sequence[ClaimFinding], axis: str, mark: MarkLine
+) -> Chart:
     rows = [_row(one) for one in findings]
     spoken = "; ".join(f"{row.label} {row.figure}" for row in rows)
     return Chart(
         name=name,
         title=title,
         alt=f"Claims and figures measured here: {spoken}.",
-        caption="The diamond is the published claim. The upright line is the median measured "
-        "here, the bar its interval.",
+        caption="Diamond: the published claim; measured here, "
+        f"{spread_words(one.pairs for one in findings)}",
         spec=spread_spec(rows, axis=axis, mark=mark),
         numbers=_numbers(findings),
     )

@@ -17,7 +17,7 @@ from iobench.results import Interference, Operation, ResultFile, Sample
 from iobench.results.setting import at_target
 from iobench.units import GIB, format_rate, format_seconds, format_size
 
-__all__ = ["Group", "Measured", "RunRow", "in_gib_per_s"]
+__all__ = ["Group", "Measured", "RunRow", "in_gib_per_s", "moment"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ class Measured:
     @property
     def when(self) -> str:
         """When the run began: `2026-01-31 12:00 UTC`."""
-        return f"{datetime.fromisoformat(self.result.run.started_at):%Y-%m-%d %H:%M %Z}"
+        return moment(self.result.run.started_at)
 
     @cached_property
     def rows(self) -> tuple[RunRow, ...]:
@@ -134,6 +134,11 @@ class Measured:
             )
             for operation, restore_as, target in kinds
         )
+
+
+def moment(text: str) -> str:
+    """Return an ISO 8601 time as `2026-01-31 12:00 UTC`."""
+    return f"{datetime.fromisoformat(text):%Y-%m-%d %H:%M %Z}"
 
 
 def in_gib_per_s(bytes_per_s: float) -> float:

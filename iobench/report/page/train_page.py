@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from iobench.bench.judging.comparison import LEAST_SAMPLES
 from iobench.bench.judging.stats import median
 from iobench.errors import UsageError
+from iobench.report.answer import Line
 from iobench.report.grid import Grid
-from iobench.report.page.charts.spread import Dot, Mark, Spread, spread_spec
+from iobench.report.page.charts.spread import Dot, MarkLine, Spread, spread_spec
 from iobench.report.page.charts.timeline import Timeline, timeline_chart
 from iobench.report.page.environment import environment_section, repeat_section
 from iobench.report.page.page import Attachment, Chart, Page, Section
 from iobench.report.page.palette import colour_of, shape_of
-from iobench.report.page.tables import tables_section
+from iobench.report.page.rows import moment
+from iobench.report.page.tables import charts_section, spread_words, tables_section
 from iobench.report.training import (
     TrainingCost,
     answer,
@@ -37,14 +40,16 @@ def train_page(results: Sequence[ResultFile]) -> Page:
         raise UsageError("one report shows one record of iobench train; give them one by one")
     (result,) = results
     arms = list(zip(training_costs(result), blocks_by_arm(result), strict=True))
-    incomplete = (result.incomplete,) if result.incomplete else ()
+    when = moment(result.run.started_at)
+    caveats = (Line("Stopped", (result.incomplete,)),) if result.incomplete else ()
     return Page(
         kind="iobench train",
         title=heading(result),
-        about=(environment_line(result.run), result.run.started_at, *incomplete),
+        about=(environment_line(result.run), f"measured {when}"),
         answer=tuple(answer(result)),
+        caveats=caveats,
         sections=(
-            Section(heading="What checkpoints cost", charts=tuple(_costs(arms))),
+            *charts_section("What checkpoints cost", _costs(arms)),
             Section(
                 heading="Steps over time",
                 paragraphs=("Of each, the block whose duration is the median.",) if arms else (),
@@ -64,31 +69,32 @@ def _costs(arms: Sequence[tuple[TrainingCost, Sequence[TrainBlock]]]) -> Iterato
     over = [_overhead(cost, own, plain) for cost, own in saving if cost.overhead is not None]
     over.sort(key=lambda row: row.middle or 0.0)
     if over:
+        pairs = spread_words(cost.pairs for cost, _ in saving if cost.pairs)
         yield Chart(
             name="overhead",
             title="What checkpoints add to the wall clock of training",
             alt=f"Overhead, the least first: {_spoken(over)}.",
             caption="One dot per block, compared with the block without checkpoints of the same "
-            "repetition. The upright line is the median, the bar its interval. Triangles are "
-            "beyond the axis.",
+            f"repetition; {pairs} Triangles are beyond the axis.",
             spec=spread_spec(over, axis="added, %", words=_WORDS, mark=_NOTHING),
             numbers=_numbers(over, "added, %"),
         )
     stalls = [_stall(cost, own) for cost, own in saving if cost.stall_s is not None]
     stalls.sort(key=lambda row: row.middle or 0.0)
     if stalls:
+        taken = spread_words(len(row.dots) for row in stalls)
         yield Chart(
             name="stall",
             title="How long a checkpoint stops training",
             alt=f"Stall of each checkpoint, the shortest first: {_spoken(stalls)}.",
-            caption="One dot per checkpoint. Triangles are beyond the axis.",
+            caption=f"One dot per checkpoint; {taken} Triangles are beyond the axis.",
             spec=spread_spec(stalls, axis="stall, ms", words=_WORDS, zero=True),
             numbers=_numbers(stalls, "stall, ms"),
         )
 
 
 _WORDS = ("repetition", "figure", "blocks")
-_NOTHING = Mark(x=0.0, label="no checkpoints")
+_NOTHING = MarkLine(x=0.0, label="no checkpoints")
 
 
 def _overhead(cost: TrainingCost, blocks: Sequence[TrainBlock], plain: dict[int, float]) -> Spread:
@@ -105,7 +111,8 @@ def _overhead(cost: TrainingCost, blocks: Sequence[TrainBlock], plain: dict[int,
     ]
     return Spread(
         label=cost.label,
-        figure=f"{100 * (cost.overhead or 0.0):+.1f}%",
+        figure=f"{100 * (cost.overhead or 0.0):+.1f}%"
+        + (", undecided" if cost.pairs < LEAST_SAMPLES else ""),
         colour=colour_of(cost.writer),
         shape=shape_of(cost.writer),
         middle=100 * (cost.overhead or 0.0),

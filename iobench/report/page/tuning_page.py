@@ -14,13 +14,14 @@ from iobench.report.page.charts.spread import Dot, Spread, spread_spec
 from iobench.report.page.environment import facts_section
 from iobench.report.page.page import Attachment, Chart, Page, Section
 from iobench.report.page.palette import colour_of
-from iobench.report.page.tables import tables_section
+from iobench.report.page.rows import moment
+from iobench.report.page.tables import spread_words, tables_section
 from iobench.report.tuning import grid, notes
 from iobench.results import Environment
 from iobench.tune.emit import machine_words, storage_words
 from iobench.tune.journal import SCHEMA, read_journal
 from iobench.tune.outcome import Outcome, Standing
-from iobench.tune.replay import Replay, replay
+from iobench.tune.replay import ReplayedTuning, replay
 from iobench.units import count_of, format_size
 
 __all__ = ["read_tuning", "tuning_page"]
@@ -54,14 +55,14 @@ def tuning_page(paths: Sequence[Path]) -> Page:
         ) from error
 
 
-def _page(path: Path, found: Replay) -> Page:
+def _page(path: Path, found: ReplayedTuning) -> Page:
     header = found.header
-    outcome = found.outcome
+    outcome, when = found.outcome, moment(header.started_at)
     title = f"{header.asked['workload']}, rank {header.asked['rank']}: the best setting for "
     return Page(
         kind="iobench autotune",
         title=title + found.objective.goal,
-        about=(f"{machine_words(header)}, {storage_words(header)}", header.started_at),
+        about=(f"{machine_words(header)}, {storage_words(header)}", f"measured {when}"),
         answer=tuple(_answer(found)),
         caveats=() if outcome else (_unfinished(found, path),),
         sections=tuple(_sections(found)),
@@ -69,7 +70,7 @@ def _page(path: Path, found: Replay) -> Page:
     )
 
 
-def _answer(found: Replay) -> Iterator[Line]:
+def _answer(found: ReplayedTuning) -> Iterator[Line]:
     outcome = found.outcome
     if outcome is None:
         return
@@ -86,7 +87,7 @@ def _answer(found: Replay) -> Iterator[Line]:
     )
 
 
-def _unfinished(found: Replay, path: Path) -> Line:
+def _unfinished(found: ReplayedTuning, path: Path) -> Line:
     done = count_of(len(found.trials), "trial")
     return Line(
         "Not confirmed",
@@ -94,7 +95,7 @@ def _unfinished(found: Replay, path: Path) -> Line:
     )
 
 
-def _sections(found: Replay) -> Iterator[Section]:
+def _sections(found: ReplayedTuning) -> Iterator[Section]:
     outcome = found.outcome
     chosen = outcome.verdict.chosen if outcome else None
     if outcome:
@@ -110,14 +111,14 @@ def _sections(found: Replay) -> Iterator[Section]:
     yield Section(heading="Repeat it", commands=(shlex.join(header.command),))
 
 
-def _size_bytes(found: Replay) -> int:
+def _size_bytes(found: ReplayedTuning) -> int:
     """Return the bytes of a checkpoint of the confirmation, as they were saved."""
     confirmed = [one for one in found.trials if one.phase == "confirm"]
     saved = [one.measured.save.bytes for one in confirmed if one.measured.save]
     return saved[-1] if saved else confirmed[-1].size_bytes
 
 
-def _confirmation(found: Replay, outcome: Outcome) -> Chart:
+def _confirmation(found: ReplayedTuning, outcome: Outcome) -> Chart:
     scale = scale_of(outcome.objective)
     rows = [_row(one, found, outcome) for one in outcome.standings()]
     spoken = "; ".join(f"{row.label} {row.figure}" for row in rows)
@@ -126,7 +127,7 @@ def _confirmation(found: Replay, outcome: Outcome) -> Chart:
         name="confirmation",
         title="Fresh samples of the best settings",
         alt=f"Confirmed settings, the chosen one first: {spoken}.",
-        caption="One dot per sample; the upright line is the median, the bar its interval. "
+        caption=f"One dot per sample; {spread_words(one.samples for one in outcome.standings())} "
         "The chosen setting is the first.",
         spec=spread_spec(rows, axis=scale.title, words=("round", "figure"), zero=goal != "goodput"),
         numbers=Grid(
@@ -139,7 +140,7 @@ def _confirmation(found: Replay, outcome: Outcome) -> Chart:
     )
 
 
-def _row(one: Standing, found: Replay, outcome: Outcome) -> Spread:
+def _row(one: Standing, found: ReplayedTuning, outcome: Outcome) -> Spread:
     scale, name = scale_of(outcome.objective), one.candidate.label
     show, size = outcome.objective.show, _size_bytes(found)
     role = " (baseline)" if name == outcome.baseline else ""

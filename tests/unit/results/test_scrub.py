@@ -44,6 +44,7 @@ def changed(
     header["environment"]["machine"] |= machine or {}
     header["environment"]["storage"] |= storage or {}
     header["command"] = command or []
+    header["plan"]["verb"] = "train"
     failures = [] if error is None else [_FAILURE | {"error": error}]
     records = [header, *others[:-1], *failures, others[-1]]
     return [f"{json.dumps(one)}\n".encode() for one in records]
@@ -100,6 +101,17 @@ def test_a_host_may_be_called_like_a_word_of_the_record(word: str) -> None:
     copy = scrub(lines, users=[word])
     assert json.loads(copy.lines[0])["environment"]["machine"]["hostname"] == "host"
     assert copy.lines[1:] == tuple(lines[1:])
+
+
+def test_the_words_of_a_command_keep_their_options() -> None:
+    """Only the places in them change; a name like a word of iobench stays."""
+    given = ["--writer", "s3,endpoint_url=https://minio.zq:9000,threads=4", "--target", "train,zqd"]
+    given += ["--baseline=odirect target=/mnt/zq,1", "-w", "zq model.yaml"]
+    header = json.loads(scrub(changed(command=given)).lines[0])
+    assert header["command"] == [
+        *("--writer", "s3,endpoint_url=https://place,threads=4", "--target", "train,file"),
+        *("--baseline=odirect target=/path,1", "-w", "file2.yaml"),
+    ]
 
 
 def test_what_says_nothing_about_the_owner_stays() -> None:

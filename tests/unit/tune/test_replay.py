@@ -9,7 +9,7 @@ from support.journals import HEADER, tuned
 from support.simulated_storage import SimulatedStorage, worlds
 
 from iobench.tune.outcome import Outcome
-from iobench.tune.replay import Replay, replay
+from iobench.tune.replay import ReplayedTuning, replay
 
 
 def said(outcome: Outcome) -> list[list[str]]:
@@ -17,7 +17,7 @@ def said(outcome: Outcome) -> list[list[str]]:
     return [sorted(reason.replace(",", " ").split()) for reason in outcome.reasons()]
 
 
-def outcome_of(found: Replay) -> Outcome:
+def outcome_of(found: ReplayedTuning) -> Outcome:
     assert found.outcome is not None
     return found.outcome
 

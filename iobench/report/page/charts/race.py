@@ -15,10 +15,10 @@ from iobench.report.page.palette import colour_of
 from iobench.report.page.theme import INK, MUTED, data_of, spec_of
 from iobench.tune.objective import Objective
 from iobench.tune.race import RaceEntry, RaceStatus
-from iobench.tune.replay import Replay
+from iobench.tune.replay import ReplayedTuning
 from iobench.units import GIB, count_of, format_size_exact
 
-__all__ = ["Scale", "parameter_charts", "race_chart", "scale_of"]
+__all__ = ["LossScale", "parameter_charts", "race_chart", "scale_of"]
 
 _HEIGHT, _LOW = 340, 200
 _ENDS = {
@@ -31,7 +31,7 @@ _IN_RACE = ("race", "refine")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class LossScale:
     """How a loss is drawn: the title of its axis, and its value there."""
 
     title: str
@@ -43,13 +43,13 @@ class Scale:
         return 1 / (1 + loss) if self.goal == "goodput" else 1 / loss / GIB
 
 
-def scale_of(objective: Objective) -> Scale:
+def scale_of(objective: Objective) -> LossScale:
     """Return the scale of an objective: GiB/s, ms of a stall, or ETTR."""
     titles = {"stall": "stall, ms", "goodput": "ETTR"}
-    return Scale(title=titles.get(objective.goal, "GiB/s"), goal=objective.goal)
+    return LossScale(title=titles.get(objective.goal, "GiB/s"), goal=objective.goal)
 
 
-def race_chart(found: Replay, chosen: str | None) -> Chart:
+def race_chart(found: ReplayedTuning, chosen: str | None) -> Chart:
     """Return the chart of the race: a line for each setting, until it is dropped."""
     scale = scale_of(found.objective)
     lines = list(_line_values(found, scale))
@@ -91,7 +91,7 @@ def race_chart(found: Replay, chosen: str | None) -> Chart:
     )
 
 
-def parameter_charts(found: Replay, chosen: str | None) -> Iterator[Chart]:
+def parameter_charts(found: ReplayedTuning, chosen: str | None) -> Iterator[Chart]:
     """Yield a chart for each option that was varied: its values against the rate."""
     scale = scale_of(found.objective)
     tried = {name: one for name, one in found.race.trials.items() if one.losses}
@@ -105,7 +105,7 @@ def parameter_charts(found: Replay, chosen: str | None) -> Iterator[Chart]:
 
 
 def _parameter_chart(
-    option: str, rows: Sequence[Mapping[str, Any]], scale: Scale, chosen: str | None
+    option: str, rows: Sequence[Mapping[str, Any]], scale: LossScale, chosen: str | None
 ) -> Chart:
     values = sorted(dict.fromkeys((row["order"], row["value"]) for row in rows))
     writers = _writers(rows)
@@ -149,13 +149,13 @@ def _parameter_chart(
     )
 
 
-def _line_values(found: Replay, scale: Scale) -> Iterator[dict[str, Any]]:
+def _line_values(found: ReplayedTuning, scale: LossScale) -> Iterator[dict[str, Any]]:
     for name, entry in found.race.trials.items():
         for number, loss in entry.losses.items():
             yield {"x": number, "y": scale.of(loss), **_words(found, name, number, loss)}
 
 
-def _end_values(found: Replay, scale: Scale) -> Iterator[dict[str, Any]]:
+def _end_values(found: ReplayedTuning, scale: LossScale) -> Iterator[dict[str, Any]]:
     for name, entry in found.race.trials.items():
         if entry.losses and entry.status in _ENDS:
             number = max(entry.losses)
@@ -164,7 +164,7 @@ def _end_values(found: Replay, scale: Scale) -> Iterator[dict[str, Any]]:
             yield {"x": number, "y": scale.of(loss), "mark": _ENDS[entry.status], **words}
 
 
-def _words(found: Replay, name: str, number: int, loss: float) -> dict[str, str]:
+def _words(found: ReplayedTuning, name: str, number: int, loss: float) -> dict[str, str]:
     entry = found.race.trials[name]
     size = next(
         one.size_bytes
@@ -187,7 +187,7 @@ def _outcome(entry: RaceEntry[Any]) -> str:
 
 
 def _values_of(
-    option: str, tried: Mapping[str, RaceEntry[Any]], scale: Scale
+    option: str, tried: Mapping[str, RaceEntry[Any]], scale: LossScale
 ) -> Iterator[dict[str, Any]]:
     for name, entry in tried.items():
         options = entry.candidate.options.to_dict()
@@ -215,7 +215,7 @@ def _writers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(str(row["writer"]) for row in rows))
 
 
-def _alt(found: Replay, chosen: str | None) -> str:
+def _alt(found: ReplayedTuning, chosen: str | None) -> str:
     counts: dict[str, int] = {}
     for entry in found.race.trials.values():
         what = "ran to the end" if entry.running else str(entry.status)
@@ -227,7 +227,7 @@ def _alt(found: Replay, chosen: str | None) -> str:
     return f"{settings} raced in {count_of(rounds, 'round')}: {ends}.{end}"
 
 
-def _numbers(found: Replay, scale: Scale) -> Grid:
+def _numbers(found: ReplayedTuning, scale: LossScale) -> Grid:
     columns = (
         *(("setting", False), ("rounds", True), (f"median, {scale.title}", True)),
         ("outcome", False),

@@ -18,7 +18,7 @@ from iobench.report.page.charts.lanes import (
 from iobench.report.page.palette import CIRCLE
 from iobench.report.page.theme import INK, MUTED, data_of, spec_of
 
-__all__ = ["Dot", "Mark", "Spread", "spread_spec"]
+__all__ = ["Dot", "MarkLine", "Spread", "spread_spec"]
 
 _HEAD = 0.5  # lanes above the first one, for the labels of the marks
 _APART = 0.12  # lanes: dots alternate above and below the middle, so that fewer hide others
@@ -37,7 +37,7 @@ class Dot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mark:
+class MarkLine:
     """A line across all rows, with its name: what the figures are compared with."""
 
     x: float
@@ -68,7 +68,7 @@ def spread_spec(
     *,
     axis: str,
     words: Sequence[str] = (),
-    mark: Mark | None = None,
+    mark: MarkLine | None = None,
     zero: bool = False,
 ) -> dict[str, Any]:
     """Return the spec of `rows`, one below the other.
@@ -148,7 +148,7 @@ def _row_layers(
 
 
 def _mark_layers(
-    mark: Mark | None, lanes: int, x: alt.X, down: alt.Scale, *, left: bool
+    mark: MarkLine | None, lanes: int, x: alt.X, down: alt.Scale, *, left: bool
 ) -> Iterator[alt.Chart]:
     if mark is None:
         return
@@ -169,7 +169,7 @@ def _shape(row: Spread, dot: Dot, ends: tuple[float, float]) -> str:
     return "triangle-left" if dot.x < ends[0] else "triangle-right"
 
 
-def _domain(rows: Sequence[Spread], mark: Mark | None, *, zero: bool) -> tuple[float, float]:
+def _domain(rows: Sequence[Spread], mark: MarkLine | None, *, zero: bool) -> tuple[float, float]:
     """Return the ends of the axis: all figures, and what is not far off them."""
     shown = [row.middle for row in rows if row.middle is not None]
     shown += [row.target for row in rows if row.target is not None]

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import altair as alt
 import pytest
 from support.charts import values
 from typer.testing import CliRunner
@@ -45,6 +46,9 @@ def check(page: Page) -> str:
     """Return the page as HTML; its charts have words and numbers."""
     assert page.charts
     for chart in page.charts.values():
+        alt.LayerChart.from_dict(
+            {**chart.spec, "config": {}, "datasets": {}}
+        )  # checked by altair's schema
         assert chart.title
         assert chart.alt.endswith(".")
         assert chart.numbers is not None
@@ -217,6 +221,12 @@ def test_the_report_option_of_the_verbs(tmp_path: Path) -> None:
     for verb in (["train", "--steps", "1"], ["autotune"]):
         refused = CliRunner().invoke(app, [*verb, "--report", str(tmp_path / "a.txt")])
         assert "must end with .html" in str(refused.exception)
+
+
+def test_a_training_that_was_killed_says_so() -> None:
+    result = replace(reference("train-busy-gpt5b-nemo"), end=None)
+    (line,) = train_page([result]).caveats
+    assert "the run was killed or is still running" in line.texts[0]
 
 
 def test_several_records_of_training_are_refused() -> None:

@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import altair as alt
 import pytest
 from support.charts import values
 from support.journals import write_journal
 from support.records import HOSTILE
 
-from iobench.errors import IobenchError, UnknownNameError, UsageError
+from iobench.errors import IobenchError, ResultFileError, UnknownNameError, UsageError
 from iobench.report.page.html import html
 from iobench.report.page.kinds import page_of
 from iobench.tune.journal import read_journal
@@ -51,6 +52,8 @@ def test_a_finished_tuning(tmp_path: Path) -> None:
     words = " ".join(text for line in page.answer for text in line.texts)
     assert all(reason in words for reason in outcome.reasons())
     assert page.caveats == ()
+    for one in page.charts.values():
+        alt.LayerChart.from_dict({**one.spec, "config": {}, "datasets": {}})
     assert outcome.chosen.label in html(page)
 
 
@@ -105,6 +108,13 @@ def test_a_broken_journal_is_one_error(tmp_path: Path, asked: dict[str, Any]) ->
     with pytest.raises(IobenchError) as raised:
         page_of([changed(tmp_path / "journal.jsonl", **asked)])
     assert len(str(raised.value)) < 300
+
+
+def test_a_time_that_is_none_is_one_error(tmp_path: Path) -> None:
+    path = write_journal(tmp_path / "journal.jsonl")
+    path.write_text(path.read_text().replace("2026-01-01T00:00:00Z", "yesterday", 1))
+    with pytest.raises(ResultFileError, match="not a journal as iobench autotune writes it"):
+        page_of([path])
 
 
 def test_hostile_texts_are_shown_as_texts(tmp_path: Path) -> None:
