@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +73,16 @@ def describe_mount(mount: Mount) -> dict[str, Any]:
     }
 
 
-def leaf_devices(device: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the devices at the bottom of a stack (dm, md ...), or the device itself."""
-    if device is None:
+def leaf_devices(device: Any) -> list[Mapping[str, Any]]:
+    """Return the devices at the bottom of a stack (dm, md ...), or the device itself.
+
+    Anything else than a description of a device, as in a damaged record, has none.
+    """
+    if not isinstance(device, Mapping):
         return []
-    below = [leaf for part in device.get("backing") or [] for leaf in leaf_devices(part)]
-    return below or [device]
+    backing = device.get("backing")
+    parts = backing if isinstance(backing, list) else []
+    return [leaf for part in parts for leaf in leaf_devices(part)] or [device]
 
 
 def _upper(mount: Mount, mounts: list[Mount]) -> dict[str, Any] | None:

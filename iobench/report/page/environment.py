@@ -103,7 +103,8 @@ def _facts(environment: Environment, target: str) -> Iterator[tuple[str, str]]:
     total = memory.get("total_bytes")
     yield "memory", format_size(total) if isinstance(total, int) else _MISSING
     gpus = machine.get("gpus")
-    names = [str(one.get("name")) for one in gpus if isinstance(one, Mapping)] if gpus else []
+    listed = gpus if isinstance(gpus, list) else []
+    names = [str(one.get("name")) for one in listed if isinstance(one, Mapping)]
     yield "GPUs", ", ".join(names) or "none"
     storages = environment.storages or {target: environment.storage}
     for place, storage in storages.items():

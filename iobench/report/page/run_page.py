@@ -9,7 +9,7 @@ from iobench.report.page.charts.in_order import in_order_chart
 from iobench.report.page.charts.jobs import jobs_chart
 from iobench.report.page.charts.over_time import over_time_chart
 from iobench.report.page.charts.phases import phases_chart
-from iobench.report.page.charts.rates import rates_chart
+from iobench.report.page.charts.rates import highest, rates_chart
 from iobench.report.page.charts.trade import trade_chart
 from iobench.report.page.environment import (
     environment_section,
@@ -70,7 +70,13 @@ def _sections(one: Measured) -> Iterator[Section]:
 
 def _rates(one: Measured, group: Group) -> Chart:
     ceiling = one.report.ceiling if group.target is None else one.report.ceilings[group.target]
-    return rates_chart(group, ceiling.of(group.operation), headline=_headline(one, group))
+    same = (other for other in one.groups if other.operation == group.operation and group.target)
+    return rates_chart(
+        group,
+        ceiling.of(group.operation),
+        headline=_headline(one, group),
+        up_to_gib_per_s=max(map(highest, same), default=0.0),
+    )
 
 
 def _headline(one: Measured, group: Group) -> str:

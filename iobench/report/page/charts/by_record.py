@@ -44,17 +44,7 @@ def by_record_chart(groups: Sequence[Group | None]) -> Chart:
         for column, x, row in rows
     ]
     dots = [dot for column, x, row in rows for dot in _dots(column, x, row, first.label(row))]
-    across = alt.X(
-        "x:Q",
-        scale=alt.Scale(domain=[-0.5, len(groups) - 0.5], nice=False, zero=False),
-        axis=alt.Axis(
-            title=None,
-            values=list(range(len(groups))),
-            labelExpr=f"{[letter(column) for column in range(len(groups))]}[datum.value]",
-            labelFontSize=14,
-            grid=False,
-        ),
-    )
+    across = _across(len(groups))
     most = _MARGIN * max((dot["y"] for dot in dots), default=1.0)
     y = alt.Y(
         "y:Q",
@@ -90,6 +80,20 @@ def by_record_chart(groups: Sequence[Group | None]) -> Chart:
             rows=[[one["record"], one["label"], f"{one['y']:.3f}"] for one in medians],
         ),
     )
+
+
+def _across(columns: int) -> alt.X:
+    """Return the encoding of x: a letter below each column."""
+    letters = [letter(column) for column in range(columns)]
+    axis = alt.Axis(
+        title=None,
+        values=list(range(columns)),
+        labelExpr=f"{letters}[datum.value]",  # our letters, no text of a record
+        labelFontSize=14,
+        grid=False,
+    )
+    scale = alt.Scale(domain=[-0.5, columns - 0.5], nice=False, zero=False)
+    return alt.X("x:Q", scale=scale, axis=axis)
 
 
 def _placed(shown: Sequence[tuple[int, Group]]) -> Iterator[tuple[int, float, RunRow]]:

@@ -20,7 +20,7 @@ from iobench.report.page.page import Chart
 from iobench.report.page.rows import Group, RunRow, in_gib_per_s
 from iobench.report.page.theme import INK, MUTED, data_of, spec_of
 
-__all__ = ["TOOLTIP", "rates_chart"]
+__all__ = ["TOOLTIP", "highest", "rates_chart"]
 
 _HEAD = 0.5  # lanes above the first one, for the label of the ceiling
 _SPREAD = 0.12  # lanes: dots alternate above and below the middle, so that fewer hide others
@@ -40,14 +40,21 @@ TOOLTIP = [
 """What a sample says when the pointer is on it: the fields of `RunRow.words`."""
 
 
-def rates_chart(group: Group, ceiling_bytes_per_s: float | None, *, headline: str = "") -> Chart:
+def rates_chart(
+    group: Group,
+    ceiling_bytes_per_s: float | None,
+    *,
+    headline: str = "",
+    up_to_gib_per_s: float = 0.0,
+) -> Chart:
     """Return the chart of the rates of one operation, fastest first.
 
+    The axis ends at `up_to_gib_per_s` or later: charts to be compared have the same axis.
     Rows that cannot win have hollow dots. They do not widen the axis: what does not store
     anything may be a hundred times faster.
     """
     ceiling = None if ceiling_bytes_per_s is None else in_gib_per_s(ceiling_bytes_per_s)
-    most = _most(group, ceiling)
+    most = _MARGIN * max(highest(group), ceiling or 0.0, up_to_gib_per_s)
     x = alt.X(
         "x:Q",
         scale=alt.Scale(domain=[0, most], nice=False, zero=True, clamp=True),
@@ -139,10 +146,10 @@ def _figure(row: RunRow) -> str:
     return rate if row.counts else f"{row.summary.verdict}, {rate}"
 
 
-def _most(group: Group, ceiling: float | None) -> float:
+def highest(group: Group) -> float:
+    """Return the highest rate in GiB/s of a sample that counts, or of any where none does."""
     shown = [row for row in group.rows if row.counts] or group.rows
-    rates = [rate for row in shown for rate in row.rates]
-    return _MARGIN * max([*rates, ceiling or 0.0])
+    return max(rate for row in shown for rate in row.rates)
 
 
 def _alt(group: Group, ceiling: float | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 import altair as alt
@@ -13,7 +13,7 @@ import pytest
 from iobench.report.page.charts.over_time import over_time_chart
 from iobench.report.page.charts.phases import phases_chart
 from iobench.report.page.charts.rates import rates_chart
-from iobench.report.page.charts.trade import trade_chart
+from iobench.report.page.charts.trade import _HEIGHT, _WIDTH, _meet, _placed, trade_chart
 from iobench.report.page.html import html
 from iobench.report.page.page import Chart, Page
 from iobench.report.page.rows import Group, Measured
@@ -42,6 +42,7 @@ def _with(result: ResultFile, change: Callable[[Sample], Sample]) -> Measured:
     return Measured.of(replace(result, samples=tuple(map(change, result.samples))))
 
 
+@pytest.mark.slow
 def test_the_specs_are_vega_lite(page: Page) -> None:
     """Altair's schema accepts each of them, and each has the width of its container."""
     assert [*page.charts] == [f"{kind}-{one}" for kind in _KINDS for one in _OPERATIONS]
@@ -160,6 +161,18 @@ def test_old_records_have_no_series(old: ResultFile) -> None:
     assert [*run_page([old]).charts] == [f"{kind}-{one}" for kind in kinds for one in _OPERATIONS]
 
 
+def test_labels_of_the_trade_do_not_hide_each_other() -> None:
+    """Points next to each other, as far as there is room; none leaves the chart to the right."""
+    points = [(0.5, 0.5, "buffered"), (0.51, 0.5, "uncached"), (0.5, 0.53, "odirect")]
+    boxes = [
+        label.box(x * _WIDTH, y * _HEIGHT, 7.0 * len(text))
+        for label, (x, y, text) in zip(_placed(points), points, strict=True)
+    ]
+    assert not [(a, b) for a, b in combinations(boxes, 2) if _meet(a, b)]
+    (last,) = _placed([(0.95, 0.5, "buffered")])
+    assert last.align == "right"
+
+
 def test_a_run_that_measured_nothing(recorded: ResultFile) -> None:
     """Or one sample, which has no interval: the page has what there is."""
     end = replace(recorded, samples=(), ceiling=(), end=None)
@@ -186,10 +199,17 @@ def test_several_targets_have_charts_of_their_own(recorded: ResultFile) -> None:
         recorded,
         run=replace(recorded.run, environment=environment),
         ceiling=(),
-        samples=tuple(at(one, target) for target in ("/a", "/a-") for one in recorded.samples),
+        samples=(
+            *(at(one, "/a") for one in recorded.samples),
+            *(replace(at(one, "/a-"), elapsed_s=2 * one.elapsed_s) for one in recorded.samples),
+        ),
     )
     page = run_page([result])
-    assert {"rate-save-on-a", "rate-save-on-a-2"} <= {*page.charts}
+    ends = [
+        page.charts[name].spec["layer"][0]["encoding"]["x"]["scale"]["domain"][1]
+        for name in ("rate-save-on-a", "rate-save-on-a-2")
+    ]
+    assert ends[0] == ends[1]  # the same axis: they are compared
     chart = page.charts["rate-save-on-a"]
     assert chart.title == "Rate of each save on /a"
     labels = [label["label"] for label in next(_layers(chart, "text"))]
