@@ -119,19 +119,25 @@ def write_scrubbed(
     check(path)
     scrubbed = scrub(_lines(path.read_bytes()), users)
     try:
-        with output.open("xb") as file:
+        file = output.open("xb")
+    except OSError as error:
+        raise _unwritable(output, error) from error
+    try:
+        with file:
             file.writelines(scrubbed.lines)
             file.flush()
             os.fsync(file.fileno())
-    except OSError as error:
-        output.unlink(missing_ok=True)
-        raise ResultFileError(f"{output} cannot be written: {error.strerror}") from error
-    try:
         check(output)
-    except BaseException:
+    except BaseException as error:
         output.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise _unwritable(output, error) from error
         raise
     return scrubbed.removed
+
+
+def _unwritable(output: Path, error: OSError) -> ResultFileError:
+    return ResultFileError(f"{output} cannot be written: {error.strerror}")
 
 
 def _lines(data: bytes) -> list[bytes]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import string
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -167,7 +170,7 @@ def test_published_records_load_again(path: Path, tmp_path: Path) -> None:
 
 
 def test_the_record_stays_and_no_file_is_replaced(tmp_path: Path, example: ResultFile) -> None:
-    """An output that exists, a bad record and a full disk leave no copy."""
+    """An output that exists, a bad record and a copy that does not load leave no copy."""
     copy = tmp_path / "copy.jsonl"
     for bad in (tmp_path / "missing.jsonl", Path(__file__)):
         with pytest.raises(ResultFileError):
@@ -182,6 +185,9 @@ def test_the_record_stays_and_no_file_is_replaced(tmp_path: Path, example: Resul
     with pytest.raises(ResultFileError):
         write_scrubbed(example.path, copy, refuse)
     assert not copy.exists()
+    with pytest.raises(ResultFileError, match="cannot be written: File exists"):
+        write_scrubbed(example.path, copy, lambda _: copy.touch())  # meanwhile, by somebody
+    assert copy.exists()
     assert example.path.read_bytes().splitlines() == _EXAMPLE
 
 
@@ -191,3 +197,20 @@ def test_a_killed_tuning_has_an_unfinished_line(tmp_path: Path) -> None:
     journal.write_bytes(whole[: whole.index(b"\n") + 200])
     write_scrubbed(journal, copy, read_journal)
     assert read_journal(copy)[1] == []
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()])
+def test_a_write_that_fails_leaves_no_copy(
+    tmp_path: Path,
+    example: ResultFile,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+) -> None:
+    """A full disk is one error with the name of the copy; Ctrl-C stays Ctrl-C."""
+    copy = tmp_path / "copy.jsonl"
+    monkeypatch.setattr(os, "fsync", mock.Mock(side_effect=error))
+    with pytest.raises((ResultFileError, KeyboardInterrupt)) as raised:
+        write_scrubbed(example.path, copy, read)
+    if isinstance(error, OSError):
+        assert str(raised.value) == f"{copy} cannot be written: No space left"
+    assert not copy.exists()

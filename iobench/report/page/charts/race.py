@@ -32,21 +32,25 @@ _IN_RACE = ("race", "refine")
 
 @dataclass(frozen=True, kw_only=True)
 class LossScale:
-    """How a loss is drawn: the title of its axis, and its value there."""
+    """How a loss is drawn: its value on the axis, whose unit is GiB/s, ms of a stall, or ETTR."""
 
-    title: str
     goal: str
 
+    @property
+    def title(self) -> str:
+        """The title of the axis, with its unit."""
+        return {"stall": "stall, ms", "goodput": "ETTR"}.get(self.goal, "GiB/s")
+
     def of(self, loss: float) -> float:
+        """Return where `loss` is on the axis."""
         if self.goal == "stall":
             return 1e3 * loss
         return 1 / (1 + loss) if self.goal == "goodput" else 1 / loss / GIB
 
 
 def scale_of(objective: Objective) -> LossScale:
-    """Return the scale of an objective: GiB/s, ms of a stall, or ETTR."""
-    titles = {"stall": "stall, ms", "goodput": "ETTR"}
-    return LossScale(title=titles.get(objective.goal, "GiB/s"), goal=objective.goal)
+    """Return the scale of an objective."""
+    return LossScale(goal=objective.goal)
 
 
 def race_chart(found: ReplayedTuning, chosen: str | None) -> Chart:
@@ -109,6 +113,7 @@ def _parameter_chart(
 ) -> Chart:
     values = sorted(dict.fromkeys((row["order"], row["value"]) for row in rows))
     writers = _writers(rows)
+    what = {"stall": "the stall", "goodput": "ETTR"}.get(scale.goal, "the rate")
     x = alt.X(
         "value:N",
         sort=[value for _, value in values],
@@ -120,7 +125,7 @@ def _parameter_chart(
         "writer:N", scale=alt.Scale(domain=writers, range=[colour_of(one) for one in writers])
     )
     beside = alt.XOffset("writer:N", scale=alt.Scale(domain=writers))
-    tips = [alt.Tooltip(f"{name}:N") for name in ("setting", "figure")]
+    tips = [alt.Tooltip("setting:N"), alt.Tooltip("figure:N", title=scale.title)]
     dots = [
         alt.Chart(data_of(own))
         .mark_point(size=size, filled=filled, opacity=0.9, strokeWidth=1.6)
@@ -132,13 +137,13 @@ def _parameter_chart(
         if own
     ]
     best: dict[str, str] = {}
-    for row in sorted(rows, key=lambda one: -one["y"]):
+    for row in sorted(rows, key=lambda one: one["y"], reverse=scale.goal != "stall"):
         best.setdefault(row["value"], row["figure"])
-    spoken = "; ".join(f"{value}: up to {best[value]}" for _, value in values)
+    spoken = "; ".join(f"{value}: {best[value]}" for _, value in values)
     return Chart(
         name=f"option-{option.replace('_', '-')}",
-        title=f"{option} and the rate",
-        alt=f"Figures by {option}. {spoken}.",
+        title=f"{option} and {what}",
+        alt=f"Best figure with each {option}, {scale.title}. {spoken}.",
         caption="One dot per setting: the median of its rounds. The other options differ too."
         + (" Filled: the chosen one." if chosen else ""),
         spec=spec_of(alt.layer(*dots), _LOW),
@@ -201,7 +206,7 @@ def _values_of(
                 "y": middle,
                 "writer": entry.candidate.writer,
                 "setting": name,
-                "figure": f"{middle:.3g} {scale.title}",
+                "figure": f"{middle:.3g}",
             }
 
 

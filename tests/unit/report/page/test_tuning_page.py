@@ -13,6 +13,7 @@ from support.journals import write_journal
 from support.records import HOSTILE
 
 from iobench.errors import IobenchError, ResultFileError, UnknownNameError, UsageError
+from iobench.report.page.charts.race import LossScale
 from iobench.report.page.html import html
 from iobench.report.page.kinds import page_of
 from iobench.tune.journal import read_journal
@@ -69,6 +70,16 @@ def test_parameters_are_those_of_the_settings(tmp_path: Path) -> None:
             have = [one for one in raced if option in one.candidate.options.to_dict()]
             assert len(values(chart, "point")) == len(have)
     assert {"option-block-size", "option-threads", "option-iodepth"} <= set(page.charts)
+
+
+@pytest.mark.parametrize(
+    ("goal", "value", "title"),
+    [("save", 2.0, "GiB/s"), ("stall", 0.5 / GIB * 1e3, "stall, ms"), ("goodput", 1.0, "ETTR")],
+)
+def test_a_loss_is_drawn_in_the_unit_of_its_objective(goal: str, value: float, title: str) -> None:
+    scale = LossScale(goal=goal)
+    assert scale.title == title
+    assert scale.of(0.5 / GIB) == pytest.approx(value)
 
 
 def test_an_unfinished_tuning_says_so() -> None:
