@@ -14,7 +14,7 @@ from iobench.formats.tensors import tensor_from_bytes, torch_dtype
 from iobench.workloads.file_table import FileTable
 from iobench.workloads.specs import FileSpec
 
-__all__ = ["Placement", "TensorDict", "States"]
+__all__ = ["Placement", "States", "TensorDict"]
 
 TensorDict = dict[str, torch.Tensor]
 
