@@ -182,7 +182,7 @@ def test_any_text(words: list[str], at: int, cut: int, write: Callable[[str], Pa
 
 
 def test_parallelism_must_divide_the_model(write: Callable[[str], Path]) -> None:
-    """Sizes that do not divide the model, or that have a stage without a layer, name both numbers."""
+    """Sizes that do not divide the model, or leave a stage without a layer, name both numbers."""
     for model, layers, layout, says in (
         ("nemo-gpt-5b", 24, "megatron-legacy", "must divide num_layers"),
         ("mlperf-storage-llama3-8b", 32, "mlperf", "must be at most num_layers"),
