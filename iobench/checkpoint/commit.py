@@ -52,7 +52,7 @@ class Committer:
         skeleton = serialized.skeleton_image()
         sent = PacedImage.over(image, rate_bytes_per_s) if rate_bytes_per_s else image
         with self.store.staged(save.step, replace=self.ledger.holds(save.step)) as staged:
-            with _recorded(image, serialized.pieces) as records:
+            with _recorded(image, serialized.structure.pieces) as records:
                 save.transfer = self.writer.write_many(
                     [sent, skeleton], staged.directory, sync_directory=False
                 )

@@ -17,7 +17,7 @@ from iobench.bench.data.nested import flat, nested
 from iobench.bench.data.payload_order import payload_sizes
 from iobench.bench.data.pool import RandomPool, Windows
 from iobench.bench.data.restored import RestoredFile
-from iobench.bench.data.states import Placement, States, Tensors
+from iobench.bench.data.states import Placement, States, TensorDict
 from iobench.bench.data.subset import choose, read_some
 from iobench.formats import raw, safetensors, torch_file, torch_image
 from iobench.results.records import Verified
@@ -271,5 +271,5 @@ class Replay:
         return torch_file.save(state, path, directory, writer, crc=self._crc, sync_directory=False)
 
 
-def _like(state: Tensors) -> Tensors:
+def _like(state: TensorDict) -> TensorDict:
     return {name: torch.empty_like(tensor) for name, tensor in state.items()}

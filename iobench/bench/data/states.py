@@ -14,9 +14,9 @@ from iobench.formats.tensors import tensor_from_bytes, torch_dtype
 from iobench.workloads.file_table import FileTable
 from iobench.workloads.specs import FileSpec
 
-__all__ = ["Placement", "States", "Tensors"]
+__all__ = ["Placement", "States", "TensorDict"]
 
-Tensors = dict[str, torch.Tensor]
+TensorDict = dict[str, torch.Tensor]
 
 _AHEAD = 4096
 """Files whose tensors exist before a save; with one tensor in each they take 3 MiB."""
@@ -71,7 +71,7 @@ class Placement:
         return Window(self._starts[tensor], self._stops[tensor], self._laps[tensor])
 
 
-class States(Sequence[Tensors]):
+class States(Sequence[TensorDict]):
     """Each file's tensors by name, in payload order: all of them or the `chosen` ones.
 
     The tensors of the first files are made before the clock of a save starts. Those of the others
@@ -83,7 +83,7 @@ class States(Sequence[Tensors]):
     ) -> None:
         """`chosen` has a byte for each tensor of `placement`; 0 leaves it out."""
         self._placement, self._pool, self._chosen = placement, pool, chosen
-        self._ahead: list[Tensors] = []
+        self._ahead: list[TensorDict] = []
 
     def only(self, chosen: bytearray) -> States:
         """Return the same files with only the `chosen` tensors."""
@@ -107,16 +107,16 @@ class States(Sequence[Tensors]):
         return len(self._placement.files)
 
     @overload
-    def __getitem__(self, index: int) -> Tensors: ...
+    def __getitem__(self, index: int) -> TensorDict: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Tensors]: ...
-    def __getitem__(self, index: int | slice) -> Tensors | list[Tensors]:
+    def __getitem__(self, index: slice) -> list[TensorDict]: ...
+    def __getitem__(self, index: int | slice) -> TensorDict | list[TensorDict]:
         number = range(len(self))[index]
         if isinstance(number, range):
             return [self[one] for one in number]
         return self._ahead[number] if number < len(self._ahead) else self._made(number)
 
-    def _made(self, file: int) -> Tensors:
+    def _made(self, file: int) -> TensorDict:
         specs, first = self._placement.files[file].tensors, self._placement.tensors(file).start
         found = {}
         for number in self.numbers(file):

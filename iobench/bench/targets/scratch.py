@@ -95,11 +95,11 @@ def _remove(directory: Path, held: contextlib.ExitStack) -> None:
 
 
 def remove_directory(directory: Path) -> None:
-    """Remove `directory` of a run with its content, if it exists."""
+    """Remove `directory` of a run with its content, if it exists; unmount what is mounted in it."""
     with _opened(directory) as fd:
         if fd is not None:
             _empty(fd)
-            directory.rmdir()
+            _remove_empty(directory)
 
 
 @contextmanager
