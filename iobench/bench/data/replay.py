@@ -123,7 +123,7 @@ class Replay:
 
     def prepare(self) -> None:
         """Make the next checkpoint's bytes, and keep the digest of each tensor."""
-        self._pool.refill()
+        self._pool.renew()
         with self._pool.trimmed():
             self._digests.remember()
 
@@ -148,6 +148,7 @@ class Replay:
         """Read every file back into the windows it was saved from."""
         windows = Windows(self._pool)
         self._restored = []
+        self._pool.intact = False
         transfers = []
         with self._pool.trimmed():
             for spec, wanted in zip(self.files, self.wanted, strict=True):
@@ -206,7 +207,9 @@ class Replay:
     def verify(self, writer: Writer, directory: str | Path) -> Verified:
         """Compare every tensor with what was saved, after `restore`; see `Digests`."""
         restored, self._restored = self._restored, []
-        return self._digests.compare_files(restored, self.wanted, writer, directory)
+        verified = self._digests.compare_files(restored, self.wanted, writer, directory)
+        self._pool.intact = not verified.mismatches
+        return verified
 
     def verify_states(self, restored: Sequence[Mapping[Any, Any]]) -> Verified:
         """Compare tensors that were restored to new memory, one mapping per file; see `Digests`."""
