@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from iobench import linux
 from iobench.bench.counters.monitor import Monitor
 from iobench.writers.local import deferred_free
 
-__all__ = ["Patience", "settle", "settled"]
+__all__ = ["Patience", "Settled", "settle", "settled"]
+
+Settled = AbstractContextManager[object]
+"""Runs a block, and returns when earlier work has left the storage alone."""
 
 _INTERVAL_S = 0.1
 _LONGEST_S, _SHORTEST_S = 3.0, 0.375

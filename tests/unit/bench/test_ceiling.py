@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -18,27 +19,37 @@ _Fails = Callable[[str], None]
 
 @pytest.fixture
 def turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[_Fails], list[object]]:
-    """Run a whole turn of the first job. Return the calls of `settled` and the records. fio's file
-    appears with its first operation and stays; `fails` may raise."""
+    """Run a whole turn of the first job. Return the calls of `settling`, the begins and ends of
+    waits and clocks, and the records. fio's file appears with its first operation and stays;
+    `fails` may raise."""
 
     def take(fails: _Fails) -> list[object]:
-        def run_job(
-            job: FioJob, operation: Operation, directory: Path, size_bytes: int, *, fallocate: bool
-        ) -> FioSample:
-            assert (directory, fallocate) == (tmp_path, True)
-            (directory / fio.FILE_NAME).touch()
-            fails(operation)
-            return FioSample(bytes=size_bytes, elapsed_s=2.0, cpu_s=0.5)
-
-        monkeypatch.setattr(fio, "run_job", run_job)
-        ceiling = CeilingJobs(run_id="0" * 16, directory=tmp_path, size_bytes=4096, fallocate=True)
         seen: list[object] = []
 
-        def settled(*arguments: object) -> None:
-            seen.append(arguments)
+        @contextmanager
+        def started(
+            job: FioJob, operation: Operation, directory: Path, size_bytes: int, *, fallocate: bool
+        ) -> Iterator[Callable[[], FioSample]]:
+            assert (directory, fallocate) == (tmp_path, True)
+            seen.append("starts")
 
+            def measure() -> FioSample:
+                (directory / fio.FILE_NAME).touch()
+                fails(operation)
+                return FioSample(bytes=size_bytes, elapsed_s=2.0, cpu_s=0.5)
+
+            yield measure
+
+        @contextmanager
+        def settling(*arguments: object) -> Iterator[None]:
+            seen.append(arguments)
+            yield
+            seen.append("idle")
+
+        monkeypatch.setattr(fio, "started", started)
+        ceiling = CeilingJobs(run_id="0" * 16, directory=tmp_path, size_bytes=4096, fallocate=True)
         try:
-            for record in ceiling.records(3, 7, JOBS[0], settled):
+            for record in ceiling.records(3, 7, JOBS[0], settling):
                 seen += [record]
         finally:
             assert list(tmp_path.iterdir()) == []
@@ -59,16 +70,20 @@ def _short(seen: list[object]) -> list[object]:
 
 
 def test_a_save_and_a_restore(turn: Callable[[_Fails], list[object]]) -> None:
-    """Each follows its `settled`, at the repetition and position of the turn."""
+    """fio starts while the storage settles; its clock follows, at the position of the turn."""
     seen = turn(lambda operation: None)  # noqa: ARG005
     assert _short(seen) == [
         (f"fio {JOBS[0].name} save", 3),
+        "starts",
+        "idle",
         ("save", 4096, 2.0, 0.5, None),
         (f"fio {JOBS[0].name} restore", 3),
+        "starts",
+        "idle",
         ("restore", 4096, 2.0, 0.5, None),
         list(JOBS),
     ]
-    record = seen[1]
+    record = seen[3]
     assert isinstance(record, CeilingSample)
     assert (record.repetition, record.order, record.job) == (3, 7, JOBS[0].describe())
 
@@ -94,3 +109,48 @@ def test_an_interrupt(turn: Callable[[_Fails], list[object]]) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         turn(fails)
+
+
+def _race(
+    monkeypatch: pytest.MonkeyPatch, directory: Path, rates: Mapping[tuple[int, str], list[float]]
+) -> list[set[tuple[int, str]]]:
+    """Run the jobs with these rates, by index and operation; 1.0 where there is none.
+
+    Return the operations of each repetition.
+    """
+    done: list[set[tuple[int, str]]] = []
+
+    def started(job: FioJob, operation: Operation, *_: object, **__: object) -> object:
+        one = (JOBS.index(job), operation)
+        done[-1].add(one)
+        rate = rates.get(one, [1.0] * 9)[len(done) - 1]
+        return nullcontext(lambda: FioSample(bytes=1000, elapsed_s=1000 / rate, cpu_s=0.1))
+
+    monkeypatch.setattr(fio, "started", started)
+    ceiling = CeilingJobs(run_id="0" * 16, directory=directory, size_bytes=1000, fallocate=True)
+    for repetition in range(4):
+        done.append(set())
+        for job in list(ceiling.remaining):
+            list(ceiling.records(repetition, 0, job, lambda *_: nullcontext()))
+    return done
+
+
+def test_a_beaten_job_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the third repetition on, a job does not repeat an operation in which it is beaten.
+
+    A restore needs the file of its save. So a save is repeated while its restore is.
+    """
+    slow = {(1, "save"): [0.9] * 4, (1, "restore"): [0.9] * 4}
+    slow |= {(2, "restore"): [0.9] * 4, (3, "save"): [0.9] * 4}
+    everything = {(number, one) for number in range(4) for one in ("save", "restore")}
+    rest = everything - {(1, "save"), (1, "restore"), (2, "restore")}
+    assert _race(monkeypatch, tmp_path, slow) == [everything, everything, rest, rest]
+
+
+@pytest.mark.parametrize("rates", [[0.96] * 4, [0.5, 1.0, 0.5, 0.5]], ids=["near", "once"])
+def test_an_unclear_race_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rates: list[float]
+) -> None:
+    """A job stays that is less than 5% slower, or that was as fast once."""
+    one = {(1, "save"): rates, (1, "restore"): rates}
+    assert {len(done) for done in _race(monkeypatch, tmp_path, one)} == {8}
