@@ -228,7 +228,7 @@ def _process(
     """Start fio in `directory`. The yielded function returns (exit status, stdout, stderr).
 
     The file's name is relative to it, because fio splits names at colons. fio has a new session:
-    the terminal's Ctrl-C does not reach it. If it still runs at the end, it is stopped and awaited.
+    the terminal's Ctrl-C does not reach it. When the block raises, fio is stopped and awaited.
     """
     command = ["fio", "--output-format=json", "--eta=never", "--disk_util=0"]
     # The default is the processor's own counter. fio calibrates it for 0.1 s at every start.
@@ -239,9 +239,10 @@ def _process(
         with deferred_interrupts():  # inside Popen an interrupt would lose the child
             process = _start(command, directory)
         yield partial(_end, process)
-    finally:
-        if process is not None and process.returncode is None:
+    except BaseException:
+        if process is not None:
             _stop(process)
+        raise
 
 
 def _end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
