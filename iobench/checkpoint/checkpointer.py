@@ -261,7 +261,7 @@ class Checkpointer:
             step,
             on_corrupt=on_corrupt,
             like=like,
-            known=self._ledger.serials(),
+            known=self._ledger.serials() if step == "latest" else None,
         )
         self.loaded = loaded
         self._ledger.resumed_from(loaded.step)
