@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from iobench.bench import fio
 from iobench.bench.contenders.base import WriterContender
 from iobench.bench.plan import Plan
 from iobench.bench.targets.base import Scratch
-from iobench.bench.targets.settle import Settled
 from iobench.errors import CeilingError
 from iobench.results import CeilingSample, Operation, Run
 from iobench.results.setting import at_target
@@ -58,13 +57,13 @@ class CeilingJobs:
         )
 
     def records(
-        self, repetition: int, order: int, job: fio.FioJob, settling: Callable[[str, int], Settled]
+        self, repetition: int, order: int, job: fio.FioJob, settled: Callable[[str, int], None]
     ) -> Iterator[CeilingSample]:
         """Yield a save and a restore by `job`; after a failed save there is no restore.
 
         A save is left out only with its restore, which needs the file. The files are removed at the
-        end. `settling` is called with a description of the next operation. fio starts inside its
-        result, the wait for idle storage.
+        end. `settled` is called with a description of the next operation when fio starts, and
+        returns when its clock may begin.
         """
         operations: list[Operation] = ["save"]
         if not self._beaten(job, "restore"):
@@ -75,8 +74,8 @@ class CeilingJobs:
         name = at_target(f"fio {job.name}", self.target)
         try:
             for operation in operations:
-                settled = settling(f"{name} {operation}", repetition)
-                sample = self._sample(repetition, order, job, operation, settled)
+                ready = partial(settled, f"{name} {operation}", repetition)
+                sample = self._sample(repetition, order, job, operation, ready)
                 yield sample
                 if sample.error:
                     self.remaining.remove(job)
@@ -97,15 +96,13 @@ class CeilingJobs:
         order: int,
         job: fio.FioJob,
         operation: Operation,
-        settled: Settled,
+        ready: Callable[[], None],
     ) -> CeilingSample:
         size, elapsed_s, cpu_s, error = 0, 0.0, None, None
         where = self.directory, self.size_bytes
         try:
-            with ExitStack() as running:
-                with settled:
-                    starting = fio.started(job, operation, *where, fallocate=self.fallocate)
-                    measure = running.enter_context(starting)
+            with fio.started(job, operation, *where, fallocate=self.fallocate) as measure:
+                ready()
                 measured = measure()
             size, elapsed_s, cpu_s = measured.bytes, measured.elapsed_s, measured.cpu_s
         except CeilingError as failure:

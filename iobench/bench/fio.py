@@ -14,7 +14,7 @@ What fio's clock covers, read in its source (backend.c and filesetup.c of 3.33; 
   removes the file first.
 - A start takes 0.2 s: `run_threads` sleeps 0.1 s, and the job's thread fills its buffers. Then,
   before any clock, it runs the shell command of `exec_prerun`. Ours waits for a line, so that a job
-  can start while the device settles.
+  can start while the device frees removed files and settles.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from iobench.environment.software import fio_version
 from iobench.errors import CeilingError
 from iobench.results.records import Operation
 from iobench.units import KIB, MIB, format_size, format_size_exact
+from iobench.writers.local.deferred_free import freed_later
 
 __all__ = [
     "FILE_NAME",
@@ -184,8 +185,13 @@ def started(
 
 
 def cleanup(directory: Path | str) -> None:
-    """Remove the file that save jobs leave in `directory`; nothing happens when there is none."""
-    (Path(directory) / FILE_NAME).unlink(missing_ok=True)
+    """Remove the file that save jobs leave in `directory`; nothing happens when there is none.
+
+    Its space is freed in the background, see `deferred_free`.
+    """
+    path = Path(directory) / FILE_NAME
+    with freed_later(path):
+        path.unlink(missing_ok=True)
 
 
 def _make_room(directory: Path, size_bytes: int) -> None:

@@ -220,7 +220,7 @@ class _Trials:
     ) -> Iterator[_Record]:
         if jobs.target not in self.dead:
             with self._dying(jobs.target):
-                yield from jobs.records(repetition, order, job, self._settling)
+                yield from jobs.records(repetition, order, job, self._settled)
 
     def _settling(self, what: str, repetition: int) -> ExitStack:
         """Announce an operation and sync every target: they may share devices and CPUs.
@@ -244,6 +244,10 @@ class _Trials:
             yield
             with self._dying(location):
                 wait.close()
+
+    def _settled(self, what: str, repetition: int) -> None:
+        """Announce an operation that prepares nothing; return when it may begin."""
+        self._settling(what, repetition).close()
 
     @contextmanager
     def _dying(self, location: str | None) -> Iterator[None]:

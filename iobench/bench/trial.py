@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -16,7 +16,6 @@ from iobench.bench.counters.series import make_series
 from iobench.bench.processes.group import Executor
 from iobench.bench.processes.job import CheckpointRef, Done, Job, own_name
 from iobench.bench.targets.base import Location, OpenTarget
-from iobench.bench.targets.settle import Settled
 from iobench.results import (
     Cold,
     DeviceCounts,
@@ -33,6 +32,9 @@ from iobench.writers.transfer import PathCount, Transfer
 __all__ = ["Trial", "one_line"]
 
 _UNRECORDABLE = -1
+
+_Settled = AbstractContextManager[object]
+"""Runs a block, and returns when earlier work has left the storage alone."""
 
 T = TypeVar("T")
 
@@ -67,7 +69,7 @@ class Trial:
     _changed: dict[str, int] = field(default_factory=dict, init=False)
     """The time of the last change of each file, right after the save."""
 
-    def save(self, settled: Settled | None = None) -> Sample | None:
+    def save(self, settled: _Settled | None = None) -> Sample | None:
         """Save a checkpoint of fresh bytes; it stays for `restore`.
 
         Returns None for a contender that only restores: another writer made its checkpoint.
@@ -91,7 +93,9 @@ class Trial:
         stored = self._inspect(done, flushes)
         return self._sample("save", done, counted, started, commit_s=commit_s, stored=stored)
 
-    def restore(self, subset: float | None = None, settled: Settled | None = None) -> Sample | None:
+    def restore(
+        self, subset: float | None = None, settled: _Settled | None = None
+    ) -> Sample | None:
         """Restore the saved checkpoint, or `subset` of its bytes, from a cold cache and verify it.
 
         Returns None for a contender that stores nothing.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from iobench.environment import DeviceMonitor, describe_environment
 from iobench.errors import TargetError
 from iobench.results.records import Cold
 from iobench.units import MIB
+from iobench.writers.local.deferred_free import remove_tree
 
 __all__ = ["DirectoryTarget"]
 
@@ -82,7 +82,7 @@ class DirectoryScratch:
 
     def remove(self, name: str) -> None:
         if (self.directory / name).exists():
-            shutil.rmtree(self.directory / name)
+            remove_tree(self.directory / name)
 
     def settled(self, monitor: Monitor, patience: Patience) -> AbstractContextManager[None]:
         return settled(self.directory, monitor, patience)
