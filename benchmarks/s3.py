@@ -184,7 +184,7 @@ def obstore_arms(bench: Bench, threads: list[int]) -> None:
     )
 
 
-def s3torchconnector_arms(bench: Bench, threads: list[int]) -> None:  # noqa: ARG001
+def s3torchconnector_arms(bench: Bench, _threads: list[int]) -> None:
     from s3torchconnector import S3ClientConfig
     from s3torchconnector._s3client import S3Client
 

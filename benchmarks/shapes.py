@@ -7,8 +7,9 @@ r"""One state in 10^2 to 10^5 tensors, saved and loaded by iobench, torch, safet
 The tensors are float32 and of equal size; `--size` is their sum. Every save is durable and every
 load is cold. Bytes are compared outside of the clock. Within each round the order is random.
 A stall is the time until `save_async` returns. The plain copy copies each tensor to memory that is
-there already. A first save or stall is that of a new Checkpointer, the first save with new tensor
-names. Each arm ran once before the first round.
+there already, or to fresh memory. A first save or stall is that of a new Checkpointer, the first
+save with new tensor names; "prepared" is a first stall after `Checkpointer.prepare`. Each arm ran
+once before the first round.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
-from iobench import Checkpointer, KeepLast
+from iobench import Checkpointer, KeepLast, linux
 from iobench.bench.targets.cold import make_cold
 from iobench.bench.targets.scratch import scratch_directory
 from iobench.bench.targets.settle import settle
@@ -50,7 +51,7 @@ State = dict[str, torch.Tensor]
 
 @dataclass(kw_only=True)
 class Arm:
-    """`save` writes the state of its directory, `load` returns it; `before` is not timed."""
+    """`run` is timed, `before` and `after` are not. With `loads` it returns the loaded state."""
 
     run: Callable[[], Any]
     before: Callable[[], Any] = lambda: None
@@ -72,11 +73,7 @@ def make_state(count: int, size: int) -> State:
 
 def sync_file(file: Path) -> None:
     """Put the file and its name on storage, which stock libraries leave out."""
-    fd = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    linux.sync_file(file)
     sync_directory(file.parent)
 
 
@@ -137,7 +134,15 @@ class Arms:
                 run=lambda: self._opened().save_async({"model": state}, 0),
                 after=self._close_fresh,
             ),
+            "stall Checkpointer first save_async, prepared": Arm(
+                before=self._prepare_fresh,
+                run=lambda: self._opened().save_async({"model": state}, 0),
+                after=self._close_fresh,
+            ),
             "stall plain copy": Arm(run=self._copy),
+            "stall plain copy, fresh memory": Arm(
+                run=lambda: [tensor.clone() for tensor in state.values()]
+            ),
             **self._loads(),
         }
 
@@ -171,6 +176,10 @@ class Arms:
 
     def _open_fresh(self) -> None:
         self.fresh = Checkpointer(self.directory / "fresh", writer=self.spec)
+
+    def _prepare_fresh(self) -> None:
+        self._open_fresh()
+        self._opened().prepare({"model": self.state}, wait=True)
 
     def _first_save(self) -> None:
         prefix = f"round-{next(self._steps)}."

@@ -11,7 +11,6 @@ without a copy. DeepSpeed's aio_handle takes part if it is installed.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import re
 import shutil
@@ -147,14 +146,6 @@ class Bench:
         print(f"{verdict} {ratio:5.2f} (>= {target})  {one} / {other}   by round: {spread}")
 
 
-def fsync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def add_writers(bench: Bench) -> None:
     for spec in WRITERS:
         (writer,) = parse_specs(spec)
@@ -191,7 +182,7 @@ def add_torch(bench: Bench) -> None:
 
     def stock() -> None:
         torch.save(bench.state, file)
-        fsync(file)
+        linux.sync_file(file)
 
     def streamed(crc: bool) -> Callable[[], None]:
         def save() -> None:
@@ -249,7 +240,7 @@ def add_deepspeed(bench: Bench) -> None:
 
     def save() -> None:
         handle.sync_pwrite(pinned, file, 0)
-        fsync(Path(file))
+        linux.sync_file(file)
 
     bench.saves[DEEPSPEED] = save
     bench.restores[DEEPSPEED] = (

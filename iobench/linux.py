@@ -34,6 +34,7 @@ _FALLOC_DEFAULT = 0
 _MADV_POPULATE_WRITE = 23  # linux/mman.h, since 5.14
 _MAP_FIXED = 0x10
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
+_MNT_DETACH = 2  # linux/fs.h
 
 # use_errno keeps a copy of errno per thread: without it other C calls of the interpreter may change
 # errno before get_errno reads it.
@@ -50,7 +51,7 @@ _libc.madvise.argtypes = [ctypes.c_void_p, _size, ctypes.c_int]
 
 
 class _Statx(ctypes.Structure):
-    """struct statx, linux/stat.h: 256 bytes, of which only the fields for direct I/O have names."""
+    """struct statx, linux/stat.h: 256 bytes. Only the fields for direct I/O have names."""
 
     _fields_ = (
         ("stx_mask", ctypes.c_uint32),
@@ -302,6 +303,11 @@ def exchange_names(one: str, other: str) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     names = (os.fsencode(one), os.fsencode(other))
     _check(_libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE))
+
+
+def detach_mount(fd: int) -> None:
+    """Unmount the file system whose root is open as `fd`; open files stay usable (umount2)."""
+    _check(_libc.umount2(f"/proc/self/fd/{fd}".encode(), _MNT_DETACH))
 
 
 def yield_to_others(nice: int) -> None:

@@ -226,16 +226,19 @@ def sticky() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def shared_filesystems(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeFilesystem]:
     """Makes file systems that live as long as the test session."""
-    filesystems = _Filesystems(tmp_path_factory.mktemp("mounts"))
-    try:
-        yield filesystems.make
-    finally:
-        filesystems.undo()
+    with _filesystems(tmp_path_factory) as make:
+        yield make
 
 
 @pytest.fixture
 def new_filesystem(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeFilesystem]:
     """Makes file systems that live as long as one test, which may break them."""
+    with _filesystems(tmp_path_factory) as make:
+        yield make
+
+
+@contextmanager
+def _filesystems(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeFilesystem]:
     filesystems = _Filesystems(tmp_path_factory.mktemp("mounts"))
     try:
         yield filesystems.make

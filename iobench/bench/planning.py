@@ -20,13 +20,15 @@ from iobench.bench.plan import (
 from iobench.bench.rates import measure_rates
 from iobench.bench.targets.base import Location, Target
 from iobench.bench.targets.choose import targets_of
+from iobench.environment.memory import available_bytes
 from iobench.errors import TargetError, UsageError
-from iobench.units import format_rate, format_seconds, format_size, parse_size
+from iobench.units import GIB, format_rate, format_seconds, format_size, parse_size
 from iobench.workloads import Workload
 
 __all__ = ["make_plan", "plan_lines"]
 
 _FULL = "full"
+_POOL_BYTES = GIB
 
 
 def make_plan(
@@ -38,7 +40,7 @@ def make_plan(
     repeat: int | Repeat = 5,
     aa: bool = False,
     rank: int = 0,
-    pool: str = "1GiB",
+    pool: str | None = None,
     ceiling: bool = True,
     crc: bool = True,
     seed: int | None = None,
@@ -60,7 +62,7 @@ def make_plan(
     locations = target if isinstance(target, tuple) else (target,)
     several = len(locations) > 1
     chosen, left_out = choose(writers, *locations)
-    pool_bytes = max(parse_size(pool, "--pool"), LEAST_POOL * axes.most_jobs)
+    pool_bytes = _pool_bytes(pool, axes.most_jobs)
     targets, absent = targets_of(locations, chosen)
     if several:
         axes = replace(axes, targets=tuple(one.location for one in targets), absent=absent)
@@ -89,6 +91,21 @@ def make_plan(
     )
     plan.check()
     return plan
+
+
+def _pool_bytes(pool: str | None, jobs: int) -> int:
+    """Return the bytes of `pool`, or the default. Raises UsageError for an impossible size."""
+    least = LEAST_POOL * jobs
+    if pool is None:
+        return max(_POOL_BYTES, least)
+    size, available = parse_size(pool, "--pool"), available_bytes()
+    if least <= size and (available is None or size <= available):
+        return size
+    each = f" ({format_size(LEAST_POOL)} for each of {jobs} processes)" if jobs > 1 else ""
+    most = "" if available is None else f" to {format_size(available)}, the available memory"
+    raise UsageError(
+        f"--pool {format_size(size)}: give a size from {format_size(least)}{each}{most}"
+    )
 
 
 def _scaled(

@@ -64,9 +64,9 @@ class Runner:
         """Write the run's header, then a record per timed operation, as each one ends.
 
         No file of the run stays in a target, also after an error. A contender or fio job that fails
-        in a target is recorded and takes no further part there. Nor does any in a target that
-        itself fails, which is not cleaned then. When no contender is left, the run ends with the
-        error of the last one.
+        in a target is recorded and takes no further part there. A target that itself fails is
+        recorded for all contenders and not cleaned. When no contender is left, the run ends with
+        the error of the last one.
         """
         plan = self.plan
         plan.check()

@@ -83,7 +83,8 @@ class Trial:
             return self._sample("save", done, counters.stop(self._usage(done)), started)
         with self.target.scratch.staged(self._name) as staged:
             done = self._ask(partial(Job.save, ref=self._ref(staged.directory)))
-            flushes = counters.flushes()  # before the commit, which flushes the device again
+            # Before the commit, which flushes the device again; the clock stops for it.
+            flushes = counters.flushes() if self._flush_counts else None
             written_s = counters.elapsed_s()
             staged.publish(json.dumps(self._manifest(done), indent=1))
             commit_s = counters.elapsed_s() - written_s
@@ -200,10 +201,15 @@ class Trial:
                 (str(entry["path"]), int(entry["bytes"])) for entry in self._entries(saved)
             )
         stored = self.target.inspect(self._name, self._files, self._changed)
-        instruments = self.target.instruments
-        if stored is None or instruments is None or not instruments.flush_counts:
+        if stored is None or flushes is None:
             return stored
-        return replace(stored, flushed=None if flushes is None else flushes > 0)
+        return replace(stored, flushed=flushes > 0)
+
+    @property
+    def _flush_counts(self) -> bool:
+        """Whether the kernel counts the flushes of the target's device."""
+        instruments = self.target.instruments
+        return instruments is not None and instruments.flush_counts
 
     def _device(self, counted: Counted) -> DeviceCounts | None:
         """Return the counters of an operation, without those of a device that does not count."""
@@ -232,7 +238,7 @@ class Trial:
         phases, paths, odd = _recordable(total)
         if commit_s:
             phases["commit"] = phases.get("commit", 0.0) + commit_s
-        first_done_s = min(one.at_s for one in done) - counted.began_s
+        jobs_done_s = tuple(one.at_s - counted.began_s for one in done if len(done) > 1)
         return Sample(
             run_id=self.run_id,
             repetition=self.repetition,
@@ -241,8 +247,9 @@ class Trial:
             operation=operation,
             bytes=total.bytes,
             elapsed_s=counted.elapsed_s,
-            first_done_s=counted.elapsed_s if len(done) == 1 else first_done_s,
+            first_done_s=min(jobs_done_s, default=counted.elapsed_s),
             last_done_s=counted.elapsed_s,
+            jobs_done_s=jobs_done_s,
             phases_s=phases,
             paths=paths,
             retries=total.retries,

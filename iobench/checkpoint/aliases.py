@@ -134,11 +134,14 @@ def _of_one_storage(tensors: Mapping[str, torch.Tensor]) -> Iterable[list[str]]:
 
     Empty tensors are left out.
     """
+    begins = [tensor.untyped_storage().data_ptr() for tensor in tensors.values()]
+    if len(set(begins)) == len(begins):
+        return ()
     first: dict[torch.device, dict[int, str]] = {}
     found: dict[tuple[torch.device, int], list[str]] = {}
-    for name, tensor in tensors.items():
+    for (name, tensor), begin in zip(tensors.items(), begins, strict=True):
         if tensor.numel():
-            device, begin = tensor.device, tensor.untyped_storage().data_ptr()
+            device = tensor.device
             other = first.setdefault(device, {}).setdefault(begin, name)
             if other is not name:
                 found.setdefault((device, begin), [other]).append(name)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from iobench.checkpoint.persister import Persister, Snapshot
+from iobench.checkpoint.persister import Persister, Snapshot, end_unclosed
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.slots import SlotPool
 from iobench.checkpoint.snapshot import copy_image
@@ -59,7 +59,7 @@ class BackgroundFiles:
         self._last: Save | None = None
         self.saves: deque[Save] = deque(maxlen=_REMEMBERED)
         """The last 1,000 saves with their status, oldest first."""
-        self._unclosed = weakref.finalize(self, _finish_unclosed, os.getpid(), self._persister)
+        self._unclosed = weakref.finalize(self, end_unclosed, os.getpid(), self._persister, _ended)
         self._unclosed.atexit = False
         interpreter_end.at_end(self, BackgroundFiles._at_end)
 
@@ -141,7 +141,7 @@ class BackgroundFiles:
     def _at_end(self) -> None:
         self._persister.wait()
         if self._unclosed.detach():  # not a call: weakref makes none after its own atexit function
-            _finish_unclosed(os.getpid(), self._persister)
+            end_unclosed(os.getpid(), self._persister, _ended)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,24 +209,8 @@ def _as_torch_writes(name: str, state: Any, crc: bool, options: dict[str, Any]) 
     return TorchLayout.of_bytes(name, bytearray(buffer.getbuffer()))
 
 
-def _finish_unclosed(pid: int, persister: Persister[_File]) -> None:
-    """Finish the pending saves of an object that was never closed, and report failures.
-
-    The garbage collector may call this in any thread, even in the persister's own, which must not
-    wait for itself. So only the main thread waits.
-    """
-    if os.getpid() != pid:
-        return
-    if threading.current_thread() is threading.main_thread():
-        persister.wait()
-    persister.when_idle(lambda: _report_failure(persister))
-
-
-def _report_failure(persister: Persister[_File]) -> None:
-    persister.free()
-    try:
-        persister.raise_failure()
-    except Exception as error:  # noqa: BLE001 -- no caller is left to raise it to
+def _ended(failure: Exception | None) -> None:
+    if failure is not None:
         interpreter_end.lost(
-            f"a background save failed, and no later call raised its error: {error!r}"
+            f"a background save failed, and no later call raised its error: {failure!r}"
         )

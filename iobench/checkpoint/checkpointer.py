@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 import time
 import warnings
 import weakref
@@ -16,7 +15,7 @@ from typing import Any, Literal, Self
 from iobench.checkpoint.commit import Committer
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.order import by_age
-from iobench.checkpoint.persister import Persister, Snapshot
+from iobench.checkpoint.persister import Persister, Snapshot, end_unclosed
 from iobench.checkpoint.restore import Loaded, OnCorrupt, restore
 from iobench.checkpoint.retention import KeepAll, Retention
 from iobench.checkpoint.save import Save
@@ -130,7 +129,11 @@ class Checkpointer:
         """Step that the last `load` restored, and the damaged checkpoints that it skipped."""
         # `close` detaches it, so `alive` also says that this Checkpointer is open.
         self._unclosed = weakref.finalize(
-            self, _close_unclosed, self._store, self._pid, self._persister
+            self,
+            end_unclosed,
+            self._pid,
+            self._persister,
+            functools.partial(_ended, self._store),
         )
         self._unclosed.atexit = False
         interpreter_end.at_end(self, Checkpointer._at_end)
@@ -319,7 +322,7 @@ class Checkpointer:
         self._finish_copy()
         self._persister.wait()
         if self._unclosed.detach():  # not a call: weakref makes none after its own atexit function
-            _close_unclosed(self._store, self._pid, self._persister)
+            end_unclosed(self._pid, self._persister, functools.partial(_ended, self._store))
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
@@ -372,27 +375,12 @@ def _check(name: str, value: object, *classes: type, example: str) -> None:
         raise OptionError(f"{name}={value!r}: takes a value such as {example}")
 
 
-def _close_unclosed(store: CheckpointStore, pid: int, persister: Persister[Serialized]) -> None:
-    """Finish the saves of a Checkpointer that was never closed, and report their failures.
-
-    The garbage collector may call this in any thread, even in the persister's own, which must not
-    wait for itself. So only the main thread waits.
-    """
-    if os.getpid() != pid:
-        return
-    if threading.current_thread() is threading.main_thread():
-        persister.wait()
-    persister.when_idle(lambda: _end_unclosed(store, persister))
-
-
-def _end_unclosed(store: CheckpointStore, persister: Persister[Serialized]) -> None:
-    persister.free()
+def _ended(store: CheckpointStore, failure: Exception | None) -> None:
+    """Release the directory of a Checkpointer that was never closed, and report it."""
     store.release()
-    try:
-        persister.raise_failure()
-    except Exception as error:  # noqa: BLE001 -- no caller is left to raise it to
+    if failure is not None:
         interpreter_end.lost(
-            f"the Checkpointer of {store} was never closed, and a save had failed: {error!r}"
+            f"the Checkpointer of {store} was never closed, and a save had failed: {failure!r}"
         )
     else:
         warnings.warn(

@@ -6,7 +6,9 @@ import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from json.encoder import encode_basestring_ascii as _quoted
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import xxhash
@@ -77,7 +79,7 @@ class Manifest:
         """Return the JSON document, with a checksum of itself.
 
         It is the text that the checksum covers, with the checksum as its last key: a reader can
-        compare it without a parse. The pieces, of which there may be 100,000, are formatted here.
+        compare it without a parse. The pieces are formatted here: there may be 100,000.
         """
         marks = [secrets.token_hex(16) for _ in self.files]
         document: dict[str, Any] = {
@@ -123,7 +125,7 @@ class Manifest:
     def _from(cls, document: dict[str, Any]) -> Manifest:
         del document["schema"]
         files = [
-            FileRecord(**{**file, "pieces": tuple(Piece(**piece) for piece in file["pieces"])})
+            FileRecord(**{**file, "pieces": _pieces(file["pieces"])})
             for file in document.pop("files")
         ]
         made = cls(files=tuple(files), **document)
@@ -132,16 +134,26 @@ class Manifest:
 
     def _check(self) -> None:
         """Raise TypeError for a wrong type. A hostile file can have a correct checksum."""
-        counts: list[object] = [self.step, self.world_size, self.serial]
+        counts: list[Any] = [self.step, self.world_size, self.serial]
         texts: list[object] = [self.iobench, self.format]
         for file in self.files:
-            counts += [file.size_bytes, *(piece.size_bytes for piece in file.pieces)]
-            texts += [file.path, *(piece.name for piece in file.pieces)]
+            counts += [file.size_bytes, *[piece.size_bytes for piece in file.pieces]]
+            texts += [file.path, *[piece.name for piece in file.pieces]]
             texts += [piece.xxh3_64 for piece in file.pieces]
-        odd = [one for one in counts if type(one) is not int or not 0 <= one < 2**63]
-        odd += [one for one in texts if not isinstance(one, str)]
-        if odd or type(self.created_s) not in (int, float) or not isinstance(self.writer, dict):
+        sound = set(map(type, counts)) == {int} and set(map(type, texts)) == {str}
+        sound = sound and type(self.created_s) in (int, float) and isinstance(self.writer, dict)
+        if not sound or min(counts) < 0 or max(counts) >= 2**63:
             raise TypeError("a value of the wrong type or range")
+
+
+_values = itemgetter(*Piece._fields)
+
+
+def _pieces(listed: list[dict[str, Any]]) -> tuple[Piece, ...]:
+    """Return the pieces of a file without a call of Python for each. Raises KeyError, TypeError."""
+    if not set(map(len, listed)) <= {len(Piece._fields)}:
+        raise TypeError("a piece with other keys")
+    return tuple(map(partial(tuple.__new__, Piece), map(_values, listed)))
 
 
 def _checksum(document: Mapping[str, Any]) -> str:

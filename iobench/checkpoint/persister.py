@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from iobench.writers.blocks import interpreter_end
 from iobench.writers.blocks.channel import Channel, Lease, LeaseState, OnFull
 from iobench.writers.image import Bytes
 
-__all__ = ["Persister", "Snapshot"]
+__all__ = ["Persister", "Snapshot", "end_unclosed"]
 
 _NO_LIMIT = 1 << 30
 _NICE = 10  # about a tenth of the CPU when training uses all of it
@@ -124,7 +126,7 @@ class Persister(Generic[T]):
 
     def give(self, lease: Lease[Snapshot[T]]) -> None:
         """Return the slot of the snapshot, unless it was submitted."""
-        self._channel.end(lease, LeaseState.FAILED, among=(LeaseState.HELD,))
+        self._channel.give_back(lease)
 
     def submit(self, lease: Lease[Snapshot[T]]) -> None:
         """Write the snapshot in the background, at once or in its turn; then its slot is free.
@@ -215,6 +217,31 @@ class Persister(Generic[T]):
                 snapshot.save.fail(failure)
         if snapshot.slot is not None:
             self.pool.give(snapshot.slot)
+
+
+def end_unclosed(
+    pid: int, persister: Persister[T], ended: Callable[[Exception | None], None]
+) -> None:
+    """Finish the saves of an object that was never closed; then call `ended` with their failure.
+
+    The garbage collector may call this in any thread, even in the persister's own, which must not
+    wait for itself. So only the main thread waits. Does nothing in a process that is not `pid`.
+    """
+
+    def end() -> None:
+        persister.free()
+        failure = None
+        try:
+            persister.raise_failure()
+        except Exception as error:  # noqa: BLE001 -- no caller is left to raise it to
+            failure = error
+        ended(failure)
+
+    if os.getpid() != pid:
+        return
+    if threading.current_thread() is threading.main_thread():
+        persister.wait()
+    persister.when_idle(end)
 
 
 def _lower_priority() -> None:

@@ -18,15 +18,15 @@ def current_device() -> int:
 class Pinned:
     """`memory` registered with CUDA until `release`. Raises UnavailableError when that fails.
 
-    `device` is that of the caller's thread by default. In a new thread it would be device 0, where
-    CUDA would take memory for one more context.
+    `device` is that of the caller's thread by default (-1). In a new thread it would be device 0,
+    where CUDA would take memory for one more context.
     """
 
-    def __init__(self, memory: Bytes, device: int | None = None) -> None:
+    def __init__(self, memory: Bytes, device: int = -1) -> None:
         self._memory = memory  # stays mapped while it is registered
         self._address = memory.ctypes.data
         with torch.cuda.device(device):
-            code = int(torch.cuda.cudart().cudaHostRegister(self._address, len(memory), 0))  # type: ignore[no-untyped-call]
+            code = int(torch.cuda.cudart().cudaHostRegister(self._address, len(memory), 0))
         if code:
             raise UnavailableError(
                 "pinned memory",
@@ -35,4 +35,4 @@ class Pinned:
             )
 
     def release(self) -> None:
-        torch.cuda.cudart().cudaHostUnregister(self._address)  # type: ignore[no-untyped-call]
+        torch.cuda.cudart().cudaHostUnregister(self._address)

@@ -77,7 +77,7 @@ class SideStreams:
     def __init__(self, leaves: Mapping[str, Leaf]) -> None:
         sources = (leaf.source for leaf in leaves.values() if isinstance(leaf.source, torch.Tensor))
         devices = {source.device for source in sources if source.is_cuda}
-        self._streams = {device: torch.cuda.Stream(device) for device in devices}  # type: ignore[no-untyped-call]
+        self._streams = {device: torch.cuda.Stream(device) for device in devices}
         for device, stream in self._streams.items():
             stream.wait_stream(torch.cuda.current_stream(device))
 

@@ -337,9 +337,15 @@ class _Unflattener:
         if not isinstance(value, dict):
             return value
         tag = next(iter(value), "")
-        if not tag.startswith("$"):
-            return {key: self.decode(item) for key, item in value.items()}
-        return _DECODERS[tag](self, value)
+        if tag.startswith("$"):
+            return _DECODERS[tag](self, value)
+        leaves, decode = self._tensors, self.decode
+        return {
+            key: leaves[item["$tensor"]]  # most values: no call for each of them
+            if type(item) is dict and len(item) == 1 and "$tensor" in item
+            else decode(item)
+            for key, item in value.items()
+        }
 
     def pairs(self, listed: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, Any]]:
         return ((self.decode(key), self.decode(item)) for key, item in listed)

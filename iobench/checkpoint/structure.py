@@ -8,6 +8,7 @@ later state that equals the first one in all that they depend on (docs/decisions
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,11 +18,11 @@ from iobench.checkpoint.aliases import ALIGNMENT
 from iobench.checkpoint.state_tree import FlatState, plain_text
 from iobench.checkpoint.tree_spec import Collected
 from iobench.errors import StateError
+from iobench.formats.many_parts import ScatteredImage
 from iobench.formats.safetensors_header import header_bytes
 from iobench.formats.tensor_layouts import FileLayout, Located, TensorLayouts, numbers
 from iobench.formats.tensors import tensor_bytes
 from iobench.writers.image import Bytes
-from iobench.writers.many_parts import ScatteredImage
 
 __all__ = ["LeafPlace", "Structure"]
 
@@ -72,9 +73,9 @@ class Structure:
         self._texts, self._order = flat.template() if flat.spec else ([], [])
         stored = [row for row in self.rows if row.size_bytes]
         self._file = FileLayout(header, [row.size_bytes for row in stored])
-        self._tensors = numbers(row.tensor for row in stored)
-        self._shifts = numbers(row.shift for row in stored)
-        self._reaches = numbers(row.reach_bytes for row in stored)
+        self._tensors = numbers(map(attrgetter("tensor"), stored))
+        self._shifts = numbers(map(attrgetter("shift"), stored))
+        self._reaches = numbers(map(attrgetter("reach_bytes"), stored))
         self._shared = np.flatnonzero([not row.whole for row in stored])
         self._apart = [
             (at, row) for at, row in enumerate(stored) if row.array >= 0 or not row.contiguous
@@ -153,17 +154,15 @@ def _rows(flat: FlatState, names: Iterable[str], reaches: list[int]) -> list[Lea
     rows = list[LeafPlace]()
     for name in names:
         leaf = flat.leaves[name]
-        fields, source = (name, leaf.dtype, leaf.shape, leaf.size_bytes), leaf.source
+        dtype, shape, size, source = leaf
         if not isinstance(source, torch.Tensor):
-            rows.append(LeafPlace(*fields, array=array[name]))
-        elif source is tensors[number[name]]:
-            at = number[name]
-            rows.append(LeafPlace(*fields, -1, at, True, 0, source.is_contiguous(), reaches[at]))
+            rows.append(LeafPlace(name, dtype, shape, size, array=array[name]))
+        elif source is tensors[at := number[name]]:
+            contiguous, reach = source.is_contiguous(), reaches[at]
+            rows.append(LeafPlace(name, dtype, shape, size, -1, at, True, 0, contiguous, reach))
         else:
             # Two storages can begin at one address: the largest one contains the whole leaf.
             at = max(members[name], key=lambda one: tensors[one].untyped_storage().nbytes())
             shift = source.data_ptr() - tensors[at].data_ptr()
-            rows.append(
-                LeafPlace(*fields, tensor=at, whole=False, shift=shift, reach_bytes=leaf.size_bytes)
-            )
+            rows.append(LeafPlace(name, dtype, shape, size, -1, at, False, shift, reach_bytes=size))
     return rows

@@ -25,6 +25,7 @@ from iobench.cli.given import (
     given,
     the_workload,
 )
+from iobench.cli.report import ReportOption, check_report, write_report
 from iobench.cli.servers import HERE, preparing, print_plan, quiet_stdout, server
 from iobench.errors import UsageError
 from iobench.units import format_seconds, format_size, parse_seconds, parse_size
@@ -141,10 +142,12 @@ def autotune(
         Path | None,
         typer.Option(
             "--resume",
-            help="Continue this journal, with the options it began with; only -o may differ.",
+            help="Continue this journal, with the options it began with; only -o and --report may "
+            "differ.",
         ),
     ] = None,
     format_: FormatOption = ListingFormat.TABLE,
+    report: ReportOption = None,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -160,11 +163,16 @@ def autotune(
     iobench.load_writer("writer.toml").
     """
     began_s = time.perf_counter() - _started_s_ago()
-    from iobench.tune.emit import check_config
-    from iobench.tune.journal import Journal, check_new
-    from iobench.tune.tuning import Tuning, TuningRequest
+    with preparing("loading torch", quiet=quiet):
+        from iobench.tune.emit import check_config
+        from iobench.tune.journal import Journal, check_new
+        from iobench.tune.tuning import Tuning, TuningRequest
 
     check_config(output)
+    if report is not None:
+        if dry_run:
+            raise UsageError("--report: --dry-run measures nothing; leave out --report")
+        check_report(report)
     if resume is not None:
         _check_alone(ctx)
         with _resumable(resume), Journal.resume(resume) as opened:
@@ -172,7 +180,7 @@ def autotune(
                 tuning = Tuning.resumed(opened.header)
             _announce(tuning, quiet=quiet)
             print(f"journal   {resume}, {len(opened.trials)} trials in it", file=sys.stderr)
-            _tune(tuning, opened, output, format_, began_s, quiet=quiet)
+            _tune(tuning, opened, output, format_, began_s, report, quiet=quiet)
         return
     if nodes is None:
         why = "only --objective goodput with --nodes has a job"
@@ -208,16 +216,16 @@ def autotune(
         resumable = nullcontext() if s3_local else _resumable(path)
         with resumable, Journal.create(path, tuning.header()) as opened:
             print(f"journal   {path}", file=sys.stderr)
-            _tune(tuning, opened, output, format_, began_s, quiet=quiet)
+            _tune(tuning, opened, output, format_, began_s, report, quiet=quiet)
 
 
 def _check_alone(ctx: typer.Context) -> None:
     """Raise UsageError for options that are given with --resume and would have no effect."""
-    kept = ("resume", "output", "format_", "quiet")
+    kept = ("resume", "output", "format_", "report", "quiet")
     names = [option for name, option in given(ctx) if name not in kept]
     if names:
         raise UsageError(
-            f"--resume takes all but -o from its journal; leave out {', '.join(names)}"
+            f"--resume takes all but -o and --report from its journal; leave out {', '.join(names)}"
         )
 
 
@@ -227,6 +235,7 @@ def _tune(
     output: Path,
     format_: ListingFormat,
     began_s: float,
+    report: Path | None,
     *,
     quiet: bool,
 ) -> None:
@@ -241,6 +250,10 @@ def _tune(
     show = write_document if format_ is ListingFormat.JSON else write_table
     show(outcome, tuning, journal.header, sys.stdout)
     print(f'wrote     {output}: iobench.load_writer("{output}")', file=sys.stderr)
+    if report is not None:
+        from iobench.report.page.tuning_page import tuning_page
+
+        write_report(lambda: tuning_page([journal.path]), report)
 
 
 def _expect(tuning: Tuning) -> None:

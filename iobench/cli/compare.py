@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from iobench.cli.report import ReportOption, check_report, write_report
 from iobench.errors import IobenchError, RegressionError, UsageError
 from iobench.report.render import DocumentFormat
 from iobench.units import parse_percent
@@ -53,11 +54,14 @@ def compare(
         DocumentFormat,
         typer.Option("--format", help="How to print it; md is ready for a pull request."),
     ] = DocumentFormat.TABLE,
+    page: ReportOption = None,
 ) -> None:
     """Compare runs with earlier ones; exit code 5 on a regression."""
     from iobench.report import compare as report
     from iobench.report.compare_as import write
 
+    if page is not None:
+        check_report(page)
     allowed = parse_percent(threshold, "--threshold")
     before, after = (_read(side) for side in _sides(runs))
     old, new = (", ".join(str(one.path) for one in side) for side in (before, after))
@@ -71,6 +75,10 @@ def compare(
     if not comparison.rows and not comparison.failed:
         raise UsageError(f"{old} and {new} have no writer in common")
     write(comparison, format_, sys.stdout)
+    if page is not None:
+        from iobench.report.page.compare_page import compare_page
+
+        write_report(lambda: compare_page(comparison, before, after), page)
     if worse := [f"{row.setting.name} {row.operation}" for row in comparison.regressions]:
         slower = f"slower by more than {threshold}: {', '.join(worse)}"
         if strict or not comparison.one_run_a_side:

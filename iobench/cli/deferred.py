@@ -22,7 +22,7 @@ def load_when_used(package: str) -> None:
 
 
 class _Deferred(ModuleType):
-    """Stands for a package in sys.modules; the first missing attribute loads all of them.
+    """Replaces a package in sys.modules; the first missing attribute loads all of them.
 
     importlib.util.LazyLoader loads at the second `import` statement already, because that looks at
     `__spec__` (CPython 3.11).

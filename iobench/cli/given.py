@@ -33,7 +33,7 @@ __all__ = [
 
 DEFAULT_WORKLOAD = "llama7b"
 LARGEST_SEED = 2**32 - 1
-"""Largest seed that all generators accept (optuna sets the limit), and all record readers."""
+"""Largest seed that every generator and every reader of records accepts."""
 
 
 class ListingFormat(enum.StrEnum):

@@ -22,10 +22,10 @@ def once() -> list[int]:
         if signal.getsignal(number) != signal.SIG_IGN
     ]
 
-    def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
         global _came
         for other in asked:  # not SIG_IGN: Python may already have a pending signal to handle
-            signal.signal(other, lambda number, frame: None)  # noqa: ARG005
+            signal.signal(other, lambda *_: None)
         _came = True
         raise KeyboardInterrupt
 

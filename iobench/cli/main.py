@@ -17,9 +17,12 @@ from iobench.cli.doctor import doctor
 from iobench.cli.exec import exec_
 from iobench.cli.given import GroupedCommand
 from iobench.cli.plan import plan
+from iobench.cli.report import report
 from iobench.cli.reproduce import reproduce
+from iobench.cli.results import app as results_app
 from iobench.cli.run import run as run_command
 from iobench.cli.s3 import app as s3_app
+from iobench.cli.servers import print_plan
 from iobench.cli.show import show
 from iobench.cli.train import train
 from iobench.cli.workloads import app as workloads_app
@@ -49,6 +52,7 @@ app.add_typer(workloads_app, name="workloads")
 app.command()(writers)
 app.command()(doctor)
 app.command()(show)
+app.command()(report)
 app.command()(train)
 app.command()(plan)
 app.command()(reproduce)
@@ -56,6 +60,7 @@ app.command(cls=CompareCommand)(compare)
 app.command(
     "exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )(exec_)
+app.add_typer(results_app, name="results")
 app.add_typer(s3_app, name="s3")
 
 
@@ -127,5 +132,5 @@ def _usage(error: Any) -> NoReturn:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"iobench: {printable(' '.join(message.split()))}", file=sys.stderr)
+    print_plan([f"iobench: {printable(' '.join(message.split()))}"], indent=" " * len("iobench: "))
     sys.exit(code)

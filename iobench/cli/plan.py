@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iobench.cli.given import LARGEST_SEED, DocumentFormatOption, check_effect, the_workload
+from iobench.cli.report import ReportOption, check_report, write_report
 from iobench.cli.servers import preparing
 from iobench.errors import OptionError, UnknownNameError, UsageError
 from iobench.report.render import DocumentFormat
@@ -17,6 +18,7 @@ from iobench.units import parse_percent, parse_seconds, parse_size
 
 if TYPE_CHECKING:
     from iobench.goodput.measured import SavingMethod
+    from iobench.results import ResultFile
 
 _MOST_SIZES = 64
 
@@ -143,12 +145,15 @@ def plan(
         typer.Option("--formulas", help="Add the interval that each formula gives."),
     ] = False,
     format_: DocumentFormatOption = DocumentFormat.TABLE,
+    report: ReportOption = None,
 ) -> None:
     """Compute how often a job should save, and what that costs.
 
     Times come from a result file (--results run.jsonl) or by hand: --save 30s --restore 60s, for
     asynchronous saves --blocking 2s --persist 20s.
     """
+    if report is not None:
+        check_report(report)
     from iobench.goodput.forecast import Method, forecast
     from iobench.goodput.job import TrainingJob
     from iobench.report.forecast import Outlook, write
@@ -176,16 +181,18 @@ def plan(
     chosen = the_workload(workload, workload_option, "") or None
     if results is None:
         check_effect(ctx, ("size", "include_invalid"), "only --results has samples")
-        title, recorded = "times given by hand", None
+        title, measured = "times given by hand", None
         candidates = _by_hand(save, restore, blocking, persist, slots)
         notes: list[str] = []
     else:
         check_effect(ctx, ("save", "restore", "persist"), "--results has the measured times")
-        title, candidates, notes, recorded = _measured(
-            results, size, blocking, slots, include_invalid, chosen
+        measured = _read(results)
+        title, candidates, notes = _measured(
+            measured, size, blocking, slots, include_invalid, chosen
         )
     step_s = _seconds(step, "--step")
     if step_s is None:
+        recorded = measured.run.workload.name if measured else None
         step_s = _published_step_s(chosen or recorded, asked=chosen is not None)
     method = Method(
         budget=parse_percent(budget, "--budget"),
@@ -205,6 +212,10 @@ def plan(
         formulas=formulas,
     )
     write(outlook, format_, sys.stdout)
+    if report is not None:
+        from iobench.report.page.plan_page import plan_page
+
+        write_report(lambda: plan_page(outlook, measured), report)
 
 
 def _by_hand(
@@ -228,22 +239,27 @@ def _by_hand(
     )
 
 
-def _measured(
-    path: Path,
-    size: str | None,
-    blocking: str | None,
-    slots: int,
-    include_invalid: bool,
-    workload: str | None,
-) -> tuple[str, list[SavingMethod], list[str], str]:
-    """Return title, candidates and notes of a result file, and the name of its workload."""
-    from iobench import workloads
-    from iobench.goodput.measured import from_results
+def _read(path: Path) -> ResultFile:
     from iobench.results import read
 
     result = read(path)
     if result.incomplete:
         typer.echo(f"warning: {result.incomplete}", err=True)
+    return result
+
+
+def _measured(
+    result: ResultFile,
+    size: str | None,
+    blocking: str | None,
+    slots: int,
+    include_invalid: bool,
+    workload: str | None,
+) -> tuple[str, list[SavingMethod], list[str]]:
+    """Return title, candidates and notes of a result file."""
+    from iobench import workloads
+    from iobench.goodput.measured import from_results
+
     size_bytes = None if size is None else _size(size)
     if workload is not None and size_bytes is None:
         size_bytes = workloads.load(workload).size_bytes(result.run.workload.rank)
@@ -255,10 +271,10 @@ def _measured(
         invalid_too=include_invalid,
     )
     measured = result.run.workload.name
-    title = f"{measured} as measured in {path}"
+    title = f"{measured} as measured in {result.path}"
     if workload is not None and workload != measured:
         title = f"{workload}, by the rates of {title}"
-    return title, candidates, notes, measured
+    return title, candidates, notes
 
 
 def _published_step_s(workload: str | None, *, asked: bool) -> float | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iobench.cli.given import DocumentFormatOption, check_effect, check_output, the_directory
+from iobench.cli.report import ReportOption, check_report, write_report
 from iobench.cli.servers import HERE, preparing, print_plan
 from iobench.report.render import DocumentFormat
 
@@ -47,6 +48,7 @@ def reproduce(
         ),
     ] = None,
     format_: DocumentFormatOption = DocumentFormat.TABLE,
+    report: ReportOption = None,
 ) -> None:
     """Measure a published claim, and report whether it holds here.
 
@@ -61,6 +63,8 @@ def reproduce(
     else:
         check_output(None, remedy="run it where results/ can be created")
     the_directory(target)
+    if report is not None:
+        check_report(report)
     with preparing("reading the claims"):
         from iobench.claims.claims import study
         from iobench.claims.reproduction import judge_records
@@ -78,6 +82,10 @@ def reproduce(
             typer.echo(f"warning: {record.incomplete}", err=True)
     found = judge_records(about, records)
     write(about, records, found, format_, sys.stdout)
+    if report is not None:
+        from iobench.report.page.reproduce_page import reproduce_page
+
+        write_report(lambda: reproduce_page(about, records, found), report)
     for record in records:
         raise_failures(record)
         raise_differences(record)

@@ -21,8 +21,9 @@ from iobench.cli.given import (
     check_target,
     the_workload,
 )
+from iobench.cli.report import REPORT_HELP, check_report, write_report_of
 from iobench.cli.servers import HERE, preparing, print_plan, quiet_stdout, server
-from iobench.errors import ContenderError, DataMismatchError, ResultFileError
+from iobench.errors import ContenderError, DataMismatchError, IobenchError, ResultFileError
 from iobench.formats.collector import collector_paused
 from iobench.report.render import ReportFormat
 from iobench.units import parse_size
@@ -144,8 +145,13 @@ def run(
         _rule_option("--crc/--no-crc", help="CRC32 in torch zip files, like stock torch.save."),
     ] = True,
     pool: Annotated[
-        str, _rule_option("--pool", help="Memory that holds the data of all tensors.")
-    ] = "1GiB",
+        str | None,
+        _rule_option(
+            "--pool",
+            help="Memory that holds the data of all tensors, 16MiB or more for each process.",
+            show_default="1GiB",
+        ),
+    ] = None,
     baseline: Annotated[
         str | None,
         _rule_option(
@@ -168,6 +174,7 @@ def run(
         bool,
         _output_option("--details", help="Add the machine, the phases and all notes to the table."),
     ] = False,
+    report: Annotated[Path | None, _output_option("--report", help=REPORT_HELP)] = None,
     dry_run: Annotated[
         bool,
         _output_option(
@@ -192,6 +199,8 @@ def run(
 
             if output is not None:
                 check_output(output)
+            if report is not None:
+                check_report(report)
             axes = Axes.parse(
                 serializer=serializer,
                 granularity=granularity,
@@ -230,7 +239,7 @@ def run(
                 line = expected_line(plan)
             print_plan([line])
         else:
-            _run(plan, output, format_, details=details, quiet=quiet)
+            _run(plan, output, format_, report, details=details, quiet=quiet)
 
 
 def _default_writers(targets: tuple[str, ...]) -> str:
@@ -246,7 +255,7 @@ def _check_effects(
     if format_ is not ReportFormat.TABLE:
         check_effect(ctx, ("details",), f"--format {format_} has all details")
     if dry_run:
-        check_effect(ctx, ("format_", "details"), "--dry-run prints no report")
+        check_effect(ctx, ("format_", "details", "report"), "--dry-run makes no report")
 
 
 def _check_plan(plan: Plan, ctx: typer.Context) -> None:
@@ -269,10 +278,14 @@ def _size_line(name: str, rank: int, size: str | None) -> Iterator[str]:
 
 
 def _run(
-    plan: Plan, output: Path | None, format_: ReportFormat, *, details: bool, quiet: bool
+    plan: Plan,
+    output: Path | None,
+    format_: ReportFormat,
+    page: Path | None,
+    *,
+    details: bool,
+    quiet: bool,
 ) -> None:
-    from iobench.report.render import render
-    from iobench.report.summary import summarise
     from iobench.results import default_path
 
     path = output or default_path(plan.workload.name)
@@ -282,12 +295,30 @@ def _run(
         # Interrupted, or the disk is full: the samples recorded so far are still useful.
         recorded = _recorded(path)
         if recorded is not None and recorded.samples:
-            render(summarise(recorded), format_, sys.stdout, details=details)
-            print(f"record: {path}", file=sys.stderr)
+            _show(recorded, format_, details=details)
+            _report_rest(recorded, page)
         raise
+    _show(result, format_, details=details)
+    if page is not None:
+        write_report_of([result.path], page)
+    raise_failures(result)
+
+
+def _show(result: ResultFile, format_: ReportFormat, *, details: bool) -> None:
+    from iobench.report.render import render
+    from iobench.report.summary import summarise
+
     render(summarise(result), format_, sys.stdout, details=details)
     print(f"record: {result.path}", file=sys.stderr)
-    raise_failures(result)
+
+
+def _report_rest(recorded: ResultFile, page: Path | None) -> None:
+    """Write the page of a run that stopped; if that fails too, warn: the first error counts."""
+    try:
+        if page is not None:
+            write_report_of([recorded.path], page)
+    except IobenchError as error:
+        print(f"warning: no report: {error}", file=sys.stderr)
 
 
 def _recorded(path: Path) -> ResultFile | None:

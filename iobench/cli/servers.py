@@ -49,15 +49,13 @@ def quiet_stdout() -> Iterator[None]:
 
 def print_plan(lines: Iterable[str], *, indent: str = _PLAN_INDENT) -> None:
     """Print lines to stderr, wrapped between words if it is a terminal."""
-    if not sys.stderr.isatty():
-        for line in lines:
-            print(line, file=sys.stderr)
-        return
-    from iobench.report.grid import wrapped  # it loads rich
-
-    width = shutil.get_terminal_size().columns
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else 0
     for line in lines:
-        print(wrapped(line, width, indent) if width else line, file=sys.stderr)
+        if 0 < width < len(line):
+            from iobench.report.grid import wrapped  # it loads rich, so only for a long line
+
+            line = wrapped(line, width, indent)
+        print(line, file=sys.stderr)
 
 
 @contextmanager

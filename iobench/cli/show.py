@@ -31,25 +31,38 @@ def show(
             "--series", help="Draw the bytes over time of every sample, without the table."
         ),
     ] = False,
+    plot: Annotated[
+        bool,
+        typer.Option(
+            "--plot",
+            help="Draw the rate of every sample, with median and interval, without the table.",
+        ),
+    ] = False,
 ) -> None:
     """Print the report of a run from its result file."""
     from iobench.report.summary import summarise
     from iobench.results import read
 
-    if details and (series or format_ is not ReportFormat.TABLE):
-        raise UsageError("--details applies to the table; leave out --series and other formats")
+    if details and (series or plot or format_ is not ReportFormat.TABLE):
+        raise UsageError(
+            "--details applies to the table; leave out --series, --plot and other formats"
+        )
+    if series and plot:
+        raise UsageError("--series and --plot are two drawings; give one of them")
     result = read(path)
     if result.incomplete:
         typer.echo(f"warning: {printable(result.incomplete)}", err=True)
     if result.training:
-        _show_training(result, format_, other=series or details)
+        _show_training(result, format_, other=series or plot or details)
         return
-    if series:
+    if series or plot:
         if format_ is not ReportFormat.TABLE:
-            raise UsageError("--series draws for people; programs find the figures in the record")
-        from iobench.report.series import write
+            name = "--series" if series else "--plot"
+            raise UsageError(f"{name} draws for people; programs find the figures in the record")
+        from iobench.report import plot as rates
+        from iobench.report import series as over_time
 
-        write(result, sys.stdout)
+        (over_time if series else rates).write(result, sys.stdout)
         return
     render(summarise(result), format_, sys.stdout, details=details)
 
@@ -59,6 +72,7 @@ def _show_training(result: ResultFile, format_: ReportFormat, *, other: bool) ->
 
     if other or format_ is ReportFormat.CSV:
         raise UsageError(
-            "a record of iobench train is shown as table, json or md, without --series or --details"
+            "a record of iobench train is shown as table, json or md, without --series, --plot or "
+            "--details"
         )
     write(result, DocumentFormat(format_), sys.stdout)

@@ -18,6 +18,7 @@ from iobench.cli.given import (
     the_directory,
     the_workload,
 )
+from iobench.cli.report import ReportOption, check_report, write_report
 from iobench.cli.servers import HERE, preparing, print_plan
 from iobench.errors import DataMismatchError
 from iobench.report.render import DocumentFormat
@@ -98,6 +99,7 @@ def train(
     format_: Annotated[
         DocumentFormat, typer.Option("--format", help="How to print the report.")
     ] = DocumentFormat.TABLE,
+    report: ReportOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Measure what checkpoints cost the training of a small GPT.
@@ -107,6 +109,8 @@ def train(
     if not, the exit code is 4.
     """
     check_output(output)
+    if report is not None:
+        check_report(report)
     directory = the_directory(target)
     with preparing("loading torch and trying the writers", quiet=quiet):
         from iobench.report import training
@@ -131,6 +135,10 @@ def train(
     result = measure_training(session, output, quiet=quiet)
     training.write(result, format_, sys.stdout)
     print(f"record: {result.path}", file=sys.stderr)
+    if report is not None:
+        from iobench.report.page.train_page import train_page
+
+        write_report(lambda: train_page([result]), report)
     raise_differences(result)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,13 +33,13 @@ def writers(
 
     Options and their defaults are listed too. Each writer is tried in the target."""
     from iobench import peers
-    from iobench.errors import TargetError
+    from iobench.environment.storage import check_directory
     from iobench.writers import registry
     from iobench.writers.s3_store.target import is_s3
 
     check_target(target)
-    if not is_s3(target) and not Path(target).is_dir():
-        raise TargetError(f"--target {target}: no such directory; make it first")
+    if not is_s3(target):
+        check_directory(target)
     listed = [_listed(name, registry.writer_class, name, target) for name in registry.names()]
     compared = [
         _listed(f"{peers.PREFIX}{name}", peers.peer_class, name, target) for name in peers.names()

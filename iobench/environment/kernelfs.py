@@ -1,4 +1,4 @@
-"""Reading of small files in /proc and /sys, any of which may be missing, empty or unreadable."""
+"""Reading of small files in /proc and /sys. Any of them may be missing, empty or unreadable."""
 
 from __future__ import annotations
 

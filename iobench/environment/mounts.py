@@ -142,16 +142,25 @@ def read_mounts() -> list[Mount]:
     return parse_mountinfo(text)
 
 
+def mounts_in(directory: str) -> list[Mount]:
+    """Return the mounts at and below the absolute, resolved `directory`, the last one first."""
+    mounts = reversed(read_mounts())
+    return [one for one in mounts if PurePosixPath(one.mount_point).is_relative_to(directory)]
+
+
+def mount_id_of(descriptor: int) -> int | None:
+    """Return the id of the mount of an open file; None if the kernel does not report it."""
+    text = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii")
+    reported = re.search(r"^mnt_id:\s*(\d+)$", text, re.MULTILINE)
+    return int(reported[1]) if reported else None
+
+
 def mount_of(directory: Path, mounts: list[Mount] | None = None) -> Mount | None:
     """Return the mount of `directory`. Raises OSError if it cannot be opened."""
     descriptor = os.open(directory, os.O_PATH | os.O_CLOEXEC)
     try:
-        text = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii")
+        mount_id = mount_id_of(descriptor)
     finally:
         os.close(descriptor)
-    reported = re.search(r"^mnt_id:\s*(\d+)$", text, re.MULTILINE)
-    return find_mount(
-        read_mounts() if mounts is None else mounts,
-        str(directory.resolve()),
-        int(reported[1]) if reported else None,
-    )
+    mounts = read_mounts() if mounts is None else mounts
+    return find_mount(mounts, str(directory.resolve()), mount_id)

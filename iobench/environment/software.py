@@ -23,7 +23,6 @@ PACKAGES = (
     "pyuring",
     "boto3",
     "awscrt",
-    "optuna",
     "lightning",
     "transformers",
     "accelerate",

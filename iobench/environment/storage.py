@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,15 @@ from iobench.errors import TargetError
 
 def check_directory(directory: Path | str) -> Path:
     """Return `directory`, absolute, with links followed. Raises TargetError if it is not one."""
-    path = Path(directory)
     try:
-        resolved = path.resolve(strict=True)
+        mode = os.stat(directory).st_mode
     except FileNotFoundError:
-        raise TargetError(f"target {str(path)!r} does not exist; create it first") from None
-    except OSError as error:
-        raise TargetError(f"target {str(path)!r}: {error.strerror or error}") from error
-    if not resolved.is_dir():
-        raise TargetError(f"target {str(path)!r} is not a directory; give the directory to examine")
-    return resolved
+        raise TargetError(f"--target {directory}: no such directory; make it first") from None
+    except OSError as error:  # no permission for a directory above it, or a loop of links
+        raise TargetError(f"--target {directory}: cannot be reached ({error.strerror})") from error
+    if not stat.S_ISDIR(mode):
+        raise TargetError(f"--target {directory}: is not a directory; name one")
+    return Path(directory).resolve()
 
 
 def describe_storage(directory: Path | str) -> dict[str, Any]:
@@ -72,12 +73,16 @@ def describe_mount(mount: Mount) -> dict[str, Any]:
     }
 
 
-def leaf_devices(device: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the devices at the bottom of a stack (dm, md ...), or the device itself."""
-    if device is None:
+def leaf_devices(device: Any) -> list[Mapping[str, Any]]:
+    """Return the devices at the bottom of a stack (dm, md ...), or the device itself.
+
+    Anything else than a description of a device, as in a damaged record, has none.
+    """
+    if not isinstance(device, Mapping):
         return []
-    below = [leaf for part in device.get("backing") or [] for leaf in leaf_devices(part)]
-    return below or [device]
+    backing = device.get("backing")
+    parts = backing if isinstance(backing, list) else []
+    return [leaf for part in parts for leaf in leaf_devices(part)] or [device]
 
 
 def _upper(mount: Mount, mounts: list[Mount]) -> dict[str, Any] | None:

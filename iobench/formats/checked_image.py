@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from isal import isal_zlib
 
+from iobench.formats.many_parts import PartsImage
 from iobench.writers.image import Bytes, Memory
-from iobench.writers.many_parts import PartsImage
 
 __all__ = ["CheckedImage", "RunningChecksums"]
 

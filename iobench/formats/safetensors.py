@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import os
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Iterator, Mapping
 from math import prod
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ import torch
 
 from iobench.errors import DataMismatchError, IobenchError, TransferError, UsageError
 from iobench.formats.collector import collector_paused
-from iobench.formats.file_memory import FileMemory
+from iobench.formats.file_memory import RUN_BYTES, FileMemory
 from iobench.formats.inspected_file import InspectedFile
 from iobench.formats.safetensors_header import DTYPES, header_bytes
 from iobench.formats.safetensors_layout import image_on_cpu
@@ -75,23 +74,33 @@ def save(
     )
 
 
-def _header(file: str | Path, source: InspectedFile) -> tuple[dict[str, Any], int, int]:
+def _header(file: str | Path, source: InspectedFile) -> tuple[bytes, int]:
+    """Return the JSON of the header, and the size of the file."""
     try:
         size = source.seek(0, os.SEEK_END)
         source.seek(0)
         length = int.from_bytes(source.read(8), "little")
         if not 2 <= length <= min(_MAX_HEADER, size - 8):
             raise DataMismatchError(f"{file}: not a safetensors file (header length {length})")
-        document = parse_json(source.read(length))
+        return source.read(length), size
     except IobenchError:
         raise
     except OSError as error:
         raise TransferError.wrap(error, "opening", file) from error
+
+
+def _document(file: str, header: bytes) -> dict[str, Any]:
+    """Return the descriptions of the tensors by name."""
+    try:
+        document = parse_json(header)
     except (ValueError, RecursionError) as error:
         raise DataMismatchError(f"{file}: not a safetensors file ({error})") from error
     if not isinstance(document, dict):
         raise DataMismatchError(f"{file}: not a safetensors file (the header is not an object)")
-    return document, 8 + length, size
+    metadata = document.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise DataMismatchError(f"{file}: __metadata__ must map strings to strings")
+    return document
 
 
 def prepare(
@@ -111,33 +120,27 @@ def prepare(
     """
     file = os.path.join(target, path)
     with InspectedFile.opened(file, writer) as source:
-        return _prepare(path, file, source, allocate)
+        return _prepare(path, file, *_header(file, source), allocate)
 
 
+@collector_paused()
 def _prepare(
-    path: str, file: str, source: InspectedFile, allocate: Allocate | None
+    path: str, file: str, header: bytes, size: int, allocate: Allocate | None
 ) -> tuple[dict[str, torch.Tensor], FileImage]:
-    with collector_paused():
-        document, data_start, size = _header(file, source)
-        metadata = document.pop("__metadata__", {})
-        if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-            raise DataMismatchError(f"{file}: __metadata__ must map strings to strings")
-        places = [_place(file, name, entry) for name, entry in document.items()]
-        places.sort(key=_POSITION)
-        _check_gapless(file, places, size - data_start)
-        memory = FileMemory(file, size, allocate)
-        tensors: dict[str, torch.Tensor] = {}
-        for place in places:
-            begin, end, dtype = data_start + place.begin, data_start + place.end, place.dtype
-            part = memory.take(begin, end, dtype.itemsize)
+    start = 8 + len(header)
+    places = sorted(_places(file, _document(file, header)))
+    _check_gapless(file, places, size - start)
+    memory = FileMemory(file, size, allocate)
+    tensors: dict[str, torch.Tensor] = {}
+    for run in _runs(places, start, one_by_one=allocate is not None):
+        begin, end, unit = run[0][0], run[-1][1], run[0][3].dtype.itemsize
+        part = memory.take(start + begin, start + end, unit)
+        for at, _, name, kind in run:
             try:
-                tensors[place.name] = tensor_from_bytes(part, dtype, place.shape)
-            except (
-                TypeError,
-                RuntimeError,
-            ) as error:  # such as an empty tensor of shape [0, 2**63]
+                tensors[name] = tensor_from_bytes(part, kind.dtype, kind.shape, at - begin)
+            except (TypeError, RuntimeError) as error:  # an empty tensor of shape [0, 2**63]
                 raise DataMismatchError(
-                    f"{file}: tensor {place.name!r}: torch refuses the shape {list(place.shape)}"
+                    f"{file}: tensor {name!r}: torch refuses the shape {list(kind.shape)}"
                 ) from error
     return tensors, memory.image(path)
 
@@ -158,60 +161,83 @@ def load(
     """
     file, allocate = os.path.join(target, path), allocate or allocate_on(device)
     with InspectedFile.opened(file, writer) as source:
-        tensors, image = _prepare(path, file, source, allocate)
+        tensors, image = _prepare(path, file, *_header(file, source), allocate)
     moved = writer.read(image, target)
     source.check(file, image)
     return tensors, moved
 
 
-class _Place(NamedTuple):
-    """A checked tensor of the header: its bytes in the data section, its torch dtype and shape."""
+class _Kind(NamedTuple):
+    """What many tensors of a header have in common; `shape` is that of torch."""
 
-    begin: int
-    end: int
-    name: str
     dtype: torch.dtype
-    shape: Sequence[int]
+    shape: tuple[int, ...]
+    size_bytes: int
 
-
-_POSITION = itemgetter(0, 1)
-_dtype = cache(torch_dtype)  # this torch may lack one
-
-
-def _place(file: str, name: str, entry: Any) -> _Place:
-    """Check one entry of the header. Raises DataMismatchError for one that breaks the format."""
-    try:
-        code, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    @classmethod
+    def of(cls, code: str, shape: list[int]) -> _Kind:
+        """Raises KeyError or ValueError for damage, UsageError if this torch lacks the dtype."""
         dtype, item_bytes = _CODES[code]
-        # The type of a number too: JSON has 1.0, true and "1".
-        sound = type(shape) is list and _INTEGERS.issuperset(map(type, (*shape, begin, end)))
-    except (KeyError, TypeError, ValueError):
-        sound = False
-    if not sound or min((*shape, begin, end)) < 0:
-        raise DataMismatchError(
-            f"{file}: tensor {name!r} needs a dtype, shape and data_offsets of safetensors"
-        )
-    odd = 0
-    if code == _PACKED and shape:
-        pairs, odd = divmod(shape[-1], 2)
-        shape = [*shape[:-1], pairs]
-    if odd or end - begin != prod(shape) * item_bytes:
-        raise DataMismatchError(
-            f"{file}: tensor {name!r} has {end - begin} bytes, which is not the size of {code} "
-            f"{entry['shape']}"
-        )
-    return _Place(begin, end, name, _dtype(dtype), shape)
+        odd = 0
+        if code == _PACKED and shape:
+            pairs, odd = divmod(shape[-1], 2)
+            shape = [*shape[:-1], pairs]
+        if odd or min(shape, default=0) < 0:
+            raise ValueError(shape)
+        return cls(torch_dtype(dtype), tuple(shape), prod(shape) * item_bytes)
+
+
+_Place = tuple[int, int, str, _Kind]
+"""[begin, end) of a tensor in the data section, and its name. A tuple is the cheapest object."""
+
+
+def _places(file: str, document: dict[str, Any]) -> Iterator[_Place]:
+    """Yield the tensors of the header. Raises DataMismatchError for one that breaks the format."""
+    kinds: dict[tuple[Any, ...], _Kind] = {}
+    for name, entry in document.items():
+        try:
+            code, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+            # The type of a number too: JSON has 1.0, true and "1".
+            sound = type(shape) is list and _INTEGERS.issuperset(map(type, (begin, end, *shape)))
+            key = (code, *shape)
+            kind = kinds.get(key) or kinds.setdefault(key, _Kind.of(code, shape))
+        except UsageError:  # this torch lacks the dtype
+            raise
+        except (KeyError, TypeError, ValueError):
+            sound = False
+        if not sound:
+            raise DataMismatchError(
+                f"{file}: tensor {name!r} needs a dtype, shape and data_offsets of safetensors"
+            )
+        if end - begin != kind.size_bytes:
+            raise DataMismatchError(
+                f"{file}: tensor {name!r} has {end - begin} bytes, which is not the size of {code} "
+                f"{shape}"
+            )
+        yield begin, end, name, kind
+
+
+def _runs(places: list[_Place], data_start: int, *, one_by_one: bool) -> Iterator[list[_Place]]:
+    """Yield consecutive tensors that get memory together, or each alone if one is unaligned."""
+    ends = [end for _, end, _, _ in places]
+    one_by_one = one_by_one or any((data_start + p[0]) % p[3].dtype.itemsize for p in places)
+    first = 0
+    while first < len(places):
+        limit = places[first][0] + RUN_BYTES
+        last = first + 1 if one_by_one else max(first + 1, bisect.bisect_right(ends, limit, first))
+        yield places[first:last]
+        first = last
 
 
 def _check_gapless(file: str, places: list[_Place], data_bytes: int) -> None:
     """Raise DataMismatchError unless the tensors fill the data section without gaps."""
     expected = 0
-    for place in places:
-        if place.begin != expected:
+    for begin, end, name, _ in places:
+        if begin != expected:
             raise DataMismatchError(
-                f"{file}: tensor {place.name!r} begins at {place.begin}, expected {expected}"
+                f"{file}: tensor {name!r} begins at {begin}, expected {expected}"
             )
-        expected = place.end
+        expected = end
     if expected != data_bytes:
         raise DataMismatchError(
             f"{file}: has {data_bytes} bytes of data, its header describes {expected}"

@@ -103,7 +103,7 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
 def _library_order(tensor: tuple[str, str, tuple[int, ...]]) -> tuple[int, str]:
     name, dtype, _ = tensor
     if not isinstance(name, str):
-        raise ValueError(f"tensor name {name!r} is not a str; convert it")  # noqa: TRY004
+        raise ValueError(f"tensor name {name!r} is not a str; convert it")  # noqa: TRY004 -- as documented
     if dtype not in _RANK:
         raise ValueError(
             f"tensor {name!r} has dtype {dtype!r}, which safetensors cannot hold; "

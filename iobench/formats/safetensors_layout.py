@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import torch
 
 from iobench.formats.collector import collector_paused
+from iobench.formats.many_parts import ScatteredImage
 from iobench.formats.safetensors_header import header_bytes
 from iobench.formats.tensor_layouts import FileLayout, TensorLayouts, all_plain, numbers
 from iobench.formats.tensors import dtype_name, tensor_bytes
-from iobench.writers.many_parts import ScatteredImage
 
 __all__ = ["image_on_cpu"]
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
+from iobench.formats.many_parts import Numbers, ScatteredImage
 from iobench.formats.tensors import resolved
 from iobench.writers.image import Bytes
-from iobench.writers.many_parts import Numbers, ScatteredImage
 
 __all__ = ["FileLayout", "Located", "TensorLayouts", "all_plain", "numbers", "reach_bytes"]
 
@@ -33,6 +33,16 @@ class Located(NamedTuple):
     owners: list[torch.UntypedStorage]
 
 
+class _Layout(NamedTuple):
+    """What many tensors have in common. `reach_bytes` is from their first to their last element."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    stride: tuple[int, ...]
+    device: torch.device
+    reach_bytes: int
+
+
 class TensorLayouts:
     """What must be equal so that other tensors, in the same order, make a file of the same layout.
 
@@ -41,13 +51,19 @@ class TensorLayouts:
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         """Take strided tensors without lazy conjugation or negation."""
-        equal: dict[Any, Any] = {}  # few shapes in many tensors: few objects for Python's collector
-        self._dtypes = [tensor.dtype for tensor in tensors]
-        self._shapes = [equal.setdefault(t.shape, t.shape) for t in tensors]
-        self._strides = [equal.setdefault(t.stride(), t.stride()) for t in tensors]
-        self._devices = [equal.setdefault(t.device, t.device) for t in tensors]
-        self.reaches = [reach_bytes(tensor) for tensor in tensors]
+        equal: dict[Any, _Layout] = {}  # few layouts in many tensors: few objects
+        self._layouts = list[_Layout]()
+        for tensor in tensors:
+            key = tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+            layout = equal.get(key)
+            if layout is None:
+                layout = equal[key] = _Layout(*key, reach_bytes(tensor))
+            self._layouts.append(layout)
+
+    @property
+    def reaches(self) -> list[int]:
         """Bytes from the first to the last element of each tensor."""
+        return [layout.reach_bytes for layout in self._layouts]
 
     def locate(self, tensors: list[torch.Tensor]) -> Located | None:
         """Return where `tensors` of these layouts are; None if one of them differs.
@@ -55,19 +71,11 @@ class TensorLayouts:
         A tensor with lazy conjugation or negation is replaced by its values. Also returns None when
         a storage does not hold its tensor, like that of a parameter that FSDP has resharded.
         """
-        if len(tensors) != len(self._dtypes):
+        if len(tensors) != len(self._layouts):
             return None
         addresses, storages, owners = list[int](), list[int](), list[torch.UntypedStorage]()
-        for number, (tensor, dtype, shape, stride, device, reach) in enumerate(
-            zip(
-                tensors,
-                self._dtypes,
-                self._shapes,
-                self._strides,
-                self._devices,
-                self.reaches,
-                strict=True,
-            )
+        for number, (tensor, (dtype, shape, stride, device, reach)) in enumerate(
+            zip(tensors, self._layouts, strict=True)
         ):
             if tensor.layout is not torch.strided or tensor.is_nested:
                 return None  # it has no strides, or no shape

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,9 @@ __all__ = [
     "tensor_memory",
     "torch_dtype",
 ]
+
+_MOST_DIMENSIONS = 32
+"""Of an array of numpy before 2.0."""
 
 Allocate = Callable[[int], Memory]
 """Returns writable memory of so many bytes: uint8, one-dimensional, 64-byte aligned."""
@@ -139,16 +144,34 @@ def resolved(tensor: torch.Tensor) -> torch.Tensor:
     return plain
 
 
-def tensor_from_bytes(data: Memory, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    """Return a tensor on the memory `data`, whose size must fit dtype and shape exactly."""
-    if not len(data):
+def tensor_from_bytes(
+    data: Memory, dtype: torch.dtype, shape: Sequence[int], start: int = 0
+) -> torch.Tensor:
+    """Return a tensor on the memory `data` from `start` on; dtype and shape say how much of it.
+
+    It has its own storage, which is as long as the tensor.
+    """
+    if 0 in shape:
         # Not torch.empty(shape): it refuses shapes that reshape and safetensors accept.
         return torch.empty(0, dtype=dtype, device=flat_tensor(data).device).reshape(shape)
-    if isinstance(data, DeviceBytes):
-        return flat_tensor(data).view(dtype).reshape(shape)
-    # Half as many calls as from_numpy and view: this is most of the time of many small tensors.
-    flat = torch.frombuffer(data, dtype=dtype)
-    return flat if len(shape) == 1 else flat.view(shape)
+    if not isinstance(data, np.ndarray):
+        return flat_tensor(data)[start:].view(dtype).reshape(shape)
+    if len(shape) > _MOST_DIMENSIONS:
+        return tensor_from_bytes(data, dtype, (prod(shape),), start).view(shape)
+    # From numpy in the right shape: torch.frombuffer and a view of it take twice as long, which is
+    # most of the time of many small tensors.
+    values, same = _numpy_type(dtype)
+    made = torch.from_numpy(np.ndarray(shape, values, data, start))
+    return made if same else made.view(dtype)
+
+
+@functools.cache
+def _numpy_type(dtype: torch.dtype) -> tuple[np.dtype[Any], bool]:
+    """Return numpy's dtype, or that of integers of the same size, and whether values are equal."""
+    try:
+        return torch.empty(0, dtype=dtype).numpy().dtype, True
+    except TypeError:  # numpy has no bfloat16 and no float8
+        return np.dtype(f"u{dtype.itemsize}"), False
 
 
 def flat_tensor(data: Memory) -> torch.Tensor:

@@ -133,7 +133,7 @@ def _unpickled(
     places = zip(index.starts, index.stops, strict=True)
     left = {str(key): place for key, place in enumerate(places) if place[0] < place[1]}
 
-    def storage_of(key: str, size_bytes: int, location: str) -> torch.UntypedStorage:  # noqa: ARG001
+    def storage_of(key: str, size_bytes: int, _location: str) -> torch.UntypedStorage:
         if not size_bytes:
             return torch.empty(0, dtype=torch.uint8, device=device).untyped_storage()
         start, stop = left.pop(key, (0, 0))

@@ -135,7 +135,7 @@ def _pickled(
     """Return the records that torch writes before the storages, and the storages by key."""
     storages: dict[str, torch.UntypedStorage] = {}
 
-    class Recorder(pickle_module.Pickler):  # type: ignore[misc]
+    class Recorder(pickle_module.Pickler):  # type: ignore[misc]  # known at run time only
         """Base class of torch's pickler, whose persistent_id returns the key of each storage.
 
         It is called for every object, 19 times per tensor, and needed for the storages.
@@ -158,9 +158,7 @@ def _pickled(
     module = types.SimpleNamespace(Pickler=Recorder, __name__=pickle_module.__name__)
     made = _Records()
     with torch.serialization.skip_data():
-        torch.serialization._save(  # type: ignore[no-untyped-call]
-            state, made, module, pickle_protocol, _disable_byteorder_record
-        )
+        torch.serialization._save(state, made, module, pickle_protocol, _disable_byteorder_record)
     if made.sizes != {f"data/{n}": s.nbytes() for n, s in enumerate(storages.values())}:
         raise ValueError("torch numbered the storages in an unknown way")
     return made.written, list(storages.values())
@@ -204,7 +202,7 @@ def _large_is_like_stock() -> bool:
 
 
 class _Sized:
-    """A storage of which only the size is known."""
+    """A storage without memory: only its size is known."""
 
     device = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""TorchIndex: where the pickle and the storages of a torch file are. `unpickled`: its object."""
+"""TorchIndex: positions of the pickle and the storages in a torch file. `unpickled`: its object."""
 
 from __future__ import annotations
 
@@ -156,8 +156,8 @@ def unpickled(
     """Let torch unpickle the object of a `data.pkl`. Options and errors are those of torch.load.
 
     `storage_of(key, size_bytes, location)` returns each storage, once for those that are not empty.
-    It replaces only the part of torch that reads storages one by one. What `weights_only` admits is
-    decided by torch's own Unpickler.
+    It replaces only the part of torch that reads storages one by one. torch's own Unpickler decides
+    what `weights_only` admits.
     """
     module = torch._weights_only_unpickler if weights_only else pickle_module
     shared: dict[str, TypedStorage] = {}
@@ -171,21 +171,21 @@ def unpickled(
             dtype = torch.uint8 if kind is torch.UntypedStorage else kind.dtype
             where = location.decode("ascii") if isinstance(location, bytes) else location
             storage = storage_of(key, numel * dtype.itemsize, where)
-            found = TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
+            found = TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
             if numel:  # like torch, which does not share empty storages
                 shared[key] = found
         return found
 
     loads = [load_storage]
 
-    class Unpickler(module.Unpickler):  # type: ignore[misc, name-defined]
+    class Unpickler(module.Unpickler):  # type: ignore[misc, name-defined]  # known at run time only
         """torch assigns its own `persistent_load` to every object."""
 
-        persistent_load = property(lambda _: loads[0], lambda _, torchs: None)  # noqa: ARG005
+        persistent_load = property(lambda _: loads[0], lambda *_: None)
 
     options.setdefault("encoding", "utf-8")
     own = types.SimpleNamespace(Unpickler=Unpickler)
     try:
-        return torch.serialization._load(_Reader(pickled), map_location, own, **options)  # type: ignore[no-untyped-call]
+        return torch.serialization._load(_Reader(pickled), map_location, own, **options)
     finally:
         loads.clear()  # a class is freed by the garbage collector, and must not keep the storages

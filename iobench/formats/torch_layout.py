@@ -15,8 +15,7 @@ from isal import isal_zlib
 
 from iobench.formats.checked_image import CheckedImage, RunningChecksums
 from iobench.formats.tensors import storages_bytes, tensor_memory
-from iobench.formats.torch_zip import HASH_DIGITS
-from iobench.formats.torch_zip import hash_combine as _hash_combine
+from iobench.formats.torch_zip import HASH_DIGITS, hash_combine
 from iobench.formats.torch_zip_writer import Recorded, ZipText, torch_ending
 from iobench.units import MIB
 from iobench.writers.blocks.workers import map_in_workers
@@ -34,7 +33,7 @@ _PIECE = 64 * MIB
 
 @dataclass(frozen=True, kw_only=True)
 class Missing:
-    """Where `TorchLayout.text` has what depends on the CRC32s of the non-empty storages."""
+    """Positions in `TorchLayout.text` that depend on the CRC32s of the non-empty storages."""
 
     before: int
     """The combined CRC32s of the records before the storages."""
@@ -42,10 +41,10 @@ class Missing:
     """The CRC32s of those between the storages and the serialization id."""
     descriptors: Sequence[int]
     entries: Sequence[int]
-    """Where the CRC32 of each storage is: after its data, and in the directory."""
+    """Positions of each storage's CRC32: after its data, and in the directory."""
     id_start: int
     id_entry: int
-    """Where the serialization id is, and its CRC32 in the directory."""
+    """Positions of the serialization id, and of its CRC32 in the directory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +81,14 @@ class TorchLayout:
         text = ZipText(folder, alignment, crc=crc)
         before = 0
         for record in records:
-            before = _hash_combine(before, text.add(record)[1])
+            before = hash_combine(before, text.add(record)[1])
         lengths = [storage.nbytes() for storage in storages]
         starts = [text.add_storage(key, length) for key, length in enumerate(lengths)]
         *others, last = torch_ending(tuple(record.name for record in records), len(storages))
         after = [text.add(record)[1] for record in others]
         filled = [key for key, length in enumerate(lengths) if length]
         if not crc:  # each CRC32 is 0
-            combined = functools.reduce(_hash_combine, [0] * len(filled) + after, before)
+            combined = functools.reduce(hash_combine, [0] * len(filled) + after, before)
             last = Recorded(last.name, _serialization_id(last.data, combined))
         id_start, _ = text.add(last)
         skipped = sum(lengths)
@@ -202,9 +201,9 @@ class TorchLayout:
         combined = missing.before
         for start, entry in zip(self.sizes, missing.entries, strict=True):
             checksum = checksums[start]
-            combined = _hash_combine(combined, checksum)
+            combined = hash_combine(combined, checksum)
             _CHECKSUM.pack_into(text, entry, checksum)
-        combined = functools.reduce(_hash_combine, missing.after, combined)
+        combined = functools.reduce(hash_combine, missing.after, combined)
         at, stop = missing.id_start, missing.id_start + 2 * HASH_DIGITS
         text[at:stop] = _serialization_id(text[at:stop], combined)
         own = isal_zlib.crc32(text[at:stop])

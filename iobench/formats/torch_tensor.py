@@ -2,7 +2,7 @@
 
 torch takes 150 us for such a file. It depends on dtype, shape, strides and data alone. So torch
 makes one file for all tensors that have the first three in common; only the data and what depends
-on their CRC32 differ. A file that does not come out like torch's has no template.
+on their CRC32 differ. A file that differs from torch's has no template.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CHECKSUM = struct.Struct("<L")
 
 
 class Settings(NamedTuple):
-    """What torch's file of a tensor depends on, apart from the tensor."""
+    """Settings of torch that its file of a tensor depends on."""
 
     crc: bool
     alignment: int
@@ -56,9 +56,9 @@ class TensorFile:
     sample: bytes = field(repr=False)
     """The tail of one tensor."""
     checksums_at: tuple[int, ...]
-    """Where the tail has the CRC32 of the data; nowhere without CRC32."""
+    """Positions of the CRC32 of the data in the tail; none without CRC32."""
     id_checksums_at: tuple[int, ...]
-    """Where it has the CRC32 of the serialization id."""
+    """Positions of the CRC32 of the serialization id."""
     id_at: int
     before: int
     """The combined CRC32s of the records before the data."""

@@ -1,9 +1,9 @@
 """The bytes of a torch zip around its storages, in the layout of torch's own zip writer.
 
 torch writes a file only, and reading that file again takes longer than to lay it out here. Each
-record is padded so that its data begin at a multiple of the alignment. What only torch can compute,
-the version and a hash of the records' names, `torch_ending` takes from it once for a number of
-storages. `torch_image` compares the result with torch's before the first use.
+record is padded so that its data begin at a multiple of the alignment. `torch_ending` takes the
+version and a hash of the records' names from torch itself, once for a number of storages.
+`torch_image` compares the result with torch's before the first use.
 """
 
 from __future__ import annotations
@@ -46,16 +46,12 @@ class ZipText:
         self._alignment, self._crc = alignment, crc
         self._parts: list[bytes] = []
         self._entries: list[bytes] = []
-        self._at = 0
+        self.size_bytes = 0
+        """The size of the file up to here."""
         self._pads: dict[int, bytes] = {}
         self.entries: list[int] = []
         """The offset of each record's entry in the directory."""
         self.directory_bytes = 0
-
-    @property
-    def size_bytes(self) -> int:
-        """The size of the file up to here."""
-        return self._at
 
     def add(self, record: Recorded) -> tuple[int, int]:
         """Add a record with its data. Return the offset of the data, and their CRC32."""
@@ -68,7 +64,7 @@ class ZipText:
 
     def _add(self, name: bytes, size: int, data: bytes, checksum: int) -> int:
         name = self._prefix + name
-        header, length = self._at, len(name)
+        header, length = self.size_bytes, len(name)
         wide, extra, entry_extra = header >= _FULL or size >= _FULL, b"", b""
         if wide:  # torch does not know the packed size when it writes the local header
             extra, entry_extra = _extra_64(header, size, 0), _extra_64(header, size, size)
@@ -81,11 +77,11 @@ class ZipText:
         local = _LOCAL.pack(b"PK\x03\x04", flags, length, len(extra) + len(filling))
         self._parts += (local, name, extra, filling, data)
         start += pad
-        self._at = start + size
+        self.size_bytes = start + size
         if size:
             packed = _DESCRIPTOR_64 if wide else _DESCRIPTOR
             self._parts.append(packed.pack(b"PK\x07\x08", checksum, size, size))
-            self._at += packed.size
+            self.size_bytes += packed.size
         short, place = min(size, _FULL), min(header, _FULL)
         entry = _ENTRY.pack(
             *(b"PK\x01\x02", flags, checksum, short, short, length, len(extra), place)
@@ -97,7 +93,7 @@ class ZipText:
 
     def end(self) -> bytearray:
         """Return all bytes, with the directory."""
-        start, size, count = self._at, self.directory_bytes, len(self._entries)
+        start, size, count = self.size_bytes, self.directory_bytes, len(self._entries)
         end = start + size
         few = min(count, _FULL_16)
         return bytearray().join(

@@ -52,7 +52,7 @@ __all__ = ["CheckpointEngine", "DecoupledCheckpointEngine", "attach"]
 _REMEMBERED = 1000
 
 
-class CheckpointEngine(StockCheckpointEngine):  # type: ignore[misc]
+class CheckpointEngine(StockCheckpointEngine):  # type: ignore[misc]  # untyped package
     """Saves and loads each file of a checkpoint by a writer's I/O path.
 
     A file gets its name when it is complete and durable. `commit` makes the names durable too;

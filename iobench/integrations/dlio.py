@@ -31,7 +31,7 @@ VARIABLE = "IOBENCH_WRITER"
 _log = logging.getLogger("iobench")
 
 
-class Checkpointing(PyTorchCheckpointing):  # type: ignore[misc]
+class Checkpointing(PyTorchCheckpointing):  # type: ignore[misc]  # untyped package
     """DLIO's PyTorch checkpoints; a writer saves and loads each file.
 
     DLIO decides on states, files, names and schedule. Each file is durable when `save_state`

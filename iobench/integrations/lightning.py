@@ -36,7 +36,7 @@ Path = str | os.PathLike[str]
 _REMEMBERED = 1000
 
 
-class CheckpointIO(StockCheckpointIO):  # type: ignore[misc]
+class CheckpointIO(StockCheckpointIO):  # type: ignore[misc]  # untyped package
     """Saves and loads checkpoints, files or `s3://bucket/key`, by a writer's I/O path.
 
     A checkpoint gets its name when all of it is durable. A save that fails or is killed leaves the

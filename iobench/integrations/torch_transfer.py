@@ -24,12 +24,12 @@ from torch.utils.serialization import config
 from iobench.errors import DataMismatchError, SaveError, TransferError
 from iobench.formats import torch_image
 from iobench.formats.inspected_file import InspectedFile
+from iobench.formats.many_parts import PartsImage
 from iobench.formats.tensors import storages_bytes
 from iobench.formats.torch_index import TorchIndex, unpickled
 from iobench.integrations.stock_path import NotPicklable, StockOnly, StockPath, path_of
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
-from iobench.writers.many_parts import PartsImage
 from iobench.writers.source import ImageSource
 from iobench.writers.transfer import Transfer
 
@@ -140,7 +140,7 @@ def load(
     source.seek(index.directory.start)
     if source.read(index.size_bytes) != index.directory.data:
         raise DataMismatchError(f"{path}: was changed while it was read; load it again")
-    restore: Any = torch.serialization._get_restore_location(map_location)  # type: ignore[no-untyped-call]
+    restore: Any = torch.serialization._get_restore_location(map_location)
 
     def storage_of(key: str, size_bytes: int, location: str) -> Any:
         storage = storages[key] if size_bytes else _new_storage(0)
@@ -221,7 +221,7 @@ def _allocate(
 
 def _new_storage(size_bytes: int) -> torch.UntypedStorage:
     """Return host memory from torch's allocator, whatever the default device is."""
-    return torch.UntypedStorage(size_bytes, device="cpu")  # type: ignore[no-untyped-call]
+    return torch.UntypedStorage(size_bytes, device="cpu")
 
 
 def _loads_no_data(map_location: Any) -> bool:

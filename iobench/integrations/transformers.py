@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from iobench.checkpoint.staged import STAGING_SUFFIX
 from iobench.errors import UsageError
@@ -31,8 +31,13 @@ with needs("transformers", "transformers>=5"):
 
 __all__ = ["WriterMixin", "patch", "unpatch"]
 
+if TYPE_CHECKING:
+    _Trainer = transformers.Trainer
+else:
+    _Trainer = object  # a Trainer follows only in the classes that users make
 
-class WriterMixin:
+
+class WriterMixin(_Trainer):  # type: ignore[misc, valid-type]  # untyped package
     """Base class to put before a Trainer: `writer` saves and loads its checkpoints.
 
     The files are the stock ones: a stock Trainer resumes from ours, and we resume from its own.
@@ -51,73 +56,71 @@ class WriterMixin:
         return chosen_writer(self.writer)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        trainer: Any = self
-        run = trainer._get_output_dir(trial=trial)
-        final = Path(run, f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}")
+        run = self._get_output_dir(trial=trial)
+        final = Path(run, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
         staged = StagedDirectory(final, root=Path(run, f"_{final.name}{STAGING_SUFFIX}"))
-        publishes = bool(trainer.args.should_save)
+        publishes = bool(self.args.should_save)
         if publishes:
             _clear(run)
             staged.begin()
-        trainer.accelerator.wait_for_everyone()
-        _find_best(trainer, run, final)
+        self.accelerator.wait_for_everyone()
+        _find_best(self, run, final)
         self._staged = staged
         try:
             with routed(self._iobench_writer, staged.root):
-                super()._save_checkpoint(model, trial)  # type: ignore[misc]
-                commit_decoupled(trainer.accelerator._models)
-            if trainer.state.best_model_checkpoint == str(staged.path):
-                _rename_best(trainer, str(final), staged.path)
+                super()._save_checkpoint(model, trial)
+                commit_decoupled(self.accelerator._models)
+            if self.state.best_model_checkpoint == str(staged.path):
+                _rename_best(self, str(final), staged.path)
         except BaseException:
             if publishes:
                 staged.discard()
             raise
         finally:
             self._staged = None
-        trainer.accelerator.wait_for_everyone()
+        self.accelerator.wait_for_everyone()
         if publishes:
             staged.publish()
-        trainer.accelerator.wait_for_everyone()
-        if trainer.args.push_to_hub:
+        self.accelerator.wait_for_everyone()
+        if self.args.push_to_hub:
             self._push_from_checkpoint(str(final))
         if publishes:
             rotate_checkpoints(
                 output_dir=run,
-                save_total_limit=trainer.args.save_total_limit,
-                best_model_checkpoint=trainer.state.best_model_checkpoint,
+                save_total_limit=self.args.save_total_limit,
+                best_model_checkpoint=self.state.best_model_checkpoint,
                 use_mtime=True,
             )
 
     def _get_output_dir(self, trial: Any) -> str:
         if self._staged is not None:
             return str(self._staged.root)
-        found: str = super()._get_output_dir(trial=trial)  # type: ignore[misc]
+        found: str = super()._get_output_dir(trial=trial)
         return found
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if self._staged is None:  # a staged checkpoint is pushed after it gets its name
-            super()._push_from_checkpoint(checkpoint_folder)  # type: ignore[misc]
+            super()._push_from_checkpoint(checkpoint_folder)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         with routed(self._iobench_writer, resume_from_checkpoint):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         with routed(self._iobench_writer, checkpoint or "."):
-            super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+            super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         with routed(self._iobench_writer, checkpoint or "."):
-            super()._load_rng_state(checkpoint)  # type: ignore[misc]
+            super()._load_rng_state(checkpoint)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         with routed(self._iobench_writer, checkpoint or "."):
-            super()._load_scaler(checkpoint)  # type: ignore[misc]
+            super()._load_scaler(checkpoint)
 
     def _load_best_model(self) -> None:
-        trainer: Any = self
-        with routed(self._iobench_writer, trainer.state.best_model_checkpoint or "."):
-            super()._load_best_model()  # type: ignore[misc]
+        with routed(self._iobench_writer, self.state.best_model_checkpoint or "."):
+            super()._load_best_model()
 
 
 def _find_best(trainer: Any, run: str, final: Path) -> None:
@@ -167,7 +170,7 @@ def patch(trainer: Any = None, *, writer: WriterLike = "hybrid") -> None:
         if not isinstance(self, WriterMixin):
             _mix_in(self, chosen)
 
-    init._iobench_stock = stock  # type: ignore[attr-defined]
+    init._iobench_stock = stock  # type: ignore[attr-defined]  # a new attribute
     transformers.Trainer.__init__ = init
 
 

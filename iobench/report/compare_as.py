@@ -12,7 +12,7 @@ from iobench.report.render import DocumentFormat, write_grids, write_json
 from iobench.results.labels import labels
 from iobench.units import GIB, count_of
 
-__all__ = ["write"]
+__all__ = ["grid", "labelled", "notes", "sample_counts", "title", "write"]
 
 _STYLES = {"better": "green", "worse": "bold red"}
 
@@ -22,28 +22,28 @@ def write(comparison: Comparison, form: DocumentFormat, stream: TextIO) -> None:
     if form is DocumentFormat.JSON:
         write_json(comparison.document(), stream)
         return
-    heading = _title(comparison) if form is DocumentFormat.MD else comparison.workload
-    write_grids(form, [heading], [_grid(comparison)], _notes(comparison), stream)
+    write_grids(form, [title(comparison)], [grid(comparison)], notes(comparison), stream)
 
 
-def _grid(comparison: Comparison) -> Grid:
-    """Return the table. On a narrow terminal both rates go first, then the interval."""
-    # Of several runs a side, Student's t has the full confidence whatever their number.
-    counts = (
-        (min(one.old_samples, one.new_samples) for one in comparison.rows)
-        if comparison.one_run_a_side
-        else [ENOUGH_SAMPLES]
-    )
+def grid(comparison: Comparison) -> Grid:
+    """Return the table of ratios. On a narrow terminal both rates go first, then the interval."""
     return Grid(
         columns=(
             *(("writer", False), ("operation", False)),
             *(("before\nGiB/s", True), ("now\nGiB/s", True), ("ratio", True)),
-            *((interval_heading(counts), True), ("finding", False)),
+            *((interval_heading(sample_counts(comparison)), True), ("finding", False)),
         ),
-        rows=[_cells(label, one) for label, one in _labelled(comparison)],
+        rows=[_cells(label, one) for label, one in labelled(comparison)],
         drop=(2, 3, 5),
         styles=tuple(_STYLES.get(str(one.finding), "") for one in comparison.rows),
     )
+
+
+def sample_counts(comparison: Comparison) -> list[int]:
+    """Return the numbers of samples that decide the confidence of the intervals."""
+    if comparison.one_run_a_side:
+        return [min(one.old_samples, one.new_samples) for one in comparison.rows]
+    return [ENOUGH_SAMPLES]  # Student's t has the full confidence, however many the runs are
 
 
 def _cells(label: str, row: ComparisonRow) -> list[str]:
@@ -60,11 +60,13 @@ def _cells(label: str, row: ComparisonRow) -> list[str]:
     ]
 
 
-def _labelled(comparison: Comparison) -> Iterator[tuple[str, ComparisonRow]]:
+def labelled(comparison: Comparison) -> Iterator[tuple[str, ComparisonRow]]:
+    """Return each row with its label."""
     return zip(labels(one.setting for one in comparison.rows), comparison.rows, strict=True)
 
 
-def _notes(comparison: Comparison) -> Iterator[str]:
+def notes(comparison: Comparison) -> Iterator[str]:
+    """Yield which runs are compared, by which floor, and what is known of single rows."""
     yield f"before: {', '.join(comparison.old)}"
     yield f"now: {', '.join(comparison.new)}"
     if comparison.one_run_a_side:
@@ -76,9 +78,12 @@ def _notes(comparison: Comparison) -> Iterator[str]:
         yield f"unchanged code: {who} moved by {ratio:.3f}, the floor of what moved the same way"
     for what in comparison.unlike:
         yield f"unlike runs, compared by force: {what}"
-    for label, one in _labelled(comparison):
+    rows_by_note: dict[str, list[str]] = {}
+    for label, one in labelled(comparison):
         for note in one.notes:
-            yield f"{note} [{label} {one.operation}]"
+            rows_by_note.setdefault(note, []).append(f"{label} {one.operation}")
+    for note, rows in rows_by_note.items():
+        yield note if len(rows) == len(comparison.rows) > 1 else f"{note} [{', '.join(rows)}]"
     for who, why in comparison.failed.items():
         yield f"FAILED now: {who}: {why}"
     if comparison.missing:
@@ -95,10 +100,10 @@ def _notes(comparison: Comparison) -> Iterator[str]:
         )
 
 
-def _title(comparison: Comparison) -> str:
+def title(comparison: Comparison) -> str:
     """Return the workload and the number of regressions: `llama7b: 1 regression`."""
     count, spoilt = len(comparison.regressions), len(comparison.spoilt)
-    found = count_of(count, "regression") if count else "no regression"
+    found = count_of(count, "regression") if count else "no regression shown"
     return f"{comparison.workload}: {found}" + (
         f", {spoilt} INVALID or FAILED now" if spoilt else ""
     )

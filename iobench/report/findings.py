@@ -12,7 +12,7 @@ from iobench.report.grid import Grid
 from iobench.report.render import DocumentFormat, write_grids, write_json
 from iobench.results import ResultFile
 
-__all__ = ["SCHEMA", "write"]
+__all__ = ["SCHEMA", "figure", "grid", "heading", "notes", "write"]
 
 SCHEMA = "iobench.findings/2"
 
@@ -28,8 +28,8 @@ def write(
 ) -> None:
     """Write heading, table and settings; in JSON `ours` is a ratio or a share of the wall clock."""
     if form is not DocumentFormat.JSON:
-        notes = _notes(records, findings)
-        write_grids(form, [_heading(study)], [_grid(findings)], notes, stream)
+        below = notes(records, findings)
+        write_grids(form, [heading(study)], [grid(findings)], below, stream)
         return
     document = {
         "schema": SCHEMA,
@@ -41,16 +41,18 @@ def write(
     write_json(document, stream)
 
 
-def _heading(study: Study) -> str:
+def heading(study: Study) -> str:
+    """Return the name and the source of the claims."""
     return f"{study.name}: {study.source}"
 
 
-def _grid(findings: Sequence[ClaimFinding]) -> Grid:
+def grid(findings: Sequence[ClaimFinding]) -> Grid:
+    """Return the table of claims, figures and answers."""
     rows = []
     for one in findings:
         low_high = [one.interval.low, one.interval.high] if one.interval else []
         ours = [] if one.ours is None else [one.ours]
-        figures = [_figure(value, one.claim.measure) for value in (*ours, *low_high)]
+        figures = [figure(value, one.claim.measure) for value in (*ours, *low_high)]
         rows.append(
             [
                 one.claim.workload,
@@ -72,7 +74,8 @@ def _grid(findings: Sequence[ClaimFinding]) -> Grid:
     return Grid(columns=columns, rows=rows, sentences=(len(columns) - 1,))
 
 
-def _figure(value: float, measure: ClaimMeasure) -> str:
+def figure(value: float, measure: ClaimMeasure) -> str:
+    """Return `1.70x`, or the change of the wall clock as `-12.0%`."""
     match measure:
         case "wall clock":
             return f"{-100 * value:+.1f}%"
@@ -81,7 +84,8 @@ def _figure(value: float, measure: ClaimMeasure) -> str:
     return f"{value:.2f}x"
 
 
-def _notes(records: Sequence[ResultFile], findings: Sequence[ClaimFinding]) -> Iterator[str]:
+def notes(records: Sequence[ResultFile], findings: Sequence[ClaimFinding]) -> Iterator[str]:
+    """Yield the setting of each figure, and the records."""
     for one in findings:
         yield f"{one.claim.workload}, {one.claim.text}: {one.setting}"
     for record in records:

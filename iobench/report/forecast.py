@@ -15,7 +15,15 @@ from iobench.report.grid import Grid
 from iobench.report.render import DocumentFormat, write_grids, write_json
 from iobench.units import format_seconds
 
-__all__ = ["SCHEMA", "Outlook", "write"]
+__all__ = [
+    "SCHEMA",
+    "Outlook",
+    "answers",
+    "assumptions",
+    "footnotes",
+    "grids",
+    "write",
+]
 
 SCHEMA = "iobench.plan/1"
 
@@ -43,7 +51,7 @@ class Outlook:
 def write(outlook: Outlook, form: DocumentFormat, stream: TextIO) -> None:
     """Write heading, tables and notes; in JSON numbers are unrounded, and keys name their unit."""
     if form is not DocumentFormat.JSON:
-        write_grids(form, _heading(outlook), _grids(outlook), _footnotes(outlook), stream)
+        write_grids(form, _heading(outlook), grids(outlook), footnotes(outlook), stream)
         return
     document = {
         "schema": SCHEMA,
@@ -96,12 +104,23 @@ def _document(one: Forecast) -> dict[str, Any]:
 
 
 def _heading(outlook: Outlook) -> Iterator[str]:
+    """Yield how often to save, for the smallest and the largest job, and what was assumed."""
+    for texts in answers(outlook):
+        yield from texts
+    yield outlook.title
+    yield from assumptions(outlook)
+
+
+def answers(outlook: Outlook) -> Iterator[list[str]]:
+    """Yield how often to save and what is lost, for the smallest and the largest job."""
     jobs = outlook.jobs
     for job in dict.fromkeys((jobs[0], jobs[-1])):
-        yield _sentence(outlook, job)
-        yield from _given_interval(outlook, job)
-        yield from _constant_rate(outlook, job)
-    yield outlook.title
+        given, constant = _given_interval(outlook, job), _constant_rate(outlook, job)
+        yield [_sentence(outlook, job), *given, *constant]
+
+
+def assumptions(outlook: Outlook) -> Iterator[str]:
+    """Yield the size of the job, its failures and its restart."""
     first = outlook.jobs[0]
     rate = f"{first.failures_per_1000_node_days:g} failures per 1000 node-days"
     if first.failure_shape != 1:
@@ -176,7 +195,8 @@ def _percent(part: float) -> str:
     return f"{percent:.1f}%" if percent >= 1 else f"{percent:.2g}%"
 
 
-def _grids(outlook: Outlook) -> Iterator[Grid]:
+def grids(outlook: Outlook) -> Iterator[Grid]:
+    """Yield the table of forecasts, and that of the formulas if it is wanted."""
     many = len(outlook.jobs) > 1
     cells = {}
     for column in (one for one in _COLUMNS if many in one.by_sizes):
@@ -304,7 +324,8 @@ _DROPPED_FIRST = (
 )
 
 
-def _footnotes(outlook: Outlook) -> list[str]:
+def footnotes(outlook: Outlook) -> list[str]:
+    """Return the notes, the methods and the warnings."""
     return [*outlook.notes, *_method(outlook), *_warnings(outlook.forecasts)]
 
 

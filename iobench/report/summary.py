@@ -23,6 +23,7 @@ from iobench.bench.judging.verdict import (
     judge,
     with_verification,
 )
+from iobench.errors import ResultFileError
 from iobench.report.baseline import baseline_samples, paired_ratio
 from iobench.report.ceiling import Ceiling, find_ceilings
 from iobench.report.row import Summary
@@ -107,7 +108,7 @@ def summarise(result: ResultFile) -> Report:
     context = Context.of(result.run)
     ceilings = find_ceilings(result)
     groups = group(result)
-    baseline = result.run.plan.get("baseline")
+    baseline = _baseline(result)
     failed = {contender_of(failure): failure for failure in result.failures}
     pairs = [
         (
@@ -128,7 +129,7 @@ def summarise(result: ResultFile) -> Report:
         (replace(summary, label=name), samples)
         for name, (summary, samples) in zip(names, pairs, strict=True)
     ]
-    targets = tuple(result.run.environment.storages)
+    targets, target = tuple(result.run.environment.storages), result.run.plan.get("target")
     return Report(
         environment=result.run.environment,
         workload=result.run.workload,
@@ -140,8 +141,22 @@ def summarise(result: ResultFile) -> Report:
         target_winners=tuple(find_target_winners(rows, targets)),
         failures=result.failures,
         record=printable(str(result.path)),
-        target=result.run.plan.get("target"),
+        target=target if isinstance(target, str) else None,
         stopped=_stopped(result),
+    )
+
+
+def _baseline(result: ResultFile) -> Mapping[str, Any] | None:
+    """Return the baseline of the plan: a contender, or a target with its label."""
+    given = result.run.plan.get("baseline")
+    if given is None:
+        return None
+    if isinstance(given, Mapping) and (
+        "options" in given if "name" in given else given.get("label")
+    ):
+        return given
+    raise ResultFileError(
+        f"{result.path}, line 1: plan.baseline must have a name and options, or a label"
     )
 
 

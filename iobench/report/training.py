@@ -17,6 +17,8 @@ from iobench.bench.judging.stats import (
     paired_log_ratio,
 )
 from iobench.claims.answer import few_pairs
+from iobench.errors import ResultFileError
+from iobench.report.answer import Line
 from iobench.report.durations import DurationForm, duration_form
 from iobench.report.grid import Grid
 from iobench.report.render import DocumentFormat, write_grids, write_json
@@ -27,6 +29,11 @@ from iobench.units import GIB, count_of, format_rate, format_seconds, format_siz
 __all__ = [
     "SCHEMA",
     "TrainingCost",
+    "answer",
+    "blocks_by_arm",
+    "grid",
+    "heading",
+    "notes",
     "training_costs",
     "write",
 ]
@@ -96,12 +103,18 @@ class TrainingCost:
 
 def training_costs(result: ResultFile) -> list[TrainingCost]:
     """Return a row per arm in the order of the first repetition, including unfinished arms."""
+    arms = blocks_by_arm(result)
+    names = labels(blocks[0].setting for blocks in arms)
+    plain = next((blocks for blocks in arms if blocks[0].mode == "none"), [])
+    return [_cost(name, blocks, plain) for name, blocks in zip(names, arms, strict=True)]
+
+
+def blocks_by_arm(result: ResultFile) -> list[list[TrainBlock]]:
+    """Return the blocks of each arm, in the order of `training_costs`."""
     arms: dict[str, list[TrainBlock]] = {}
     for block in result.training:
         arms.setdefault(json.dumps(_arm(block), sort_keys=True), []).append(block)
-    names = labels(blocks[0].setting for blocks in arms.values())
-    plain = next((blocks for blocks in arms.values() if blocks[0].mode == "none"), [])
-    return [_cost(name, blocks, plain) for name, blocks in zip(names, arms.values(), strict=True)]
+    return list(arms.values())
 
 
 def _arm(block: TrainBlock) -> list[Any]:
@@ -160,7 +173,7 @@ def _steps(blocks: Sequence[TrainBlock], *, persisting: bool) -> list[float]:
 def write(result: ResultFile, form: DocumentFormat, stream: TextIO) -> None:
     """Write heading, table and notes; or JSON: the arms with unrounded numbers, the run's plan."""
     if form is not DocumentFormat.JSON:
-        write_grids(form, [_heading(result)], [_grid(result)], _notes(result), stream)
+        write_grids(form, _words(result), [grid(result)], notes(result), stream)
         return
     document = {
         "schema": SCHEMA,
@@ -172,8 +185,57 @@ def write(result: ResultFile, form: DocumentFormat, stream: TextIO) -> None:
     write_json(document, stream)
 
 
-def _heading(result: ResultFile) -> str:
-    facts, plan = result.run.workload, result.run.plan
+def _words(result: ResultFile) -> Iterator[str]:
+    """Yield the answer in aligned lines, and the heading."""
+    lines = answer(result)
+    width = max((len(line.subject) for line in lines), default=0) + 2
+    for line in lines:
+        for number, text in enumerate(line.texts):
+            yield f"{'' if number else f'{line.subject}:':<{width}}{text}"
+    yield heading(result)
+
+
+def answer(result: ResultFile) -> list[Line]:
+    """Return the lines Overhead, Stall and Losses: the best arm and the worst one."""
+    costs = [cost for cost in training_costs(result) if cost.mode != "none"]
+    lines = [_overhead(costs), _stall(costs)]
+    wrong = [c.label for c in costs if not c.losses_equal or c.resumed_equal is False]
+    if wrong:
+        lines.append(Line("Losses", (f"checkpoints changed them: {', '.join(wrong)}",)))
+    return [line for line in lines if line.texts]
+
+
+def _overhead(costs: Sequence[TrainingCost]) -> Line:
+    """Return what checkpoints add to the wall clock: the least, and the most."""
+    known = [(cost.overhead, cost) for cost in costs if cost.overhead is not None]
+    known.sort(key=lambda one: one[0])
+    few = min((cost.pairs for _, cost in known), default=LEAST_SAMPLES)
+    start = f"undecided ({few_pairs(few)}): " if few < LEAST_SAMPLES else ""
+    texts = [f"{cost.label} {_spread(cost)}" for _, cost in (*known[:1], *known[1:][-1:])]
+    return Line(
+        "Overhead", tuple([f"{start}{texts[0]} of the wall clock", *texts[1:]] if texts else ())
+    )
+
+
+def _spread(cost: TrainingCost) -> str:
+    """Return `+13.2% (+6.5% to +14.8%)`."""
+    held = cost.overhead_interval
+    span = f" ({_percent(held.low)} to {_percent(held.high)})" if held else ""
+    return f"{_percent(cost.overhead)}{span}"
+
+
+def _stall(costs: Sequence[TrainingCost]) -> Line:
+    """Return for how long a checkpoint stops training: the shortest, and the longest."""
+    known = sorted((cost.stall_s, cost.label) for cost in costs if cost.stall_s is not None)
+    texts = [
+        f"{label} {format_seconds(stall_s)}" for stall_s, label in (*known[:1], *known[1:][-1:])
+    ]
+    return Line("Stall", tuple([f"{texts[0]} at each checkpoint", *texts[1:]] if texts else ()))
+
+
+def heading(result: ResultFile) -> str:
+    """Return workload, size and interval of the checkpoints, and the length of a block."""
+    facts, plan = result.run.workload, _plan(result)
     every = "step" if plan["every"] == 1 else f"{plan['every']} steps"
     return (
         f"{facts.name}: checkpoints of {format_size(facts.bytes)} every {every}, "
@@ -181,7 +243,20 @@ def _heading(result: ResultFile) -> str:
     )
 
 
-def _grid(result: ResultFile) -> Grid:
+def _plan(result: ResultFile) -> Mapping[str, Any]:
+    """Return the plan. Raises ResultFileError unless it has the numbers of a training."""
+    plan = result.run.plan
+    for name in ("every", "steps", "simulated_s", "memcpy_bytes_per_s"):
+        if not isinstance(plan.get(name), int | float):
+            raise ResultFileError(
+                f"{result.path}: {name} of its plan must be a number, and is "
+                f"{plan.get(name)!r:.40}; take an unedited copy of the file"
+            )
+    return plan
+
+
+def grid(result: ResultFile) -> Grid:
+    """Return the table of costs."""
     costs = training_costs(result)
     forms = {
         name: duration_form(getattr(cost, name) or 0.0 for cost in costs) for name in _DURATIONS
@@ -221,8 +296,9 @@ def _row(cost: TrainingCost, forms: Mapping[str, DurationForm]) -> Iterator[str]
     yield _yes(cost.resumed_equal)
 
 
-def _notes(result: ResultFile) -> Iterator[str]:
-    plan = result.run.plan
+def notes(result: ResultFile) -> Iterator[str]:
+    """Yield how the steps were paced, and what the figures are compared with."""
+    plan = _plan(result)
     if plan["simulated_s"]:
         scaled = ", scaled as its checkpoint is" if plan.get("step_scaled") else ""
         # In older records forward and backward take all of it, and the update is added to it.

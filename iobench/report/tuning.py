@@ -16,7 +16,7 @@ from iobench.tune.outcome import Outcome, Standing
 from iobench.tune.tuning import Tuning
 from iobench.units import format_seconds, format_size
 
-__all__ = ["SCHEMA", "write_document", "write_table"]
+__all__ = ["SCHEMA", "grid", "notes", "write_document", "write_table"]
 
 SCHEMA = "iobench.tuning/1"
 
@@ -26,6 +26,18 @@ _DROPPED_FIRST = (6, 7, 8, 5, 3)  # CPU, memory, samples, both intervals
 
 def write_table(outcome: Outcome, tuning: Tuning, header: TuningRecord, stream: TextIO) -> None:
     """Write heading, the confirmed settings, and the notes of `notes`."""
+    size = tuning.actual_bytes(outcome.size_bytes)
+    heading = (
+        f"{tuning.workload.name}, rank {tuning.asked.rank}: the best setting for "
+        f"{outcome.objective.goal}, confirmed with {format_size(size)} of "
+        f"{format_size(tuning.full_bytes)}",
+        f"{machine_words(header)}, {storage_words(header)}",
+    )
+    write_grids_as_table(heading, [grid(outcome, size)], notes(outcome), stream)
+
+
+def grid(outcome: Outcome, size_bytes: int) -> Grid:
+    """Return the table of the confirmed settings. `size_bytes` is that of a checkpoint."""
     goal, standings = outcome.objective.goal, outcome.standings()
     pairs = [one.over_baseline.ratio.samples for one in standings if one.over_baseline]
     columns = (
@@ -40,16 +52,8 @@ def write_table(outcome: Outcome, tuning: Tuning, header: TuningRecord, stream: 
         ("samples", True),
         ("verdict", False),
     )
-    rows = [_row(one, outcome, tuning) for one in standings]
-    size = tuning.actual_bytes(outcome.size_bytes)
-    heading = (
-        f"{tuning.workload.name}, rank {tuning.asked.rank}: the best setting for {goal}, "
-        f"confirmed with {format_size(size)} of {format_size(tuning.full_bytes)}",
-        f"{machine_words(header)}, {storage_words(header)}",
-    )
-    write_grids_as_table(
-        heading, [Grid(columns=columns, rows=rows, drop=_DROPPED_FIRST)], notes(outcome), stream
-    )
+    rows = [_row(one, outcome, size_bytes) for one in standings]
+    return Grid(columns=columns, rows=rows, drop=_DROPPED_FIRST)
 
 
 def write_document(outcome: Outcome, tuning: Tuning, header: TuningRecord, stream: TextIO) -> None:
@@ -109,8 +113,7 @@ def notes(outcome: Outcome) -> Iterator[str]:
         yield f"left out: {line}"
 
 
-def _row(one: Standing, outcome: Outcome, tuning: Tuning) -> list[str]:
-    size = tuning.actual_bytes(outcome.size_bytes)
+def _row(one: Standing, outcome: Outcome, size: int) -> list[str]:
     show, interval = outcome.objective.show, one.interval
     over = one.over_baseline
     return [

@@ -12,6 +12,7 @@ from iobench.report.ceiling import NO_JOB, Ceiling
 from iobench.report.grid import Grid
 from iobench.report.summary import Report, Summary
 from iobench.report.winners import RANKED
+from iobench.results import Run
 from iobench.results.labels import common_axes
 from iobench.units import GIB, count_of, format_rate, format_size
 
@@ -24,6 +25,7 @@ __all__ = [
     "heading",
     "phases",
     "urgent_notes",
+    "verdict_style",
 ]
 
 # Header, and whether its cells are figures. A narrow header may be broken at its line break.
@@ -80,10 +82,15 @@ def grid(report: Report, *, details: bool = False) -> Grid:
         columns=tuple(headers[name] for name in shown),
         rows=[[row[name] for name in shown] for row in rows],
         drop=tuple(shown.index(name) for name in _DROPPED_FIRST if name in shown),
-        styles=tuple(_STYLES[VerdictStatus(one.verdict)] for one in report.summaries)
+        styles=tuple(verdict_style(one.verdict) for one in report.summaries)
         if "verdict" in shown
         else (),
     )
+
+
+def verdict_style(verdict: str) -> str:
+    """Return the style of a verdict in the last cell of a row."""
+    return _STYLES[VerdictStatus(verdict)]
 
 
 def cells(summary: Summary) -> dict[str, str]:
@@ -151,7 +158,7 @@ def urgent_notes(report: Report) -> list[str]:
     return [*_failure_lines(report), *fio, *_reason_lines(report, bad)]
 
 
-def environment_line(report: Report) -> str:
+def environment_line(report: Report | Run) -> str:
     """Return host, kernel, CPU, memory, GPUs and storage in one line, without unknown facts."""
     machine = report.environment.machine
     cpu, memory = part_of(machine, "cpu"), part_of(machine, "memory")

@@ -22,7 +22,8 @@ _LONGEST_LINE_BYTES = 16 * 2**20
 _OTHERS = {
     "iobench.tune/": (
         "a journal of iobench autotune",
-        "iobench autotune --resume {path} continues it",
+        "iobench report {path} -o FILE.html shows it, and iobench autotune --resume {path} "
+        "continues it",
     ),
     "iobench.benchmark/": (
         "a record of a script in benchmarks/",

@@ -174,10 +174,10 @@ class Series:
 class Stored:
     """What the files of a checkpoint looked like right after an operation, outside its clock.
 
-    `problems`: files that are missing, not regular (links count), of another size than was
-    reported, with holes, on another file system or changed after the save, in words.
-    `unsynced_bytes`: in the page cache, dirty or under write-back; None where
-    the kernel cannot say, and `unseen` is the reason then. `flushed`: whether the device flushed
+    `problems`, in words: files that are missing, not regular (links count), of another size than
+    was reported, with holes, on another file system or changed after the save, and mount points.
+    `unsynced_bytes`: in the page cache, dirty or under write-back; None where the kernel cannot
+    say, and `unseen` is the reason then. `flushed`: whether the device flushed
     its cache before the writer of a save returned; None where the kernel does not count that.
     """
 
@@ -203,11 +203,12 @@ class Sample(HasSetting):
     `order` is the position within the repetition. `bytes`, `cpu_s`, `paths` and counts are sums
     over all `numjobs` processes. `elapsed_s` ends when the last byte is durable (save) or in memory
     (restore); `last_done_s` is the same. `first_done_s` ends when the first process has its own
-    files durable, or in memory; for one process it equals `last_done_s`. `cpu_s` is of these
-    processes, `system_cpu_s` of the whole machine. `decisions` counts operations by path and reason
-    for writers that choose. `stored` is None for an object store, and in records from before the
-    field. `durable` is what the writer said of its save. `stores` is False for a writer that stores
-    nothing and only measures the harness.
+    files durable, or in memory; for one process it equals `last_done_s`. `jobs_done_s` has that
+    time of each of several processes, in their order; it is empty in older records. `cpu_s` is of
+    these processes, `system_cpu_s` of the whole machine. `decisions` counts operations by path and
+    reason for writers that choose. `stored` is None for an object store, and in records from before
+    the field. `durable` is what the writer said of its save. `stores` is False for a writer that
+    stores nothing and only measures the harness.
     """
 
     kind: ClassVar[str] = "sample"
@@ -221,6 +222,7 @@ class Sample(HasSetting):
     elapsed_s: float
     first_done_s: float
     last_done_s: float
+    jobs_done_s: tuple[float, ...] = field(default=(), metadata=IF_SET)
     phases_s: Mapping[str, float]
     paths: Mapping[str, PathCount]
     retries: int = 0
@@ -347,6 +349,8 @@ class TrainBlock:
     def __post_init__(self) -> None:
         _check_moved(self.bytes, self.wall_s)
         _check_time("started_at", self.started_at)
+        if len(self.step_s) != len(self.persisting):
+            raise ValueError("step_s and persisting must be of equal length")
 
 
 @dataclass(frozen=True, kw_only=True)

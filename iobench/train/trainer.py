@@ -71,7 +71,7 @@ class Trainer:
     def _step(self, before_update: Callable[[], None]) -> float:
         loss = self.model.loss(self._tokens())
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch
+        loss.backward()
         before_update()
         began_s = time.perf_counter()
         self.optimizer.step()

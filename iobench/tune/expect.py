@@ -25,10 +25,10 @@ def expected(tuning: Tuning) -> Budget:
     tuning would: UsageError for a budget that is too small, IobenchError when everything fails.
     """
     probed: dict[str, Measurement] = {}
-    with tuning.runner(time.perf_counter()) as rig:
+    with tuning.runner(time.perf_counter()) as runner:
         step = Step(phase="probe", round=0, size_bytes=tuning.sizes().probe, verify=True)
         for candidate in tuning.space.known:
-            measured = rig(candidate, step)
+            measured = runner(candidate, step)
             probed.setdefault(candidate.writer, measured)
             probed[candidate.label] = measured
     tuner = tuning.tuner(_Played(probed, step, tuning.objective, tuning.seed), _Silence())

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from iobench.errors import ResultFileError
 from iobench.results import utc_now
 from iobench.results.codec import from_plain, to_plain
 from iobench.results.writer import append_line
+from iobench.text import printable_values
 from iobench.tune.candidate import Candidate
 from iobench.tune.measurement import Measurement, Phase, Step
 
@@ -173,12 +174,17 @@ def check_new(path: Path) -> None:
 
 
 def read_journal(path: Path) -> tuple[TuningRecord, list[TrialRecord]]:
-    """Return header and measurements of the journal in `path`. Raises ResultFileError."""
-    header, trials, _ = _read(path)
+    """Return header and measurements of the journal in `path`, with control characters escaped.
+
+    Raises ResultFileError.
+    """
+    header, trials, _ = _read(path, printable_values)
     return header, trials
 
 
-def _read(path: Path) -> tuple[TuningRecord, list[TrialRecord], int]:
+def _read(
+    path: Path, clean: Callable[[Any], Any] = lambda values: values
+) -> tuple[TuningRecord, list[TrialRecord], int]:
     """Return the header, the trials, and the bytes of all complete lines."""
     try:
         data = path.read_bytes()
@@ -189,7 +195,7 @@ def _read(path: Path) -> tuple[TuningRecord, list[TrialRecord], int]:
     trials: list[TrialRecord] = []
     for number, line in enumerate(data[:whole].splitlines(), 1):
         try:
-            values = json.loads(line)
+            values = clean(json.loads(line))
             _check_schema(values)
             if header is None:
                 if values.get("kind") != TuningRecord.kind:

@@ -43,9 +43,9 @@ T = TypeVar("T")
 class RaceStatus(StrEnum):
     """Status of a contender in the race."""
 
-    RUNNING = "running"
+    RUNNING = "remaining"
     DROPPED = "shown worse"
-    CUT = "left behind"
+    CUT = "eliminated"
     OVER = "over a limit"
     FAILED = "failed"
 

@@ -75,7 +75,7 @@ class TrialRunner:
         target.check()
         with ExitStack() as undo:
             scratch, monitor = undo.enter_context(target.scratch()), target.monitor()
-            rig = cls(
+            runner = cls(
                 target=target,
                 opened=OpenTarget(
                     scratch=scratch,
@@ -89,8 +89,8 @@ class TrialRunner:
                 seed=seed,
                 pool_bytes=pool_bytes,
             )
-            rig._mark_s = began_s
-            yield rig
+            runner._mark_s = began_s
+            yield runner
 
     def __call__(self, candidate: Candidate, step: Step) -> Measurement:
         """Make one trial. An error of the candidate is in its measurement.

@@ -19,7 +19,6 @@ from iobench.tune.measurement import Measure
 from iobench.tune.objective import Objective
 from iobench.tune.outcome import Outcome
 from iobench.tune.race import Race
-from iobench.tune.refine import MISSING, Refiner, optuna_missing
 from iobench.tune.rounds import ROUNDS, Rounds, TuningProgress
 from iobench.tune.sizes import TuningSizes
 from iobench.tune.space import Space
@@ -155,14 +154,11 @@ class Tuner:
         latter in the same rounds, a writer that became slower between the rounds would hide which
         of its settings is better.
         """
-        refiners: dict[str, Refiner] = {}
-        if optuna_missing():
-            self.notes.append(MISSING)
         while True:
             leaders = self.race.ranked()[:2]
             starts = list(dict.fromkeys([*leaders, *self._family_leaders()]))
             count = min(_BATCH, self._affordable(until=0.0) - len(starts))
-            batch = self._near(starts, count, refiners)
+            batch = self._near(starts, count)
             if not batch:
                 return
             self.progress.phase(f"{len(batch)} settings near {', '.join(starts)}")
@@ -175,15 +171,10 @@ class Tuner:
             names = list(dict.fromkeys([*leaders, *bases, *(one.label for one in batch)]))
             if not self.rounds.rung("refine", self.sizes.small, until=0.0, names=names):
                 return
-            for one in batch:
-                if one.writer in refiners:
-                    refiners[one.writer].tell(one, self._score(one.label, leaders[0]))
             self.race.cut(2 * _FINALISTS, "others near the leaders did better")
 
-    def _near(
-        self, starts: Sequence[str], count: int, refiners: dict[str, Refiner]
-    ) -> list[Candidate]:
-        """Return at most `count` new settings: those near `starts`, then optuna's."""
+    def _near(self, starts: Sequence[str], count: int) -> list[Candidate]:
+        """Return at most `count` new settings near `starts`."""
         found: dict[str, Candidate] = {}
         for start in starts:
             for one in [
@@ -192,13 +183,6 @@ class Tuner:
             ]:
                 if len(found) < count and one.label not in self.race.trials:
                     found.setdefault(one.label, one)
-        writer = self.race.trials[starts[0]].candidate.writer
-        if len(found) < count and not optuna_missing():
-            if writer not in refiners:
-                refiners[writer] = self._refiner(writer)
-            known = self.race.trials.keys() | found.keys()
-            proposed = refiners[writer].propose(count - len(found), known)
-            found |= {one.label: one for one in proposed}
         return list(found.values())
 
     def _all_steps(self, start: str) -> list[Candidate]:
@@ -275,19 +259,6 @@ class Tuner:
         leader, *others = best.values()
         near = [name for name in others if self.race.estimated_ratio(name, leader) <= _NEAR]
         return [leader, *near]
-
-    def _refiner(self, writer: str) -> Refiner:
-        """Return a refiner that knows every setting that was raced."""
-        refiner = Refiner(self.space, writer, self.seed)
-        first = self.race.ranked()[0]
-        for name, trial in self.race.trials.items():
-            if trial.losses and trial.able and self.race.ratio(name, first) is not None:
-                refiner.tell(trial.candidate, self._score(name, first))
-        return refiner
-
-    def _score(self, name: str, leader: str) -> float:
-        ratio = self.race.ratio(name, leader)
-        return math.log(ratio) if ratio is not None else 1.0
 
     def _cost_of_confirming(self, size: int) -> Cost:
         """Return the expected cost of a confirmation at `size`, for any contenders."""

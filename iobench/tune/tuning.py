@@ -79,7 +79,7 @@ class TuningRequest:
         )
 
     def budget(self) -> Budget:
-        """Return the budget, of which nothing is spent. Raises OptionError if it has nothing."""
+        """Return the unspent budget. Raises OptionError if it is empty."""
         return Budget(max_s=self.max_s, max_bytes=self.max_bytes)
 
 
@@ -246,7 +246,7 @@ def run_tuning(
     however it ends.
     """
     recorded = deque(journal.trials)
-    with tuning.runner(began_s) as rig:
+    with tuning.runner(began_s) as runner:
 
         def measure(candidate: Candidate, step: Step) -> Measurement:
             if recorded:
@@ -257,7 +257,7 @@ def run_tuning(
                         f"writers (it was written by {journal.header.iobench}); start anew"
                     )
                 return known.measured
-            measured = rig(candidate, step)
+            measured = runner(candidate, step)
             journal.write(TrialRecord.of(candidate, step, measured))
             return measured
 

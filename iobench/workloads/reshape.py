@@ -84,11 +84,11 @@ class Shape:
     @classmethod
     def parse(cls, serializer: str | None, granularity: str | None) -> Self:
         """Parse `--serializer` and `--granularity`. Raises UnknownNameError, OptionError."""
-        known = get_args(FileFormat)
+        known: dict[str, FileFormat] = {name: name for name in get_args(FileFormat)}
         if serializer is not None and serializer not in known:
             raise UnknownNameError("serializer", serializer, known)
         return cls(
-            serializer=serializer,  # type: ignore[arg-type]
+            serializer=None if serializer is None else known[serializer],
             granularity=None if granularity is None else Granularity.parse(granularity),
         )
 

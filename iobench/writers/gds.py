@@ -10,7 +10,7 @@ from pathlib import Path
 
 from iobench import linux
 from iobench.errors import TransferError, UnavailableError
-from iobench.units import GIB, KIB, MIB
+from iobench.units import MIB
 from iobench.writers.availability import Availability
 from iobench.writers.blocks.workers import Blocks
 from iobench.writers.device.base import Device, DeviceBytes
@@ -22,7 +22,7 @@ from iobench.writers.local.direct_file import DirectFile, round_up
 from iobench.writers.local.direct_io import read_on, written_on
 from iobench.writers.local.new_file import NewFile
 from iobench.writers.odirect import ODirectOptions, ODirectWriter
-from iobench.writers.options import WriterOptions, option
+from iobench.writers.options import WriterOptions, block_size_option, option
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter
 
@@ -35,12 +35,8 @@ _COMPAT = "cuFile compatibility mode"
 class GdsOptions(ODirectOptions):
     """Options of `gds`."""
 
-    block_size: int = option(
+    block_size: int = block_size_option(
         16 * MIB,
-        unit="bytes",
-        low=4 * KIB,
-        high=GIB,
-        multiple_of=4 * KIB,
         search=(MIB, 4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB),
         help="bytes of one cuFile write or read",
     )

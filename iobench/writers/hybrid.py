@@ -189,15 +189,18 @@ class HybridWriter(PosixWriter):
         return True
 
     def _receive(self, fd: int, image: FileImage, start: int, stop: int, meter: Meter) -> None:
+        first = start - start % linux.PAGE
         with self._file(fd, image.path, self._policy(), writing=False) as hybrid:
+            held = hybrid.held(Blocks(first, stop, self.options.block_size))
 
             def move(begin: int, end: int, engine: DirectEngine) -> None:
-                hybrid.read(Extent(image, max(begin, start), end, begin), engine)
+                part = Extent(image, max(begin, start), end, begin)
+                hybrid.read(part, engine, in_cache=begin in held)
 
             # Not for a read through the page cache, which needs the same free memory.
             prefault = hybrid.may_go_direct()
             with faulted_ahead(image, start, stop) if prefault else contextlib.nullcontext():
-                self._run(hybrid, start - start % linux.PAGE, stop, move, meter, writes=False)
+                self._run(hybrid, first, stop, move, meter, writes=False)
 
     def _run(
         self,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from iobench.units import GIB, KIB, MIB
+from iobench.units import MIB
 from iobench.writers.direct.base import DirectWriter
 from iobench.writers.direct.engine import BlockingEngine, DirectEngine
-from iobench.writers.options import WriterOptions, option
+from iobench.writers.options import WriterOptions, block_size_option, option
 from iobench.writers.transfer import Meter
 
 __all__ = ["ODirectOptions", "ODirectWriter"]
@@ -17,12 +17,8 @@ __all__ = ["ODirectOptions", "ODirectWriter"]
 class ODirectOptions(WriterOptions):
     """Options of `odirect`."""
 
-    block_size: int = option(
+    block_size: int = block_size_option(
         8 * MIB,
-        unit="bytes",
-        low=4 * KIB,
-        high=GIB,
-        multiple_of=4 * KIB,
         search=(MIB, 4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB, 64 * MIB),
         help="bytes of one direct write or read",
     )

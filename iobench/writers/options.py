@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Self, get_type_hints
 
 from iobench.errors import OptionError, UnknownNameError
-from iobench.units import format_size_exact, parse_size
+from iobench.units import GIB, KIB, format_size_exact, parse_size
 
-__all__ = ["OptionInfo", "WriterOptions", "option"]
+__all__ = ["OptionInfo", "WriterOptions", "block_size_option", "option"]
 
 _TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 
@@ -106,6 +106,12 @@ def option(
         "search": search,
     }
     return dataclasses.field(default=default, metadata=known)
+
+
+def block_size_option(default: int, *, search: tuple[int, ...], help: str) -> Any:  # noqa: A002 -- like `option`
+    """Declare the bytes of one operation: 4 KiB to 1 GiB, in multiples that every device takes."""
+    limits: dict[str, Any] = {"low": 4 * KIB, "high": GIB, "multiple_of": 4 * KIB}
+    return option(default, unit="bytes", search=search, help=help, **limits)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from iobench.units import GIB, KIB, MIB
+from iobench.units import KIB, MIB
 from iobench.writers.direct.base import DirectWriter
 from iobench.writers.direct.engine import DirectEngine
 from iobench.writers.direct.uring_engine import RingEngine, most_pieces
 from iobench.writers.direct.uring_queue import open_ring
-from iobench.writers.options import WriterOptions, option
+from iobench.writers.options import WriterOptions, block_size_option, option
 from iobench.writers.transfer import Meter
 
 __all__ = ["UringOptions", "UringWriter"]
@@ -23,12 +23,8 @@ class UringOptions(WriterOptions):
     iodepth: int = option(
         8, low=1, high=1024, search=(4, 8, 16, 32, 64), help="blocks in flight on each ring"
     )
-    block_size: int = option(
+    block_size: int = block_size_option(
         4 * MIB,
-        unit="bytes",
-        low=4 * KIB,
-        high=GIB,
-        multiple_of=4 * KIB,
         search=(512 * KIB, MIB, 2 * MIB, 4 * MIB, 16 * MIB),
         help="bytes of one write or read",
     )

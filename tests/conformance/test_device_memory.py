@@ -70,5 +70,9 @@ def test_buckets(checks: tuple[Check, ...], bucket: str) -> None:
     device = FakeDevice()
     kind = on_device(registry.writer_class("s3"), device, mixed=True)
     make = functools.partial(kind, part_size="5MiB")
-    target = lambda check: Bucket(f"{bucket}/device/{check}")  # noqa: E731
-    run_checks(checks, make, target, lambda: _expect_none_left(device))
+    run_checks(
+        checks,
+        make,
+        lambda check: Bucket(f"{bucket}/device/{check}"),
+        lambda: _expect_none_left(device),
+    )

@@ -37,7 +37,7 @@ def tmpfs(new_filesystem) -> Path:
 @pytest.mark.parametrize("item", writer_checks(large=True), ids=str)
 def test_large(item: Check, name: str, tmpfs: Path) -> None:
     """Each large claim holds for each writer that stores."""
-    make = lambda: registry.make(name)  # noqa: E731
+    make = functools.partial(registry.make, name)
     if not make().available(tmpfs).ok:
         pytest.skip(make().available(tmpfs).reason)
     item(make, tmpfs)

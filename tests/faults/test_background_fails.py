@@ -184,7 +184,7 @@ def test_collected_in_its_own_worker(
         written.set()
         return result
 
-    write, storage.write = storage.write, collecting  # type: ignore[method-assign]
+    write, storage.write = storage.write, collecting
     before = {*threading.enumerate()}  # also the one of pytest-timeout
     gc.disable()
     try:

@@ -48,7 +48,7 @@ for line in sys.stdin:
     directory, mode, size = line.split()
     child = os.fork()  # before torch has threads
     if not child:
-        faulthandler.dump_traceback_later(60, exit=True)  # one that hangs tells where
+        faulthandler.dump_traceback_later(60, exit=True)  # a child that hangs prints its stacks
         train(directory, mode, int(size))
     say("pid", child)
     _, status = os.waitpid(child, 0)

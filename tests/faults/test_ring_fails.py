@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.saves import save
 
 from iobench.errors import TransferError
 from iobench.testing import content
@@ -77,14 +78,6 @@ class _Nth:
             return self._result if self._left == -1 else count
 
 
-def _save(writer: Writer, directory: Path, how: str) -> None:
-    if how == "write":
-        writer.write(FileImage.of("model", [_DATA]), directory)
-        return
-    with writer.open(directory / "model") as stream:
-        stream.write(_DATA)
-
-
 @pytest.mark.parametrize("how", ["write", "stream"])
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("nth", [0, 15, _BLOCKS - 2])
@@ -95,11 +88,11 @@ def test_a_failed_write(
     (tmp_path / "model").write_bytes(b"the last good one")
     meddle(_Nth(nth, -number))
     with pytest.raises(TransferError) as caught:
-        _save(writer, tmp_path, how)
+        save(writer, how, tmp_path, _DATA)
     assert (caught.value.errno, caught.value.filename) == (number, str(tmp_path / "model"))
     assert names(tmp_path) == {"model"}
     assert (tmp_path / "model").read_bytes() == b"the last good one"
-    _save(writer, tmp_path, how)
+    save(writer, how, tmp_path, _DATA)
     assert (tmp_path / "model").read_bytes() == _DATA.tobytes()
 
 
@@ -114,7 +107,7 @@ def test_short_and_put_off(writer: Writer, meddle, tmp_path: Path, how: str) -> 
             return min(count, next(turns, count))
 
     meddle(changed)
-    _save(writer, tmp_path, how)
+    save(writer, how, tmp_path, _DATA)
     assert (tmp_path / "model").read_bytes() == _DATA.tobytes()
     assert next(turns, None) is None
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from aiofiles.threadpool.binary import AsyncFileIO
+from support.saves import save
 
 from iobench.errors import TransferError
 from iobench.testing import content
@@ -66,14 +67,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__
 
 
-def _save(writer: Writer, directory: Path, how: str) -> None:
-    if how == "write":
-        writer.write(FileImage.of("model", [_DATA]), directory)
-        return
-    with writer.open(directory / "model") as stream:
-        stream.write(_DATA)
-
-
 @pytest.mark.parametrize("how", ["write", "stream"])
 @pytest.mark.parametrize("nth", [0, 15, _BLOCKS - 1])
 def test_a_failing_block(
@@ -87,12 +80,12 @@ def test_a_failing_block(
     with pytest.MonkeyPatch.context() as patch:
         _break(patch, writer.name, "write", nth, cause)
         with pytest.raises(TransferError) as caught:
-            _save(writer, tmp_path, how)
+            save(writer, how, tmp_path, _DATA)
     assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(tmp_path / "model"))
     assert cause in _causes(caught.value)
     assert names(tmp_path) == {"model"}
     assert (tmp_path / "model").read_bytes() == b"the last good one"
-    _save(writer, tmp_path, how)
+    save(writer, how, tmp_path, _DATA)
     assert (tmp_path / "model").read_bytes() == _DATA.tobytes()
 
 
@@ -112,10 +105,10 @@ def test_a_failing_step(
         broken = _Nth(getattr(os, call), 0, OSError(errno.EIO, "I/O error"), itertools.count())
         patch.setattr(os, call, broken)
         with pytest.raises(TransferError) as caught:
-            _save(writer, tmp_path, how)
+            save(writer, how, tmp_path, _DATA)
     assert caught.value.errno == errno.EIO
     assert names(tmp_path) == set()
-    _save(writer, tmp_path, how)
+    save(writer, how, tmp_path, _DATA)
     assert (tmp_path / "model").read_bytes() == _DATA.tobytes()
 
 
@@ -136,9 +129,9 @@ def test_other_failures_go_through(
     with pytest.MonkeyPatch.context() as patch:
         _break(patch, writer.name, "write", nth, kind())
         with pytest.raises(kind):
-            _save(writer, tmp_path, how)
+            save(writer, how, tmp_path, _DATA)
     assert names(tmp_path) == set()
-    _save(writer, tmp_path, how)
+    save(writer, how, tmp_path, _DATA)
     assert (tmp_path / "model").read_bytes() == _DATA.tobytes()
 
 

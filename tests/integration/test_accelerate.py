@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import subprocess
 import sys
 import warnings
@@ -14,10 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.recording import Recording
 
-from iobench.errors import SaveError, TransferError, UsageError
-from iobench.writers.odirect import ODirectWriter
-from iobench.writers.transfer import Transfer
+from iobench.errors import SaveError, UsageError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -27,28 +25,6 @@ with warnings.catch_warnings():
     from iobench.integrations.accelerate import attach, detach
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the warnings of others
-
-
-class Recording(ODirectWriter):
-    """Records which files it wrote and read; may fail, or kill its process, at one of them."""
-
-    def __init__(self, *, fails: str = "", dies: str = "") -> None:
-        super().__init__()
-        self.written: list[str] = []
-        self.read_: list[str] = []
-        self.fails, self.dies = fails, dies
-
-    def write(self, image: Any, target: Any, **options: Any) -> Transfer:
-        if image.path == self.fails:
-            raise TransferError(28, "No space left on device", image.path)
-        if image.path == self.dies:
-            os.kill(os.getpid(), signal.SIGKILL)
-        self.written.append(image.path)
-        return super().write(image, target, **options)
-
-    def read(self, image: Any, target: Any, **options: Any) -> Transfer:
-        self.read_.append(image.path)
-        return super().read(image, target, **options)
 
 
 class Counter:
@@ -199,7 +175,7 @@ def test_automatic_names(tmp_path: Path) -> None:
 _RANKS = """
 import sys, warnings
 warnings.simplefilter("ignore")
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from test_accelerate import *
 job, writer = Job(), Recording()
 attach(job.accelerator, writer)
@@ -215,7 +191,11 @@ job.accelerator.save_state({place!r})
 def test_two_ranks_killed_in_the_middle_of_a_save(tmp_path: Path) -> None:
     """Both save to one directory; the one of before is whole, and the next save clears up."""
     place, script = tmp_path / "run" / "last", tmp_path / "script.py"
-    script.write_text(_RANKS.format(tests=str(Path(__file__).parent), place=str(place)))
+    script.write_text(
+        _RANKS.format(
+            tests=[str(Path(__file__).parent), str(Path(__file__).parents[1])], place=str(place)
+        )
+    )
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
         [*launch, str(script)],

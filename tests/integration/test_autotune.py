@@ -89,8 +89,10 @@ def check(document: dict[str, Any], output: Path) -> None:
 
 def test_on_a_file_system(tune: Tune, target: Path, output: Path) -> None:
     """The writer of the file takes the measured path; no other file is left."""
-    document = tune(target, "--writer", "buffered,odirect")
+    page = output.with_name("report.html")
+    document = tune(target, "--writer", "buffered,odirect", "--report", page)
     check(document, output)
+    assert f"{document['chosen']} at " in page.read_text()
     assert os.listdir(target) == []
     tuned = read_config(output).tuned
     assert tuned is not None
@@ -398,6 +400,7 @@ def refused(
         (2, "--max-cpu must be above zero and finite, and is inf", ("--max-cpu", "inf")),
         (2, "no such directory", ("--target", "/nowhere/at/all")),
         (2, "unknown workload", ("-w", "lama7b")),
+        (2, "rank 3071 writes no files", ("-w", "synthetic-1t", "--rank", "3071")),
         (2, "Give --nodes", ("--objective", "goodput")),
         (2, "--nodes needs --objective goodput", ("--nodes", "8")),
         (2, "leave out --restart", ("--restart", "1min")),

@@ -205,7 +205,7 @@ def test_what_answers_at_once_imports_nothing_heavy(arguments: list[str], tmp_pa
         "from iobench.cli.main import run\n"
         "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n"
         "    run()\n"
-        "print(*({'torch', 'pandas', 'boto3', 'plotly', 'optuna'} & {*sys.modules}))\n"
+        "print(*({'torch', 'pandas', 'boto3', 'plotly'} & {*sys.modules}))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
@@ -404,6 +404,9 @@ def test_a_run_in_a_terminal(tiny_path: Path, target: Path, tmp_path: Path) -> N
         (("--size", "4iB"), ("not a size",)),
         (("--size", "1k"), ("the smallest is",)),
         (("--pool", "none"), ("not a size",)),
+        (("--pool", "0"), ("--pool 0 B", "from 16.00 MiB to", "available")),
+        (("--pool", "999TiB"), ("--pool 999.00 TiB", "from 16.00 MiB to", "available")),
+        (("--pool", "63MiB", "--numjobs", "4"), ("16.00 MiB for each of 4 processes",)),
         (("--repeat", "0"), ("--repeat", "from 1 to 999999")),
         (("--repeat", "many"), ("--repeat",)),
         (("--format", "xml"), ("--format", "'table', 'json', 'csv', 'md'")),
@@ -428,6 +431,21 @@ def test_bad_arguments(
 ) -> None:
     """One line with the problem and the allowed values, exit code 2, no file."""
     refused(2, *arguments, words=words)
+
+
+@pytest.mark.parametrize(
+    "verb", ["run", "autotune", "train", "doctor", "writers", "reproduce async"]
+)
+def test_a_target_that_is_no_directory(iobench_inside: Command, tmp_path: Path, verb: str) -> None:
+    """Every verb refuses it with the same words, and what to do."""
+    (tmp_path / "file").touch()
+    for name, words in {
+        "missing": "no such directory; make it first",
+        "file": "is not a directory; name one",
+        "file/below": "cannot be reached (Not a directory)",
+    }.items():
+        done = iobench_inside(*verb.split(), "--target", tmp_path / name)
+        check(done, 2, f"iobench: --target {tmp_path / name}: {words}")
 
 
 def test_a_rank_that_writes_nothing(refused: Command) -> None:

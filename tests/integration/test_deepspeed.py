@@ -162,7 +162,7 @@ def test_only_engines(tmp_path: Path) -> None:
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A process group of this process only."""
     backend = importlib.import_module("deepspeed.comm.torch")
-    backend.build_shm_op = lambda: None  # type: ignore[attr-defined]  # takes a minute to compile
+    backend.build_shm_op = lambda: None  # takes a minute to compile
     os.environ["LOCAL_RANK"] = "0"
     store = tmp_path_factory.mktemp("store") / "store"
     torch.distributed.init_process_group(

@@ -19,7 +19,6 @@ from typer.testing import CliRunner, Result
 from iobench.cli.doctor import doctor
 from iobench.environment import DeviceMonitor, describe_storage
 from iobench.environment.advice import Advice
-from iobench.errors import TargetError
 from iobench.units import MIB
 
 _PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
@@ -66,14 +65,6 @@ def test_document_of_this_directory(tmp_path: Path) -> None:
     assert {probe["name"] for probe in document["probes"]} >= {"O_DIRECT", "eviction", "fsync"}
     failed = {f"probe.{probe['name']}" for probe in document["probes"] if not probe["ok"]}
     assert failed <= {item["subject"] for item in document["advice"]}
-
-
-def test_a_missing_directory_is_a_usage_error(tmp_path: Path) -> None:
-    """A target that is not there is refused with exit code 2 and a word on what to do."""
-    result = run_doctor("--target", str(tmp_path / "missing"))
-    assert isinstance(result.exception, TargetError)
-    assert result.exception.exit_code == 2
-    assert "create it first" in str(result.exception)
 
 
 def test_names_that_are_not_text(tmp_path: Path) -> None:

@@ -260,7 +260,7 @@ def test_every_order_of_imports(
     }
     for name, source in sources.items():
         (here / f"{name}.py").write_text(source + "\n")
-    told = "\nassert found and all(hasattr(one, '__wrapped__') for one in found), found\n"
+    check = "\nassert found and all(hasattr(one, '__wrapped__') for one in found), found\n"
     # Each order has a process without these packages, forked from one that has all others.
     driver = (
         "import os, sys, traceback, iobench.integrations.redirect.patches\n"
@@ -272,7 +272,7 @@ def test_every_order_of_imports(
         "        os._exit(0)\n"
         "    if os.wait()[1]:\n        print(name, flush=True)"
     )
-    programs = {name: code + told for name, code in ORDERS.items()}
+    programs = {name: code + check for name, code in ORDERS.items()}
     done = run(sys.executable, "-c", driver, repr(programs))
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     report = reported()

@@ -101,7 +101,7 @@ def start(target: Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-W", "error::ResourceWarning", "-m", "iobench", "run"),
-                *("-w", "llama7b", *size, "--target", target, "--pool", "16MiB"),
+                *("-w", "llama7b", *size, "--target", target, "--pool", "32MiB"),
                 *("--repeat", "1000", "-o", tmp_path / "run.jsonl", *arguments),
             ],
             stdout=subprocess.PIPE,
@@ -118,7 +118,7 @@ def start(target: Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
         process.communicate()
 
 
-def check_interrupted(process: Run, target: Path, record: Path) -> None:
+def check_interrupted(process: Run, target: Path, record: Path, report: Path | None = None) -> None:
     """Exit 130, what was measured, an empty target, no process left, and a record that says so."""
     stdout, stderr = process.communicate(timeout=_PATIENCE_S)
     assert process.returncode == 130, stderr
@@ -128,7 +128,8 @@ def check_interrupted(process: Run, target: Path, record: Path) -> None:
     assert bool(stdout) == measured
     lines = [line for line in stderr.splitlines() if not _PLAN.match(line)]
     assert lines[-1] == "iobench: interrupted; temporary files are removed"
-    assert lines[:-1] == ([f"record: {record}"] if measured else [])
+    written = [f"record: {record}", *([f"report: {report}"] if report else [])]
+    assert lines[:-1] == (written if measured else [])
     assert os.listdir(target) == []
     assert processes_in(target) == []
     end = read(record).end
@@ -220,11 +221,13 @@ def test_an_interrupt_while_it_plans(
 
 
 def test_a_lost_terminal(start: Callable[..., Run], target: Path, tmp_path: Path) -> None:
-    """SIGHUP, as when a connection breaks, cleans up as Ctrl-C does."""
-    process = start("--writer", "buffered", "--no-ceiling")
-    wait_for(lambda: in_restore(target), process)
+    """SIGHUP, as when a connection breaks, cleans up as Ctrl-C does. --report has what there is."""
+    page, record = tmp_path / "run.html", tmp_path / "run.jsonl"
+    process = start("--writer", "buffered", "--no-ceiling", "--report", str(page))
+    wait_for(lambda: in_restore(target) and '"kind": "sample"' in record.read_text(), process)
     process.send_signal(signal.SIGHUP)
-    check_interrupted(process, target, tmp_path / "run.jsonl")
+    check_interrupted(process, target, record, page)
+    assert "repetitions (interrupted)" in page.read_text()
 
 
 _LOSING = """
@@ -287,10 +290,24 @@ def test_nohup_is_honoured(iobench: Command, tiny_path: Path, target: Path, tmp_
     assert read(tmp_path / "run.jsonl").incomplete is None
 
 
+@pytest.fixture
+def another_run(iobench_inside: Command, tiny_path: Path, target: Path) -> Callable[[Path], None]:
+    """Makes one more run on the same target, which writes the given record."""
+
+    def run(record: Path) -> None:
+        done = iobench_inside(
+            *("run", "-w", tiny_path, "--target", target, "--writer", "buffered"),
+            *("--size", "full", "--no-ceiling", "--repeat", "1", "-o", record),
+        )
+        assert done.returncode == 0, done.stderr
+
+    return run
+
+
 def test_a_killed_runs_files_go_with_the_next_run(
     start: Callable[..., Run],
+    another_run: Callable[[Path], None],
     iobench_inside: Command,
-    tiny_path: Path,
     target: Path,
     tmp_path: Path,
 ) -> None:
@@ -304,29 +321,20 @@ def test_a_killed_runs_files_go_with_the_next_run(
     shown = iobench_inside("show", tmp_path / "run.jsonl")
     assert shown.returncode == 0
     assert "the run was killed or is still running" in shown.stderr
-    done = iobench_inside(
-        *("run", "-w", tiny_path, "--target", target, "--writer", "buffered", "--size", "full"),
-        *("--no-ceiling", "--repeat", "1", "-o", tmp_path / "next.jsonl"),
-    )
-    assert done.returncode == 0, done.stderr
+    another_run(tmp_path / "next.jsonl")
     assert os.listdir(target) == []
 
 
 def test_two_runs_at_once(
     start: Callable[..., Run],
-    iobench_inside: Command,
-    tiny_path: Path,
+    another_run: Callable[[Path], None],
     target: Path,
     tmp_path: Path,
 ) -> None:
     """A run does not take a live run's files for a killed one's."""
     process = start("--writer", "buffered", "--no-ceiling")
     wait_for(lambda: in_restore(target), process)
-    done = iobench_inside(
-        *("run", "-w", tiny_path, "--target", target, "--writer", "buffered", "--size", "full"),
-        *("--no-ceiling", "--repeat", "1", "-o", tmp_path / "other.jsonl"),
-    )
-    assert done.returncode == 0, done.stderr
+    another_run(tmp_path / "other.jsonl")
     assert len(os.listdir(target)) == 1
     process.send_signal(signal.SIGINT)
     check_interrupted(process, target, tmp_path / "run.jsonl")

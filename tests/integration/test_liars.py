@@ -89,6 +89,7 @@ def test_honest_writers_are_believed_on(
 
 
 @pytest.mark.root
+@pytest.mark.filterwarnings("ignore:no longer needed:RuntimeWarning")  # retention under Mounts
 @pytest.mark.parametrize("goal", ["save", "stall"])
 def test_a_tuning_eliminates_liars(
     goal: str,

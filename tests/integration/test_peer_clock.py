@@ -33,7 +33,7 @@ from iobench.units import KIB, MIB
 CONTENDERS = ("buffered", "peer:torch-save", "peer:dcp")
 PAUSE_S = 0.35
 LITTLE = 256 * KIB
-"""Reading a module, a manifest, names: what may be read or written beside the data."""
+"""Reading a module, a manifest, names: what may be read or written besides the data."""
 READING = 4 * KIB
 """What reading the counters themselves comes to."""
 MARK = 4 * MIB
@@ -100,7 +100,7 @@ class Stage:
             target=OpenTarget(
                 scratch=DirectoryScratch(directory=target),
                 monitor=NoDevice(),
-                sampler=self.watch,  # type: ignore[arg-type]
+                sampler=self.watch,
             ),
         )
         self.contender.warm_up(target / "warm-up")

@@ -72,7 +72,7 @@ def test_files_come_back(tmp_path: Path, name: str) -> None:
 def test_a_state_that_is_not_there(tmp_path: Path, name: str) -> None:
     """A restore of nothing raises, whatever the peer calls its error."""
     peer = usable(name, str(tmp_path))
-    with pytest.raises(Exception):  # noqa: B017, PT011
+    with pytest.raises(Exception):  # noqa: B017, PT011 -- each peer has its own
         peer.restore(str(tmp_path / "missing"), described(state()))
 
 

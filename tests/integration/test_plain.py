@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import gc
 import logging
 import os
@@ -438,6 +439,19 @@ def _listed(directory: Path) -> Any:
     }
 
 
+def _save_both(
+    directory: Path,
+    prepare: Callable[[Path], object],
+    stock: Callable[..., object],
+    ours: Callable[..., object],
+) -> None:
+    """Save over a prepared file in `stock` by the one, in `ours` by the other."""
+    for side, save in (("stock", stock), ("ours", functools.partial(ours, writer=WRITER))):
+        (directory / side).mkdir()
+        prepare(directory / side / "m.pt")
+        save({"a": torch.ones(9)}, directory / side / "m.pt")
+
+
 @pytest.mark.parametrize("kind", _OLD)
 @pytest.mark.parametrize("umask", [0o022, 0o077])
 def test_what_is_left_of_an_old_file(
@@ -447,13 +461,7 @@ def test_what_is_left_of_an_old_file(
     prepare, reason = _OLD[kind]
     before = os.umask(umask)
     try:
-        for side, save in (
-            ("stock", torch.save),
-            ("ours", lambda state, path: iobench.torch.save(state, path, writer=WRITER)),
-        ):
-            (tmp_path / side).mkdir()
-            prepare(tmp_path / side / "m.pt")
-            save({"a": torch.ones(9)}, tmp_path / side / "m.pt")
+        _save_both(tmp_path, prepare, torch.save, iobench.torch.save)
     finally:
         os.umask(before)
     assert _listed(tmp_path / "ours") == _listed(tmp_path / "stock")
@@ -490,13 +498,7 @@ def test_what_is_left_of_an_old_safetensors_file(kind: str, umask: int, tmp_path
     safetensors_transfer._stock_behaviour.cache_clear()  # as in a new process
     before = os.umask(umask)
     try:
-        for side, save in (
-            ("stock", safetensors.torch.save_file),
-            ("ours", lambda state, path: iobench.safetensors.save_file(state, path, writer=WRITER)),
-        ):
-            (tmp_path / side).mkdir()
-            prepare(tmp_path / side / "m.pt")
-            save({"a": torch.ones(9)}, tmp_path / side / "m.pt")
+        _save_both(tmp_path, prepare, safetensors.torch.save_file, iobench.safetensors.save_file)
     finally:
         os.umask(before)
         safetensors_transfer._stock_behaviour.cache_clear()

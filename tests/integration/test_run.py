@@ -233,11 +233,23 @@ def test_a_fio_that_fails(run: Command, fio_unknown: None, tmp_path: Path) -> No
     assert "no disk" in done.stdout
 
 
-def test_stdout_and_stderr(run: Command) -> None:
+def test_stdout_and_stderr(run: Command, tmp_path: Path) -> None:
     """Plan and progress are plain lines on stderr; stdout has the report without escape codes."""
-    done = run("--writer", "null", "--size", "full", "--no-ceiling")
+    page = tmp_path / "run.html"
+    done = run("--writer", "null", "--size", "full", "--no-ceiling", "--report", page)
     words = [line.split()[0] for line in done.stderr.splitlines()]
-    assert words == ["workload", "files", "writers", "target", "run", "1", "2", "record:"]
+    assert words == [
+        "workload",
+        "files",
+        "writers",
+        "target",
+        "run",
+        "1",
+        "2",
+        "record:",
+        "report:",
+    ]
+    assert "null is INVALID" in page.read_text()
     assert done.stdout.startswith("Save: no valid figure: null is INVALID\n\ntiny, rank 0: ")
     assert "\x1b" not in done.stdout + done.stderr
 

@@ -21,9 +21,9 @@ from iobench.writers.s3 import S3Writer
 
 
 class _Proxy(BaseHTTPRequestHandler):
-    """Forwards requests. With `lies` it answers a completion itself: 200 without a body.
+    """Forwards requests. With `lies`, the client gets 200 without a body for a completion.
 
-    The store gets the completion all the same, unless it is "kept back".
+    The store still gets the completion, unless it is "kept back".
     """
 
     protocol_version = "HTTP/1.1"
@@ -53,7 +53,7 @@ class _Proxy(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(answer)
 
-    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass_on  # noqa: N815
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass_on  # noqa: N815 -- names of http.server
 
 
 class _Server(ThreadingHTTPServer):

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,12 +66,12 @@ def test_a_bucket(iobench_inside: Command, tmp_path: Path, server: LocalS3) -> N
         assert server.access_key not in text
 
 
-def test_interrupted(tmp_path: Path, server: LocalS3) -> None:
-    """Ctrl-C removes objects and uploads, and exits with 130."""
-    target = f"{server.target}/interrupted"
+@contextmanager
+def _run_of_many(target: str, record: Path, server: LocalS3) -> Iterator[subprocess.Popen[str]]:
+    """A run of 50 repetitions, once it has restored."""
     command = [sys.executable, "-m", "iobench", *_RUN, "--writer", "s3", "--target", target]
     with subprocess.Popen(
-        [*command, "--repeat", "50", "-o", str(tmp_path / "run.jsonl")],
+        [*command, "--repeat", "50", "-o", record],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **server.environment},
@@ -78,9 +79,16 @@ def test_interrupted(tmp_path: Path, server: LocalS3) -> None:
         assert child.stderr is not None
         while " s3 restore:" not in child.stderr.readline():
             assert child.poll() is None
+        yield child
+
+
+def test_interrupted(tmp_path: Path, server: LocalS3) -> None:
+    """Ctrl-C removes objects and uploads, and exits with 130."""
+    target = f"{server.target}/interrupted"
+    with _run_of_many(target, tmp_path / "run.jsonl", server) as child:
         time.sleep(0.05)
         child.send_signal(signal.SIGINT)
-        rest = child.stderr.read()
+        _, rest = child.communicate()
     assert child.returncode == 130, rest
     with server.active():
         assert not Bucket(target).names()
@@ -90,16 +98,7 @@ def test_what_a_killed_run_left_is_removed(tmp_path: Path, server: LocalS3) -> N
     """kill -9 leaves objects and uploads, which the next run in that place removes. Those of a live
     run and of another machine stay."""
     target = f"{server.target}/killed"
-    command = [sys.executable, "-m", "iobench", *_RUN, "--writer", "s3", "--target", target]
-    with subprocess.Popen(
-        [*command, "--repeat", "50", "-o", str(tmp_path / "killed.jsonl")],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **server.environment},
-    ) as child:
-        assert child.stderr is not None
-        while " s3 restore:" not in child.stderr.readline():
-            assert child.poll() is None
+    with _run_of_many(target, tmp_path / "killed.jsonl", server) as child:
         with server.active():
             with target_of(target, [WriterContender(make("s3"))]).scratch():
                 alive = Bucket(target).names()  # the child's and our own

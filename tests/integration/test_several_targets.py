@@ -15,7 +15,7 @@ import pytest
 
 from iobench.bench.targets.scratch import PREFIX
 from iobench.environment import fio_version
-from iobench.results import read
+from iobench.results import ResultFile, read
 from iobench.testing import Bucket, LocalS3
 from iobench.units import MIB
 
@@ -33,7 +33,7 @@ def places(shared_filesystems: Callable[..., Path], target: Path) -> tuple[Path,
 def arguments(tiny_path: Path, *targets: object, repeat: int = 2) -> list[str]:
     names = ",".join(map(str, targets))
     return [
-        *("run", "-w", str(tiny_path), "--target", names, "--pool", "16MiB", "--size", "full"),
+        *("run", "-w", str(tiny_path), "--target", names, "--pool", "32MiB", "--size", "full"),
         *("--repeat", str(repeat)),
     ]
 
@@ -87,86 +87,45 @@ def test_a_directory_and_a_bucket(
     assert done.stdout.startswith("Target:  1 sample cannot name the faster one")
 
 
-_FILLING = """
-import os, sys
-from iobench.cli import main
-from iobench.writers.buffered import BufferedWriter as Buffered
-
-def write(self, image, target, **options):
-    if str(target).startswith(small) and "step-1-" in str(target):
-        with open(os.path.join(small, "filler"), "ab") as filler:
-            os.posix_fallocate(filler.fileno(), 0, free())
-    return real(self, image, target, **options)
-
-def free():
-    found = os.statvfs(small)
-    return max(found.f_bavail - 16, 1) * found.f_frsize
-
-small = sys.argv.pop(1)
-real, Buffered.write = Buffered.write, write
-main.run()
-"""
-
-
-@pytest.mark.root
-def test_a_disk_that_fills_up(
-    new_filesystem: Callable[..., Path], tiny_path: Path, target: Path, tmp_path: Path
-) -> None:
-    """In the second repetition: the other target is measured completely, and the exit code is 1."""
-    small, record = new_filesystem("tmpfs", 512 * MIB), tmp_path / "run.jsonl"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-c", _FILLING, small),
-            *arguments(tiny_path, target, small, repeat=3),
-            *("--writer", "buffered", "--no-ceiling", "-o", record),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=_PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 1, done.stderr
-    assert "No space left on device" in done.stderr.splitlines()[-1]
-    assert os.listdir(target) == []
-    assert os.listdir(small) == ["filler"]
-    result = read(record)
-    assert result.incomplete is None
-    (failure,) = result.failures
-    assert (failure.axes.target, failure.operation) == (str(small), "save")
-    saves = Counter(one.axes.target for one in result.samples if one.operation == "save")
-    assert saves == {str(target): 3, str(small): 1}
-    assert f"buffered target={small} save" in done.stdout
-
-
-_DYING = """
+_BREAKING = """
 import fcntl, os, struct, sys
 from iobench.cli import main
 from iobench.writers.buffered import BufferedWriter as Buffered
 
 def write(self, image, target, **options):
-    if str(target).startswith(dying) and "step-1-" in str(target):
-        fd = os.open(dying, os.O_RDONLY)
-        fcntl.ioctl(fd, 0x8004587D, struct.pack("I", 2))  # EXT4_IOC_SHUTDOWN: its device is gone
-        os.close(fd)
+    if str(target).startswith(broken) and "step-1-" in str(target):
+        BREAK()
     return real(self, image, target, **options)
 
-dying = sys.argv.pop(1)
+def fill():
+    with open(os.path.join(broken, "filler"), "ab") as filler:
+        found = os.statvfs(broken)
+        os.posix_fallocate(filler.fileno(), 0, max(found.f_bavail - 16, 1) * found.f_frsize)
+
+def shut_down():
+    fd = os.open(broken, os.O_RDONLY)
+    fcntl.ioctl(fd, 0x8004587D, struct.pack("I", 2))  # EXT4_IOC_SHUTDOWN: its device is gone
+    os.close(fd)
+
+broken = sys.argv.pop(1)
 real, Buffered.write = Buffered.write, write
 main.run()
 """
 
 
-@pytest.mark.root
-def test_a_disk_that_dies(
-    new_filesystem: Callable[..., Path], tiny_path: Path, target: Path, tmp_path: Path
-) -> None:
-    """In the second repetition: every row of its target fails, the others go on, exit code 1."""
-    lost, record = new_filesystem("ext4", 512 * MIB), tmp_path / "run.jsonl"
+def broken_run(
+    how: str, broken: Path, tiny_path: Path, target: Path, writers: str, record: Path
+) -> tuple[str, str, ResultFile]:
+    """A run on two targets; `how` breaks one of them in the second repetition.
+
+    The exit code is 1, and nothing is left in the other. Returns stdout, the last line of stderr,
+    and the record.
+    """
     done = subprocess.run(
         [
-            *(sys.executable, "-c", _DYING, lost),
-            *arguments(tiny_path, target, lost, repeat=3),
-            *("--writer", "buffered,uncached", "--no-ceiling", "-o", record),
+            *(sys.executable, "-c", _BREAKING.replace("BREAK", how), broken),
+            *arguments(tiny_path, target, broken, repeat=3),
+            *("--writer", writers, "--no-ceiling", "-o", record),
         ],
         capture_output=True,
         text=True,
@@ -175,9 +134,36 @@ def test_a_disk_that_dies(
     )
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
-    assert f"{lost}/{PREFIX}" in done.stderr.splitlines()[-1]  # what the next run removes
     assert os.listdir(target) == []
-    result = read(record)
+    return done.stdout, done.stderr.splitlines()[-1], read(record)
+
+
+@pytest.mark.root
+def test_a_disk_that_fills_up(
+    new_filesystem: Callable[..., Path], tiny_path: Path, target: Path, tmp_path: Path
+) -> None:
+    """In the second repetition: the other target is measured completely, and the exit code is 1."""
+    small, record = new_filesystem("tmpfs", 512 * MIB), tmp_path / "run.jsonl"
+    stdout, error, result = broken_run("fill", small, tiny_path, target, "buffered", record)
+    assert "No space left on device" in error
+    assert os.listdir(small) == ["filler"]
+    assert result.incomplete is None
+    (failure,) = result.failures
+    assert (failure.axes.target, failure.operation) == (str(small), "save")
+    saves = Counter(one.axes.target for one in result.samples if one.operation == "save")
+    assert saves == {str(target): 3, str(small): 1}
+    assert f"buffered target={small} save" in stdout
+
+
+@pytest.mark.root
+def test_a_disk_that_dies(
+    new_filesystem: Callable[..., Path], tiny_path: Path, target: Path, tmp_path: Path
+) -> None:
+    """In the second repetition: every row of its target fails, the others go on, exit code 1."""
+    lost, record = new_filesystem("ext4", 512 * MIB), tmp_path / "run.jsonl"
+    writers = "buffered,uncached"
+    stdout, error, result = broken_run("shut_down", lost, tiny_path, target, writers, record)
+    assert f"{lost}/{PREFIX}" in error  # what the next run removes
     failed = {(one.writer, one.axes.target) for one in result.failures}
     assert failed == {("buffered", str(lost)), ("uncached", str(lost))}
     either = ("Input/output error", "Read-only file system")  # after the kernel's own abort
@@ -187,7 +173,7 @@ def test_a_disk_that_dies(
     )
     assert saves["buffered", str(target)] == saves["uncached", str(target)] == 3
     assert saves["buffered", str(lost)] == 1
-    assert f"buffered target={lost} save" in done.stdout
+    assert f"buffered target={lost} save" in stdout
 
 
 def test_one_interrupt_cleans_every_target(

@@ -9,6 +9,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -21,7 +23,7 @@ from typer.main import get_command
 import iobench.environment
 from iobench.bench import planning
 from iobench.bench.targets import directory
-from iobench.cli import s3
+from iobench.cli import main, s3
 from iobench.cli.main import app
 from iobench.errors import UnknownNameError
 from iobench.integrations.redirect import launch
@@ -177,24 +179,72 @@ def test_a_run_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     check_fits(shown, printed("show", "run.jsonl", columns=None)[0])
 
 
-@pytest.mark.parametrize(
+_FIRST = pytest.mark.parametrize(
     ("arguments", "first"),
     [
-        (("run", "nope"), "reading the workload and trying the writers ..."),
-        (("autotune", "nope"), "trying the writers ..."),
-        (("train", "nope"), "loading torch and trying the writers ..."),
-        (("reproduce", "nope"), "reading the claims ..."),
+        (("run", "nope"), ["reading the workload and trying the writers"]),
+        (("autotune", "nope"), ["loading torch", "trying the writers"]),
+        (("train", "nope"), ["loading torch and trying the writers"]),
+        (("reproduce", "nope"), ["reading the claims"]),
     ],
+    ids=lambda value: value[0],
 )
+
+
+@_FIRST
 def test_what_takes_a_while_says_so_first(
-    arguments: tuple[str, ...], first: str, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], first: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before it imports torch or looks at the target; the line is removed at the end."""
+    """Before it looks at the target; the line is removed at the end."""
     stderr = Output(terminal=True)
     with contextlib.redirect_stderr(stderr), pytest.raises(UnknownNameError):
         app(list(arguments), standalone_mode=False)
-    assert stderr.getvalue() == f"{first}\r\x1b[K"
+    assert stderr.getvalue() == "".join(f"{one} ...\r\x1b[K" for one in first)
     assert capsys.readouterr().out == ""
+
+
+_ENDS_AT_IMPORTS = """
+import os, sys
+
+class Ends:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("numpy", "torch", "pandas", "optuna", "boto3"):
+            os.write(2, b"import of " + name.encode())
+            os._exit(0)
+
+sys.meta_path.insert(0, Ends())
+from iobench.cli.main import run
+run()
+"""
+
+
+@_FIRST
+def test_the_first_line_comes_before_what_takes_long_to_load(
+    arguments: tuple[str, ...], first: list[str]
+) -> None:
+    """On a real terminal, from a new interpreter."""
+    ours, theirs = os.openpty()
+    with open(ours, "rb", buffering=0) as screen, open(theirs, "wb", buffering=0) as terminal:
+        command = [sys.executable, "-c", _ENDS_AT_IMPORTS, *arguments]
+        subprocess.run(command, stdout=terminal, stderr=terminal, check=True, timeout=60)
+        shown = screen.read(1000).decode()
+    assert shown.startswith(f"{first[0]} ...import of ")
+
+
+def test_an_error_fits() -> None:
+    """It is one line in a pipe, and wrapped on a terminal."""
+    message = "--max-time is too small for one round of 10 known settings and their confirmation"
+    shown = []
+    for terminal in (False, True):
+        stderr = Output(terminal=terminal)
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(stderr):
+            patch.setenv("COLUMNS", "80")
+            with pytest.raises(SystemExit, match="2"):
+                main._fail(f"{message}: at least 100 s; or choose fewer by --writer", 2)
+        shown.append(stderr.getvalue())
+    uncut, fitted = shown
+    assert (uncut.count("\n"), fitted.count("\n")) == (1, 2)
+    check_fits(fitted, uncut)
 
 
 def test_the_report_of_autotune_fits(monkeypatch: pytest.MonkeyPatch) -> None:

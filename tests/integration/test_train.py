@@ -64,6 +64,7 @@ def test_turns(iobench_inside: Command, tiny_path: Path, target: Path, tmp_path:
     done = iobench_inside(
         *("train", "-w", tiny_path, "--target", target, "-o", record, "--size", "full", *SMALL),
         *("--writer", "buffered", "--mode", "sync", "--repeat", "2", "--format", "md"),
+        *("--report", tmp_path / "report.html"),
     )
     assert done.returncode == 0, done.stderr
     blocks = read(record).training
@@ -71,6 +72,7 @@ def test_turns(iobench_inside: Command, tiny_path: Path, target: Path, tmp_path:
     assert [(block.repetition, block.order) for block in blocks] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert [block.resumed_equal for block in blocks] == [None, True, None, None]
     assert "| buffered sync |" in done.stdout
+    assert 'data-chart="steps-2"' in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize("every", ["2xpersist", "3.5%"])

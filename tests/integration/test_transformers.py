@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -19,10 +18,9 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from support.recording import Recording
 
-from iobench.errors import SaveError, TransferError, UsageError
-from iobench.writers.odirect import ODirectWriter
-from iobench.writers.transfer import Transfer
+from iobench.errors import SaveError, UsageError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -41,28 +39,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-class Recording(ODirectWriter):
-    """Records the files that it writes and reads; may fail, or kill its process, at one of them."""
-
-    def __init__(self, *, fails: str = "", dies: str = "") -> None:
-        super().__init__()
-        self.written: list[str] = []
-        self.read_: list[str] = []
-        self.fails, self.dies = fails, dies
-
-    def write(self, image: Any, target: Any, **options: Any) -> Transfer:
-        if image.path == self.fails:
-            raise TransferError(28, "No space left on device", image.path)
-        if image.path == self.dies:
-            os.kill(os.getpid(), signal.SIGKILL)
-        self.written.append(image.path)
-        return super().write(image, target, **options)
-
-    def read(self, image: Any, target: Any, **options: Any) -> Transfer:
-        self.read_.append(image.path)
-        return super().read(image, target, **options)
 
 
 class Ours(WriterMixin, Trainer):
@@ -299,7 +275,7 @@ _KILLED = """
 import sys, warnings
 from pathlib import Path
 warnings.simplefilter("ignore")
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from test_transformers import Recording, patch, trainer
 made = trainer(Path({directory!r}))
 patch(made, writer=Recording())
@@ -318,7 +294,9 @@ def test_killed_in_the_middle_of_a_save(
 ) -> None:
     """No incomplete checkpoint is found; the resumed run cleans up and ends with the same
     losses."""
-    code = _KILLED.format(tests=str(Path(__file__).parent), directory=str(tmp_path))
+    code = _KILLED.format(
+        tests=[str(Path(__file__).parent), str(Path(__file__).parents[1])], directory=str(tmp_path)
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )

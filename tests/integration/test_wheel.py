@@ -90,7 +90,7 @@ def test_citation() -> None:
 
 
 def test_run(installed: Path, tmp_path: Path) -> None:
-    """`iobench run` measures a named workload with no other packages."""
+    """`iobench run` measures a named workload with no other packages; `report` names its extra."""
     where = subprocess.run(
         [installed / "python", "-c", "import iobench; print(iobench.__file__)"],
         cwd=tmp_path,
@@ -109,4 +109,14 @@ def test_run(installed: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "buffered" in done.stdout
-    assert list(tmp_path.glob("results/*.jsonl"))
+    (record,) = tmp_path.glob("results/*.jsonl")
+    refused = subprocess.run(
+        [installed / "iobench", "report", record, "-o", "a.html"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert refused.returncode == 3
+    assert refused.stderr.endswith(" is not installed. Type: pip install 'iobench[report]'.\n")
+    assert refused.stderr.count("\n") == 1

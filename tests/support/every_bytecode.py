@@ -101,7 +101,7 @@ class Tracer:
                 call()
             finally:
                 sys.settrace(None)
-                threading.settrace(None)  # type: ignore[arg-type]
+                threading.settrace(None)
 
         return raised_within(SOON_S, traced)
 

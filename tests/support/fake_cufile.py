@@ -97,7 +97,7 @@ class FakeCuFile:
 
     Descr, StatsLevel3 = _Descr, _StatsLevel3
     FileHandleType, BoolConfigParameter, OpError = _FileHandleType, _BoolConfigParameter, _OpError
-    cuFileError = _CuFileError  # noqa: N815
+    cuFileError = _CuFileError  # noqa: N815 -- cuFile's name
 
     def __init__(
         self,

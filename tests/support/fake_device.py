@@ -221,7 +221,7 @@ def on_device(writer_class: type[Writer], device: Any, *, mixed: bool = False) -
     segment stays on the host. `device` has `upload` and `download` like FakeDevice.
     """
 
-    class OnDevice(writer_class):  # type: ignore[valid-type, misc]
+    class OnDevice(writer_class):
         def write(self, image: FileImage, target: str | Path, **how: bool) -> Transfer:
             return cast(Transfer, super().write(_lifted(image, device, mixed), target, **how))
 

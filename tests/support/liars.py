@@ -61,6 +61,10 @@ class Liar(BufferedWriter):
     """How the first reason of the verdict that names the lie begins."""
     lies_in: ClassVar[str] = "save"
 
+    def __init__(self, *given: Any, **values: Any) -> None:
+        super().__init__(*given, **values)
+        self._kept: dict[str, bytes] = {}  # by the path of its image
+
     def write(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
         return replace(super().write(image, target, **how), writer=self.name)
 
@@ -106,10 +110,6 @@ class Late(Liar):
     lie = "reserves the space, writes other bytes elsewhere, and these when they are asked for"
     reason = "files are not as saved"
 
-    def __init__(self, *given: Any, **values: Any) -> None:
-        super().__init__(*given, **values)
-        self._owed: dict[str, bytes] = {}
-
     def write(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
         meter, path = self._meter(), Path(target, image.path)
         data = _bytes_of(image)
@@ -120,14 +120,14 @@ class Late(Liar):
             other.write(data)
             other.flush()
             os.fsync(other.fileno())
-        self._owed[image.path] = data
+        self._kept[image.path] = data
         meter.count("buffered", len(data))
         return meter.transfer(self.name, "write", len(data), durable=True)
 
     def open_source(self, target: str | Path) -> Source:
-        for name in [name for name in self._owed if str(target).endswith(f"/{name}")]:
+        for name in [name for name in self._kept if str(target).endswith(f"/{name}")]:
             with Path(target).open("r+b") as file:
-                file.write(self._owed.pop(name))
+                file.write(self._kept.pop(name))
                 file.flush()
                 os.fsync(file.fileno())
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -172,10 +172,6 @@ class FromMemory(Liar):
     lie = "restores from memory while another process reads the file"
     reason = "the bytes did not come from the device"
     lies_in = "restore"
-
-    def __init__(self, *given: Any, **values: Any) -> None:
-        super().__init__(*given, **values)
-        self._kept: dict[str, bytes] = {}
 
     def write(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
         self._kept[image.path] = _bytes_of(image)
@@ -233,6 +229,21 @@ class Elsewhere(Liar):
         return done
 
 
+class Mounts(Liar):
+    name = "mounts"
+    lie = "writes the data to another directory, and mounts each file at its name"
+    reason = "files are not as saved"
+
+    def write(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
+        other = tempfile.mkdtemp(prefix="liar-", dir=Path(target).parent)
+        done = super().write(image, other, **how)
+        at = Path(target, image.path)
+        at.parent.mkdir(parents=True, exist_ok=True)
+        at.touch(exist_ok=False)
+        subprocess.run(["mount", "--bind", Path(other, image.path), at], check=True)
+        return done
+
+
 class InventsPhases(Liar):
     name = "invents-phases"
     lie = "reports ten times the phases that the clock can hold"
@@ -262,7 +273,7 @@ class InventsPaths(Liar):
 
 LIARS: tuple[type[Liar], ...] = (
     *(SkipsSync, AdmitsIt, WritesBack, Late, Unlinks, Garbage, FromMemory, OtherDevice, Elsewhere),
-    *(InventsPhases, NotANumber, InventsPaths),
+    *(Mounts, InventsPhases, NotANumber, InventsPaths),
 )
 
 

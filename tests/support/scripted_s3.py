@@ -129,7 +129,7 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(self.length)
         (fault or getattr(Handler, f"_{self.operation}"))(self, body)
 
-    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve  # noqa: N815
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve  # noqa: N815 -- names of http.server
 
     def answer(self, status: int, body: bytes = b"", /, **headers: str) -> None:
         """Send an answer. Underscores in the names of headers become dashes."""
@@ -270,7 +270,7 @@ def silence(handler: Handler, _: bytes) -> None:
     handler.reset()
 
 
-reset.unread = silence.unread = True  # type: ignore[attr-defined]
+reset.unread = silence.unread = True
 
 
 def _operation(method: str, query: dict[str, str]) -> str:

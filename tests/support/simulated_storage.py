@@ -94,9 +94,9 @@ class World:
     `rate` is the true rate of a setting, given the size of a trial and the usage before it.
     """
 
-    rate: Callable[[Candidate, int, Usage], float] = lambda one, size, usage: true_rate(one)  # noqa: ARG005
+    rate: Callable[[Candidate, int, Usage], float] = lambda one, *_: true_rate(one)
     noise: Callable[[random.Random], float] = lambda rng: rng.gauss(0, 0.05)
-    drift: Callable[[int], float] = lambda number: 0.0  # noqa: ARG005
+    drift: Callable[[int], float] = lambda _: 0.0
 
     def settled(self, candidate: Candidate) -> float:
         """Return the rate of large checkpoints once everything that can wear out is worn out."""
@@ -182,10 +182,10 @@ class SimulatedStorage:
 
     seed: int
     noise: Callable[[random.Random], float] = lambda rng: rng.gauss(0, 0.05)
-    drift: Callable[[int], float] = lambda number: 0.0  # noqa: ARG005
-    rate: Callable[[Candidate, int], float] = lambda candidate, number: true_rate(candidate)  # noqa: ARG005
-    error: Callable[[Candidate, Step], str | None] = lambda candidate, step: None  # noqa: ARG005
-    written_bytes: Callable[[int, bool], int] = lambda size, verify: size  # noqa: ARG005
+    drift: Callable[[int], float] = lambda _: 0.0
+    rate: Callable[[Candidate, int], float] = lambda candidate, _: true_rate(candidate)
+    error: Callable[[Candidate, Step], str | None] = lambda *_: None
+    written_bytes: Callable[[int, bool], int] = lambda size, _: size
     world: World | None = None
     asked: list[tuple[str, Step]] = field(default_factory=list)
 

@@ -13,29 +13,36 @@ import pytest
 
 from iobench.cli.deferred import load_when_used
 
-_HEAVY = ("torch", "boto3", "pandas", "plotly", "optuna")
-
-
-@pytest.mark.parametrize(
-    "module",
-    ["iobench", "iobench.errors", "iobench.units", "iobench.writers", "iobench.writers.registry"],
+_HEAVY = "torch boto3 pandas altair"
+_STEPS = (
+    ("import iobench, iobench.errors, iobench.units", f"{_HEAVY} numpy"),
+    ("from iobench import workloads; workloads.names()", f"{_HEAVY} numpy pydantic yaml"),
+    (
+        "from iobench import environment; environment.describe_machine()",
+        f"{_HEAVY} numpy rich typer",
+    ),
+    ("import iobench.results", f"{_HEAVY} numpy rich typer"),
+    ("import iobench.cli.show", f"{_HEAVY} numpy"),
+    (
+        "from iobench.writers import registry\n"
+        "for name in registry.names(): registry.make(name).available('.')",
+        _HEAVY,
+    ),
+    ("import iobench.writers.device.staging", _HEAVY),
 )
-def test_loads_nothing_heavy(module: str) -> None:
-    """In a fresh interpreter the module brings in no torch, boto3, pandas, plotly or optuna."""
-    code = f"import sys, {module}; print(*[m for m in {_HEAVY} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
+"""Each step, and the packages that it and all before it must not load."""
 
 
-def test_writers_are_light() -> None:
-    """Naming, making and probing every writer needs nothing heavy either."""
-    code = (
-        "import sys; from iobench.writers import registry; "
-        "[registry.make(name).available('.') for name in registry.names()]; "
-        f"print(*[m for m in {_HEAVY} if m in sys.modules])"
-    )
+def test_loads_nothing_heavy() -> None:
+    """In one fresh interpreter, step after step."""
+    code = f"""
+import sys
+for step, heavy in {_STEPS}:
+    exec(step)
+    print(step.splitlines()[0], [name for name in heavy.split() if name in sys.modules])
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
+    assert done.stdout.splitlines() == [f"{step.splitlines()[0]} []" for step, _ in _STEPS]
 
 
 def test_exec_makes_every_writer_without_numpy() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -106,18 +107,29 @@ class Counters:
 
     def __init__(self, device: Monitor, sampler: Sampler | None = None) -> None:
         self._device, self._sampler = device, sampler
+        self._check_at, self._check_s = math.inf, 0.0
         self._before = self._read()
         self._cpu_before = time.process_time()
         self._began = time.perf_counter()
 
     def elapsed_s(self) -> float:
-        """Seconds since the start."""
-        return time.perf_counter() - self._began
+        """Seconds since the start, without the check."""
+        return self._on_clock(time.perf_counter())
 
     def flushes(self) -> int | None:
-        """Return the flushes of the device since the start; None without a device."""
+        """Return the flushes of the device since the start; None without a device.
+
+        Call it once. The clock stops during this check, but only for the CPU time of this thread:
+        work that a writer left to other threads must not run while the clock stands still.
+        """
+        self._check_at, began_s = time.perf_counter(), time.thread_time()
         before, now = self._before.device, self._device.read()
+        self._check_s = time.thread_time() - began_s
         return now.flushes - before.flushes if now and before else None
+
+    def _on_clock(self, at_s: float) -> float:
+        """Return the seconds from the start to a moment of time.perf_counter, less the check."""
+        return at_s - self._began - min(max(0.0, at_s - self._check_at), self._check_s)
 
     def stop(self, others: Sequence[Usage] = ()) -> Counted:
         """Return the growth of all counters, with the usage of `others`.
@@ -125,7 +137,7 @@ class Counters:
         The clock is read first: reading the files of /proc takes time too.
         """
         elapsed = self.elapsed_s()
-        cpu = time.process_time() - self._cpu_before
+        cpu = time.process_time() - self._cpu_before - self._check_s
         before, now = self._before, self._read()
         moved = now.device - before.device if now.device and before.device else None
         own = {name: now.process[name] - before.process[name] for name in now.process}
@@ -162,7 +174,8 @@ class Counters:
         first, last = self._before.reading(source, 0.0), now.reading(source, elapsed_s)
         if first is None or last is None:
             return None
-        between = self._sampler.readings(self._began, self._began + elapsed_s)
+        end = self._began + elapsed_s + self._check_s
+        between = self._sampler.readings(self._began, end)
         since = [
             Reading(
                 at_s=at_s,
@@ -170,7 +183,7 @@ class Counters:
                 write_bytes=one.write_bytes - first.write_bytes,
             )
             for at_s, one in [
-                *((one.at_s - self._began, one) for one in between),
+                *((self._on_clock(one.at_s), one) for one in between),
                 (elapsed_s, last),
             ]
         ]

@@ -26,7 +26,7 @@ def deferred_interrupts() -> Iterator[None]:
         return
     caught: list[int] = []
 
-    def remember(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    def remember(number: int, _frame: FrameType | None) -> None:
         caught.append(number)
 
     before = {}

@@ -12,14 +12,15 @@ from typing import Any
 from iobench.bench.counters.monitor import Monitor
 from iobench.bench.targets.cold import make_cold
 from iobench.bench.targets.instruments import Instruments
-from iobench.bench.targets.scratch import require_directory, scratch_directory
+from iobench.bench.targets.scratch import remove_directory, scratch_directory
 from iobench.bench.targets.settle import Patience, settled
 from iobench.checkpoint.staged import StagedCheckpoint
 from iobench.environment import DeviceMonitor, describe_environment
+from iobench.environment.storage import check_directory
 from iobench.errors import TargetError
 from iobench.results.records import Cold
 from iobench.units import MIB
-from iobench.writers.local.deferred_free import remove_tree
+from iobench.writers.local.deferred_free import tree_freed_later
 
 __all__ = ["DirectoryTarget"]
 
@@ -39,7 +40,7 @@ class DirectoryTarget:
         return str(self.path.resolve())
 
     def check(self) -> None:
-        require_directory(self.path)
+        check_directory(self.path)
         if not os.access(self.path, os.W_OK | os.X_OK):
             raise TargetError(f"--target {self.path}: cannot be written; choose another directory")
 
@@ -81,8 +82,9 @@ class DirectoryScratch:
         return make_cold(path for path in (self.directory / name).rglob("*") if path.is_file())
 
     def remove(self, name: str) -> None:
-        if (self.directory / name).exists():
-            remove_tree(self.directory / name)
+        path = self.directory / name
+        with tree_freed_later(path):
+            remove_directory(path)
 
     def settled(self, monitor: Monitor, patience: Patience) -> AbstractContextManager[None]:
         return settled(self.directory, monitor, patience)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from iobench import linux
 from iobench.bench.counters.monitor import Monitor
+from iobench.environment.mounts import mounts_in
 from iobench.results.records import Stored
 from iobench.units import KIB
 
@@ -37,6 +38,8 @@ class Instruments:
     """Whether the device's counter grows with the bytes that are written."""
     flush_counts: bool = False
     """Whether the device's counter of flushes grows with a sync."""
+    mounts: frozenset[int] = frozenset()
+    """The ids of the mounts in the directory; others are made later, by a writer."""
 
     @classmethod
     def probe(cls, directory: Path, monitor: Monitor) -> Instruments:
@@ -62,6 +65,7 @@ class Instruments:
             unseen=unseen,
             device_counts=grown is not None and grown.write_bytes >= _PROBE_BYTES,
             flush_counts=grown is not None and grown.flushes > 0,
+            mounts=frozenset(one.mount_id for one in mounts_in(os.path.realpath(directory))),
         )
 
     @property
@@ -77,7 +81,8 @@ class Instruments:
         `changed` has the time of each file's last change, if it was inspected before; new files are
         added.
         """
-        problems, unsynced, sizes = [], 0, dict[str, int]()
+        unsynced, sizes = 0, dict[str, int]()
+        problems = list(self._mounted(os.path.realpath(directory)))
         for path in _entries(directory):
             name = str(path.relative_to(directory))
             try:
@@ -108,6 +113,11 @@ class Instruments:
             unsynced_bytes=None if self.unseen else unsynced,
             unseen=self.unseen,
         )
+
+    def _mounted(self, top: str) -> Iterator[str]:
+        for mount in mounts_in(top):
+            if mount.mount_id not in self.mounts:
+                yield f"{os.path.relpath(mount.mount_point, top)} is a mount point"
 
 
 def _unseen(dirty: int, left: int) -> str:

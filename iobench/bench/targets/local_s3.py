@@ -12,9 +12,10 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from iobench.bench.processes import supervise
 from iobench.errors import UnavailableError
@@ -115,18 +116,19 @@ def run_server(command: Command, *, key_variable: str = "") -> Iterator[LocalS3]
     if reason := boto3_missing():
         raise UnavailableError("--s3-local", reason, INSTALL)
     for attempt in range(1, _TRIES + 1):
-        server, process = _start(command, key_variable)
-        try:
-            if _answers(server, process):
-                yield server
-                return
+        # Not in the server's directory, which is removed as soon as the server has ended.
+        with tempfile.TemporaryFile() as log:
+            server, process = _start(command, key_variable, log)
+            try:
+                if _answers(server, process):
+                    yield server
+                    return
+            finally:
+                _stop(process, server.directory.parent)
             if attempt == _TRIES:
-                log = (server.directory.parent / "log").read_text(errors="replace")
-                raise UnavailableError(
-                    "--s3-local", f"the server does not answer ({' '.join(log.split())[-300:]})."
-                )
-        finally:
-            _stop(process, server.directory.parent)
+                log.seek(0)
+                text = " ".join(log.read().decode(errors="replace").split())
+                raise UnavailableError("--s3-local", f"the server does not answer ({text[-300:]}).")
 
 
 def _find(program: str) -> str | None:
@@ -135,7 +137,9 @@ def _find(program: str) -> str | None:
     return str(own) if own.exists() else shutil.which(program)
 
 
-def _start(command: Command, key_variable: str) -> tuple[LocalS3, subprocess.Popen[bytes]]:
+def _start(
+    command: Command, key_variable: str, log: IO[bytes]
+) -> tuple[LocalS3, subprocess.Popen[bytes]]:
     base = Path(tempfile.mkdtemp(prefix="iobench-s3-"))
     directory = base / "data"
     directory.mkdir()
@@ -150,15 +154,14 @@ def _start(command: Command, key_variable: str) -> tuple[LocalS3, subprocess.Pop
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "RCLONE_"))}
     if key_variable:
         environment[key_variable] = f'"{server.access_key},{server.secret_key}"'
-    with (base / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-S", "-E", supervise.__file__, base, *command(port, directory)],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            start_new_session=True,  # Ctrl-C must reach only this process, which stops the server
-        )
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-E", supervise.__file__, base, *command(port, directory)],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=log,
+        env=environment,
+        start_new_session=True,  # Ctrl-C must reach only this process, which stops the server
+    )
     return server, process
 
 
@@ -169,14 +172,14 @@ def _answers(server: LocalS3, process: subprocess.Popen[bytes]) -> bool:
     deadline = time.monotonic() + _PATIENCE_S
     with server.active():
         client = S3Writer(connect_timeout_s=1, read_timeout_s=5).client.boto3
-        while time.monotonic() < deadline and process.poll() is None:
-            try:
-                client.create_bucket(Bucket=server.bucket)
-            except Exception:  # noqa: BLE001 -- not up yet, or another program's port
-                time.sleep(_INTERVAL_S)
-            else:
-                client.close()
-                return True
+        with closing(client):
+            while time.monotonic() < deadline and process.poll() is None:
+                try:
+                    client.create_bucket(Bucket=server.bucket)
+                except Exception:  # noqa: BLE001 -- not up yet, or another program's port
+                    time.sleep(_INTERVAL_S)
+                else:
+                    return True
     return False
 
 

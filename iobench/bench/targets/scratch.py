@@ -13,27 +13,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from iobench import linux
 from iobench.bench.processes.interrupts import deferred_interrupts
+from iobench.environment.mounts import mount_id_of, mounts_in
+from iobench.environment.storage import check_directory
 from iobench.errors import TargetError, transfer_errors
 
-__all__ = ["PREFIX", "require_directory", "scratch_directory"]
+__all__ = ["PREFIX", "remove_directory", "scratch_directory"]
 
 PREFIX = ".iobench-run-"
 _LOCK = "lock"
 _FUSE_RELEASES_WITHIN_S = 10.0
-
-
-def require_directory(target: Path) -> None:
-    """Raise TargetError unless `target` is a directory."""
-    try:
-        if target.is_dir():
-            return
-        other = target.exists()
-    except OSError as error:  # no permission for a directory above it
-        raise TargetError(f"--target {target}: cannot be reached ({error.strerror})") from error
-    if other:
-        raise TargetError(f"--target {target}: is not a directory; name the one to measure")
-    raise TargetError(f"--target {target}: no such directory; make it first")
 
 
 @contextmanager
@@ -45,7 +35,7 @@ def scratch_directory(target: Path) -> Iterator[Path]:
     directory, and the kernel releases that lock when the run ends. Raises TargetError when `target`
     is not a writable directory.
     """
-    require_directory(target)
+    check_directory(target)
     directory = target / f"{PREFIX}{secrets.token_hex(6)}"
     held = contextlib.ExitStack()
     try:
@@ -103,6 +93,14 @@ def _remove(directory: Path, held: contextlib.ExitStack) -> None:
             _remove_empty(directory)
 
 
+def remove_directory(directory: Path) -> None:
+    """Remove `directory` of a run with its content, if it exists."""
+    with _opened(directory) as fd:
+        if fd is not None:
+            _empty(fd)
+            directory.rmdir()
+
+
 @contextmanager
 def _opened(directory: Path) -> Iterator[int | None]:
     """Yield a descriptor of `directory`; None if it is missing, a link, or not a directory.
@@ -124,6 +122,8 @@ def _opened(directory: Path) -> Iterator[int | None]:
 
 
 def _empty(fd: int) -> None:
+    """Remove the content of the open directory `fd`, the lock last."""
+    _detach_mounts(fd)
     with os.scandir(fd) as found:
         entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
     for name, is_directory in sorted(entries, key=lambda entry: entry[0] == _LOCK):
@@ -131,6 +131,21 @@ def _empty(fd: int) -> None:
             shutil.rmtree(name, dir_fd=fd)  # follows no links
         else:
             os.unlink(name, dir_fd=fd)
+
+
+def _detach_mounts(fd: int) -> None:
+    """Unmount what a writer mounted in our directory `fd`.
+
+    A removal would empty the mounted directory, and then fail at the mount point. A path may lead
+    elsewhere by now, so the id decides whether it is that mount.
+    """
+    for mount in mounts_in(os.readlink(f"/proc/self/fd/{fd}")):
+        point = os.open(mount.mount_point, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if mount_id_of(point) == mount.mount_id:
+                linux.detach_mount(point)
+        finally:
+            os.close(point)
 
 
 def _remove_empty(directory: Path) -> None:

@@ -92,7 +92,7 @@ class CallCounts:
 
     def say(self, text: str) -> None:
         """Print a line on stderr at once."""
-        print(f"iobench exec: {printable(' '.join(text.split()))}", file=sys.stderr)  # noqa: T201
+        print(f"iobench exec: {printable(' '.join(text.split()))}", file=sys.stderr)  # noqa: T201 -- for the script's user
 
     def seen(self) -> None:
         """Record that this process loaded a module that can save."""

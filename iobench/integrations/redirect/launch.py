@@ -24,7 +24,6 @@ __all__ = ["SCHEMA", "ExecOutcome", "launch", "report", "write_report"]
 
 SCHEMA = "iobench.exec/1"
 _HOOK = Path(__file__).with_name("hook")
-_SOON_S = 1.0
 _FROM_TERMINAL = 128  # siginfo's SI_KERNEL
 _PASSED_ON = (
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1),
@@ -48,19 +47,19 @@ class ExecOutcome:
 
 
 def launch(
-    command: Sequence[str], writer: Writer, meanwhile: Callable[[], None] = lambda: None
+    command: Sequence[str], writer: Writer, on_started: Callable[[], None] = lambda: None
 ) -> ExecOutcome:
     """Run `command` to its end with its calls redirected to `writer`.
 
-    Signals are passed on to the command. `meanwhile` is called once if the command takes longer
-    than a second; it must not raise. Raises UsageError if the command cannot be started.
+    Signals are passed on to the command. `on_started` is called once, when the command has been
+    started; it must not raise. Raises UsageError if the command cannot be started.
     """
     with tempfile.TemporaryDirectory(
         prefix="iobench-exec-", ignore_cleanup_errors=True
     ) as directory:
         Path(directory, CONFIG).write_text(dump_writer(writer), encoding="utf-8")
         began = time.perf_counter()
-        returncode = _run(command, _environment(directory), meanwhile)
+        returncode = _run(command, _environment(directory), on_started)
         elapsed_s = time.perf_counter() - began
         functions, problems, processes = merged(directory)
     return ExecOutcome(
@@ -82,7 +81,7 @@ def _environment(session: str) -> dict[str, str]:
 
 
 def _run(
-    command: Sequence[str], environment: Mapping[str, str], meanwhile: Callable[[], None]
+    command: Sequence[str], environment: Mapping[str, str], on_started: Callable[[], None]
 ) -> int:
     # Blocked signals stay pending until sigwaitinfo in `_wait` takes them: none is lost between the
     # start of the child and the wait, and none ends this process before the child ends.
@@ -97,29 +96,24 @@ def _run(
                 f"{command[0]}: cannot be run ({error.strerror}); "
                 "give a command: iobench exec --config writer.toml -- python train.py"
             ) from error
-        return _wait(child, meanwhile)
+        on_started()
+        return _wait(child)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _wait(child: int, meanwhile: Callable[[], None]) -> int:
+def _wait(child: int) -> int:
     """Wait for `child`, passing on every signal that this process gets. Return its exit code.
-
-    Call `meanwhile` once, after a second without a signal.
 
     A terminal sends its signals to all processes of the foreground group, so the child already has
     those.
     """
-    awaited, called = [*_PASSED_ON, signal.SIGCHLD], False
     while True:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             return os.waitstatus_to_exitcode(status)
-        info = signal.sigwaitinfo(awaited) if called else signal.sigtimedwait(awaited, _SOON_S)
-        if info is None:
-            called = True
-            meanwhile()
-        elif info.si_signo != signal.SIGCHLD and info.si_code != _FROM_TERMINAL:
+        info = signal.sigwaitinfo([*_PASSED_ON, signal.SIGCHLD])
+        if info.si_signo != signal.SIGCHLD and info.si_code != _FROM_TERMINAL:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, info.si_signo)
 

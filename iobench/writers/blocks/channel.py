@@ -1,14 +1,17 @@
 """Channel: passes work to background threads and waits for it; no wait can hang.
 
-A piece of work is a `Lease` on some memory. Its states:
+A piece of work is a `Lease` on some memory. Callers submit it, workers take and end it:
 
-    HELD                 owned by its maker, also while it is reserved
-    QUEUED               submitted; no worker has begun it
-    RUNNING              owned by a worker
-    DONE, FAILED, LOST   ended, exactly once; LOST memory is never released
+    HELD ----submit----> QUEUED ----next----> RUNNING ----end----> DONE
+      |                    |                     |
+      | give_back          | superseded, or      | end after an error; LOST if
+      |                    | after a failure     | its worker died before that
+      v                    v                     v
+    FAILED               FAILED                FAILED or LOST
 
 A lease is outstanding from `reserve` or `submit` to its end. At most `limit` are: the entry in
-`_outstanding` is the permit.
+`_outstanding` is the permit. Each lease ends once. Then `release` gets its memory; not that of a
+LOST lease, which the kernel may still use.
 
 A channel is open or closed; this is a state, not an item in the queue. The first failure is kept.
 After it, and after `close(drop=True)`, queued leases end as FAILED without being worked on.
@@ -21,7 +24,8 @@ collector or a signal handler may enter a method while its thread is in another 
   instruction leaves the lock locked.
 - A wait checks its condition again after `_LOOK_AGAIN_S`: an interrupt may prevent a notification,
   or a handler may change the state between the check and the wait.
-- Each check recovers from workers that died: begun leases become LOST, others get a new worker.
+- A caller's wait (`_wait_until`) first calls `_recover`: begun leases of workers that died become
+  LOST, other leases get a new worker, and what an interrupt left half done is finished.
 """
 
 from __future__ import annotations
@@ -30,10 +34,10 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from enum import Enum
 from typing import Any, Generic, Literal, TypeVar
 
 from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
+from iobench.writers.blocks.lease import Lease, LeaseState
 
 __all__ = ["Channel", "Lease", "LeaseState", "OnFull"]
 
@@ -46,40 +50,22 @@ _lost: list[Any] = []
 
 T = TypeVar("T")
 
-
-class LeaseState(Enum):
-    """The state of a lease; see above."""
-
-    HELD = "held"
-    QUEUED = "queued"
-    RUNNING = "running"
-    DONE = "done"
-    FAILED = "failed"
-    LOST = "lost"
-
-
 _PENDING = (LeaseState.QUEUED, LeaseState.RUNNING)
 _ENDED = (LeaseState.DONE, LeaseState.FAILED, LeaseState.LOST)
-
-
-class Lease(Generic[T]):
-    """One piece of work. When `submit` raises, the caller owns the lease if it is HELD."""
-
-    __slots__ = ("item", "state", "worker")
-
-    def __init__(self, item: T) -> None:
-        self.item, self.state = item, LeaseState.HELD
-        self.worker: Worker | None = None
 
 
 class Channel(Generic[T]):
     """Runs `work` in up to `workers` threads; `work` takes leases by `next` or `serve`.
 
-    `release` is called with the item of each lease that ends, except LOST ones. Threads start with
-    the first leases. They refer to the channel and not to its user, so that an abandoned user is
-    collected. With `lingers` they wait for more work until the channel is closed; otherwise they
-    end when nothing is queued, and `drain` waits for that. A worker begins with the lease that it
-    was started for. With `newest_only` it takes the newest one next, and older ones end as FAILED.
+    - `limit` is the most leases that are outstanding, queued and running ones together.
+    - `release` is called with the item of each lease that ends, except LOST ones.
+    - With `lingers`, workers wait for more work until the channel is closed. Otherwise they end
+      when nothing is queued, and `drain` waits for that.
+    - A worker begins with the lease that it was started for. With `newest_only` it takes the newest
+      one next, and older ones end as FAILED.
+
+    Threads start with the first leases. They refer to the channel and not to its user, so that an
+    abandoned user is collected.
     """
 
     def __init__(
@@ -115,7 +101,7 @@ class Channel(Generic[T]):
     @property
     def idle(self) -> bool:
         """Whether no lease is outstanding and no worker is left."""
-        return not self._outstanding and not self._alive()
+        return not self._outstanding and not self._working()
 
     # Called by the submitting side.
 
@@ -123,7 +109,7 @@ class Channel(Generic[T]):
         """Make `lease` outstanding, so that `submit` finds room. Return whether it is.
 
         Without room, "skip" returns False. "supersede" ends the oldest queued lease as FAILED, or
-        waits. The lease stays HELD: `end` gives it back, also after an exception in here.
+        waits. The lease stays HELD: `submit` or `give_back` follows, also after an exception here.
         """
 
         def ready() -> bool:
@@ -147,11 +133,15 @@ class Channel(Generic[T]):
         try:
             self.reserve(lease)
             with self._lock:
-                self._queue(lease)
+                self._enqueue(lease)
         except BaseException:
             if lease.state is LeaseState.HELD and lease in self._outstanding and not reserved:
                 self._remove(lease)
             raise
+
+    def give_back(self, lease: Lease[T]) -> None:
+        """End `lease`, which was not submitted: its permit is free again, its memory released."""
+        self._end(lease, LeaseState.FAILED, (LeaseState.HELD,))
 
     def wait(self, lease: Lease[T]) -> None:
         """Wait until `lease` has ended. Raises the first failure."""
@@ -235,21 +225,9 @@ class Channel(Generic[T]):
                 self.failure = error
             self._changed.notify_all()
 
-    def end(
-        self, lease: Lease[T], state: LeaseState, *, among: Sequence[LeaseState] = _PENDING
-    ) -> None:
-        """End `lease` as `state` and release its memory, if its state is one of `among`."""
-        with self._lock:
-            if lease.state not in among:
-                return
-            lease.state = state
-        try:
-            if state is LeaseState.LOST:
-                _lost.append(lease)
-            elif self._release is not None:
-                self._release(lease.item)
-        finally:
-            self._remove(lease)
+    def end(self, lease: Lease[T], state: LeaseState) -> None:
+        """End `lease` as `state` and release its memory, if it has not ended yet."""
+        self._end(lease, state, _PENDING)
 
     def end_all(self, state: LeaseState, worker: threading.Thread | None = None) -> None:
         """End the leases begun by `worker`, by default this thread. LOST is a failure."""
@@ -263,11 +241,12 @@ class Channel(Generic[T]):
                 self.end(lease, state)
                 self._remove(lease)  # also if an interrupt ended `end` early
 
-    # Internals.
+    # Waits, and what they first clean up.
 
     def _drained(self) -> bool:
+        """Whether no submitted lease is outstanding; then no worker runs that does not linger."""
         held = all(lease.state is LeaseState.HELD for lease in tuple(self._outstanding))
-        return held and (self._lingers or not self._alive())
+        return held and (self._lingers or not self._working())
 
     def _wait_until(self, met: Callable[[], bool], *, despite_failure: bool = False) -> None:
         """Wait until `met()`. Unless `despite_failure`, stop at the first failure and raise it."""
@@ -301,15 +280,17 @@ class Channel(Generic[T]):
                 self._remove(lease)
         if self.failure is not None or self._dropping:
             for lease in self._queued():
-                self.end(lease, LeaseState.FAILED, among=(LeaseState.QUEUED,))
+                self._end(lease, LeaseState.FAILED, (LeaseState.QUEUED,))
         try:
             with self._lock:
                 self._start_worker()
         except RuntimeError as error:  # no thread can be started
-            if not self._alive():
+            if not self._working():
                 self.fail(error)
 
-    def _queue(self, lease: Lease[T]) -> None:
+    # The life of a lease.
+
+    def _enqueue(self, lease: Lease[T]) -> None:
         if self._closed:
             raise RuntimeError(f"{self._name}: closed")
         try:
@@ -322,47 +303,9 @@ class Channel(Generic[T]):
             raise
 
     def _queued(self, worker: Worker | None = None) -> list[Lease[T]]:
-        wanted = LeaseState.QUEUED, worker  # which was started for them, or None
+        """Return the leases that wait for `worker`, or for any worker, in order."""
+        wanted = LeaseState.QUEUED, worker
         return [one for one in tuple(self._outstanding) if (one.state, one.worker) == wanted]
-
-    def _alive(self) -> list[Worker]:
-        return [worker for worker in tuple(self._workers) if worker.working]
-
-    def _start_worker(self) -> Worker | None:
-        """Start a worker if there is work for one more. Raises RuntimeError if it cannot start."""
-        pending = [one for one in tuple(self._outstanding) if one.state in _PENDING]
-        for dead in set(self._workers).difference(alive := self._alive()):
-            self._workers.pop(dead, None)
-        if len(alive) < min(self._max_workers, len(pending)):
-            worker = Worker(target=self._run, name=self._name, daemon=self._daemon)
-            while self._threads and self._threads[0].over.is_set():
-                self._threads.popleft()
-            self._threads.append(worker)  # first, as an interrupted `start` may start it
-            self._workers[worker] = None
-            worker.start()
-            return worker
-        return None
-
-    def _run(self) -> None:
-        try:
-            try:
-                if threading.current_thread() in self._workers:  # else it was given up
-                    self._work()
-            except BaseException as error:  # noqa: BLE001 -- raised on the submitting side
-                self.fail(error)
-            self._retire()
-        except BaseException as error:  # noqa: BLE001 -- once more, after an interrupt
-            self.fail(error)
-            self._retire()
-        self._recover()  # of queued leases, if no thread waits
-        self._call_afterwards()
-
-    def _retire(self) -> None:
-        me: Any = threading.current_thread()
-        self.end_all(LeaseState.LOST, me)
-        with self._lock:
-            self._workers.pop(me, None)
-            self._changed.notify_all()
 
     def _take(self, wait: bool) -> Lease[T] | None:
         with self._lock:
@@ -384,11 +327,68 @@ class Channel(Generic[T]):
         queued[0].state = LeaseState.RUNNING
         return queued[0]
 
+    def _end(self, lease: Lease[T], state: LeaseState, among: Sequence[LeaseState]) -> None:
+        """End `lease` if its state is one of `among`, so that each lease ends once."""
+        with self._lock:
+            if lease.state not in among:
+                return
+            lease.state = state
+        try:
+            if state is LeaseState.LOST:
+                _lost.append(lease)
+            elif self._release is not None:
+                self._release(lease.item)
+        finally:
+            self._remove(lease)
+
     def _remove(self, lease: Lease[T]) -> None:
         with self._lock:
             self._outstanding.pop(lease, None)
             self._changed.notify_all()
         self._call_afterwards()
+
+    # The life of a worker.
+
+    def _working(self) -> list[Worker]:
+        return [worker for worker in tuple(self._workers) if worker.working]
+
+    def _start_worker(self) -> Worker | None:
+        """Start a worker if there is work for one more. Raises RuntimeError if it cannot start."""
+        pending = [one for one in tuple(self._outstanding) if one.state in _PENDING]
+        for dead in set(self._workers).difference(alive := self._working()):
+            self._workers.pop(dead, None)
+        if len(alive) < min(self._max_workers, len(pending)):
+            worker = Worker(target=self._run, name=self._name, daemon=self._daemon)
+            while self._threads and self._threads[0].over.is_set():
+                self._threads.popleft()
+            self._threads.append(worker)  # first, as an interrupted `start` may start it
+            self._workers[worker] = None
+            worker.start()
+            return worker
+        return None
+
+    def _run(self) -> None:
+        """Run `work` in a new thread, and leave nothing behind, whatever it raises."""
+        try:
+            try:
+                if threading.current_thread() in self._workers:  # else it was given up
+                    self._work()
+            except BaseException as error:  # noqa: BLE001 -- raised on the submitting side
+                self.fail(error)
+            self._retire()
+        except BaseException as error:  # noqa: BLE001 -- once more, after an interrupt
+            self.fail(error)
+            self._retire()
+        self._recover()  # of queued leases, if no thread waits
+        self._call_afterwards()
+
+    def _retire(self) -> None:
+        """End what this worker began and did not end; it is not a worker any more."""
+        me: Any = threading.current_thread()
+        self.end_all(LeaseState.LOST, me)
+        with self._lock:
+            self._workers.pop(me, None)
+            self._changed.notify_all()
 
     def _call_afterwards(self) -> None:
         """Make the calls of `afterwards` if no lease is outstanding and no worker is left."""

@@ -86,7 +86,7 @@ class CudaLane(Lane):
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
         with _cuda_errors(f"opening a stream on {device.name}"):
-            self._stream = torch.cuda.Stream(device=device.index)  # type: ignore[no-untyped-call]  # torch
+            self._stream = torch.cuda.Stream(device=device.index)
             self._stream.wait_stream(torch.cuda.current_stream(device.index))
 
     def copy(self, source: Memory, destination: Memory) -> None:
@@ -101,7 +101,7 @@ class CudaLane(Lane):
     def mark(self) -> CudaMark:
         with _cuda_errors(f"copying on {self._device.name}"):
             # A blocking event sleeps in `synchronize`; spinning would take a core from the writers.
-            event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch
+            event = torch.cuda.Event(blocking=True)
             event.record(self._stream)
         return CudaMark(event, self._device.name)
 
@@ -161,7 +161,7 @@ def _unpin(address: int) -> None:
 
 
 def _cudart() -> Any:
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch
+    return torch.cuda.cudart()
 
 
 @contextlib.contextmanager

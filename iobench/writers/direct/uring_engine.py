@@ -19,7 +19,7 @@ __all__ = ["RingEngine", "most_pieces"]
 
 
 def most_pieces(iodepth: int) -> int:
-    """Return the pieces of one engine: those in flight, and those that are copied meanwhile."""
+    """Return the pieces of one engine: those in flight, and those being copied."""
     return iodepth + max(1, iodepth // 4)
 
 

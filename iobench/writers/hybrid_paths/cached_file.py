@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable
 
 from iobench import linux
 from iobench.writers.hybrid_paths.policy import IoPath
@@ -28,7 +29,6 @@ class CachedFile:
         self._lock = threading.Lock()
         self._written: list[tuple[int, int]] = []
         self._dontcache = DontCache(fd)
-        self._has_pages: bool | None = None
 
     def write(self, path: IoPath, part: Extent, meter: Meter) -> None:
         """Write `part`.
@@ -69,11 +69,16 @@ class CachedFile:
             length = round_up(end, linux.PAGE) - page
             os.posix_fadvise(self._fd, page, length, os.POSIX_FADV_DONTNEED)
 
-    def holds(self, start: int, stop: int) -> bool:
-        """Whether all of [start, stop) is in the page cache; False without cachestat(2)."""
-        if self._has_pages is None:
-            self._has_pages = self.resident_bytes(0, 0) > 0
-        return self._has_pages and self.resident_bytes(start, stop - start) >= stop - start
+    def held(self, ranges: Iterable[tuple[int, int]]) -> set[int]:
+        """Return the starts of `ranges` that are in the page cache; none without cachestat(2).
+
+        To be called once, before they are read. While a range is read from the page cache, the
+        kernel reads the next one ahead, which then is there too: of a file of 1 GB with only its
+        header in the page cache, everything would be read through it.
+        """
+        if not self.resident_bytes(0, 0):
+            return set()
+        return {a for a, b in ranges if self.resident_bytes(a, b - a) >= b - a}
 
     def resident_bytes(self, start: int, length: int) -> int:
         """Return how many of `length` bytes from `start` are in the page cache.

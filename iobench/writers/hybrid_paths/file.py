@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Self
 
 from iobench import linux
@@ -112,10 +112,15 @@ class HybridFile:
         else:
             yield part, position
 
-    def read(self, part: Extent, engine: DirectEngine) -> None:
+    def held(self, ranges: Iterable[tuple[int, int]]) -> set[int]:
+        """Return the starts of `ranges` that are in the page cache; see `CachedFile.held`."""
+        return self._cached.held(ranges)
+
+    def read(self, part: Extent, engine: DirectEngine, *, in_cache: bool = False) -> None:
         """Fill `part`, whose offset is a multiple of the page.
 
-        The bytes are there on return or once `engine` has been drained.
+        `in_cache` says that `held` found it. The bytes are there on return or once `engine` has
+        been drained.
         """
         image, start, stop, begin = part
         data = aligned_view(part, self._alignment) if start == begin else None
@@ -125,7 +130,7 @@ class HybridFile:
             position=Position.WHOLE if whole else Position.FIRST if not begin else Position.MIDDLE,
             aligned=begin % self._alignment.offset == 0,  # the length is rounded up in a block
             memory_aligned=data is not None,
-            in_cache=self._cached.holds(start, stop),
+            in_cache=in_cache,
         )
         with CompletionLatch(part.filled) as latch:
             self._move(operation, part, engine, latch)

@@ -114,7 +114,7 @@ class SyncRing:
         """Call fsync(2) for each of `fds`; return the failures by index.
 
         As many run at once as the ring has entries. An fsync that the kernel returned without
-        running it is made here. On return none is in flight. Raises OSError when the ring itself
+        running it is made here. On return all have ended. Raises OSError when the ring itself
         fails; it is unusable after that.
         """
         failed: dict[int, OSError] = {}

@@ -26,7 +26,7 @@ from iobench.writers.transfer import Meter
 __all__ = [
     *("PART_SUFFIX", "NewFile", "ProbeFile"),
     *("make_directories", "missing_directories", "open_source"),
-    *("sync_directory", "try_directory", "write_text"),
+    *("sync_directory", "try_directory", "write_bytes", "write_text"),
 ]
 
 PART_SUFFIX = ".iobench-part"
@@ -262,15 +262,20 @@ class ProbeFile(NewFile):
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace `path` by `text`, whole or not at all; durable on return. Raises OSError.
+    """Replace `path` by `text` in UTF-8, like `write_bytes`."""
+    write_bytes(path, text.encode())
 
-    The text is first written under a random name that must not exist. With a known name, another
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace `path` by `data`, whole or not at all; durable on return. Raises OSError.
+
+    The data are first written under a random name that must not exist. With a known name, another
     user of the directory could place a link there that leads elsewhere.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with part.open("x", encoding="utf-8") as file:
+    with part.open("xb") as file:
         try:
-            file.write(text)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
             part.replace(path)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from iobench.units import GIB, KIB, MIB
+from iobench.units import MIB
 from iobench.writers.base import Availability
 from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.local.new_file import NewFile, try_directory
 from iobench.writers.local.posix import PosixWriter
 from iobench.writers.local.sinks import Sink
-from iobench.writers.options import WriterOptions, option
+from iobench.writers.options import WriterOptions, block_size_option, option
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter
 
@@ -30,12 +30,8 @@ Fill = Callable[[list[Bytes], int, Meter], None]
 class CachedOptions(WriterOptions):
     """Options of the writers that use the page cache."""
 
-    block_size: int = option(
+    block_size: int = block_size_option(
         16 * MIB,
-        unit="bytes",
-        low=4 * KIB,
-        high=GIB,
-        multiple_of=4 * KIB,
         search=(MIB, 4 * MIB, 16 * MIB, 64 * MIB),
         help="bytes of one pwritev or preadv",
     )

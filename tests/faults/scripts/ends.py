@@ -21,9 +21,9 @@ late = []
 atexit.register(lambda: [call() for call in late])  # called after all of iobench's
 
 # Before torch, which has weakref register its function of atexit: that one is then called first.
-import iobench.writers.blocks.interpreter_end  # noqa: E402, F401, I001
-import torch  # noqa: E402
-import torch.distributed.checkpoint as dcp  # noqa: E402
+import iobench.writers.blocks.interpreter_end  # noqa: F401, I001 -- its order is the test
+import torch
+import torch.distributed.checkpoint as dcp
 
 _NOTHING = {
     "lightning.fabric.plugins": ("CheckpointIO",),
@@ -45,11 +45,11 @@ class _StockEngine:
 
 sys.modules["deepspeed.runtime.checkpoint_engine.checkpoint_engine"].CheckpointEngine = _StockEngine
 
-from iobench import Checkpointer, linux  # noqa: E402
-from iobench.integrations.dcp import StorageWriter  # noqa: E402
-from iobench.integrations.deepspeed import DecoupledCheckpointEngine  # noqa: E402
-from iobench.integrations.lightning import AsyncCheckpointIO  # noqa: E402
-from iobench.writers.registry import make  # noqa: E402
+from iobench import Checkpointer, linux
+from iobench.integrations.dcp import StorageWriter
+from iobench.integrations.deepspeed import DecoupledCheckpointEngine
+from iobench.integrations.lightning import AsyncCheckpointIO
+from iobench.writers.registry import make
 
 torch.set_num_threads(1)  # no pool of OpenMP, which a forked child has not
 STATE = {"w": torch.ones(4_000_000)}  # 16 MB: enough for threads
@@ -135,7 +135,7 @@ for line in sys.stdin:
 else:
     sys.exit()
 
-faulthandler.dump_traceback_later(60, exit=True)  # one that hangs tells where, and exits with 1
+faulthandler.dump_traceback_later(60, exit=True)  # a child that hangs prints its stacks
 sys.stdin.close()
 os.dup2(os.open(f"{directory}/stderr", os.O_WRONLY | os.O_CREAT), 2)
 set_up = StorageWriter.set_up_storage_writer

@@ -69,7 +69,7 @@ def _short(seen: list[object]) -> list[object]:
 
 def test_a_save_and_a_restore(turn: Callable[[_Fails], list[object]]) -> None:
     """fio starts, then the storage settles; its clock follows, at the position of the turn."""
-    seen = turn(lambda operation: None)  # noqa: ARG005
+    seen = turn(lambda _: None)
     assert _short(seen) == [
         "starts",
         (f"fio {JOBS[0].name} save", 3),

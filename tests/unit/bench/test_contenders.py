@@ -188,7 +188,7 @@ def test_what_a_peer_does_not_sync_is_synced_for_it(
 
     monkeypatch.setattr(os, "fsync", recorded)
     peer = Memory()
-    peer.syncs = syncs  # type: ignore[misc]
+    peer.syncs = syncs
     sample = make_trial(PeerContender(peer), tiny, tmp_path, idle).save()
     assert sample is not None
     names = [Path(file.path).name for file in tiny.files()]

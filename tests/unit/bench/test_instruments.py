@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ def test_files_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("reserved", [False, True])
 def test_a_hole_is_found(tmp_path: Path, reserved: bool) -> None:
-    """Space that was never written, in a file of the right size; a file of nobody's is left out."""
+    """Space that was never written, in a file of the right size. Only the given files count."""
     for name in ("whole", "holed", "other"):
         with (tmp_path / name).open("wb") as file:
             file.write(bytes(16 * KIB))
@@ -163,3 +164,21 @@ def test_a_file_of_another_file_system(tmp_path: Path, shared_filesystems: Any) 
 
 def test_a_checkpoint_that_is_gone_has_no_files(tmp_path: Path) -> None:
     assert Instruments().inspect(tmp_path / "gone", {"a": 1}).problems == ("a is missing",)
+
+
+@pytest.mark.root
+def test_what_was_mounted_before_is_no_problem(
+    new_filesystem: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A target may be a mount point. A file or directory that is mounted later is named."""
+    target = new_filesystem("tmpfs")
+    instruments = Instruments.probe(target, _Device(PROBE))
+    (target / "file").touch()
+    files = {"file": 0}
+    assert instruments.inspect(target, files).problems == ()
+    (tmp_path / "other").touch()
+    subprocess.run(["mount", "--bind", tmp_path / "other", target / "file"], check=True)
+    try:
+        assert instruments.inspect(target, files).problems == ("file is a mount point",)
+    finally:
+        subprocess.run(["umount", target / "file"], check=True)

@@ -14,6 +14,7 @@ import pytest
 from iobench.bench import plan as module
 from iobench.bench import planning
 from iobench.bench import rates as rates_module
+from iobench.bench.axes import Axes
 from iobench.bench.contenders.base import Contender
 from iobench.bench.contenders.choose import choose
 from iobench.bench.fio import JOBS
@@ -143,6 +144,23 @@ def test_more_memory_than_there_is(plan: Plan, monkeypatch: pytest.MonkeyPatch) 
     plan.check()
     monkeypatch.setattr(module, "available_bytes", lambda: None)
     plan.check()
+
+
+def test_the_range_of_the_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 MiB for each process to the available memory. The default is only an upper limit."""
+    sized: dict[str, Any] = {"target": tmp_path, "size": "64MiB"}
+    monkeypatch.setattr(planning, "available_bytes", lambda: 100 * MIB)
+    with pytest.raises(UsageError, match=r"--pool 101.00 MiB: .* 16.00 MiB to 100.00 MiB, the av"):
+        make_tiny_plan(**sized, pool="101MiB")
+    jobs = Axes.parse(numjobs="1,4")
+    with pytest.raises(UsageError, match=r"from 64.00 MiB \(16.00 MiB for each of 4 processes\)"):
+        make_tiny_plan(**sized, pool="63MiB", axes=jobs)
+    assert make_tiny_plan(**sized, pool="64MiB", axes=jobs).pool_bytes == 64 * MIB
+    assert make_tiny_plan(**sized).pool_bytes == GIB
+    monkeypatch.setattr(planning, "available_bytes", lambda: None)
+    assert make_tiny_plan(**sized, pool="2GiB").pool_bytes == 2 * GIB
+    with pytest.raises(UsageError, match=r"from 16.00 MiB$"):
+        make_tiny_plan(**sized, pool="0")
 
 
 def test_a_missing_directory(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def spec(file_format: str, sizes: Iterable[int] = SIZES) -> FileSpec:
     size = sum(tensor.size_bytes for tensor in tensors) + (1234 if file_format == "dcp" else 0)
     return FileSpec(
         path=f"global/file.{file_format}",
-        format=file_format,  # type: ignore[arg-type]
+        format=file_format,
         tensors=tensors,
         size_bytes=size,
         exact=file_format in ("raw", "dcp"),

@@ -76,7 +76,7 @@ class Log:
 
 
 class FakeFio:
-    """Stands in for `fio.started`: it makes a file that stays, like fio.
+    """A double of `fio.started`: it makes a file that stays, like fio.
 
     `starts` is called when it starts, and `fails` when its clock runs; both may raise.
     """
@@ -511,6 +511,8 @@ def test_a_target_that_dies(
     writers = make("buffered"), make("uncached")
     result = execute(*writers, repeat=4, names=("a", "b"))
     dead, alive = str(tmp_path / "b"), str(tmp_path / "a")
+    if call == "settled":
+        assert calls["b"] == 6  # no more waits for it
     failed = [(one.writer, one.axes.target) for one in result.failures]
     assert sorted(failed) == [("buffered", dead), ("uncached", dead)]
     assert all("Input/output error" in one.error for one in result.failures)
@@ -525,6 +527,39 @@ def test_a_target_that_dies(
     assert jobs[dead] < jobs[alive]
     assert result.end is not None
     assert result.end.status == "complete"
+
+
+@pytest.mark.parametrize("waits", range(4))
+def test_nothing_begins_in_a_dead_target(
+    execute: Callable[..., ResultFile],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    waits: int,
+) -> None:
+    """Also not the operation that was announced when the target died."""
+    settled, dead = directory.DirectoryScratch.settled, set[str]()
+    left = iter(range(waits))
+
+    def dies(where: Any, *arguments: Any) -> Any:
+        if where.directory.parent.name == "b" and next(left, None) is None:
+            dead.add(str(where.directory.parent))
+            raise OSError(5, "Input/output error")
+        return settled(where, *arguments)
+
+    class Late(BufferedWriter):
+        def write(self, image: FileImage, target: str | Path, **options: Any) -> Transfer:
+            assert not any(str(target).startswith(one) for one in dead)
+            return super().write(image, target, **options)
+
+        def read(self, image: FileImage, target: str | Path, **options: Any) -> Transfer:
+            assert not any(str(target).startswith(one) for one in dead)
+            return super().read(image, target, **options)
+
+    monkeypatch.setattr(directory.DirectoryScratch, "settled", dies)
+    result = execute(Late(), repeat=1, names=("a", "b"), ceiling=False)
+    (failure,) = result.failures
+    assert failure.error == "OSError: [Errno 5] Input/output error"
+    assert failure.setting.axes.target == str(tmp_path / "b")
 
 
 def test_the_only_target_dies(

@@ -6,6 +6,8 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,28 @@ def test_what_others_put_at_the_name_of_a_run_is_not_followed(tmp_path: Path) ->
         assert sorted(target.iterdir()) == sorted([directory, target / f"{PREFIX}link", alone])
         directory.rename(tmp_path / "moved")
         directory.symlink_to(victim)
+    assert sorted(victim.rglob("*")) == before
+
+
+@pytest.mark.root
+def test_what_a_writer_mounted_is_unmounted_and_stays(
+    shared_filesystems: Callable[..., Path], tmp_path: Path
+) -> None:
+    """At a file, twice over a directory, and over a directory of a killed run."""
+    target = shared_filesystems("tmpfs") / tmp_path.name
+    victim = target / "victim"
+    victim.mkdir(parents=True)
+    fill(victim)
+    before = sorted(victim.rglob("*"))
+    dead = left_by_a_killed_run(target)
+    subprocess.run(["mount", "--bind", victim, dead / "step-0"], check=True)
+    with scratch_directory(target) as directory:
+        assert not dead.exists()
+        fill(directory)
+        subprocess.run(["mount", "--bind", victim / "file", directory / "file"], check=True)
+        for _ in range(2):
+            subprocess.run(["mount", "--bind", victim, directory / "step-0"], check=True)
+    assert list(target.iterdir()) == [victim]
     assert sorted(victim.rglob("*")) == before
 
 

@@ -87,7 +87,7 @@ def test_the_sampler_reads_the_devices_counters(tmp_path: Path) -> None:
     def read() -> DeviceCounters:
         return DeviceCounters(read_bytes=512 * values["read"], write_bytes=512 * values["write"])
 
-    device.read = read  # type: ignore[method-assign]
+    device.read = read
     with Sampler([stat]) as sampler:
         assert sampler.source == "device"
         _wait_for_readings(sampler)
@@ -127,7 +127,7 @@ def test_without_a_device_it_is_the_process_that_is_counted(
 def test_a_kernel_that_counts_nothing_gives_no_series(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counters_module, "_process_io", dict)
     silent = SimpleNamespace(source="process", readings=lambda *_: [])
-    series = make_series("save", Counters(IdleMonitor(), silent).stop(), {})  # type: ignore[arg-type]
+    series = make_series("save", Counters(IdleMonitor(), silent).stop(), {})
     assert (series.counter, series.counted) == (None, None)
     assert set(series.completed or ()) == {0}
 

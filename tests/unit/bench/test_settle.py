@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,8 +36,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def device(busy_until: float, clock: Clock) -> Any:
     """A monitor whose counter moves until the clock shows `busy_until`."""
-    read: Callable[[], float] = lambda: min(clock.now, busy_until)  # noqa: E731
-    return SimpleNamespace(read=read)
+    return SimpleNamespace(read=lambda: min(clock.now, busy_until))
 
 
 def test_a_quiet_device_is_waited_for_once(tmp_path: Path, clock: Clock) -> None:
@@ -61,7 +59,7 @@ def test_patience_ends(tmp_path: Path, clock: Clock) -> None:
 
 def test_no_device_to_ask(tmp_path: Path, clock: Clock) -> None:
     """Without counters it waits for one interval."""
-    settle(tmp_path, SimpleNamespace(read=lambda: None))  # type: ignore[arg-type]
+    settle(tmp_path, SimpleNamespace(read=lambda: None))
     assert clock.sleeps == 1
 
 
@@ -71,7 +69,7 @@ def test_the_file_system_is_synced_first(
     """Dirty pages are written before the device is watched."""
     order = []
     monkeypatch.setattr(module.linux, "sync_file_system", lambda _fd: order.append("sync"))
-    settle(tmp_path, SimpleNamespace(read=lambda: order.append("read")))  # type: ignore[arg-type]
+    settle(tmp_path, SimpleNamespace(read=lambda: order.append("read")))
     assert order == ["sync", "read", "read", "read"]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,9 @@ from iobench.bench.contenders.choose import choose
 from iobench.bench.targets.bucket import BucketTarget
 from iobench.bench.targets.choose import target_of
 from iobench.bench.targets.directory import DirectoryTarget
-from iobench.errors import TargetError, UsageError
+from iobench.errors import TargetError, TransferError, UsageError
+from iobench.writers.s3 import S3Writer
+from iobench.writers.s3_store.target import S3Target
 
 
 def test_a_directory(tmp_path: Path) -> None:
@@ -69,3 +73,18 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     """It is refused before anything is written."""
     with pytest.raises(TargetError, match="no such directory"):
         target_of(tmp_path / "nowhere", choose("null", tmp_path)[0]).check()
+
+
+@pytest.mark.parametrize(("number", "raised"), [(errno.ENOENT, False), (errno.EACCES, True)])
+def test_a_lock_that_cannot_be_read(
+    number: int, raised: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prefix without a lock has no known holder. Any other error may hide a live one."""
+
+    def refuse(_: S3Writer, target: str) -> None:
+        raise TransferError(number, "no", target)
+
+    monkeypatch.setattr(S3Writer, "open_source", refuse)
+    target = BucketTarget(place=S3Target.parse("s3://bucket/run"), writer=S3Writer())
+    with pytest.raises(TransferError) if raised else nullcontext():
+        assert target._holder(target.place.below("step")) is None

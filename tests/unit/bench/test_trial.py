@@ -48,7 +48,9 @@ class Recorder:
         self.events: list[tuple[str, str]] = []
         for name in ("fsync", "fdatasync", "replace", "rename"):
             monkeypatch.setattr(os, name, self._recorded(name, getattr(os, name)))
-        time = SimpleNamespace(perf_counter=self.read, process_time=self.read)
+        time = SimpleNamespace(
+            perf_counter=self.read, process_time=self.read, thread_time=self.read
+        )
         for module in (counters, transfer):
             monkeypatch.setattr(module, "time", time)
 
@@ -154,7 +156,7 @@ def test_eviction_and_verification_are_outside_the_clock(
         clock.now += 100
         return verify(*arguments)
 
-    replay.verify = slow  # type: ignore[method-assign]
+    replay.verify = slow
     sample = one.restore()
     assert sample is not None
     assert len(clock.events) == len(tiny.files()) + 1  # each file is synced before it is evicted
@@ -176,7 +178,7 @@ def test_making_bytes_is_outside_the_clock(
         clock.now += 100
         prepare()
 
-    replay_of(one).prepare = slow  # type: ignore[method-assign]
+    replay_of(one).prepare = slow
     sample = one.save()
     assert sample is not None
     assert int(sample.elapsed_s) == len(clock.events)
@@ -243,6 +245,31 @@ def test_the_flushes_of_the_commit_are_not_the_writers(
     assert sample is not None
     assert sample.stored is not None
     assert sample.stored.flushed is (honest if counts else None)
+
+
+def test_the_reading_of_the_flushes_is_outside_the_clock(
+    tmp_path: Path, tiny: Workload, idle: Any, clock: Recorder
+) -> None:
+    """Neither the time of a save nor that of its commit has it."""
+
+    class Slow:
+        files = ()
+
+        def read(self) -> DeviceCounters:
+            clock.now += 100
+            return DeviceCounters(read_bytes=0, write_bytes=0)
+
+    one = trial(make("buffered"), tiny, tmp_path, idle)
+    instruments = Instruments(unseen="not asked", flush_counts=True)
+    target = replace(one.target, monitor=Slow(), instruments=instruments)
+    clock.events.clear()
+    sample = replace(one, target=target).save()
+    assert sample is not None
+    assert sample.stored is not None
+    assert sample.stored.flushed is False
+    phases_s = sample.phases_s
+    assert int(phases_s["sync"]) + int(phases_s["commit"]) == len(clock.events)
+    assert int(sample.elapsed_s) == len(clock.events)
 
 
 def test_clear_removes_the_checkpoint(tmp_path: Path, tiny: Workload, idle: Any) -> None:
@@ -328,7 +355,7 @@ class _NoFigures(BufferedWriter):
         return replace(
             super().write(image, target, **how),
             phases_s={"gather": math.nan, "sync": -math.inf},
-            paths={"buffered": transfer.PathCount(operations=1, bytes=math.nan)},  # type: ignore[arg-type]
+            paths={"buffered": transfer.PathCount(operations=1, bytes=math.nan)},
         )
 
     def write_many(self, images: Any, target: str | Path, **how: Any) -> transfer.Transfer:

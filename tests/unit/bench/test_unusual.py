@@ -33,7 +33,7 @@ def samples(*others: Interference | None) -> list[Sample]:
     ],
 )
 def test_each_disturbance_has_its_words(change: dict[str, float], word: str) -> None:
-    given = samples(replace(QUIET, **change))  # type: ignore[arg-type]
+    given = samples(replace(QUIET, **change))
     assert unusual(given, 4) == [word]
     assert unusual(given, 0) == []
 

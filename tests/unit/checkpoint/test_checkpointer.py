@@ -610,10 +610,10 @@ def test_removed_while_it_is_read(
     ckpt = make(keep=KeepLast(1))
     ckpt.save(_state(1), 1)
     _meanwhile(monkeypatch, lambda: ckpt.save(_state(2), 2), after=after)
-    assert _value(load_checkpoint(runs, on_corrupt=on_corrupt)) == 2  # type: ignore[arg-type]
+    assert _value(load_checkpoint(runs, on_corrupt=on_corrupt)) == 2
     _meanwhile(monkeypatch, lambda: ckpt.save(_state(3), 3), after=after)
     with pytest.raises(TargetError, match="step 2 was removed during the read"):
-        load_checkpoint(runs, 2, on_corrupt=on_corrupt)  # type: ignore[arg-type]
+        load_checkpoint(runs, 2, on_corrupt=on_corrupt)
 
 
 def test_replaced_while_it_is_read(make: Make, runs: Path, monkeypatch) -> None:
@@ -817,7 +817,7 @@ def test_nothing_to_load(make: Make) -> None:
     with pytest.raises(TargetError, match=r"no checkpoint of step 7; it holds \[1\]"):
         ckpt.load(7)
     with pytest.raises(OptionError, match="on_corrupt"):
-        ckpt.load(on_corrupt="ignore")  # type: ignore[arg-type]
+        ckpt.load(on_corrupt="ignore")
 
 
 def test_lazy(make: Make) -> None:
@@ -1150,7 +1150,7 @@ def test_nonsense(make: Make, options: dict[str, Any], match: str) -> None:
 def test_no_location() -> None:
     """For example a file descriptor."""
     with pytest.raises(OptionError, match='location=3: takes a value such as "runs/a"'):
-        Checkpointer(3)  # type: ignore[arg-type]
+        Checkpointer(3)
 
 
 @pytest.mark.parametrize("step", [-1, 1.0, "7", True])

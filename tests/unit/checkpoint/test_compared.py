@@ -147,6 +147,6 @@ class _Reporting(FileImage):
         object.__setattr__(self, "_report", (data, report))
 
     def filled(self, start: int, stop: int) -> None:
-        data, report = self._report  # type: ignore[attr-defined]
+        data, report = self._report
         assert np.array_equal(self.views(start, stop)[0], data[start:stop])
         report((start, stop))

@@ -124,7 +124,10 @@ def test_many_old_checkpoints(many: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_many_old_checkpoints_and_little_room(many: Path, monkeypatch) -> None:
     """The next save needs the space: all files are removed until there is room."""
-    free = lambda _: 10 if _hidden(many) > 3 else 10**9  # noqa: E731
+
+    def free(_: object) -> int:
+        return 10 if _hidden(many) > 3 else 10**9
+
     monkeypatch.setattr(DirectoryStore, "_free_bytes", free)
     with Checkpointer(many, writer="buffered", keep=KeepLast(2)) as ckpt:
         ckpt.save({"w": np.zeros(1000)}, 20)
@@ -294,3 +297,9 @@ def test_removed_while_it_is_written(runs: Path, gated) -> None:
         ckpt.close()
     assert save.status == "failed"
     assert not _names(at)
+
+
+def test_a_directory_that_is_missing(tmp_path: Path) -> None:
+    """It is an error of its own: an empty directory has no checkpoint, and a job begins anew."""
+    with pytest.raises(TargetError, match="missing: no such directory"):
+        load_checkpoint(tmp_path / "missing")

@@ -155,7 +155,7 @@ def _descriptors() -> set[str]:
 
 
 def test_failed_saves_keep_no_descriptor(runs: Path) -> None:
-    """Nor a directory."""
+    """All are closed, those of directories too."""
     with Checkpointer(runs, writer=_Broken()) as ckpt:
         _failing_save(lambda state: ckpt.save(state, 1))
         before = _descriptors()

@@ -1,4 +1,4 @@
-"""One process has a directory, and others are told which."""
+"""One process holds a directory; the error of others names it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_held_by_another_process(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_it_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be noted in it is told, and the directory is not held on."""
+    """An owner that cannot be written is an error, and the directory is free again."""
 
     def full(fd: int, data: bytes, offset: int) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

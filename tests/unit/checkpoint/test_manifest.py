@@ -1,4 +1,4 @@
-"""Manifest and checksums: what a checkpoint holds, told so that damage shows."""
+"""Manifest and checksums: the content of a checkpoint, and how damage is found."""
 
 from __future__ import annotations
 
@@ -58,17 +58,23 @@ def test_text() -> None:
         assert Manifest.parse(manifest.to_json().encode(), "m") == manifest
 
 
+def _damaged(data: st.DataObject, text: str) -> bytes:
+    """Return `text` with one bit changed, or cut."""
+    damaged = bytearray(text.encode())
+    at = data.draw(st.integers(0, len(damaged) - 1))
+    if data.draw(st.booleans()):
+        del damaged[at:]
+    else:
+        damaged[at] ^= 1 << data.draw(st.integers(0, 7))
+    return bytes(damaged)
+
+
 @given(st.data())
 def test_any_change_shows(data: st.DataObject) -> None:
     """A manifest with a byte changed, or cut, is refused or says just the same."""
-    text = bytearray(_MANIFEST.to_json().encode())
-    at = data.draw(st.integers(0, len(text) - 1))
-    if data.draw(st.booleans()):
-        del text[at:]
-    else:
-        text[at] ^= 1 << data.draw(st.integers(0, 7))
+    damaged = _damaged(data, _MANIFEST.to_json())
     try:
-        assert Manifest.parse(bytes(text), "m") == _MANIFEST
+        assert Manifest.parse(damaged, "m") == _MANIFEST
     except DataMismatchError:
         return
 
@@ -77,15 +83,11 @@ def test_any_change_shows(data: st.DataObject) -> None:
 def test_any_change_shows_without_the_files(data: st.DataObject) -> None:
     """Also when the files are left out, in text of this version and of older ones."""
     without, now = replace(_MANIFEST, files=()), _MANIFEST.to_json()
-    text = bytearray(data.draw(st.sampled_from([now, _indented(now)])).encode())
-    assert Manifest.parse(bytes(text), "m", files=False) == without
-    at = data.draw(st.integers(0, len(text) - 1))
-    if data.draw(st.booleans()):
-        del text[at:]
-    else:
-        text[at] ^= 1 << data.draw(st.integers(0, 7))
+    text = data.draw(st.sampled_from([now, _indented(now)]))
+    assert Manifest.parse(text.encode(), "m", files=False) == without
+    damaged = _damaged(data, text)
     try:
-        assert Manifest.parse(bytes(text), "m", files=False) == without
+        assert Manifest.parse(damaged, "m", files=False) == without
     except DataMismatchError:
         return
 

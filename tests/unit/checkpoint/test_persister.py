@@ -112,7 +112,7 @@ def test_a_forked_child(tmp_path: Path) -> None:
         def write(self, *arguments: object, **options: object) -> object:
             begun.set()
             assert go_on.wait(SOON_S)
-            return super().write(*arguments, **options)  # type: ignore[arg-type]
+            return super().write(*arguments, **options)
 
     files = BackgroundFiles(Gated(), slots=1)
     save = files.save({"n": torch.ones(3)}, tmp_path / "parent.pt")
@@ -169,7 +169,7 @@ def test_a_handler_saves_while_a_step_is_claimed(
 
         def interrupted(save: Save) -> bool:
             signal.raise_signal(signal.SIGUSR1)
-            return bool(pending.fget(save))  # type: ignore[misc]
+            return bool(pending.fget(save))
 
         on_signal(lambda: ckpt.save_async(state, 3))
         monkeypatch.setattr(Save, "on_the_way", property(interrupted))

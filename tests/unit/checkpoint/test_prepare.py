@@ -153,7 +153,7 @@ def test_no_memory(wait: bool, ckpt: Checkpointer, pages: _Pages) -> None:
 
     def prepare_and_save() -> None:
         ckpt.prepare(_STATE, wait=wait)
-        ckpt._persister._preparing.drain()  # type: ignore[union-attr]
+        ckpt._persister._preparing.drain()
         ckpt.save_async(_STATE, 1)
 
     with pytest.raises(OSError, match="no memory") as caught:
@@ -168,10 +168,10 @@ def test_no_memory(wait: bool, ckpt: Checkpointer, pages: _Pages) -> None:
 class _Pins:
     """Stands in for `Pinned`: records the thread and the device, and refuses to pin twice."""
 
-    made: list[tuple[str, int | None]]
+    made: list[tuple[str, int]]
     held: set[int]
 
-    def __init__(self, memory: Bytes, device: int | None = None) -> None:
+    def __init__(self, memory: Bytes, device: int = -1) -> None:
         assert memory.ctypes.data not in self.held
         self._address = memory.ctypes.data
         self.held.add(self._address)

@@ -73,7 +73,7 @@ class _Registered:
 
     alive = 0
 
-    def __init__(self, memory: Bytes, device: int | None = None) -> None:
+    def __init__(self, memory: Bytes, device: int = -1) -> None:
         type(self).alive += 1
 
     def release(self) -> None:
@@ -102,7 +102,7 @@ def test_freed_while_it_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     slot.hold(MIB, pinned=False)
 
     class Slow(_Registered):
-        def __init__(self, memory: Bytes, device: int | None = None) -> None:
+        def __init__(self, memory: Bytes, device: int = -1) -> None:
             super().__init__(memory, device)
             slot.free()
 

@@ -55,7 +55,7 @@ def test_publish_makes_it_visible(tmp_path: Path) -> None:
 
 
 def test_manifest(tmp_path: Path) -> None:
-    """The manifest that was given stands in the checkpoint."""
+    """The checkpoint has the given manifest."""
     manifest = '{"step": 10, "files": []}'
     with StagedCheckpoint(tmp_path / "final") as checkpoint:
         checkpoint.publish(manifest)
@@ -177,8 +177,8 @@ def test_interrupted_while_it_replaces(tmp_path: Path, monkeypatch) -> None:
     assert {p.name for p in final.iterdir()} == {"old", MANIFEST}
 
 
-def test_appears_meanwhile(tmp_path: Path) -> None:
-    """A checkpoint that another process publishes meanwhile under the name is not replaced."""
+def test_another_process_publishes_first(tmp_path: Path) -> None:
+    """A checkpoint that another process published under the name is not replaced."""
     final = tmp_path / "final"
 
     def appear(_: Path) -> None:

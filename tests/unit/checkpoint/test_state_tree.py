@@ -298,7 +298,7 @@ def test_damaged_skeletons(skeleton: Any) -> None:
 def test_ordered_dicts_stay_ordered() -> None:
     """OrderedDict keeps its type and attributes."""
     made = OrderedDict([(2, "b"), (1, "a")])
-    made._metadata = {"": {"version": 1}}  # type: ignore[attr-defined]
+    made._metadata = {"": {"version": 1}}
     found = _round_trip(made)
     assert type(found) is OrderedDict
     assert list(found) == [2, 1]

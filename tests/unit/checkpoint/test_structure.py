@@ -217,7 +217,7 @@ def test_one_difference(expect_same: Callable[..., None], difference: str) -> No
 def _state() -> State:
     weight = torch.randn(4, 6)
     model = OrderedDict(weight=weight, tied=weight, part=weight[1:3], turned=weight[:, :3].t())
-    model._metadata = {"": {"version": 1}}  # type: ignore[attr-defined]
+    model._metadata = {"": {"version": 1}}
     moments = {n: {"step": torch.tensor(1.0), "exp_avg": torch.zeros(3)} for n in range(3)}
     groups = [{"lr": 0.1, "params": [0, 1, 2]}]
     arrays = {"rng": np.arange(5), "numbers": (np.float32(1.5), float("inf"))}

@@ -196,7 +196,7 @@ def test_a_directory_that_cannot_be_written(
 def test_targets_that_are_no_directory(tmp_path: Path, call: Any) -> None:
     """A missing target and a file are refused in one sentence, before any probe."""
     (tmp_path / "file").touch()
-    with pytest.raises(TargetError, match="does not exist"):
+    with pytest.raises(TargetError, match="no such directory"):
         call(tmp_path / "missing")
     with pytest.raises(TargetError, match="is not a directory"):
         call(tmp_path / "file")

@@ -97,6 +97,32 @@ def test_packed_floats(writer, tmp_path: Path) -> None:
     assert back["w"].view(torch.uint8).flatten().tolist() == list(range(24))
 
 
+def test_many_of_few_kinds(random_tensor, same, buffered, tmp_path: Path, monkeypatch) -> None:
+    """Tensors that are made together are those of the library, each with its own storage."""
+    monkeypatch.setattr(ours, "RUN_BYTES", 100)
+    shapes = [(), (3,), (5, 2), (0, 3), (60,)]
+    state = {
+        f"{number}.{shape}.{dtype}": random_tensor(dtype, *shape, seed=number)
+        for dtype in (torch.bfloat16, torch.float32, torch.float8_e5m2, torch.int64, torch.bool)
+        for shape in shapes
+        for number in range(7)
+    }
+    safetensors.torch.save_file(state, tmp_path / "file")
+    found, _ = ours.load("file", tmp_path, buffered)
+    assert list(found) == list(safetensors.torch.load_file(tmp_path / "file"))
+    for name, tensor in state.items():
+        assert same(found[name], tensor)
+        assert found[name].untyped_storage().nbytes() == tensor.nbytes
+
+
+def test_a_dtype_that_this_torch_lacks(buffered, tmp_path: Path, monkeypatch) -> None:
+    """The file is sound: the error names the dtype, so that torch is updated."""
+    ours.save({"w": torch.zeros(2, dtype=torch.uint16)}, "file", tmp_path, buffered)
+    monkeypatch.delattr(torch, "uint16")
+    with pytest.raises(UsageError, match="has no dtype 'uint16'"):
+        ours.load("file", tmp_path, buffered)
+
+
 @pytest.mark.parametrize(
     "view",
     [lambda t: t.t(), lambda t: t[::2], lambda t: t[:, 1], lambda t: t[0].expand(3, 5)],

@@ -53,6 +53,20 @@ def test_back_from_bytes(shape: tuple[int, ...]) -> None:
     assert tensor_bytes(tensor).tobytes() == memory.tobytes()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64])
+@pytest.mark.parametrize("shape", [(6,), (2, 3), (), (0, 4), (1,) * 40])
+def test_several_in_one_memory(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Each tensor has its own part of the memory, and its own storage of that size."""
+    size = torch.Size(shape).numel() * dtype.itemsize
+    memory = allocate(3 * size)
+    memory[:] = 1
+    tensors = [tensor_from_bytes(memory, dtype, shape, at * size) for at in range(3)]
+    assert [(t.dtype, t.shape) for t in tensors] == [(dtype, shape)] * 3
+    assert [t.untyped_storage().nbytes() for t in tensors] == [size] * 3
+    tensors[1].zero_()
+    assert memory.tolist() == [1] * size + [0] * size + [1] * size
+
+
 def test_dtype_names() -> None:
     """Names and dtypes map to each other; a name that is no dtype is refused."""
     assert torch_dtype(dtype_name(torch.float8_e5m2)) is torch.float8_e5m2

@@ -130,11 +130,30 @@ def test_storages_elsewhere_have_no_image(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch_image.image("m.pt", {"a": 1}) is None
 
 
-def test_a_torch_that_writes_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("where", "name", "other"),
+    [
+        (torch_layout, "hash_combine", lambda seed, _: seed),
+        (torch_image._Records, "write_record_metadata", lambda *_: None),
+        (torch_image._Records, "write_record", lambda *_: None),
+    ],
+    ids=["checksum", "sizes of storages", "records"],
+)
+def test_a_torch_that_writes_otherwise(
+    where: Any, name: str, other: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A result that differs from stock is detected before anything is saved."""
     torch_image._is_like_stock.cache_clear()
-    monkeypatch.setattr(torch_layout, "_hash_combine", lambda seed, _: seed)
+    monkeypatch.setattr(where, name, other)
     try:
         assert torch_image.image("m.pt", {"a": 1}) is None
     finally:
         torch_image._is_like_stock.cache_clear()
+
+
+def test_storages_without_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch must report each storage to the file, in the order of their keys."""
+    assert torch_image.image("m.pt", {"a": torch.ones(3)}) is not None
+    monkeypatch.setattr(torch_image._Records, "write_record_metadata", lambda *_: None)
+    with pytest.raises(ValueError, match="numbered the storages"):
+        torch_image.image("m.pt", {"a": torch.ones(3)})

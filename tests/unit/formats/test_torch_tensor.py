@@ -70,7 +70,7 @@ class _Own(torch.Tensor):
 
 
 def _named(tensor: torch.Tensor) -> torch.Tensor:
-    tensor.name_of_mine = "a"  # type: ignore[attr-defined]
+    tensor.name_of_mine = "a"
     return tensor
 
 
@@ -137,7 +137,7 @@ _STOCK = _saved(torch.arange(40.0).reshape(5, 8))
 
 @given(at=st.integers(0, len(_STOCK) - 1), change=st.integers(1, 255))
 def test_no_damaged_byte_is_passed_over(at: int, change: int) -> None:
-    """Not in the data, of which the file has a checksum, nor anywhere else."""
+    """In the data, which the file has a checksum of, or anywhere else."""
     file = np.frombuffer(bytearray(_STOCK), dtype=np.uint8)
     found = torch_tensor.settings()
     assert torch_tensor.view(file, torch.float32, (5, 8), found) is not None

@@ -85,7 +85,7 @@ def test_another_layout() -> None:
 
 @given(shift=st.integers(1, 63))
 def test_padding_that_torch_does_not_write(shift: int) -> None:
-    """A longer extra field of the last record moves its data, and the header tells."""
+    """A longer extra field of the last record moves its data; its header has the length."""
     data = bytearray(_saved([torch.full((64,), n) for n in range(5)]))
     index = TorchIndex.read("f", BytesSource(bytes(data)))
     at = index.directory.headers[index.directory.names.index("archive/data/4")]

@@ -127,7 +127,7 @@ def test_a_job_that_gets_nowhere_has_nothing_to_save() -> None:
 )
 def test_a_method_out_of_range_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(OptionError):
-        Method(**wrong)  # type: ignore[arg-type]
+        Method(**wrong)
 
 
 def test_an_interval_that_is_given_is_judged_like_the_formulas_own() -> None:

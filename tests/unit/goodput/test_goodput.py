@@ -55,7 +55,7 @@ def test_mtbf_of_llama_3() -> None:
 )
 def test_a_job_out_of_range_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(OptionError, match=next(iter(wrong)).replace("_", "-").removesuffix("-s")):
-        TrainingJob(**({"nodes": 1} | wrong))  # type: ignore[arg-type]
+        TrainingJob(**({"nodes": 1} | wrong))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_job_out_of_range_is_refused(wrong: dict[str, float]) -> None:
 )
 def test_costs_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(OptionError):
-        Costs(**({"blocking_s": 1.0, "restore_s": 1.0} | wrong))  # type: ignore[arg-type]
+        Costs(**({"blocking_s": 1.0, "restore_s": 1.0} | wrong))
 
 
 def test_first_order_by_hand() -> None:

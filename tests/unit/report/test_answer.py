@@ -29,7 +29,7 @@ def of(seconds: dict[str, Sequence[float]], **changes: object) -> ResultFile:
             replace(s, elapsed_s=t, phases_s={}, verified=proof)
             for s, t in zip(found, times, strict=False)
         ]
-    return replace(REFERENCE, samples=tuple(samples), **changes)  # type: ignore[arg-type]
+    return replace(REFERENCE, samples=tuple(samples), **changes)
 
 
 def said(report: Report) -> dict[str, tuple[str, ...]]:

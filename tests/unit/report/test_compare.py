@@ -203,7 +203,7 @@ def test_a_writer_in_one_run_only_is_named() -> None:
 
 
 def test_invalid_figures_are_not_judged() -> None:
-    """Nor are saves whose only verification is an invalid restore."""
+    """The same for saves whose only verification is an invalid restore."""
 
     def warm(sample: Sample) -> Sample:
         return replace(sample, cold=None) if sample.writer == "odirect" else sample
@@ -249,11 +249,15 @@ def test_a_failure_before_the_first_sample_is_not_missing(tuned: bool) -> None:
     assert comparison.spoilt == ["odirect save", "odirect restore"]
 
 
-def test_few_samples_say_that_they_are_few() -> None:
+def test_few_samples_say_that_they_are_few(tmp_path: Path) -> None:
+    """A note that all rows have is printed once."""
     few = replace(REFERENCE, samples=tuple(s for s in REFERENCE.samples if s.repetition < 3))
     row = compare([REFERENCE], [few], 0.05).rows[0]
     assert row.finding is Finding.NONE
     assert row.notes == ("3 repetitions cannot show a difference; --repeat 5",)
+    _, printed = run(save_as(REFERENCE, tmp_path / "old"), save_as(few, tmp_path / "new"))
+    assert printed.startswith("llama7b: no regression shown\n")
+    assert printed.count("3 repetitions cannot show a difference; --repeat 5\n") == 1
 
 
 def test_twins_of_an_aa_run_are_no_repetitions() -> None:
@@ -418,7 +422,7 @@ def test_a_writer_that_broke_is_exit_code_1(tmp_path: Path, repetition: int) -> 
     assert "FAILED: odirect save, odirect restore" in str(error)
     assert "FAILED now: " in printed
     _, printed = run(old, new, "--format", "md")
-    assert printed.startswith("**llama7b: no regression, 2 INVALID or FAILED now**")
+    assert printed.startswith("**llama7b: no regression shown, 2 INVALID or FAILED now**")
 
 
 def test_a_run_in_which_all_failed_is_no_run_of_other_writers(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_many_rows_are_printed_together(monkeypatch: pytest.MonkeyPatch) -> None
 
     def counted(console: Console, *values: object, **options: object) -> None:
         calls.append(values)
-        rich_print(console, *values, **options)  # type: ignore[arg-type]
+        rich_print(console, *values, **options)
 
     monkeypatch.setattr(Console, "print", counted)
     rows = [["日本", "1\x07"], *([f"row {number}", str(number)] for number in range(1000))]

@@ -1,8 +1,6 @@
 """`iobench show` prints a report from a record, and warns about an incomplete run."""
 
 import json
-import subprocess
-import sys
 import unicodedata
 from pathlib import Path
 
@@ -82,14 +80,3 @@ def test_a_bad_file_is_an_error_for_the_caller(app: typer.Typer, tmp_path: Path)
 
 def test_an_unknown_format_is_a_usage_error(app: typer.Typer, example_path: Path) -> None:
     assert CliRunner().invoke(app, [str(example_path), "--format", "html"]).exit_code == 2
-
-
-def test_the_command_itself_loads_no_numbers_library() -> None:
-    code = (
-        "import sys, iobench.cli.show\n"
-        "print([m for m in ('numpy', 'pandas', 'torch') if m in sys.modules])"
-    )
-    answer = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert answer.stdout == "[]\n"

@@ -1,7 +1,5 @@
-"""Result files as a pandas table, and imports that stay light."""
+"""Result files as a pandas table."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -71,14 +69,3 @@ def test_a_run_without_samples_gives_an_empty_table(tmp_path: Path, example_path
 def test_a_bad_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ResultFileError):
         load(tmp_path / "missing.jsonl")
-
-
-def test_importing_results_loads_neither_pandas_nor_torch() -> None:
-    code = (
-        "import sys, iobench.results\n"
-        "print([m for m in ('pandas', 'numpy', 'torch', 'rich', 'typer') if m in sys.modules])"
-    )
-    answer = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert answer.stdout == "[]\n"

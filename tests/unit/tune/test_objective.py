@@ -81,7 +81,7 @@ def test_goodput_of_a_hopeless_job_is_a_number() -> None:
 )
 def test_what_cannot_be_meant(settings: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        Objective(**settings)  # type: ignore[arg-type]
+        Objective(**settings)
 
 
 def test_memory_counts_by_its_peak() -> None:

@@ -48,15 +48,15 @@ class Played:
     def at(
         cls,
         *rates: float,
-        error: Callable[[Candidate, Step], str | None] = lambda candidate, step: None,  # noqa: ARG005
+        error: Callable[[Candidate, Step], str | None] = lambda *_: None,
         max_memory_bytes: int | None = None,
         max_bytes: int = 100 * _SIZE,
     ) -> Played:
         by_name = dict(zip(_NAMES, rates, strict=True))
         storage = SimulatedStorage(
             seed=1,
-            noise=lambda rng: 0.0,  # noqa: ARG005
-            rate=lambda one, number: by_name[one.writer] * MIB,  # noqa: ARG005
+            noise=lambda _: 0.0,
+            rate=lambda one, _: by_name[one.writer] * MIB,
             error=error,
         )
         reported = Reported()

@@ -86,16 +86,13 @@ def test_an_uncached_write_is_on_the_device_on_return(
     assert os.pread(fd, MIB, MIB) == _DATA[MIB : 2 * MIB].tobytes()
 
 
-def test_holds_needs_every_page_in_the_cache(fd: int) -> None:
+def test_held_needs_every_page_in_the_cache(fd: int) -> None:
     os.fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    assert not CachedFile(fd).holds(0, MIB)
+    assert CachedFile(fd).held([(0, MIB)]) == set()
     _write(CachedFile(fd), IoPath.BUFFERED, 0, MIB)
-    file = CachedFile(fd)
-    assert file.holds(0, MIB)
-    assert file.holds(4096, 8192)
-    assert not file.holds(MIB - 4096, MIB + 4096)
-    assert not file.holds(2 * MIB, 3 * MIB)
+    ranges = [(0, MIB), (4096, 8192), (MIB - 4096, MIB + 4096), (2 * MIB, 3 * MIB)]
+    assert CachedFile(fd).held(ranges) == {0, 4096}
 
 
 def test_without_cachestat(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +101,7 @@ def test_without_cachestat(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(linux, "cachestat_resident_bytes", refuse)
     _write(CachedFile(fd), IoPath.BUFFERED, 0, MIB)
-    assert not CachedFile(fd).holds(0, MIB)
+    assert CachedFile(fd).held([(0, MIB)]) == set()
 
 
 def test_what_a_read_leaves_in_the_page_cache(fd: int) -> None:
@@ -117,4 +114,4 @@ def test_what_a_read_leaves_in_the_page_cache(fd: int) -> None:
         file.read(path, Extent(image, 0, MIB, 0), Meter())
         assert np.array_equal(memory[:MIB], _DATA[:MIB])
         assert not memory[MIB:].any()
-        assert file.holds(0, MIB) == left
+        assert file.held([(0, MIB)]) == ({0} if left else set())

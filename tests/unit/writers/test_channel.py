@@ -20,6 +20,7 @@ from support.every_bytecode import SOON_S, Boom, Place, Tracer, at_every_place, 
 
 from iobench.testing import Footprint
 from iobench.writers.blocks import channel as module
+from iobench.writers.blocks import lease as lease_module
 from iobench.writers.blocks.channel import Channel, Lease, LeaseState, OnFull
 
 
@@ -123,7 +124,7 @@ def test_a_reserved_lease_is_a_permit() -> None:
     assert work.released == Counter([0, 1])
     work.channel.close()
     for _ in range(2):
-        work.channel.end(third, LeaseState.FAILED, among=(LeaseState.HELD,))
+        work.channel.give_back(third)
     assert work.released == Counter([0, 1, 2])
     assert called == [1]  # with the last lease, as no worker is left
 
@@ -142,7 +143,7 @@ def test_supersede() -> None:
     assert work.channel.reserve(Lease(5))
     waiting = threading.Thread(target=lambda: work.channel.reserve(Lease(6), "supersede"))
     waiting.start()
-    work.channel.end(last, LeaseState.FAILED, among=(LeaseState.HELD,))
+    work.channel.give_back(last)
     waiting.join(SOON_S)
     assert not waiting.is_alive()
     assert [lease.item for lease in work.channel._outstanding] == [4, 5, 6]
@@ -242,7 +243,7 @@ class _Watched(_Work):
                 self._waits.set()
             pause()
 
-        self.channel._pause = paused  # type: ignore[method-assign]
+        self.channel._pause = paused
 
 
 def _submitters_life(work: _Work, leases: list[Lease[int]], *, drains: bool) -> None:
@@ -282,14 +283,14 @@ def _check_over(work: _Work, leases: list[Lease[int]]) -> None:
         if lease.state is LeaseState.DONE:
             assert lease.item in work.handled
     for lease in leases:
-        channel.end(lease, LeaseState.FAILED, among=(LeaseState.HELD,))
+        channel.give_back(lease)
     assert not channel._outstanding
     assert max(work.released.values(), default=0) <= 1
 
 
 def _interrupted(where: str, place: Place | None, **options: Any) -> Tracer:
     """Use and close a channel, with Boom at `place` in the `submitter` or in a `worker`."""
-    tracer = Tracer([module.__file__], place)
+    tracer = Tracer([module.__file__, lease_module.__file__], place)
     # CPython 3.12 crashes when two threads trace the opcodes of one function.
     crashes = where == "worker" and sys.version_info[:2] == (3, 12)
     work = _Watched(workers=1 if crashes else 2, **options)
@@ -418,7 +419,7 @@ class _Any(RuleBasedStateMachine):
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
         lease = data.draw(st.sampled_from(self._reserved()))
-        self.channel.end(lease, LeaseState.FAILED, among=(LeaseState.HELD,))
+        self.channel.give_back(lease)
         assert lease not in self.channel._outstanding
         assert self.work.released[lease.item] == 1
 
@@ -476,7 +477,7 @@ def test_a_forked_child_waits_for_nothing() -> None:
     with work.channel._lock:  # as if another thread held it: no thread releases it in the child
         child = os.fork()
         if child == 0:
-            work.channel._lock = threading.Lock()  # type: ignore[assignment]
+            work.channel._lock = threading.Lock()
             work.channel._lock.acquire()
             try:
                 signal.alarm(SOON_S)
@@ -551,7 +552,7 @@ def test_a_signal_handler_uses_the_channel_that_was_interrupted(
     entered = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        entered.append(work.channel._lock._is_owned())  # type: ignore[attr-defined]
+        entered.append(work.channel._lock._is_owned())
         go_on.set()
         work.channel.submit(Lease("handler"))
         work.channel.drain()
@@ -597,7 +598,7 @@ def test_any_interrupt_of_close_is_raised_after_it(raised: type[BaseException]) 
             signal.raise_signal(signal.SIGUSR1)
         pause()
 
-    work.channel._pause = paused  # type: ignore[method-assign]
+    work.channel._pause = paused
     before = signal.signal(signal.SIGUSR1, handle)
     try:
         with Footprint.unchanged(), pytest.raises(raised):

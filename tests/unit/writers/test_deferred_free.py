@@ -129,7 +129,7 @@ def test_a_save_that_replaces_another_finds_space(
 
     monkeypatch.setattr(os, "close", slow)
     disk = new_filesystem("ext4")
-    for share in (0.6, 0.4, 0.3):  # of what is free when a save begins; at 0.6 only one fits beside
+    for share in (0.6, 0.4, 0.3):  # of the free space when a save begins; at 0.6 only one file fits
         size_bytes = int(_free_bytes(disk) * share / (1 + share)) & ~4095
         image = FileImage.of("file", [np.ones(size_bytes, dtype=np.uint8)])
         for _ in range(6):

@@ -236,6 +236,23 @@ def test_what_is_cached_is_read_from_there(tmp_path: Path) -> None:
     assert moved.decisions == {"buffered: in the page cache": 4}
 
 
+def test_what_is_cached_when_the_read_begins(tmp_path: Path) -> None:
+    """Only that is read from the page cache, not what the kernel reads ahead meanwhile."""
+    _require_direct(tmp_path)
+    with (tmp_path / "file").open("wb") as file:
+        file.truncate(1 << 30)
+    fd = os.open(tmp_path / "file", os.O_RDONLY)
+    try:
+        os.pread(fd, 10 * _BLOCK, 0)
+        cached = linux.resident_bytes(fd)[0]
+        os.truncate(tmp_path / "file", cached + 16 * _BLOCK)
+        image = FileImage.of("file", [np.empty(cached + 16 * _BLOCK, dtype=np.uint8)])
+        moved = _writer().read(image, tmp_path)
+    finally:
+        os.close(fd)
+    assert moved.decisions["buffered: in the page cache"] == cached // _BLOCK
+
+
 def test_aligned_memory_is_not_staged(tmp_path: Path) -> None:
     """Aligned memory is moved without a copy, and the decision says so."""
     _require_direct(tmp_path)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench.errors import UsageError
+from iobench.formats.many_parts import ScatteredImage
 from iobench.writers.image import FileImage, Segment
-from iobench.writers.many_parts import ScatteredImage
 
 _PIECES = st.lists(st.binary(max_size=40), max_size=12)
 

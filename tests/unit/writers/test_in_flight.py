@@ -6,6 +6,7 @@ import ctypes
 import errno
 import random
 from collections import Counter
+from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
@@ -29,7 +30,7 @@ class FakeRing:
     completion takes one of `outcomes`: the most units of the alignment, or a negative errno. When
     none is left, every operation is complete."""
 
-    def __init__(self, file: bytearray, outcomes: list[int] = [], seed: int = 0) -> None:  # noqa: B006
+    def __init__(self, file: bytearray, outcomes: Sequence[int] = (), seed: int = 0) -> None:
         self.file, self.outcomes, self.order = file, list(outcomes), random.Random(seed)
         self.queued: dict[int, tuple[bool, int, int, int]] = {}
         self.closed = False

@@ -110,7 +110,7 @@ def test_options_are_frozen_and_equal_by_value() -> None:
     assert _Options(threads="3") == _Options(threads=3)
     assert hash(_Options(threads="3")) == hash(_Options(threads=3))
     with pytest.raises(FrozenInstanceError):
-        _Options().threads = 4  # type: ignore[misc]
+        _Options().threads = 4
 
 
 def test_describe_is_complete() -> None:

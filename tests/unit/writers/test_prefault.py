@@ -172,8 +172,8 @@ def test_loads_are_right(name: str, form: object, tmp_path: Path) -> None:
         str(n): torch.randint(0, 255, (size,), dtype=torch.uint8)
         for n, size in enumerate([5 * HUGE_PAGE + 3, 17, HUGE_PAGE - 64, 0, 9 * HUGE_PAGE, 4096])
     }
-    form.save(state, "file", tmp_path, writer)  # type: ignore[attr-defined]
-    found, _ = form.load("file", tmp_path, writer)  # type: ignore[attr-defined]
+    form.save(state, "file", tmp_path, writer)
+    found, _ = form.load("file", tmp_path, writer)
     assert all(torch.equal(found[key], tensor) for key, tensor in state.items())
 
 

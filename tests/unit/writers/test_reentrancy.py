@@ -80,7 +80,24 @@ def _everywhere(module: Any, check: Callable[[Callable[..., bool]], bool]) -> No
     assert at > 5, "the module was never traced"
 
 
-@pytest.mark.parametrize("entry", ["give", "take", "take and give"])
+_POOL_ENTRIES = pytest.mark.parametrize("entry", ["give", "take", "take and give"])
+
+
+def _pool_entry(entry: str, pool: BlockPool, spare: Bytes, got: list[Bytes]) -> Callable[[], None]:
+    """Return what a finalizer does: it gives `spare` back, or takes a block into `got`."""
+
+    def enters() -> None:
+        if entry == "give":
+            pool.give(spare)
+            return
+        got.append(pool.take())
+        if entry == "take and give":
+            pool.give(got.pop())
+
+    return enters
+
+
+@_POOL_ENTRIES
 @pytest.mark.parametrize("kept", [0, 1])
 def test_block_pool(entry: str, kept: int) -> None:
     """No block is used twice or lost, at any point where a finalizer returns one."""
@@ -92,15 +109,7 @@ def test_block_pool(entry: str, kept: int) -> None:
         for block in [pool._make()[0] for _ in range(kept)]:
             pool.give(block)
 
-        def enters() -> None:
-            if entry == "give":
-                pool.give(spare)
-                return
-            got.append(pool.take())
-            if entry == "take and give":
-                pool.give(got.pop())
-
-        there = enter(lambda: got.append(pool.take()), enters)
+        there = enter(lambda: got.append(pool.take()), _pool_entry(entry, pool, spare, got))
         free = [block.ctypes.data for block in pool._free]
         out = [block.ctypes.data for block in got]
         assert len(set(free + out)) == len(free + out)
@@ -112,7 +121,7 @@ def test_block_pool(entry: str, kept: int) -> None:
     _everywhere(workers, check)
 
 
-@pytest.mark.parametrize("entry", ["give", "take", "take and give"])
+@_POOL_ENTRIES
 def test_block_pool_that_frees_what_a_burst_took(entry: str) -> None:
     """The same while all but two blocks are freed."""
 
@@ -125,15 +134,7 @@ def test_block_pool_that_frees_what_a_burst_took(entry: str) -> None:
         if entry != "give":
             pool.give(spare)
 
-        def enters() -> None:
-            if entry == "give":
-                pool.give(spare)
-                return
-            got.append(pool.take())
-            if entry == "take and give":
-                pool.give(got.pop())
-
-        there = enter(lambda: pool.give(last), enters)
+        there = enter(lambda: pool.give(last), _pool_entry(entry, pool, spare, got))
         used = [block.ctypes.data for block in [*pool._free, *got]]
         assert len(set(used)) == len(used)
         if not there and entry != "give":

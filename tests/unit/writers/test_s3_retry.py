@@ -145,7 +145,7 @@ def test_explanations(error: Exception, kind: type, code: int) -> None:
     """One line that names the object, with the right class."""
     better = explain(error, "reading", "s3://bucket/key")
     assert isinstance(better, kind)
-    assert better.exit_code == code  # type: ignore[attr-defined]
+    assert better.exit_code == code
     assert "\n" not in str(better)
 
 

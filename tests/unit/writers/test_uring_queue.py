@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from iobench.writers.direct.uring_queue import PyuringRing, open_ring, setup_fla
 class _Ctx:
     """A fake UringCtx of pyuring: its submissions fail with `errors`, in order."""
 
-    def __init__(self, errors: list[int] = [], entries: int = 1, setup_flags: int = 0) -> None:  # noqa: B006
+    def __init__(self, errors: Sequence[int] = (), entries: int = 1, setup_flags: int = 0) -> None:
         self.errors, self.queued, self.taken = list(errors), [], []
         self.flags = setup_flags
         self.closed = False
@@ -132,7 +133,7 @@ def test_setup_flags_are_tried(monkeypatch: pytest.MonkeyPatch, refused: int) ->
 
     class Binding:
         @staticmethod
-        def UringCtx(*, entries: int, setup_flags: int) -> _Ctx:  # noqa: N802, ARG004 -- pyuring's
+        def UringCtx(*, entries: int, setup_flags: int) -> _Ctx:  # noqa: N802, ARG004 -- pyuring's name
             if flag_sets.index(setup_flags) < refused:
                 raise OSError(errno.EINVAL, "Invalid argument")
             return _Ctx(setup_flags=setup_flags)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench.errors import UsageError
+from iobench.formats.many_parts import PartsImage
 from iobench.writers.image import FileImage
-from iobench.writers.many_parts import PartsImage
 
 
 @given(st.lists(st.integers(0, 9), max_size=8), st.data())

@@ -1,0 +1,124 @@
+"""`iobench report`: one HTML file, or one picture, of the records of runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from iobench.errors import UnavailableError, UnknownNameError, UsageError
+from iobench.text import printable
+
+if TYPE_CHECKING:
+    from iobench.report.page.page import Page
+
+__all__ = [
+    "REPORT_HELP",
+    "ReportOption",
+    "check_report",
+    "report",
+    "write_report",
+    "write_report_of",
+]
+
+_NEEDS = ("altair", "jinja2", "vl_convert")
+
+REPORT_HELP = "Also write the report as one HTML file with charts."
+ReportOption = Annotated[Path | None, typer.Option("--report", help=REPORT_HELP)]
+
+
+def report(
+    records: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RECORD...",
+            help="Result files of runs, several side by side; or one record of iobench train, or "
+            "one journal of iobench autotune.",
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="The page: one HTML file; an older one is replaced."),
+    ] = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option("--figure", help="One chart as a picture: FILE.svg or FILE.png."),
+    ] = None,
+    chart: Annotated[
+        str | None,
+        typer.Option("--chart", help="The chart of --figure.", show_default="the first one"),
+    ] = None,
+) -> None:
+    """Make one self-contained HTML page, or a picture, of records."""
+    if output is None and figure is None:
+        raise UsageError("nothing to write; give -o FILE.html, or --figure FILE.svg")
+    if chart is not None and figure is None:
+        raise UsageError("--chart chooses the chart of --figure; give --figure FILE.svg")
+    if output is not None:
+        check_report(output, "-o")
+    if figure is not None:
+        _check_libraries()
+        from iobench.report.page.output import check_figure
+
+        check_figure(figure, "--figure")
+    from iobench.report.page.kinds import page_of
+
+    page = page_of(records)
+    if figure is not None:
+        _write_figure(page, chart, figure)
+    if output is not None:
+        write_report(lambda: page, output, "-o")
+
+
+def check_report(path: Path, option: str = "--report") -> None:
+    """Raise UsageError if the page cannot be written, UnavailableError without the libraries."""
+    _check_libraries()
+    from iobench.report.page.output import check_page
+
+    check_page(path, option)
+
+
+def write_report(make: Callable[[], Page], path: Path, option: str = "--report") -> None:
+    """Write the page that `make` returns, and print its name on stderr. Raises UsageError."""
+    from iobench.report.page.html import html
+    from iobench.report.page.output import write
+
+    write(path, html(make()).encode("utf-8", "backslashreplace"), option)
+    print(f"report: {printable(str(path))}", file=sys.stderr)
+
+
+def write_report_of(records: Sequence[Path], path: Path) -> None:
+    """Write the page of the records, and print its name on stderr. Raises UsageError."""
+    from iobench.report.page.kinds import page_of
+
+    write_report(lambda: page_of(records), path)
+
+
+def _write_figure(page: Page, chart: str | None, path: Path) -> None:
+    from iobench.report.page.figure import draw
+    from iobench.report.page.output import write
+
+    charts = page.charts
+    if not charts:
+        raise UsageError(f"--figure {path}: there is no chart, because nothing was measured")
+    name = chart or next(iter(charts))
+    if name not in charts:
+        raise UnknownNameError("chart", name, charts)
+    write(path, draw(charts[name], path.suffix.lower().lstrip(".")), "--figure")
+    print(f"figure: {printable(str(path))}", file=sys.stderr)
+
+
+def _check_libraries() -> None:
+    """Raise UnavailableError unless the extra `report` is installed."""
+    from importlib.util import find_spec
+
+    missing = [name for name in _NEEDS if find_spec(name) is None]
+    if missing:
+        raise UnavailableError(
+            "iobench report",
+            f"{', '.join(missing)} is not installed.",
+            "Type: pip install 'iobench[report]'.",
+        )

@@ -1,0 +1,82 @@
+"""Samples in the order in which they ran: drift, throttling and burst credits are seen here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import altair as alt
+
+from iobench.report.grid import Grid
+from iobench.report.page.charts.rates import TOOLTIP
+from iobench.report.page.page import Chart
+from iobench.report.page.rows import Group
+from iobench.report.page.theme import data_of, spec_of
+
+__all__ = ["in_order_chart"]
+
+_HEIGHT = 280
+_MARGIN = 1.06
+
+
+def in_order_chart(group: Group, started_at: str) -> Chart:
+    """Return the chart of all samples of one operation over the time of the run."""
+    shown = [row for row in group.rows if row.counts] or group.rows
+    values = list(_values(group, started_at))
+    most = _MARGIN * max(rate for row in shown for rate in row.rates)
+    labels = list(dict.fromkeys(value["label"] for value in values))
+    colours = {value["label"]: value["colour"] for value in values}
+    scale = alt.Scale(domain=labels, range=[colours[label] for label in labels])
+    base = alt.Chart(data_of(values)).encode(
+        x=alt.X("x:Q", axis=alt.Axis(title="minutes since the start of the run", tickCount=8)),
+        y=alt.Y(
+            "y:Q",
+            axis=alt.Axis(title="GiB/s", tickCount=5),
+            scale=alt.Scale(domain=[0, most], nice=False, clamp=True),
+        ),
+        color=alt.Color("label:N", scale=scale, legend=alt.Legend(title=None)),
+    )
+    dots = base.mark_point(size=46, filled=True, opacity=0.9).encode(
+        shape=alt.Shape("shape:N", scale=None), tooltip=TOOLTIP
+    )
+    return Chart(
+        name=group.slug("in-order"),
+        title=f"Each {group.name} in the order in which they ran",
+        alt=f"Rates of {len(values)} samples over the time of the run: {_ends(group)}.",
+        caption="A slope is drift: a full write cache, throttling or used up burst credits. A dip "
+        "of all writers at once is the machine or another user of it.",
+        spec=spec_of(alt.layer(base.mark_line(opacity=0.5, strokeWidth=1.5), dots), _HEIGHT),
+        numbers=_numbers(values),
+    )
+
+
+def _values(group: Group, started_at: str) -> Iterator[dict[str, Any]]:
+    began = datetime.fromisoformat(started_at)
+    for row in group.rows:
+        for sample, rate in zip(row.samples, row.rates, strict=True):
+            passed = datetime.fromisoformat(sample.started_at) - began
+            yield {
+                "x": passed.total_seconds() / 60,
+                "y": rate,
+                "label": group.label(row),
+                "colour": row.colour,
+                "shape": row.shape,
+                **row.words(sample),
+            }
+
+
+def _ends(group: Group) -> str:
+    return "; ".join(
+        f"{group.label(row)} from {row.rates[0]:.2f} to {row.rates[-1]:.2f} GiB/s"
+        for row in group.rows
+    )
+
+
+def _numbers(values: list[dict[str, Any]]) -> Grid:
+    columns = (("minute", True), ("writer", False), ("GiB/s", True), ("others meanwhile", False))
+    rows = [
+        [f"{one['x']:.2f}", one["label"], f"{one['y']:.3f}", one["others"]]
+        for one in sorted(values, key=lambda value: float(value["x"]))
+    ]
+    return Grid(columns=columns, rows=rows)

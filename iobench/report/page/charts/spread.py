@@ -1,0 +1,185 @@
+"""Rows of a figure with its interval and its samples, around a reference: ratios, shares, times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import altair as alt
+
+from iobench.report.page.charts.lanes import (
+    BODY,
+    label_layers,
+    lane_axis,
+    lane_height,
+    lane_scale,
+)
+from iobench.report.page.palette import CIRCLE
+from iobench.report.page.theme import INK, MUTED, data_of, spec_of
+
+__all__ = ["Dot", "MarkLine", "Spread", "spread_spec"]
+
+_HEAD = 0.5  # lanes above the first one, for the labels of the marks
+_APART = 0.12  # lanes: dots alternate above and below the middle, so that fewer hide others
+_MARGIN = 0.05  # of the axis, on both sides of what it shows
+_FARTHEST = 2.0  # dots and intervals may widen the axis by so many times the range of the figures
+_BESIDE = 0.3  # lanes above and below the marks: the dashed line does not cross the labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dot:
+    """One sample, with the words of its tooltip by heading. `shape` is the row's if empty."""
+
+    x: float
+    words: Mapping[str, str] = field(default_factory=dict)
+    shape: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarkLine:
+    """A line across all rows, with its name: what the figures are compared with."""
+
+    x: float
+    label: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """One row: a figure, the bounds of its interval, and its samples.
+
+    `figure` is the text on the right. `target` is a value of this row alone to compare it with,
+    drawn as a diamond. A `hollow` row has a figure that does not count.
+    """
+
+    label: str
+    figure: str
+    colour: str
+    middle: float | None = None
+    bounds: tuple[float, float] | None = None
+    dots: Sequence[Dot] = ()
+    target: float | None = None
+    shape: str = CIRCLE
+    hollow: bool = False
+
+
+def spread_spec(
+    rows: Sequence[Spread],
+    *,
+    axis: str,
+    words: Sequence[str] = (),
+    mark: MarkLine | None = None,
+    zero: bool = False,
+) -> dict[str, Any]:
+    """Return the spec of `rows`, one below the other.
+
+    `axis` is the title of the axis with its unit, `words` are the headings of the tooltips. With
+    `zero` the axis begins at 0.
+    """
+    head = 0.0 if mark is None else _HEAD
+    down = lane_scale(len(rows), head)
+    low, high = _domain(rows, mark, zero=zero)
+    x = alt.X(
+        "x:Q",
+        scale=alt.Scale(domain=[low, high], nice=False, zero=False, clamp=True),
+        axis=alt.Axis(title=axis, tickCount=6),
+    )
+    layers = [
+        *_mark_layers(
+            mark, len(rows), x, down, left=mark is not None and mark.x > (low + high) / 2
+        ),
+        *_row_layers(rows, x, lane_axis("y", down), words, (low, high)),
+        *label_layers([(row.label, row.figure) for row in rows], down),
+    ]
+    return spec_of(alt.layer(*layers), lane_height(len(rows), head))
+
+
+def _row_layers(
+    rows: Sequence[Spread],
+    x: alt.X,
+    y: alt.Y,
+    words: Sequence[str],
+    ends: tuple[float, float],
+) -> Iterator[alt.Chart]:
+    colour = alt.Color("colour:N", scale=None)
+    bars = [
+        {"y": at + BODY, "x": row.bounds[0], "x2": row.bounds[1], "colour": row.colour}
+        for at, row in enumerate(rows)
+        if row.bounds is not None
+    ]
+    if bars:
+        bar = alt.Chart(data_of(bars)).mark_bar(height=10, opacity=0.3, cornerRadius=3)
+        yield bar.encode(x=x, x2="x2:Q", y=y, color=colour)
+    middles = [
+        {"x": row.middle, "y": at + BODY} for at, row in enumerate(rows) if row.middle is not None
+    ]
+    tick = alt.Chart(data_of(middles)).mark_tick(thickness=3, size=24, color=INK, orient="vertical")
+    yield tick.encode(x=x, y=y)
+    dots = [
+        {
+            "x": dot.x,
+            "y": at + BODY + (-_APART if number % 2 else _APART),
+            "colour": row.colour,
+            "fill": "transparent" if row.hollow else row.colour,
+            "shape": _shape(row, dot, ends),
+            **{f"word{n}": dot.words.get(heading, "") for n, heading in enumerate(words)},
+        }
+        for at, row in enumerate(rows)
+        for number, dot in enumerate(row.dots)
+    ]
+    if dots:
+        point = alt.Chart(data_of(dots)).mark_point(size=52, opacity=0.85, strokeWidth=1.4)
+        yield point.encode(
+            x=x,
+            y=y,
+            color=colour,
+            fill=alt.Fill("fill:N", scale=None),
+            shape=alt.Shape("shape:N", scale=None),
+            tooltip=[alt.Tooltip(f"word{n}:N", title=one) for n, one in enumerate(words)],
+        )
+    targets = [
+        {"x": row.target, "y": at + BODY} for at, row in enumerate(rows) if row.target is not None
+    ]
+    if targets:
+        diamond = alt.Chart(data_of(targets)).mark_point(
+            shape="diamond", size=150, strokeWidth=2, color=MUTED
+        )
+        yield diamond.encode(x=x, y=y)
+
+
+def _mark_layers(
+    mark: MarkLine | None, lanes: int, x: alt.X, down: alt.Scale, *, left: bool
+) -> Iterator[alt.Chart]:
+    if mark is None:
+        return
+    parts = [
+        {"x": mark.x, "y": at + BODY - _BESIDE, "y2": at + BODY + _BESIDE} for at in range(lanes)
+    ]
+    dashes = alt.Chart(data_of(parts)).mark_rule(color=MUTED, strokeDash=[4, 3], strokeWidth=1.5)
+    yield dashes.encode(x=x, y=lane_axis("y", down), y2="y2:Q")
+    base = alt.Chart(data_of([{"x": mark.x, "y": -_HEAD / 2, "label": mark.label}]))
+    text = base.mark_text(align="right" if left else "left", color=MUTED)
+    yield text.encode(x=x, y=lane_axis("y", down), text="label:N")
+
+
+def _shape(row: Spread, dot: Dot, ends: tuple[float, float]) -> str:
+    """Return the shape of a dot; a triangle shows that it is beyond the end of the axis."""
+    if ends[0] <= dot.x <= ends[1]:
+        return dot.shape or row.shape
+    return "triangle-left" if dot.x < ends[0] else "triangle-right"
+
+
+def _domain(rows: Sequence[Spread], mark: MarkLine | None, *, zero: bool) -> tuple[float, float]:
+    """Return the ends of the axis: all figures, and what is not far off them."""
+    shown = [row.middle for row in rows if row.middle is not None]
+    shown += [row.target for row in rows if row.target is not None]
+    shown += [mark.x] if mark is not None else []
+    shown += [0.0] if zero or not shown else []
+    low, high = min(shown), max(shown)
+    room = _FARTHEST * ((high - low) or abs(high) or 1.0)
+    others = [end for row in rows for end in row.bounds or ()]
+    others += [dot.x for row in rows for dot in row.dots if not row.hollow]
+    near = [one for one in others if low - room <= one <= high + room]
+    low, high = min([low, *near]), max([high, *near])
+    margin = _MARGIN * ((high - low) or abs(high) or 1.0)
+    return (low if zero and low == 0 else low - margin), high + margin

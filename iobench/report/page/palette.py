@@ -1,0 +1,83 @@
+"""Colours of the charts: one for each writer and peer, the same in every report.
+
+Each has a contrast of at least 3 to white and to the dark background (WCAG 2.2, 1.4.11). Our
+writers are grey, blue, green and violet, peers are orange, red and brown, and have another shape.
+No chart needs the colour alone: rows and lines have labels.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+from iobench.peers import PREFIX
+
+__all__ = ["CIRCLE", "DIAMOND", "PHASES", "colour_of", "phase_colour", "shape_of"]
+
+CIRCLE, DIAMOND = "circle", "diamond"
+
+_WRITERS = {
+    "buffered": "#7d8794",
+    "uncached": "#1096b0",
+    "odirect": "#1f6dc0",
+    "uring": "#b15ad6",
+    "hybrid": "#2f9a4b",
+    "aiofiles": "#14958a",
+    "gds": "#6f9a1e",
+    "s3": "#5a6fe0",
+    "null": "#8b8b8b",
+}
+_PEERS = {
+    "torch-save": "#d5622a",
+    "torch-save-mmap": "#b9770f",
+    "dcp": "#d04a5c",
+    "safetensors": "#c4568f",
+    "deepspeed-aio": "#a8703e",
+    "fastsafetensors": "#a88a14",
+    "runai-streamer": "#e0584b",
+    "tensorstore": "#99704a",
+    "obstore": "#b0607a",
+    "boto3-upload-file": "#c76f52",
+    "s3torchconnector": "#b56aa8",
+}
+_OTHER_WRITERS = ("#4a86c5", "#2f9686", "#7f74d6", "#5f9440", "#4f8fa3", "#9a6cc9")
+_OTHER_PEERS = ("#c9682f", "#c65470", "#a97a2e", "#b06a55", "#bb5c9c", "#96803a")
+PHASES = {
+    "open": "#8b93a1",
+    "parse": "#6c7f93",
+    "serialize": "#a97a2e",
+    "checksum": "#a88a14",
+    "gather": "#2f9686",
+    "submit": "#6f9a1e",
+    "wait": "#c65470",
+    "save": "#5a8bb0",
+    "write": "#2b7bd0",
+    "upload": "#c4568f",
+    "restore": "#5a8bb0",
+    "read": "#5a6fe0",
+    "scatter": "#2f9a4b",
+    "sync": "#d5622a",
+    "commit": "#8a5fd3",
+}
+"""Colour of each phase, in about the order of time."""
+
+
+def colour_of(writer: str) -> str:
+    """Return the colour of a writer or `peer:NAME`; of an unknown one by a hash of its name."""
+    name = writer.removeprefix(PREFIX)
+    known, others = (_PEERS, _OTHER_PEERS) if name != writer else (_WRITERS, _OTHER_WRITERS)
+    return known.get(name) or _hashed(name, others)
+
+
+def shape_of(writer: str) -> str:
+    """Return the shape of a sample: peers differ from our writers without colour too."""
+    return DIAMOND if writer.startswith(PREFIX) else CIRCLE
+
+
+def phase_colour(phase: str) -> str:
+    """Return the colour of a phase."""
+    return PHASES.get(phase) or _hashed(phase, _OTHER_WRITERS)
+
+
+def _hashed(name: str, colours: tuple[str, ...]) -> str:
+    # Not hash(): that of a text differs from process to process.
+    return colours[zlib.crc32(name.encode("utf-8", "surrogatepass")) % len(colours)]

@@ -1,0 +1,166 @@
+"""The rows of a run: each summary with its samples, and each sample in words for its tooltip."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+
+from iobench.bench.judging import stats
+from iobench.bench.judging.verdict import Context, judge
+from iobench.report.page.palette import colour_of, shape_of
+from iobench.report.summary import Report, Summary, group, summarise
+from iobench.report.winners import RANKED
+from iobench.results import Interference, Operation, ResultFile, Sample
+from iobench.results.setting import at_target
+from iobench.units import GIB, format_rate, format_seconds, format_size
+
+__all__ = ["Group", "Measured", "RunRow", "in_gib_per_s", "moment"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRow:
+    """One row of a report with the samples that it summarises, saves with their verification."""
+
+    summary: Summary
+    samples: Sequence[Sample]
+    context: Context
+
+    @property
+    def counts(self) -> bool:
+        """Whether this row can win: not INVALID, not FAILED."""
+        return self.summary.verdict in RANKED
+
+    @property
+    def colour(self) -> str:
+        return colour_of(self.summary.writer)
+
+    @property
+    def shape(self) -> str:
+        return shape_of(self.summary.writer)
+
+    @property
+    def median(self) -> float:
+        """GiB/s."""
+        return in_gib_per_s(self.summary.median_bytes_per_s)
+
+    @cached_property
+    def rates(self) -> list[float]:
+        """GiB/s of each sample."""
+        return [in_gib_per_s(stats.rate(one.bytes, one.elapsed_s)) for one in self.samples]
+
+    def words(self, sample: Sample) -> dict[str, str]:
+        """Return what a tooltip says about `sample`, by heading."""
+        verdict = judge(sample, self.context)
+        bad = verdict.status not in RANKED
+        return {
+            "writer": self.summary.label,
+            "repetition": str(sample.repetition),
+            "rate": format_rate(stats.rate(sample.bytes, sample.elapsed_s)),
+            "time": f"{format_seconds(sample.elapsed_s)} for {format_size(sample.bytes)}",
+            "verdict": f"{verdict.status}: {verdict.reasons[0]}" if bad else str(verdict.status),
+            "others": _others(sample.interference),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The rows that a chart compares: one operation, and one of several targets."""
+
+    operation: Operation
+    restore_as: str | None
+    target: str | None
+    rows: tuple[RunRow, ...]
+
+    @property
+    def name(self) -> str:
+        """What is compared: `save`, `restore subset=0.1 on /mnt/a`."""
+        on = f"on {self.target}" if self.target else None
+        return " ".join(part for part in (self.operation, self.restore_as, on) if part)
+
+    def label(self, row: RunRow) -> str:
+        """Return the label of a row without what all rows here share: the target."""
+        return row.summary.label.replace(at_target("", self.target), "")
+
+    def slug(self, what: str) -> str:
+        """Return the name of a chart of this group: `rate-restore-subset-0-1`."""
+        return re.sub(r"[^a-z0-9]+", "-", f"{what} {self.name}".lower()).strip("-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A result file with its report, from which all charts are made."""
+
+    result: ResultFile
+    report: Report
+
+    @classmethod
+    def of(cls, result: ResultFile) -> Measured:
+        return cls(result=result, report=summarise(result))
+
+    @property
+    def when(self) -> str:
+        """When the run began: `2026-01-31 12:00 UTC`."""
+        return moment(self.result.run.started_at)
+
+    @cached_property
+    def rows(self) -> tuple[RunRow, ...]:
+        """All rows in the order of the report."""
+        context = Context.of(self.result.run)
+        found = {
+            (one.operation, repr(one.setting)): samples
+            for samples in group(self.result).values()
+            for one in samples[:1]
+        }
+        return tuple(
+            RunRow(summary=one, samples=found[one.operation, repr(one.setting)], context=context)
+            for one in self.report.summaries
+        )
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """The rows by operation, part that is restored, and target; in the order of the report."""
+        kinds = dict.fromkeys(map(_kind, self.rows))
+        return tuple(
+            Group(
+                operation=operation,
+                restore_as=restore_as,
+                target=target,
+                rows=tuple(
+                    row for row in self.rows if _kind(row) == (operation, restore_as, target)
+                ),
+            )
+            for operation, restore_as, target in kinds
+        )
+
+
+def moment(text: str) -> str:
+    """Return an ISO 8601 time as `2026-01-31 12:00 UTC`."""
+    return f"{datetime.fromisoformat(text):%Y-%m-%d %H:%M %Z}"
+
+
+def in_gib_per_s(bytes_per_s: float) -> float:
+    return bytes_per_s / GIB
+
+
+def _kind(row: RunRow) -> tuple[Operation, str | None, str | None]:
+    axes = row.summary.axes
+    return row.summary.operation, axes.restore_as, axes.target
+
+
+def _others(seen: Interference | None) -> str:
+    """Return what others did while the clock ran, in words."""
+    return ", ".join(_amounts(seen)) or "nothing seen" if seen else "not recorded"
+
+
+def _amounts(seen: Interference) -> Iterator[str]:
+    if seen.steal_s:
+        yield f"{format_seconds(seen.steal_s)} of CPU stolen"
+    if seen.memory_stall_s:
+        yield f"{format_seconds(seen.memory_stall_s)} of waiting for memory"
+    if seen.foreign_read_bytes:
+        yield f"{format_size(seen.foreign_read_bytes)} read"
+    if seen.foreign_write_bytes:
+        yield f"{format_size(seen.foreign_write_bytes)} written"

@@ -1,0 +1,68 @@
+"""The look of all charts, and the Vega-Lite spec of one.
+
+Charts are drawn in the colours of paper. In a page, page.css replaces INK, MUTED, GRID and PAPER
+by those of its own scheme, so that light, dark and printed pages need no second drawing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import altair as alt
+
+__all__ = ["GRID", "INK", "MUTED", "PAPER", "SCHEME", "data_of", "spec_of"]
+
+INK, MUTED, GRID, PAPER = "#1c2026", "#5a6270", "#e3e6eb", "#ffffff"
+SCHEME = {"ink": INK, "muted": MUTED, "grid": GRID, "paper": PAPER}
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+_CONFIG = {
+    "font": _FONT,
+    "aria": False,  # the page describes each chart as one image
+    "background": None,
+    "padding": {"left": 2, "right": 8, "top": 4, "bottom": 4},
+    "view": {"stroke": None},
+    "axis": {
+        "labelColor": MUTED,
+        "titleColor": MUTED,
+        "labelFontSize": 12,
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+        "titlePadding": 8,
+        "gridColor": GRID,
+        "domain": False,
+        "ticks": False,
+        "labelPadding": 6,
+        "labelOverlap": True,
+        "labelSeparation": 6,
+    },
+    "legend": {
+        "orient": "top",
+        "direction": "horizontal",
+        "title": None,
+        "labelColor": INK,
+        "labelFontSize": 12,
+        "labelLimit": 170,
+        "symbolSize": 110,
+        "symbolStrokeWidth": 2,
+        "columns": 4,
+        "offset": 8,
+    },
+    "title": {"color": INK, "subtitleColor": MUTED, "anchor": "start", "fontSize": 16},
+    "text": {"color": INK, "fontSize": 13},
+    "range": {"category": ["#2b7bd0", "#d5622a", "#2f9a4b", "#8a5fd3", "#14958a", "#c4568f"]},
+}
+
+
+def data_of(rows: Iterable[Mapping[str, Any]]) -> alt.InlineData:
+    """Return `rows` as data of a chart, each with the fields that its encodings name."""
+    return alt.InlineData(values=[dict(row) for row in rows])
+
+
+def spec_of(chart: alt.Chart | alt.LayerChart | alt.FacetChart, height: int) -> dict[str, Any]:
+    """Return the Vega-Lite spec of a chart `height` pixels high and as wide as its container."""
+    sized = chart.properties(width="container", height=height)
+    spec: dict[str, Any] = sized.to_dict(validate=False)
+    spec["config"] = _CONFIG
+    spec["autosize"] = {"type": "fit-x", "contains": "padding"}
+    return spec

@@ -1,0 +1,114 @@
+"""Pages of the other kinds in a real browser: charts drawn, nothing requested, no error."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from support.browser import OpenPage
+from support.journals import write_journal
+
+from iobench.claims.claims import study
+from iobench.claims.reproduction import judge_records
+from iobench.goodput.forecast import Method, forecast
+from iobench.goodput.job import TrainingJob
+from iobench.goodput.measured import by_hand
+from iobench.report.compare import compare
+from iobench.report.forecast import Outlook
+from iobench.report.page.compare_page import compare_page
+from iobench.report.page.kinds import page_of
+from iobench.report.page.plan_page import plan_page
+from iobench.report.page.reproduce_page import reproduce_page
+from iobench.report.page.run_page import run_page
+from iobench.results import read
+from iobench.tune.journal import read_journal
+
+_RESULTS = Path(__file__).parents[2] / "results"
+
+
+def test_training(open_page: OpenPage) -> None:
+    """Steps are lines, stalls and persists are areas; on a phone in the dark."""
+    path = _RESULTS / "reference-train-busy-gpt5b-nemo.jsonl"
+    blocks = read(path).training
+    opened = open_page(page_of([path]), width=400, scheme="dark")
+    saves = [save for block in blocks for save in block.saves]
+    assert opened.marks("stall", "symbol") == len(saves)
+    assert opened.marks("steps-2", "rect") == 2 * len(blocks[1].saves)
+    assert opened.count('figure[data-chart="steps-1"] .mark-rule.role-mark line') == len(
+        blocks[0].step_s
+    )
+    assert opened.count("figure svg") == opened.count("figure")
+    assert opened.run("document.documentElement.scrollWidth") <= 400
+    assert opened.tooltip("overhead")[0].startswith("repetition")
+    assert opened.problems == []
+
+
+def test_tuning(open_page: OpenPage, tmp_path: Path) -> None:
+    """A mark per trial of the race, and per sample of the confirmation."""
+    path = write_journal(tmp_path / "journal.jsonl")
+    _, trials = read_journal(path)
+    opened = open_page(page_of([path]), width=400)
+    confirmed = [one for one in trials if one.phase == "confirm"]
+    assert 0 < opened.marks("confirmation", "symbol") <= len(confirmed)
+    raced = [one for one in trials if one.phase in ("race", "refine")]
+    assert opened.marks("race", "symbol") >= len(raced)
+    assert opened.count("figure svg") == opened.count("figure")
+    assert opened.run("document.documentElement.scrollWidth") <= 400
+    assert opened.tooltip("confirmation")[0].startswith("round")
+    assert opened.problems == []
+
+
+def test_plan(open_page: OpenPage) -> None:
+    """A dot for each way to save."""
+    candidates = by_hand(save_s=30.0, blocking_s=2.0, persist_s=None, restore_s=60.0)
+    method, jobs = Method(failures=0), (TrainingJob(nodes=64), TrainingJob(nodes=2048))
+    found = [one for job in jobs for one in forecast(candidates, candidates[0], job, method)]
+    about = Outlook(title="by hand", method=method, forecasts=tuple(found), notes=())
+    opened = open_page(plan_page(about, None))
+    assert opened.marks("ettr-nodes", "symbol") == len(found)
+    assert opened.marks("ettr-interval-2", "symbol") == len(candidates)
+    assert opened.problems == []
+
+
+def test_comparison_and_claims(open_page: OpenPage) -> None:
+    """A row for each contender, and a diamond for each claim."""
+    old, new = ([read(_RESULTS / f"reference-{one}.jsonl")] for one in ("llama7b", "aa-llama7b"))
+    comparison = compare(old, new, 0.05)
+    opened = open_page(compare_page(comparison, old, new), scheme="dark")
+    saves = [row for row in comparison.rows if row.operation == "save"]
+    assert opened.count('figure[data-chart="ratio-save"] .mark-rect.role-mark path') >= len(saves)
+    assert opened.problems == []
+    records = [read(_RESULTS / "reference-checkfreq-gpt5b-nemo.jsonl")]
+    about = study("checkfreq")
+    found = judge_records(about, records)
+    opened = open_page(reproduce_page(about, records, found), width=400)
+    assert opened.marks("claims-wall-clock", "symbol") == len(found)
+    assert opened.run("document.documentElement.scrollWidth") <= 400
+    assert opened.problems == []
+
+
+def test_processes(open_page: OpenPage) -> None:
+    """A mark per process, with several of them."""
+    result = read(_RESULTS / "reference-numjobs-llama7b-zero3.jsonl")
+    samples = [
+        replace(one, jobs_done_s=tuple(one.elapsed_s for _ in range(one.axes.numjobs)))
+        for one in result.samples
+        if one.axes.numjobs > 1
+    ]
+    opened = open_page(run_page([replace(result, samples=tuple(samples))]))
+    saves = [one for one in samples if one.operation == "save"]
+    assert opened.marks("jobs-save", "symbol") == sum(one.axes.numjobs for one in saves)
+    assert opened.problems == []
+
+
+def test_hostile_names_in_a_journal_run_nothing(open_page: OpenPage, tmp_path: Path) -> None:
+    path = write_journal(tmp_path / "journal.jsonl")
+    header, *others = path.read_text().splitlines(keepends=True)
+    values = json.loads(header)
+    values["machine"]["hostname"] = "</script><script>hit = 1</script>"
+    values["storage"]["fs_type"] = values["asked"]["target"] = '" onmouseover="hit = 1" x="'
+    path.write_text(f"{json.dumps(values)}\n{''.join(others)}")
+    opened = open_page(page_of([path]))
+    assert opened.run("typeof hit") == "undefined"
+    assert opened.problems == []

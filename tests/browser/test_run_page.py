@@ -1,0 +1,83 @@
+"""The page of `iobench run` in a real browser, from a file, with the network cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.browser import OpenPage
+from support.records import HOSTILE, hostile_record
+
+from iobench.report.page.kinds import page_of
+from iobench.results import read
+
+_RECORD = Path(__file__).parents[2] / "results" / "reference-llama7b.jsonl"
+
+
+def test_all_of_a_run(open_page: OpenPage, tmp_path: Path) -> None:
+    """Charts with a mark per sample, a tooltip, the record to save, and paper."""
+    result = read(_RECORD)
+    opened = open_page(page_of([_RECORD]))
+    for operation in ("save", "restore"):
+        samples = sum(sample.operation == operation for sample in result.samples)
+        assert opened.marks(f"rate-{operation}", "symbol") == samples
+        assert opened.marks(f"in-order-{operation}", "symbol") == samples
+    assert opened.count("figure svg") == opened.count("figure")
+    said = [line.split("\t")[0] for line in opened.tooltip("rate-save")]
+    assert said == ["writer", "repetition", "rate", "time", "verdict", "others meanwhile"]
+    with opened.page.expect_download() as saving:
+        opened.page.get_by_role("button", name=f"Save {_RECORD.name}").click()
+    saved = tmp_path / "saved.jsonl"
+    saving.value.save_as(saved)
+    assert saved.read_bytes() == _RECORD.read_bytes()
+    widths = "[...document.querySelectorAll('.chart svg')].map((one) => one.clientWidth)"
+    before = opened.run(widths)
+    assert opened.page.pdf().startswith(b"%PDF")
+    assert opened.run(widths) == before  # drawn for the paper, and then for the screen again
+    assert opened.problems == []
+
+
+def test_a_phone_in_the_dark(open_page: OpenPage) -> None:
+    """Nothing is wider than the screen, and all text is light on dark, in charts too."""
+    opened = open_page(page_of([_RECORD]), width=400, scheme="dark")
+    assert opened.run("document.documentElement.scrollWidth") <= 400
+    lightness = """[...document.querySelectorAll("h1, .chart text")].map((one) => {
+        const style = getComputedStyle(one);
+        const colour = one.tagName === "H1" ? style.color : style.fill;
+        return colour.match(/[0-9]+/g).slice(0, 3).reduce((sum, part) => sum + Number(part), 0);
+    })"""
+    found = opened.run(lightness)
+    assert len(found) > 20
+    assert min(found) > 3 * 128
+    ground = opened.run("getComputedStyle(document.body).backgroundColor")
+    assert ground == "rgb(18, 21, 26)"
+    assert opened.problems == []
+
+
+def test_two_records(open_page: OpenPage) -> None:
+    """Side by side: a mark per sample of both."""
+    saves = sum(sample.operation == "save" for sample in read(_RECORD).samples)
+    opened = open_page(page_of([_RECORD, _RECORD]))
+    assert opened.marks("by-record-save", "symbol") == 2 * saves
+    assert opened.count("button[data-file]") == 2
+    assert opened.problems == []
+
+
+def test_hostile_text_runs_nothing(open_page: OpenPage, tmp_path: Path) -> None:
+    """Each text of the record is followed by texts that would set `hit`, or break the page. What
+    got through would not run either: the page's own policy forbids it."""
+    record = hostile_record(_RECORD, tmp_path / "hostile.jsonl", "".join(HOSTILE))
+    page = page_of([record])
+    opened = open_page(page)
+    assert opened.run("typeof hit") == "undefined"
+    assert opened.count("figure svg") == opened.count("figure") > 0
+    (chart, *_) = page.charts
+    assert all(text in "".join(opened.tooltip(chart)) for text in HOSTILE if text.isprintable())
+    assert opened.run("typeof hit") == "undefined"
+    assert opened.problems == []
+    injected = (
+        "document.body.append(Object.assign(document.createElement('script'), {text: 'hit = 1'}))"
+    )
+    opened.run(injected)
+    assert opened.run("typeof hit") == "undefined"
+    (problem,) = opened.problems
+    assert "Content Security Policy" in problem

@@ -1,0 +1,66 @@
+"""Journals of tunings of a simulated storage."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+from iobench.results.codec import to_plain
+from iobench.tune.candidate import Candidate
+from iobench.tune.journal import SCHEMA, TrialRecord, TuningRecord
+from iobench.tune.measurement import Measurement, Step
+from iobench.tune.outcome import Outcome
+from iobench.units import GIB
+from support.simulated_storage import SimulatedStorage, space_of_writers
+
+__all__ = ["HEADER", "tuned", "write_journal"]
+
+HEADER = TuningRecord(
+    started_at="2026-01-01T00:00:00Z",
+    command=("iobench", "autotune", "llama7b"),
+    iobench="0.1.0",
+    asked={
+        "workload": "llama7b",
+        "target": "/mnt",
+        "objective": "save",
+        "rank": 0,
+        "job": None,
+        "max_s": 180.0,
+        "max_bytes": 60 * GIB,
+        "largest_bytes": GIB,
+    },
+    machine={
+        "hostname": "node1",
+        "kernel": "6.18",
+        "cpu": {"model": "Example CPU", "usable_cpus": 16},
+        "memory": {"total_bytes": 64 * GIB},
+    },
+    storage={"path": "/mnt", "kind": "local", "fs_type": "ext4", "source": "/dev/vda"},
+    fingerprint="0123456789ab",
+)
+
+
+def tuned(storage: SimulatedStorage) -> tuple[Outcome, list[TrialRecord]]:
+    """Run a tuning, and return its outcome and the trials of its journal."""
+    trials: list[TrialRecord] = []
+
+    def measure(candidate: Candidate, step: Step) -> Measurement:
+        measured = storage(candidate, step)
+        trials.append(TrialRecord.of(candidate, step, measured))
+        return measured
+
+    return storage.tuner(space_of_writers(), measure=measure).run(), trials
+
+
+def write_journal(path: Path) -> Path:
+    """Write the journal of a finished tuning, always the same one."""
+    path.write_text(_text())
+    return path
+
+
+@cache
+def _text() -> str:
+    _, trials = tuned(SimulatedStorage(seed=3))
+    lines = [{"schema": SCHEMA, "kind": one.kind, **to_plain(one)} for one in (HEADER, *trials)]
+    return "".join(f"{json.dumps(one)}\n" for one in lines)

@@ -1,0 +1,19 @@
+"""Saves: one file, by both ways of a writer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from iobench.writers.base import Writer
+from iobench.writers.image import Bytes, FileImage
+
+__all__ = ["save"]
+
+
+def save(writer: Writer, how: str, directory: Path, data: Bytes) -> None:
+    """Save `data` as the file `model`, by `write` or by a stream."""
+    if how == "write":
+        writer.write(FileImage.of("model", [data]), directory)
+        return
+    with writer.open(directory / "model") as stream:
+        stream.write(data)

@@ -1,0 +1,232 @@
+"""Each chart has what the record has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import combinations, pairwise
+from typing import Any
+
+import altair as alt
+import pytest
+
+from iobench.report.page.charts.over_time import over_time_chart
+from iobench.report.page.charts.phases import phases_chart
+from iobench.report.page.charts.rates import rates_chart
+from iobench.report.page.charts.trade import _HEIGHT, _WIDTH, _meet, _placed, trade_chart
+from iobench.report.page.html import html
+from iobench.report.page.page import Chart, Page
+from iobench.report.page.rows import Group, Measured
+from iobench.report.page.run_page import run_page
+from iobench.results import Interference, ResultFile, Sample
+from iobench.units import GIB
+
+_OPERATIONS = ("save", "restore")
+_KINDS = ("rate", "phases", "trade", "over-time", "in-order")
+
+
+def _layers(chart: Chart, mark: str) -> Iterator[list[Mapping[str, Any]]]:
+    """The data of each layer with this mark."""
+    for layer in chart.spec["layer"]:
+        if layer["mark"]["type"] == mark:
+            data = layer.get("data", chart.spec.get("data"))  # shared by all layers, or its own
+            yield chart.spec["datasets"][data["name"]]
+
+
+def _group(measured: Measured, operation: str) -> Group:
+    (group,) = (one for one in measured.groups if one.operation == operation)
+    return group
+
+
+def _with(result: ResultFile, change: Callable[[Sample], Sample]) -> Measured:
+    return Measured.of(replace(result, samples=tuple(map(change, result.samples))))
+
+
+def test_the_specs_are_vega_lite(page: Page) -> None:
+    """Altair's schema accepts each of them, and each has the width of its container."""
+    assert [*page.charts] == [f"{kind}-{one}" for kind in _KINDS for one in _OPERATIONS]
+    for chart in page.charts.values():
+        alt.LayerChart.from_dict({**chart.spec, "config": {}})
+        assert chart.spec["width"] == "container"
+        assert chart.alt.endswith(".")
+        assert chart.numbers is not None
+
+
+@pytest.mark.parametrize("operation", _OPERATIONS)
+def test_a_dot_is_a_sample(recorded: ResultFile, page: Page, operation: str) -> None:
+    """In GiB/s, of the whole operation."""
+    rates = sorted(
+        s.bytes / s.elapsed_s / GIB for s in recorded.samples if s.operation == operation
+    )
+    for name, field in ((f"rate-{operation}", "x"), (f"in-order-{operation}", "y")):
+        (dots,) = _layers(page.charts[name], "point")
+        assert sorted(dot[field] for dot in dots) == pytest.approx(rates)
+
+
+def test_rates_are_those_of_the_report(measured: Measured) -> None:
+    """Median, interval and order, and the ceiling where there is one."""
+    group = _group(measured, "save")
+    chart = rates_chart(group, 3 * GIB)
+    (bars,) = _layers(chart, "bar")
+    assert [bar["median"] * GIB for bar in bars] == [
+        pytest.approx(row.summary.median_bytes_per_s) for row in group.rows
+    ]
+    assert [bar["x2"] * GIB for bar in bars] == [
+        pytest.approx((row.summary.ci95_bytes_per_s or (0, 0))[1]) for row in group.rows
+    ]
+    ((line,),) = _layers(chart, "rule")
+    assert line["x"] == 3
+    assert "fio reaches 3.00 GiB/s" in chart.alt
+    assert not list(_layers(rates_chart(group, None), "rule"))
+
+
+def test_what_does_not_count_is_hollow_and_widens_no_axis(recorded: ResultFile) -> None:
+    """A writer that stores nothing is a hundred times faster."""
+    fast = recorded.samples[0].writer
+
+    def change(one: Sample) -> Sample:
+        if one.writer != fast:
+            return one
+        return replace(one, stores=False, elapsed_s=one.elapsed_s / 100)
+
+    measured = _with(recorded, change)
+    group = _group(measured, "save")
+    chart = rates_chart(group, None)
+    (dots,) = _layers(chart, "point")
+    assert {dot["fill"] == "transparent" for dot in dots if dot["writer"] == fast} == {True}
+    assert {dot["fill"] == "transparent" for dot in dots if dot["writer"] != fast} == {False}
+    most = chart.spec["layer"][0]["encoding"]["x"]["scale"]["domain"][1]
+    assert most < min(dot["x"] for dot in dots if dot["writer"] == fast)
+    assert "Hollow dots do not count" in chart.caption
+    assert fast not in trade_chart(group).alt
+
+
+def test_the_tooltip_of_a_sample(recorded: ResultFile) -> None:
+    """Repetition and verdict, and what others did meanwhile."""
+    seen = Interference(
+        steal_s=0.25, memory_stall_s=None, foreign_read_bytes=0, foreign_write_bytes=2**20
+    )
+    measured = _with(recorded, lambda one: replace(one, interference=seen))
+    (first, *_) = measured.rows
+    words = first.words(first.samples[0])
+    assert words["others"] == "250 ms of CPU stolen, 1.00 MiB written"
+    assert words["repetition"] == str(first.samples[0].repetition)
+    assert words["verdict"].startswith("VALID")
+    lost = replace(first.samples[0], bytes=1)
+    assert "moved another number of bytes" in first.words(lost)["verdict"]
+
+
+def test_phases_add_up_to_the_time(measured: Measured, old: ResultFile) -> None:
+    """The rest, which is in no phase, is shown as such; phases beyond the time overlap."""
+    for group in (*measured.groups, _group(Measured.of(old), "save")):
+        chart = phases_chart(group)
+        (bars,) = _layers(chart, "bar")
+        beyond = []
+        for position, row in enumerate(group.rows):
+            own = [bar for bar in bars if int(bar["y"]) == position]
+            assert own[0]["x"] == 0
+            assert [bar["x2"] for bar in own[:-1]] == [bar["x"] for bar in own[1:]]
+            assert own[-1]["x2"] >= 0.97 * row.summary.last_done_s
+            beyond.append(own[-1]["x2"] > 1.05 * row.summary.last_done_s)
+        assert ("overlap" in chart.caption) == any(beyond)
+    assert any(beyond)
+
+
+def test_bytes_over_time_are_all_of_them(measured: Measured) -> None:
+    """The steps of a line hold the bytes that its counter saw in the median sample."""
+    group = _group(measured, "save")
+    chart = over_time_chart(group)
+    assert chart is not None
+    points = next(_layers(chart, "area"))
+    for row in group.rows:
+        repetitions = [
+            sample
+            for sample, rate in zip(row.samples, row.rates, strict=True)
+            if rate == pytest.approx(row.median)
+        ]
+        series = repetitions[0].series
+        assert series is not None
+        for name, counted in (("writer", series.completed), ("device", series.counted)):
+            line = [p for p in points if p["writer"] == row.summary.label and p["counter"] == name]
+            moved = sum(a["rate"] * (b["x"] - a["x"]) for a, b in pairwise(line)) * GIB
+            assert counted is not None
+            assert moved == pytest.approx(sum(counted), rel=1e-3)
+
+
+def test_old_records_have_no_series(old: ResultFile) -> None:
+    """Then there is no such chart, and the page has all others."""
+    assert over_time_chart(_group(Measured.of(old), "save")) is None
+    kinds = [kind for kind in _KINDS if kind != "over-time"]
+    assert [*run_page([old]).charts] == [f"{kind}-{one}" for kind in kinds for one in _OPERATIONS]
+
+
+def test_labels_of_the_trade_do_not_hide_each_other() -> None:
+    """Points next to each other, as far as there is room; none leaves the chart to the right."""
+    points = [(0.5, 0.5, "buffered"), (0.51, 0.5, "uncached"), (0.5, 0.53, "odirect")]
+    boxes = [
+        label.box(x * _WIDTH, y * _HEIGHT, 7.0 * len(text))
+        for label, (x, y, text) in zip(_placed(points), points, strict=True)
+    ]
+    assert not [(a, b) for a, b in combinations(boxes, 2) if _meet(a, b)]
+    (last,) = _placed([(0.95, 0.5, "buffered")])
+    assert last.align == "right"
+
+
+def test_a_run_that_measured_nothing(recorded: ResultFile) -> None:
+    """Or one sample, which has no interval: the page has what there is."""
+    end = replace(recorded, samples=(), ceiling=(), end=None)
+    page = run_page([end])
+    assert not page.charts
+    assert "Nothing was measured." in {text for part in page.sections for text in part.paragraphs}
+    assert html(page)
+    one = run_page([replace(end, samples=recorded.samples[:1])])
+    (bars,) = _layers(one.charts[f"rate-{recorded.samples[0].operation}"], "bar")
+    assert [bar["x2"] for bar in bars] == [None]
+    assert [line.subject for line in one.caveats] == ["Stopped"]
+
+
+def test_several_targets_have_charts_of_their_own(recorded: ResultFile) -> None:
+    """Without the target in their labels; names that would be equal get a number."""
+    environment = replace(
+        recorded.run.environment, storages={target: {"fs_type": "ext4"} for target in ("/a", "/a-")}
+    )
+
+    def at(one: Sample, target: str) -> Sample:
+        return replace(one, setting=one.setting.at(target=target))
+
+    result = replace(
+        recorded,
+        run=replace(recorded.run, environment=environment),
+        ceiling=(),
+        samples=(
+            *(at(one, "/a") for one in recorded.samples),
+            *(replace(at(one, "/a-"), elapsed_s=2 * one.elapsed_s) for one in recorded.samples),
+        ),
+    )
+    page = run_page([result])
+    ends = [
+        page.charts[name].spec["layer"][0]["encoding"]["x"]["scale"]["domain"][1]
+        for name in ("rate-save-on-a", "rate-save-on-a-2")
+    ]
+    assert ends[0] == ends[1]  # the same axis: they are compared
+    chart = page.charts["rate-save-on-a"]
+    assert chart.title == "Rate of each save on /a"
+    labels = [label["label"] for label in next(_layers(chart, "text"))]
+    assert labels
+    assert not any("target=" in label for label in labels)
+
+
+def test_records_side_by_side(recorded: ResultFile, example: ResultFile) -> None:
+    """A column per record, and what differs between them."""
+    page = run_page([recorded, example])
+    (dots,) = _layers(page.charts["by-record-save"], "point")
+    saves = [
+        sum(sample.operation == "save" for sample in one.samples) for one in (recorded, example)
+    ]
+    assert [sum(dot["record"] == name for dot in dots) for name in "AB"] == saves
+    assert [line.subject[0] for line in page.answer] == ["A", "B"]
+    assert [file.name for file in page.attachments] == ["reference-llama7b.jsonl", "example.jsonl"]
+    headings = [section.heading for section in page.sections]
+    assert headings[:2] == ["Overview", "What differs between the records"]
+    assert headings[2:] == ["A: reference-llama7b", "B: example"]
+    assert "rate-save-2" in page.charts

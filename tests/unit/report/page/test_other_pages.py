@@ -1,0 +1,259 @@
+"""Pages of train, compare, reproduce, plan and --numjobs: what is drawn is what was recorded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import altair as alt
+import pytest
+from support.charts import values
+from typer.testing import CliRunner
+
+from iobench.claims.claims import study
+from iobench.claims.reproduction import judge_records
+from iobench.cli.main import app
+from iobench.errors import UsageError
+from iobench.goodput import goodput
+from iobench.goodput.forecast import Method, forecast
+from iobench.goodput.job import TrainingJob
+from iobench.goodput.measured import by_hand
+from iobench.report.answer import Line
+from iobench.report.compare import compare
+from iobench.report.forecast import Outlook
+from iobench.report.page.charts.jobs import jobs_chart, stragglers
+from iobench.report.page.compare_page import compare_page
+from iobench.report.page.html import html
+from iobench.report.page.kinds import page_of
+from iobench.report.page.page import Page
+from iobench.report.page.plan_page import plan_page
+from iobench.report.page.reproduce_page import reproduce_page
+from iobench.report.page.rows import Measured
+from iobench.report.page.run_page import run_page
+from iobench.report.page.train_page import train_page
+from iobench.report.training import training_costs
+from iobench.results import ResultFile, read
+
+_RESULTS = Path(__file__).parents[4] / "results"
+
+
+def reference(name: str) -> ResultFile:
+    return read(_RESULTS / f"reference-{name}.jsonl")
+
+
+def check(page: Page) -> str:
+    """Return the page as HTML; its charts have words and numbers."""
+    assert page.charts
+    for chart in page.charts.values():
+        alt.LayerChart.from_dict(
+            {**chart.spec, "config": {}, "datasets": {}}
+        )  # checked by altair's schema
+        assert chart.title
+        assert chart.alt.endswith(".")
+        assert chart.numbers is not None
+        assert chart.numbers.rows
+    return html(page)
+
+
+def test_training() -> None:
+    """A dot per pair of blocks and per checkpoint; steps, stalls and persists of one block."""
+    result = reference("train-busy-gpt5b-nemo")
+    page = page_of([result.path])
+    costs = [cost for cost in training_costs(result) if cost.overhead is not None]
+    dots = values(page.charts["overhead"], "point")
+    assert len(dots) == sum(cost.pairs for cost in costs)
+    middles = [row["x"] for row in values(page.charts["overhead"], "tick")]
+    assert middles == pytest.approx(sorted(100 * (cost.overhead or 0) for cost in costs))
+    saves = [save for block in result.training for save in block.saves]
+    assert len(values(page.charts["stall"], "point")) == len(saves)
+    block = next(one for one in result.training if one.mode == "none")
+    plain = page.charts["steps-1"]
+    assert plain.title == "without checkpoints"
+    steps = values(plain, "rule")
+    assert len(steps) == len(block.step_s)
+    assert values(plain, "rect") == []
+    busy = page.charts["steps-2"]
+    kinds = [row["kind"] for row in values(busy, "rect")]
+    assert kinds.count("stall") == kinds.count("persist") == len(result.training[1].saves)
+    assert check(page).count("data-chart=") == len(page.charts)
+
+
+def test_a_stall_is_after_its_step_and_delays_the_next(tmp_path: Path) -> None:
+    """The clock of a timeline: steps and stalls in turn, persists beside them."""
+    result = reference("train-busy-gpt5b-nemo")
+    first = next(one for one in result.training if one.saves)
+    save = replace(first.saves[0], step=1, stall_s=0.5, persist_s=2.0)
+    block = replace(first, step_s=(1.0, 1.0), persisting=(False, True), saves=(save,))
+    page = train_page([replace(result, training=(block,))])
+    chart = page.charts["steps-1"]
+    stall, persist = sorted(values(chart, "rect"), key=lambda row: row["kind"], reverse=True)
+    assert (stall["x"], stall["x2"]) == (1.0, 1.5)
+    assert (persist["x"], persist["x2"]) == (1.5, 3.5)
+    steps = [row for row in values(chart, "rule") if "step" in row]
+    assert [(row["x"], row["x2"]) for row in steps] == [(0.0, 1.0), (1.5, 2.5)]
+
+
+def test_comparison() -> None:
+    """A row for each contender: ratio and interval; all records are attached."""
+    old, new = [reference("llama7b")], [reference("aa-llama7b")]
+    comparison = compare(old, new, 0.05)
+    page = compare_page(comparison, old, new)
+    for operation in ("save", "restore"):
+        rows = [row for row in comparison.rows if row.operation == operation]
+        chart = page.charts[f"ratio-{operation}"]
+        ratios = sorted((row.ratio for row in rows), reverse=True)
+        assert [row["x"] for row in values(chart, "tick")] == ratios
+        bounds = {row.ci95 for row in rows if row.ci95}
+        assert {(row["x"], row["x2"]) for row in values(chart, "bar")} == bounds
+    shown = [text for line in page.answer for text in line.texts]
+    assert len(shown) == len(comparison.rows)
+    assert [one.name for one in page.attachments] == [one.path.name for one in (*old, *new)]
+    check(page)
+
+
+def test_claims() -> None:
+    """The claim, the figure and its interval, in times or in percent of the wall clock."""
+    names = [f"hybrid-io{kind}-llama7b" for kind in ("", "-train")]
+    records = [reference(name) for name in names]
+    about = study("hybrid-io")
+    found = judge_records(about, records)
+    page = reproduce_page(about, records, found)
+    times = [one for one in found if one.claim.measure != "wall clock"]
+    shares = [one for one in found if one.claim.measure == "wall clock"]
+    for name, own, factor in (("claims-times", times, 1), ("claims-wall-clock", shares, -100)):
+        chart = page.charts[name]
+        claimed = [row["x"] for row in values(chart, "point")]
+        assert claimed == pytest.approx([factor * one.claim.value for one in own])
+        here = [row["x"] for row in values(chart, "tick")]
+        assert here == pytest.approx([factor * (one.ours or 0) for one in own])
+        assert all(row["x"] <= row["x2"] for row in values(chart, "bar"))
+    counted = sum(len(line.texts) for line in page.answer)
+    assert counted == len(found)
+    check(page)
+
+
+def outlook(nodes: list[int]) -> Outlook:
+    candidates = by_hand(save_s=30.0, blocking_s=2.0, persist_s=None, restore_s=60.0)
+    method = Method(failures=0)
+    jobs = [TrainingJob(nodes=count) for count in nodes]
+    found = [one for job in jobs for one in forecast(candidates, candidates[0], job, method)]
+    return Outlook(title="by hand", method=method, forecasts=tuple(found), notes=())
+
+
+def test_plan() -> None:
+    """Each curve is highest at its dot, the best interval; ETTR is that of the formula."""
+    about = outlook([2048])
+    page = plan_page(about, None)
+    chart = page.charts["ettr-interval-1"]
+    (sync, background), job = about.forecasts, about.jobs[0]
+    points = {row["mode"]: row for row in values(chart, "point")}
+    lines = values(chart, "line")
+    minutes = 60.0
+    assert points["sync"]["x"] * minutes == pytest.approx(sync.best.interval_s)
+    assert points["async"]["y"] == background.best.ettr
+    for row in lines:
+        assert row["y"] <= points[row["mode"]]["y"] + 1e-12
+    one = next(row for row in lines if row["mode"] == "sync")
+    expected = goodput.ettr(one["x"] * minutes, sync.candidate.costs, job)
+    assert one["y"] == pytest.approx(expected)
+    assert page.answer[0].texts[0].startswith("Save every")
+    check(page)
+
+
+def test_plan_of_several_sizes() -> None:
+    """ETTR against nodes, and the curves of the smallest and the largest job."""
+    about = outlook([64, 512, 2048])
+    page = plan_page(about, None)
+    assert list(page.charts) == [*("ettr-nodes", "ettr-interval-1", "ettr-interval-2")]
+    assert len(values(page.charts["ettr-nodes"], "point")) == len(about.forecasts)
+    assert [line.subject for line in page.answer] == ["Smallest job", "Largest job"]
+    check(page)
+
+
+def test_processes() -> None:
+    """First and last, in older records; every process and the stragglers, in newer ones."""
+    result = reference("numjobs-llama7b-zero3")
+    measured = Measured.of(result)
+    chart = jobs_chart(measured.groups[0])
+    assert chart is not None
+    several = [row for row in measured.groups[0].rows if row.summary.axes.numjobs > 1]
+    assert len(values(chart, "point")) == 2 * sum(len(row.samples) for row in several)
+    assert chart.numbers is not None
+    assert {row[-1] for row in chart.numbers.rows} == {"not recorded"}
+
+    def done(one: int) -> tuple[float, ...]:
+        return tuple(1.0 + (job == one - 1) for job in range(one)) if one > 1 else ()
+
+    samples = [replace(one, jobs_done_s=done(one.axes.numjobs)) for one in result.samples]
+    assert stragglers(next(one for one in samples if one.axes.numjobs == 4)) == [3]
+    page = run_page([replace(result, samples=tuple(samples))])
+    drawn = values(page.charts["jobs-save"], "point")
+    assert len(drawn) == sum(len(one.jobs_done_s) for one in samples if one.operation == "save")
+    assert "triangle-up" in {row["shape"] for row in drawn}
+    check(page)
+
+
+def test_one_process_has_no_chart_of_processes(example: ResultFile) -> None:
+    assert [jobs_chart(group) for group in Measured.of(example).groups] == [None, None]
+
+
+def test_the_report_option_of_the_verbs(tmp_path: Path) -> None:
+    """It writes the page; a wrong name is refused before anything is printed."""
+    old, new = (str(reference(name).path) for name in ("llama7b", "aa-llama7b"))
+    plan = ["plan", "--nodes", "64", "--save", "30s", "--restore", "1min", "--simulate", "0"]
+    claims = ["reproduce", "checkfreq", "--results"]
+    for number, verb in enumerate(
+        (
+            ["compare", old, new, "--force"],
+            plan,
+            [*claims, str(_RESULTS / "reference-checkfreq-gpt5b-nemo.jsonl")],
+        )
+    ):
+        path = tmp_path / f"{number}.html"
+        answer = CliRunner().invoke(app, [*verb, "--report", str(path)])
+        assert answer.exit_code == 0, answer.exception
+        assert f"report: {path}" in answer.stderr
+        assert "<!doctype html>" in path.read_text()[:100]
+        refused = CliRunner().invoke(app, [*verb, "--report", str(tmp_path / "a.txt")])
+        assert isinstance(refused.exception, UsageError)
+        assert refused.stdout == ""
+    for verb in (["train", "--steps", "1"], ["autotune"]):
+        refused = CliRunner().invoke(app, [*verb, "--report", str(tmp_path / "a.txt")])
+        assert "must end with .html" in str(refused.exception)
+
+
+def test_a_training_that_was_killed_says_so() -> None:
+    result = replace(reference("train-busy-gpt5b-nemo"), end=None)
+    (line,) = train_page([result]).caveats
+    assert "the run was killed or is still running" in line.texts[0]
+
+
+def test_several_records_of_training_are_refused() -> None:
+    path = reference("train-busy-gpt5b-nemo").path
+    with pytest.raises(UsageError, match="one by one"):
+        page_of([path, path])
+
+
+def test_hostile_texts_run_nothing(tmp_path: Path) -> None:
+    """In the names of writers, workloads and machines of a record of training."""
+    hostile = "</script><script>alert(1)</script>"
+    lines = reference("train-busy-gpt5b-nemo").path.read_text().splitlines()
+    header = json.loads(lines[0])
+    header["workload"]["name"] = header["environment"]["machine"]["hostname"] = hostile
+    blocks = [json.loads(line) for line in lines[1:]]
+    for one in blocks:
+        if one.get("writer"):
+            one["writer"] += hostile
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(f"{json.dumps(one)}\n" for one in (header, *blocks)))
+    assert hostile not in check(page_of([path]))
+
+
+def test_answer_lines_are_those_of_the_verb() -> None:
+    """The cards of a page of training have the words that the terminal prints first."""
+    result = reference("train-busy-gpt5b-nemo")
+    shown = CliRunner().invoke(app, ["show", str(result.path)]).stdout
+    for line in train_page([result]).answer:
+        assert isinstance(line, Line)
+        assert all(text in shown for text in line.texts)

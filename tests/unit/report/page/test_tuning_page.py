@@ -1,0 +1,144 @@
+"""The page of a journal: race, parameters and confirmation are those of its trials."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import pytest
+from support.charts import values
+from support.journals import write_journal
+from support.records import HOSTILE
+
+from iobench.errors import IobenchError, ResultFileError, UnknownNameError, UsageError
+from iobench.report.page.charts.race import LossScale
+from iobench.report.page.html import html
+from iobench.report.page.kinds import page_of
+from iobench.tune.journal import read_journal
+from iobench.tune.race import RaceStatus
+from iobench.tune.replay import replay
+from iobench.units import GIB
+
+_GRID = Path(__file__).parents[4] / "results" / "reference-autotune-grid.jsonl"
+
+
+def test_a_finished_tuning(tmp_path: Path) -> None:
+    """A point per trial, an end per dropped setting, a dot per sample of the confirmation."""
+    path = write_journal(tmp_path / "journal.jsonl")
+    found = replay(*read_journal(path))
+    outcome = found.outcome
+    assert outcome is not None
+    page = page_of([path])
+    race = page.charts["race"]
+    raced = [one for one in found.trials if one.phase in ("race", "refine")]
+    points = values(race, "point")
+    assert len([row for row in points if "mark" not in row]) == len(raced)
+    ends = {row["setting"] for row in points if "mark" in row}
+    out = (RaceStatus.DROPPED, RaceStatus.CUT)
+    assert ends == {name for name, one in found.race.trials.items() if one.status in out}
+    assert ends
+    (first, *_) = raced
+    assert first.measured.save is not None
+    name = found.labels[found.trials.index(first)]
+    drawn = next(r for r in points if (r["setting"], r["round"]) == (name, str(first.round)))
+    assert drawn["y"] == pytest.approx(
+        first.measured.save.bytes / first.measured.save.elapsed_s / GIB
+    )
+    confirmed = outcome.standings()
+    chart = page.charts["confirmation"]
+    assert len(values(chart, "point")) == sum(one.samples for one in confirmed)
+    assert len(values(chart, "tick")) == len(confirmed)
+    words = " ".join(text for line in page.answer for text in line.texts)
+    assert all(reason in words for reason in outcome.reasons())
+    assert page.caveats == ()
+    for one in page.charts.values():
+        alt.LayerChart.from_dict({**one.spec, "config": {}, "datasets": {}})
+    assert outcome.chosen.label in html(page)
+
+
+def test_parameters_are_those_of_the_settings(tmp_path: Path) -> None:
+    """A chart for each option that was varied; each raced setting that has it is a dot."""
+    path = write_journal(tmp_path / "journal.jsonl")
+    found = replay(*read_journal(path))
+    page = page_of([path])
+    raced = [one for one in found.race.trials.values() if one.losses]
+    for name, chart in page.charts.items():
+        if name.startswith("option-"):
+            option = name.removeprefix("option-").replace("-", "_")
+            have = [one for one in raced if option in one.candidate.options.to_dict()]
+            assert len(values(chart, "point")) == len(have)
+    assert {"option-block-size", "option-threads", "option-iodepth"} <= set(page.charts)
+
+
+@pytest.mark.parametrize(
+    ("goal", "value", "title"),
+    [("save", 2.0, "GiB/s"), ("stall", 0.5 / GIB * 1e3, "stall, ms"), ("goodput", 1.0, "ETTR")],
+)
+def test_a_loss_is_drawn_in_the_unit_of_its_objective(goal: str, value: float, title: str) -> None:
+    scale = LossScale(goal=goal)
+    assert scale.title == title
+    assert scale.of(0.5 / GIB) == pytest.approx(value)
+
+
+def test_an_unfinished_tuning_says_so() -> None:
+    """A journal without a confirmation has its race, and no answer."""
+    page = page_of([_GRID])
+    assert page.answer == ()
+    assert "--resume" in page.caveats[0].texts[0]
+    assert "race" in page.charts
+    assert "confirmation" not in page.charts
+
+
+def test_journals_are_shown_one_by_one() -> None:
+    with pytest.raises(UsageError, match="one by one"):
+        page_of([_GRID, _GRID])
+    with pytest.raises(UsageError, match="one report for each kind"):
+        page_of([_GRID, _GRID.with_name("reference-llama7b.jsonl")])
+
+
+def changed(path: Path, **asked: Any) -> Path:
+    """The journal with other values in `asked`; None removes one."""
+    header, *others = write_journal(path).read_text().splitlines(keepends=True)
+    values = json.loads(header)
+    values["asked"] = {k: v for k, v in (values["asked"] | asked).items() if v is not None}
+    path.write_text(f"{json.dumps(values)}\n{''.join(others)}")
+    return path
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *({"objective": None}, {"objective": 3}, {"max_s": "long"}, {"max_s": -1}),
+        *({"workload": None}, {"max_bytes": []}, {"job": {"nodes": "many"}}, {"job": 7}),
+        *({"rank": "first"}, {"largest_bytes": "much"}),
+    ],
+)
+def test_a_broken_journal_is_one_error(tmp_path: Path, asked: dict[str, Any]) -> None:
+    with pytest.raises(IobenchError) as raised:
+        page_of([changed(tmp_path / "journal.jsonl", **asked)])
+    assert len(str(raised.value)) < 300
+
+
+def test_a_time_that_is_none_is_one_error(tmp_path: Path) -> None:
+    path = write_journal(tmp_path / "journal.jsonl")
+    path.write_text(path.read_text().replace("2026-01-01T00:00:00Z", "yesterday", 1))
+    with pytest.raises(ResultFileError, match="not a journal as iobench autotune writes it"):
+        page_of([path])
+
+
+def test_hostile_texts_are_shown_as_texts(tmp_path: Path) -> None:
+    """Also those that cannot be encoded, and commands to a terminal."""
+    shown = html(page_of([changed(tmp_path / "journal.jsonl", target=" ".join(HOSTILE))]))
+    assert shown.encode()
+    assert not {"\x1b", "\x00", "\ud800"} & set(shown)
+    assert not [text for text in HOSTILE if "<" in text and text in shown]
+    assert "hit = 1" in shown
+
+
+def test_a_writer_that_is_not_installed_is_named(tmp_path: Path) -> None:
+    path = write_journal(tmp_path / "journal.jsonl")
+    path.write_text(path.read_text().replace('"writer": "aiofiles"', '"writer": "of-others"'))
+    with pytest.raises(UnknownNameError, match="of-others"):
+        page_of([path])

@@ -1,0 +1,216 @@
+"""An anonymised copy has the same figures, and none of the values that it lists as removed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import string
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from iobench.cli.main import app
+from iobench.errors import ResultFileError
+from iobench.results import ResultFile, read
+from iobench.results.scrub import Scrubbed, scrub, write_scrubbed
+from iobench.tune.journal import read_journal
+
+_EXAMPLE = Path(__file__).with_name("example.jsonl").read_bytes().splitlines()
+_REFERENCES = Path(__file__).parents[3] / "results"
+_FAILURE = {
+    "schema": "iobench.result/1",
+    "kind": "failure",
+    "repetition": 1,
+    "order": 9,
+    "run_id": json.loads(_EXAMPLE[0])["run_id"],
+    "writer": "odirect",
+    "options": {},
+    "operation": "save",
+    "started_at": "2026-01-31T12:03:00.000Z",
+}
+
+
+def changed(
+    machine: dict[str, Any] | None = None,
+    storage: dict[str, Any] | None = None,
+    command: list[str] | None = None,
+    error: str | None = None,
+) -> list[bytes]:
+    """The lines of the example with other facts, and with a failure if `error` is given."""
+    header, *others = map(json.loads, _EXAMPLE)
+    header["environment"]["machine"] |= machine or {}
+    header["environment"]["storage"] |= storage or {}
+    header["command"] = command or []
+    header["plan"]["verb"] = "train"
+    failures = [] if error is None else [_FAILURE | {"error": error}]
+    records = [header, *others[:-1], *failures, others[-1]]
+    return [f"{json.dumps(one)}\n".encode() for one in records]
+
+
+def texts(scrubbed: Scrubbed) -> str:
+    """All of the copy, with non-ASCII characters as such."""
+    parsed = [json.loads(line) for line in scrubbed.lines]
+    return json.dumps(parsed, ensure_ascii=False) + b"".join(scrubbed.lines).decode()
+
+
+_NAME = st.text(string.ascii_lowercase + "é_", min_size=4, max_size=8).map("zq{}".format)
+_PARTS = st.text(string.ascii_letters + string.digits + "_é.-", min_size=1, max_size=8)
+_PATH = st.lists(_PARTS, min_size=1, max_size=3).map(lambda parts: "/zx" + "/".join(parts))
+
+
+@given(host=_NAME, user=_NAME, target=_PATH, mount=_PATH, output=_PATH, server=_NAME)
+def test_nothing_removed_is_left(
+    host: str, user: str, target: str, mount: str, output: str, server: str
+) -> None:
+    """Names and paths are removed wherever they occur: in fields, options and errors."""
+    lines = changed(
+        machine={"hostname": f"{host}.zqcorp.example"},
+        storage={
+            "path": f"{target}/my disk",
+            "mount_point": mount,
+            "source": f"{server}:/home/{user}",
+            "mount_options": ["rw", "vers=4.2", f"username={user}", "addr=10.1.2.3", "uid=1007"],
+            "device": {"name": "nvme0n1", "backing_file": f"{output}.img", "serial": "S3R1AL"},
+        },
+        command=["iobench", "run", f"{output}/my.yaml", "-o", "zqrun.jsonl", f"--target={target}"],
+        error=f"OSError: '{target}/my disk/a b': full; {mount}/x, see s3://zqbucket/{user} and "
+        f"http://{server}:9000/zqbucket on {host} (10.1.2.4, fe80::12) of {user}",
+    )
+    copy = scrub(lines)
+    olds = {one.old for one in copy.removed}
+    assert {f"{target}/my disk", mount, "username=" + user, "addr=10.1.2.3", "10.1.2.4"} <= olds
+    assert {f"{server}:/home/{user}", "S3R1AL", "zqrun.jsonl", "fe80::12", host, user} <= olds
+    left = texts(copy)
+    for secret in (*olds, host, user, target, mount, output, server, "zqcorp", "zqbucket", "1007"):
+        assert secret not in left, secret
+        assert json.dumps(secret)[1:-1] not in left
+    assert '"vers=4.2"' in left
+    assert '"nvme0n1"' in left
+    assert copy.lines[1:-2] == tuple(lines[1:-2])
+
+
+@given(
+    word=st.sampled_from(["run", "sample", "save", "odirect", "vm", "gather", "e", "direct", "1"])
+)
+def test_a_host_may_be_called_like_a_word_of_the_record(word: str) -> None:
+    """Only its field changes then: the record still loads, with the same samples."""
+    lines = changed(machine={"hostname": word})
+    copy = scrub(lines, users=[word])
+    assert json.loads(copy.lines[0])["environment"]["machine"]["hostname"] == "host"
+    assert copy.lines[1:] == tuple(lines[1:])
+
+
+def test_the_words_of_a_command_keep_their_options() -> None:
+    """Only the places in them change; a name like a word of iobench stays."""
+    given = ["--writer", "s3,endpoint_url=https://minio.zq:9000,threads=4", "--target", "train,zqd"]
+    given += ["--baseline=odirect target=/mnt/zq,1", "-w", "zq model.yaml"]
+    header = json.loads(scrub(changed(command=given)).lines[0])
+    assert header["command"] == [
+        *("--writer", "s3,endpoint_url=https://place,threads=4", "--target", "train,file"),
+        *("--baseline=odirect target=/path,1", "-w", "file2.yaml"),
+    ]
+
+
+def test_what_says_nothing_about_the_owner_stays() -> None:
+    lines = changed(
+        machine={"hostname": "localhost", "versions": {"cufile": "1.2.3.4"}},
+        storage={
+            "path": "/",
+            "mount_point": "/",
+            "source": "/dev/nvme0n1p2",
+            "mount_options": ["rw", "errors=remount-ro", "stripe=64"],
+            "endpoint": "https://s3.eu-west-1.amazonaws.com",
+        },
+        command=["iobench", "run", "llama7b", "--granularity", "shard=5GB", "--target", "."],
+        error="/proc/sys/kernel/io_uring_disabled is 2; 2.1 GiB/s, 1/2 of the width, 12:30:05, n/a",
+    )
+    copy = scrub(lines)
+    assert [(one.where, one.old) for one in copy.removed] == [
+        ("environment.machine.hostname", "localhost")
+    ]
+    assert copy.lines[1:] == tuple(lines[1:])
+
+
+def test_several_targets_stay_apart(tmp_path: Path) -> None:
+    """Equal paths get equal names, also as keys; the copy loads."""
+    header, first, *_ = [json.loads(line) for line in (_EXAMPLE[0], _EXAMPLE[3])]
+    storage = header["environment"]["storage"]
+    header["environment"] |= {
+        "storages": {path: storage | {"path": path} for path in ("/mnt/b", "/mnt/a")},
+        "storage": {},
+    }
+    record, copy = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    record.write_text(f"{json.dumps(header)}\n{json.dumps(first | {'target': '/mnt/a'})}\n")
+    write_scrubbed(record, copy, read)
+    result = read(copy)
+    assert list(result.run.environment.storages) == ["/path", "/path2"]
+    assert [one.axes.target for one in result.samples] == ["/path2"]
+
+
+@pytest.mark.parametrize("path", sorted(_REFERENCES.glob("reference-*.jsonl")), ids=str)
+def test_published_records_load_again(path: Path, tmp_path: Path) -> None:
+    """The samples are the same objects, and scrubbing twice removes nothing more."""
+    copy, again = tmp_path / "copy.jsonl", tmp_path / "again.jsonl"
+    answer = CliRunner().invoke(app, ["results", "scrub", str(path), "-o", str(copy)])
+    assert answer.exit_code == 0, answer.exception
+    assert "machine.hostname" in answer.stdout
+    if "autotune" in path.name:
+        assert read_journal(copy)[1] == read_journal(path)[1]
+        return
+    before, after = read(path), read(copy)
+    assert (after.samples, after.training) == (before.samples, before.training)
+    assert after.run.environment.machine["cpu"] == before.run.environment.machine["cpu"]
+    assert not {one.old for one in write_scrubbed(copy, again, read)} & {"vm", "/mnt/iobench"}
+
+
+def test_the_record_stays_and_no_file_is_replaced(tmp_path: Path, example: ResultFile) -> None:
+    """An output that exists, a bad record and a copy that does not load leave no copy."""
+    copy = tmp_path / "copy.jsonl"
+    for bad in (tmp_path / "missing.jsonl", Path(__file__)):
+        with pytest.raises(ResultFileError):
+            write_scrubbed(bad, copy, read)
+    with pytest.raises(ResultFileError, match="exists and is not overwritten"):
+        write_scrubbed(example.path, example.path, read)
+
+    def refuse(path: Path) -> None:
+        if path == copy:
+            raise ResultFileError("no")
+
+    with pytest.raises(ResultFileError):
+        write_scrubbed(example.path, copy, refuse)
+    assert not copy.exists()
+    with pytest.raises(ResultFileError, match="cannot be written: File exists"):
+        write_scrubbed(example.path, copy, lambda _: copy.touch())  # meanwhile, by somebody
+    assert copy.exists()
+    assert example.path.read_bytes().splitlines() == _EXAMPLE
+
+
+def test_a_killed_tuning_has_an_unfinished_line(tmp_path: Path) -> None:
+    journal, copy = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    whole = (_REFERENCES / "reference-autotune-grid.jsonl").read_bytes()
+    journal.write_bytes(whole[: whole.index(b"\n") + 200])
+    write_scrubbed(journal, copy, read_journal)
+    assert read_journal(copy)[1] == []
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()])
+def test_a_write_that_fails_leaves_no_copy(
+    tmp_path: Path,
+    example: ResultFile,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+) -> None:
+    """A full disk is one error with the name of the copy; Ctrl-C stays Ctrl-C."""
+    copy = tmp_path / "copy.jsonl"
+    monkeypatch.setattr(os, "fsync", mock.Mock(side_effect=error))
+    with pytest.raises((ResultFileError, KeyboardInterrupt)) as raised:
+        write_scrubbed(example.path, copy, read)
+    if isinstance(error, OSError):
+        assert str(raised.value) == f"{copy} cannot be written: No space left"
+    assert not copy.exists()

@@ -1,0 +1,60 @@
+"""A journal alone leads to the conclusions of the tuning that wrote it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from support.journals import HEADER, tuned
+from support.simulated_storage import SimulatedStorage, worlds
+
+from iobench.tune.outcome import Outcome
+from iobench.tune.replay import ReplayedTuning, replay
+
+
+def said(outcome: Outcome) -> list[list[str]]:
+    """The words of each reason."""
+    return [sorted(reason.replace(",", " ").split()) for reason in outcome.reasons()]
+
+
+def outcome_of(found: ReplayedTuning) -> Outcome:
+    assert found.outcome is not None
+    return found.outcome
+
+
+@pytest.mark.parametrize(
+    ("name", "seed"), [("steady", 3), ("uring at half its rate above 512 MiB", 1)]
+)
+def test_the_outcome_is_that_of_the_tuning(name: str, seed: int) -> None:
+    """Choice, reasons, standings, losses and budget.
+
+    A journal has neither the tuner's own notes nor the order of equal settings.
+    """
+    real, trials = tuned(worlds()[name].storage(seed))
+    found = outcome_of(replay(HEADER, trials))
+    assert found.verdict.chosen == real.verdict.chosen
+    assert set(found.verdict.equals) == set(real.verdict.equals)
+    assert said(found) == said(dataclasses.replace(real, notes=()))
+    shown = [(one.candidate.label, one.loss, one.interval) for one in found.standings()]
+    assert shown == [(one.candidate.label, one.loss, one.interval) for one in real.standings()]
+    assert (found.budget.spent_s, found.space.size) == (real.budget.spent_s, real.space.size)
+    losses = {label: entry.losses for label, entry in found.trials.items()}
+    assert losses == {label: entry.losses for label, entry in real.trials.items()}
+
+
+def test_failures_and_their_causes_are_found() -> None:
+    storage = SimulatedStorage(
+        seed=2, error=lambda one, _: "no ring" if one.writer == "uring" else None
+    )
+    real, trials = tuned(storage)
+    assert outcome_of(replay(HEADER, trials)).failures() == real.failures()
+
+
+def test_a_tuning_that_did_not_end_has_no_outcome() -> None:
+    """Its race is still known."""
+    _, trials = tuned(SimulatedStorage(seed=1))
+    before = [one for one in trials if one.phase != "confirm"]
+    found = replay(HEADER, before)
+    assert found.outcome is None
+    assert found.race.ranked()
+    assert replay(HEADER, []).race.trials == {}
