@@ -14,7 +14,7 @@ dlio = $(VENV)-dlio/.iobench-dlio
 test quick test-dlio: export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help run test quick test-dlio test-peers check fmt setup clean
+.PHONY: help run test quick test-dlio test-peers check fmt docs setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 20
@@ -43,6 +43,10 @@ fmt: $(development) ## format and sort imports
 	$(bin)/ruff check --select I --fix .
 	$(bin)/ruff format .
 
+docs: $(development) ## build the docs site into site/; a broken link or a missing docstring fails
+	$(bin)/python -m sphinx -W --keep-going -q -c docs . site $(ARGS)
+	@echo "docs: open site/index.html"
+
 setup: $(development) ## make the virtual environment and install what the tests need
 
 $(runtime): pyproject.toml constraints.txt scripts/setup
@@ -60,5 +64,5 @@ $(dlio): pyproject.toml constraints.txt scripts/setup scripts/dlio.txt
 clean: ## remove the virtual environment and caches; results stay
 	for venv in "$(VENV)" "$(VENV)-dlio"; do \
 	    if [ -e "$$venv/pyvenv.cfg" ]; then rm -rf "$$venv"; fi; done
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build *.egg-info
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build site *.egg-info
 	find $(wildcard iobench tests benchmarks) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,6 +1,6 @@
 """The tables and outputs in README.md and docs/, made from the records that they name.
 
-    python benchmarks/tables.py              rewrite every marked block
+    python benchmarks/tables.py              rewrite every marked block and picture
     python benchmarks/tables.py RECORD...    print the table of a record of `--record`
 
 A marked block is the text between two such lines; the first names the table and its arguments:
@@ -9,12 +9,14 @@ A marked block is the text between two such lines; the first names the table and
     <!-- end -->
 
 `<!-- output: 18 iobench show ... -->` is the first 18 lines that the command prints on a terminal
-of 80 columns. A test makes every block again and compares.
+of 80 columns; `<!-- picture: iobench report RECORD --figure FILE -->` shows the picture that the
+command makes. A test makes every block and picture again and compares.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import shlex
@@ -22,7 +24,7 @@ import statistics
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import chdir, redirect_stdout
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -32,6 +34,7 @@ import record as benchmark
 from iobench.bench.judging.comparison import noise_floor
 from iobench.cli.main import app
 from iobench.errors import ResultFileError
+from iobench.report.page.kinds import page_of
 from iobench.report.summary import Summary, summarise
 from iobench.report.training import TrainingCost, training_costs
 from iobench.results import ResultFile, TrainBlock, read
@@ -40,7 +43,7 @@ from iobench.units import GIB, MIB, format_seconds, format_size
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-BLOCK = re.compile(r"(<!-- (table|output): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (table|output|picture): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _WIDTH = 116
 
 Row = Sequence[str]
@@ -59,8 +62,12 @@ def rendered(page: Path) -> str:
 def _block(kind: str, arguments: Sequence[str], page: Path) -> str:
     if kind == "output":
         return _output(int(arguments[0]), arguments[1:])
+    if kind == "picture":
+        return _picture(arguments)
     name, *rest = arguments
     path = rest.pop()
+    if name == "records":
+        return records(ROOT / path, page)
     up = os.path.relpath(ROOT, page.parent)
     link = f"[{Path(path).name}]({path if up == '.' else f'{up}/{path}'})"
     return TABLES[name](ROOT / path, *rest) + "\n" + _source(ROOT / path, link)
@@ -237,7 +244,23 @@ TABLES: Mapping[str, Callable[..., str]] = {
 
 def _table(head: Row, rows: Iterable[Row]) -> str:
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return "".join(map(_row, lines))
+
+
+def _row(cells: Row) -> str:
+    return f"| {' | '.join(cells)} |\n"
+
+
+def records(directory: Path, page: Path) -> str:
+    """A row per record of iobench in `directory`: when, and by which command."""
+    rows = []
+    for path in sorted(directory.glob("*.jsonl")):
+        with path.open(encoding="utf-8") as file:
+            first = json.loads(file.readline())
+        command = shlex.join(_asked(_asked(first["command"], "-o"), "--target"))
+        link = f"[`{path.stem.removeprefix('reference-')}`]({os.path.relpath(path, page.parent)})"
+        rows.append([link, first["started_at"][:10], f"`{command}`"])
+    return "".join(["| record | date | command |\n", "|---|---|---|\n", *map(_row, rows)])
 
 
 # The text below a table: when, where and how it was measured.
@@ -294,15 +317,31 @@ def _output(lines: int, command: Sequence[str]) -> str:
     """The first `lines` lines that `iobench ...` prints on a terminal of 80 columns."""
     terminal = _Terminal()
     plain = {"COLUMNS": "80", "LINES": "40", "TERM": "dumb", "NO_COLOR": "1"}
-    here = os.getcwd()
-    os.chdir(ROOT)
-    try:
-        with mock.patch.dict(os.environ, plain), redirect_stdout(terminal):
-            app(list(command[1:]), standalone_mode=False)
-    finally:
-        os.chdir(here)
+    with chdir(ROOT), mock.patch.dict(os.environ, plain), redirect_stdout(terminal):
+        app(list(command[1:]), standalone_mode=False)
     shown = terminal.getvalue().splitlines()[:lines]
     return "\n".join(["```text", f"$ {shlex.join(command)}", *shown, "```", ""])
+
+
+def _picture(command: Sequence[str]) -> str:
+    """The picture with the chart's text for those who cannot see it."""
+    (record,) = [ROOT / one for one in command if one.endswith(".jsonl")]
+    chart, *_ = page_of([record]).charts.values()
+    return f"![{chart.alt}]({command[-1]})\n"
+
+
+def draw(directory: Path) -> list[Path]:
+    """Make the pictures of all pages by their commands, in `directory` instead of here."""
+    drawn = []
+    for page in PAGES:
+        for _, kind, arguments, *_ in BLOCK.findall(page.read_text(encoding="utf-8")):
+            if kind == "picture":
+                *command, name = shlex.split(arguments)
+                drawn.append(Path(name))
+                (directory / name).parent.mkdir(parents=True, exist_ok=True)
+                with chdir(ROOT):
+                    app([*command[1:], str(directory / name)], standalone_mode=False)
+    return drawn
 
 
 class _Terminal(io.StringIO):
@@ -315,6 +354,7 @@ def main() -> None:
         table = shapes if benchmark.read(path).header["name"] == "shapes" else arms
         print(table(path) + "\n" + _source(path.resolve(), str(path)))
     if len(sys.argv) == 1:
+        draw(ROOT)
         for page in PAGES:
             if (text := rendered(page)) != page.read_text(encoding="utf-8"):
                 page.write_text(text, encoding="utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import islice
 
 from iobench.bench.plan import Plan
 from iobench.bench.processes.group import Executor
@@ -41,7 +42,9 @@ def header(plan: Plan, executor: Executor) -> Run:
         run_id=new_run_id(),
         started_at=utc_now(),
         command=("iobench", *sys.argv[1:]),
-        config_hash=config_hash({k: v for k, v in asked.items() if k != "seed"}),
+        config_hash=config_hash(
+            {k: v for k, v in asked.items() if k != "seed"}, files=plan.listed_files()
+        ),
         environment=Environment(
             machine=described[0][0],
             storage={} if several else storages[0],
@@ -58,7 +61,7 @@ def header(plan: Plan, executor: Executor) -> Run:
             restored_bytes=sizes[0][0].restored[0] if partly else None,
         ),
         variants=tuple(_facts(plan, sizes)),
-        plan={**asked, "files": asked["files"][:_LISTED]},
+        plan={**asked, "files": list(islice(plan.listed_files(), _LISTED))},
     )
 
 

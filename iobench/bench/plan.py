@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,8 @@ from iobench.bench.targets.base import Target
 from iobench.environment.memory import available_bytes
 from iobench.errors import TargetError, UsageError
 from iobench.units import MIB, format_size
-from iobench.workloads import FileSpec, Workload
+from iobench.workloads import Workload
+from iobench.workloads.file_table import FileTable
 
 __all__ = ["DEFAULT_SECONDS", "LEAST_POOL", "RESERVE", "Plan", "first_of_each_target"]
 
@@ -82,19 +83,19 @@ class Plan:
         """
         most = self.axes.most_jobs
         own = range(self.rank, self.rank + most)
-        if self.rank + most <= self.workload.world_size:
+        if most > 1 and self.rank + most <= self.workload.world_size:
             sizes = [self.workload.size_bytes(rank) for rank in own]
             if min(sizes) >= _ALIKE * max(sizes):
                 return tuple(own)
         return (self.rank,) * most
 
     @property
-    def files(self) -> tuple[FileSpec, ...]:
+    def files(self) -> FileTable:
         """The files of one checkpoint of the first process, in the first shape."""
         return self.files_of_jobs[0][0]
 
     @cached_property
-    def files_of_jobs(self) -> tuple[tuple[tuple[FileSpec, ...], ...], ...]:
+    def files_of_jobs(self) -> tuple[tuple[FileTable, ...], ...]:
         """The files of each process, in each shape. There may be 100,000 of each rank."""
         of_ranks = {}
         for rank in dict.fromkeys(self.ranks):
@@ -105,7 +106,7 @@ class Plan:
     @cached_property
     def size_bytes(self) -> int:
         """Bytes of one checkpoint of one process, as far as its layout is known before the run."""
-        return sum(spec.size_bytes for spec in self.files)
+        return sum(self.files.sizes)
 
     @property
     def beside_peers(self) -> bool:
@@ -189,8 +190,13 @@ class Plan:
                 f"--pool, and {format_size(available)} are available; choose fewer"
             )
 
+    def listed_files(self) -> Iterator[dict[str, Any]]:
+        """Yield path, format and bytes of each file, for the record."""
+        for spec in self.files:
+            yield {"path": spec.path, "format": spec.format, "bytes": spec.size_bytes}
+
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan for the record and for `--dry-run`."""
+        """Return the plan for the record, without `listed_files`."""
         locations = [target.location for target in self.targets]
         several = len(locations) > 1
         no_ceiling = {one.location: one.no_ceiling for one in self.targets if one.no_ceiling}
@@ -203,10 +209,6 @@ class Plan:
             "size_bytes": self.size_bytes,
             "full_bytes": self.full_bytes,
             "scale": self.workload.scale.text if self.workload.scale else None,
-            "files": [
-                {"path": spec.path, "format": spec.format, "bytes": spec.size_bytes}
-                for spec in self.files
-            ],
             "writers": [
                 {"name": one.name, "options": dict(one.options)} for one in self.contenders
             ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -152,7 +153,8 @@ def plan_lines(plan: Plan) -> Iterator[str]:
             f"scaled    {workload.scale.text}: {size / plan.full_bytes:.2%} of "
             f"{format_size(plan.full_bytes)} (--size full for all of it)"
         )
-    large = sorted(files, key=lambda file: -file.size_bytes)[:3]
+    largest = heapq.nlargest(3, range(len(files)), key=files.sizes.__getitem__)
+    large = [files[number] for number in largest]
     shown = ", ".join(f"{f.path} {format_size(f.size_bytes)} ({f.format})" for f in large)
     yield f"files     {shown}{', ...' if len(files) > len(large) else ''}"
     yield f"writers   {', '.join(one.label for one in plan.contenders)}"

@@ -112,12 +112,12 @@ def _short_replay(size_bytes: int) -> Replay:
     blob = TensorSpec(name="blob", dtype="uint8", shape=(size_bytes,))
     file = FileSpec(path="file", format="raw", tensors=(blob,), size_bytes=size_bytes, exact=True)
     replay = Replay([file], pool_bytes=size_bytes, seed=0, crc=True)
-    assert replay.file_bytes == (size_bytes,)
+    assert replay.size_bytes() == size_bytes
     return replay
 
 
 def _rate(
-    operation: Callable[[Replay, Location], list[Transfer]], replay: Replay, where: Location
+    operation: Callable[[Replay, Location], Transfer], replay: Replay, where: Location
 ) -> float:
     """Return the bytes per second of one save or restore."""
     began = time.perf_counter()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from json.encoder import encode_basestring_ascii as _quoted
+from typing import TypeVar
 
 from iobench.bench.axes import Variant
 from iobench.bench.counters.monitor import Counted, Counters, Usage
@@ -16,6 +17,7 @@ from iobench.bench.counters.series import make_series
 from iobench.bench.processes.group import Executor
 from iobench.bench.processes.job import CheckpointRef, Done, Job, own_name
 from iobench.bench.targets.base import Location, OpenTarget
+from iobench.bench.targets.instruments import Changes
 from iobench.results import (
     Cold,
     DeviceCounts,
@@ -26,7 +28,7 @@ from iobench.results import (
     Verified,
     utc_now,
 )
-from iobench.workloads import FileSpec
+from iobench.workloads.specs import FileFormat, FileSpec
 from iobench.writers.transfer import PathCount, Transfer
 
 __all__ = ["Trial", "one_line"]
@@ -64,10 +66,10 @@ class Trial:
     """The files of each job."""
     executor: Executor
     target: OpenTarget
-    _files: dict[str, int] = field(default_factory=dict, init=False)
-    """Bytes of each file that our formats saved, by its path in the checkpoint."""
-    _changed: dict[str, int] = field(default_factory=dict, init=False)
-    """The time of the last change of each file, right after the save."""
+    _saved: list[Done] = field(default_factory=list, init=False)
+    """The last save, in each job."""
+    _changes: Changes = field(default_factory=Changes, init=False)
+    """The times of the files' last changes, right after the save."""
 
     def save(self, settled: _Settled | None = None) -> Sample | None:
         """Save a checkpoint of fresh bytes; it stays for `restore`.
@@ -86,12 +88,13 @@ class Trial:
             # Before the commit, which flushes the device again; the clock stops for it.
             flushes = counters.flushes() if self._flush_counts else None
             written_s = counters.elapsed_s()
-            staged.publish(json.dumps(self._manifest(done), indent=1))
+            staged.publish(self._manifest(done))
             commit_s = counters.elapsed_s() - written_s
         counted = counters.stop(self._usage(done))
         if not contender.saves:
             return None
-        stored = self._inspect(done, flushes)
+        self._saved[:] = done
+        stored = self._inspect(flushes)
         return self._sample("save", done, counted, started, commit_s=commit_s, stored=stored)
 
     def restore(
@@ -118,16 +121,16 @@ class Trial:
             started,
             cold=cold,
             verified=verified,
-            stored=self.target.inspect(self._name, self._files, self._changed),
+            stored=self.target.inspect(self._name, self._files(), self._changes),
             subset=subset,
         )
 
     def saved_by(
-        self, transfers: Sequence[Transfer], counted: Counted, started: str, stored: Stored | None
+        self, transfer: Transfer, counted: Counted, started: str, stored: Stored | None
     ) -> Sample:
         """Return the sample of saves that the caller made and counted, to judge them."""
         at_s = counted.began_s + counted.elapsed_s
-        done = Done(transfers=tuple(transfers), at_s=at_s, notes=())
+        done = Done(transfer=transfer, at_s=at_s, notes=())
         return self._sample("save", [done], counted, started, stored=stored)
 
     def failure(
@@ -173,34 +176,37 @@ class Trial:
     def _ref(self, directory: Location) -> CheckpointRef:
         return CheckpointRef(contender=self.contender, shape=self.shape, directory=directory)
 
-    def _manifest(self, done: Sequence[Done]) -> dict[str, object]:
+    def _manifest(self, done: Sequence[Done]) -> Iterator[str]:
+        """Yield the manifest as JSON, file by file: there may be 100,000."""
         contender = self.variant.contender
-        return {
+        head = {
             "schema": "iobench.manifest/1",
             "step": self.repetition,
             "writer": {"name": contender.name, "options": dict(contender.options)},
-            "files": self._entries(done),
         }
+        yield f'{json.dumps(head)[:-1]}, "files": ['
+        between = "\n"
+        for path, file_format, size in self._entries(done):
+            entry = f'"path": {_quoted(path)}, "format": "{file_format}", "bytes": {size}'
+            yield f"{between}{{{entry}}}"
+            between = ",\n"
+        yield "\n]}"
 
-    def _entries(self, done: Sequence[Done]) -> list[dict[str, Any]]:
-        """The manifest's entry for each file, with the bytes that its writer reported."""
-        return [
-            {
-                "path": f"{own_name(number)}/{spec.path}" if self.executor.apart else spec.path,
-                "format": spec.format,
-                "bytes": transfer.bytes,
-            }
-            for number, (files, one) in enumerate(zip(self.files, done, strict=True))
-            for spec, transfer in zip(files, one.transfers, strict=True)
-        ]
+    def _entries(self, done: Sequence[Done]) -> Iterator[tuple[str, FileFormat, int]]:
+        """Yield path in the checkpoint, format and bytes of each file."""
+        for number, (files, one) in enumerate(zip(self.files, done, strict=True)):
+            below = f"{own_name(number)}/" if self.executor.apart else ""
+            for spec, size in zip(files, one.file_bytes, strict=True):
+                yield f"{below}{spec.path}", spec.format, size
 
-    def _inspect(self, saved: Sequence[Done], flushes: int | None) -> Stored | None:
-        """Inspect the files right after their save. Names and sizes of peers' files are unknown."""
+    def _files(self) -> Iterator[tuple[str, int]]:
+        """Yield path and bytes of each saved file. Names and sizes of peers' files are unknown."""
         if not self.variant.contender.is_peer:
-            self._files.update(
-                (str(entry["path"]), int(entry["bytes"])) for entry in self._entries(saved)
-            )
-        stored = self.target.inspect(self._name, self._files, self._changed)
+            yield from ((path, size) for path, _, size in self._entries(self._saved))
+
+    def _inspect(self, flushes: int | None) -> Stored | None:
+        """Inspect the files right after their save."""
+        stored = self.target.inspect(self._name, self._files(), self._changes)
         if stored is None or flushes is None:
             return stored
         return replace(stored, flushed=flushes > 0)
@@ -234,7 +240,7 @@ class Trial:
         subset: float | None = None,
     ) -> Sample:
         contender = self.variant.contender
-        total = Transfer.concurrent([Transfer.total(one.transfers) for one in done])
+        total = Transfer.concurrent([one.transfer for one in done])
         phases, paths, odd = _recordable(total)
         if commit_s:
             phases["commit"] = phases.get("commit", 0.0) + commit_s

@@ -52,7 +52,7 @@ class Committer:
         skeleton = serialized.skeleton_image()
         sent = PacedImage.over(image, rate_bytes_per_s) if rate_bytes_per_s else image
         with self.store.staged(save.step, replace=self.ledger.holds(save.step)) as staged:
-            with _recorded(image, serialized.pieces) as records:
+            with _recorded(image, serialized.structure.pieces) as records:
                 save.transfer = self.writer.write_many(
                     [sent, skeleton], staged.directory, sync_directory=False
                 )
@@ -64,7 +64,7 @@ class Committer:
             files = (*records, record_of(skeleton, [("", skeleton.size_bytes)]))
             with collector_paused():
                 text = self._manifest(save, files).to_json()
-            staged.publish(text)
+            staged.publish([text])
             save.persist_s = time.perf_counter() - began_s
             save.status = "committed"
             self.ledger.committed(save)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -53,21 +52,6 @@ class Serialized:
     @property
     def on_cpu(self) -> bool:
         return self.structure.on_cpu
-
-    @property
-    def header(self) -> Bytes:
-        """The header of the tensor file."""
-        return self.structure.header
-
-    @property
-    def places(self) -> Mapping[str, tuple[int, int]]:
-        """[begin, end) of each leaf, in bytes after the header, in file order."""
-        return self.structure.places
-
-    @property
-    def pieces(self) -> list[tuple[str, int]]:
-        """(name, bytes) of each part of the tensor file, in file order; "" is the header."""
-        return self.structure.pieces
 
     def leaves(self) -> dict[str, Leaf]:
         """Return the leaves by name, in file order, on the memory of the state."""

@@ -35,10 +35,10 @@ def copy_into(memory: Bytes, serialized: Serialized, streams: SideStreams | None
     """
     if serialized.on_cpu:
         return copy_image(memory, serialized.image())
-    base, leaves = len(serialized.header), serialized.leaves()
-    np.copyto(memory[:base], serialized.header)
+    base, leaves = len(serialized.structure.header), serialized.leaves()
+    np.copyto(memory[:base], serialized.structure.header)
     streams = streams or SideStreams(leaves)
-    for name, (begin, end) in serialized.places.items():
+    for name, (begin, end) in serialized.structure.places.items():
         leaf, place = leaves[name], memory[base + begin : base + end]
         if leaf.on_cpu:
             np.copyto(place, leaf.cpu_bytes())

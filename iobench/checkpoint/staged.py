@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -51,8 +52,8 @@ class Staged(Protocol):
     def directory(self) -> str | Path:
         """Directory or prefix of its files until `publish`."""
 
-    def publish(self, manifest: str) -> None:
-        """Make it a checkpoint. `manifest` is JSON. On return it is durable and visible."""
+    def publish(self, manifest: Iterable[str]) -> None:
+        """Make it a checkpoint, durable on return. `manifest` is JSON, in one part or in many."""
 
 
 class StagedCheckpoint:
@@ -99,7 +100,7 @@ class StagedCheckpoint:
         while self._spare:
             os.close(self._spare.pop())
 
-    def publish(self, manifest: str) -> None:
+    def publish(self, manifest: Iterable[str]) -> None:
         """Write the manifest and rename the directory. On return the checkpoint is durable.
 
         The files must be synced already; this syncs the directories. Raises TransferError; then
@@ -122,9 +123,9 @@ class StagedCheckpoint:
         aside = self.final.with_name(f".{self.final.name}{REPLACED_SUFFIX}")
         exchange(self.directory, self.final, aside)
 
-    def _write_manifest(self, manifest: str) -> None:
+    def _write_manifest(self, manifest: Iterable[str]) -> None:
         with (self.directory / MANIFEST).open("x") as file:
-            file.write(manifest)
+            file.writelines(manifest)
             file.flush()
             os.fsync(file.fileno())
 

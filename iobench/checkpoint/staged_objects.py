@@ -7,6 +7,7 @@ upload.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Self
 
 from iobench.checkpoint.staged import MANIFEST
@@ -40,12 +41,12 @@ class StagedObjects:
             )
         return self
 
-    def publish(self, manifest: str) -> None:
+    def publish(self, manifest: Iterable[str]) -> None:
         """Write the manifest. On return the checkpoint is visible and durable.
 
         Raises TransferError; then there is no checkpoint.
         """
-        self._writer.write(FileImage.of(MANIFEST, [manifest.encode()]), self.directory)
+        self._writer.write(FileImage.of(MANIFEST, ["".join(manifest).encode()]), self.directory)
         self.published = True
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:

@@ -262,8 +262,8 @@ def _check_plan(plan: Plan, ctx: typer.Context) -> None:
     """Raise UsageError for options that would have no effect in this plan."""
     if len(plan.variants) == 1:
         check_effect(ctx, ("baseline",), "there is nothing else to compare it with")
-    files = [spec for shapes in plan.files_of_jobs for shape in shapes for spec in shape]
-    if all(spec.format != "torch" for spec in files):
+    tables = [table for shapes in plan.files_of_jobs for table in shapes]
+    if not any("torch" in table.formats for table in tables):
         check_effect(ctx, ("crc",), "no file of this workload is a torch zip file")
 
 

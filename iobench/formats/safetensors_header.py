@@ -9,11 +9,12 @@ Format: https://huggingface.co/docs/safetensors; order: safetensors/src/tensor.r
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from json.encoder import encode_basestring as _quoted
 from math import prod
 
-__all__ = ["ALIGNMENT", "DTYPES", "header_bytes"]
+__all__ = ["ALIGNMENT", "DTYPES", "file_order", "file_size", "header_bytes"]
 
 ALIGNMENT = 8
 """Alignment of the data section in bytes; the JSON is padded to it."""
@@ -42,6 +43,8 @@ DTYPES: dict[str, tuple[str, int]] = {
 }
 """Torch dtype name -> (code in the file, bytes per element), in the library's sort order."""
 
+_METADATA = "__metadata__"
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _RANK = {dtype: rank for rank, dtype in enumerate(DTYPES)}
 _PACKED = {"float4_e2m1fn_x2": 2}  # torch counts pairs, the file counts values
 
@@ -61,27 +64,70 @@ def header_bytes(
     or is given twice, and for metadata other than strings. Such a file could not be loaded.
     """
     offsets: dict[str, tuple[int, int]] = {}
-    entries = list[str]()
-    if metadata:
-        _check_metadata(metadata)
-        entries.append(f'"__metadata__":{_json(dict(sorted(metadata.items())))}')
-    sizes: dict[tuple[str, tuple[int, ...]], tuple[str, int]] = {}
-    begin = 0
-    for name, dtype, shape in sorted(tensors, key=_library_order):
-        if name in offsets or name == "__metadata__":
-            raise ValueError(f"tensor name {name!r} is reserved or given twice")
-        if (dtype, shape) not in sizes:
-            sizes[dtype, shape] = _described(dtype, shape)
-        description, size = sizes[dtype, shape]
-        end = begin + size
+    entries = _metadata_entries(metadata)
+    for name, begin, end, entry in _entries(sorted(tensors, key=file_order)):
+        if name in offsets:
+            raise ValueError(f"tensor name {name!r} is given twice")
         offsets[name] = (begin, end)
-        entries.append(f'{_quoted(name)}:{{{description},"data_offsets":[{begin},{end}]}}')
-        begin = end
+        entries.append(entry)
     text = f"{{{','.join(entries)}}}".encode()
     text += b" " * (-len(text) % ALIGNMENT)
     return len(text).to_bytes(8, "little") + text, offsets
 
 
+def file_size(
+    tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str] | None = None
+) -> int:
+    """Return the bytes of a file of `tensors` in `file_order`, with the header of `header_bytes`.
+
+    Their names differ. The header is not kept: a file may have 100,000 tensors.
+    """
+    lengths = [len(entry.encode()) for entry in _metadata_entries(metadata)]
+    entries, text, data = len(lengths), sum(lengths), 0
+    for _, begin, end, entry in _entries(tensors):
+        entries, text, data = entries + 1, text + len(entry.encode()), data + end - begin
+    text += 2 + max(0, entries - 1)  # braces and commas
+    return 8 + text + -text % ALIGNMENT + data
+
+
+def file_order(tensor: tuple[str, str, tuple[int, ...]]) -> tuple[int, str]:
+    """Return a key that sorts tensors like the file: the widest dtype first, then by name.
+
+    Raises ValueError for a name or a dtype that safetensors cannot hold.
+    """
+    name, dtype, _ = tensor
+    if not isinstance(name, str):
+        raise ValueError(f"tensor name {name!r} is not a str; convert it")  # noqa: TRY004 -- as documented
+    if name == _METADATA:
+        raise ValueError(f"tensor name {name!r} is reserved")
+    if dtype not in _RANK:
+        raise ValueError(
+            f"tensor {name!r} has dtype {dtype!r}, which safetensors cannot hold; "
+            f"it holds {', '.join(DTYPES)}"
+        )
+    return -_RANK[dtype], name
+
+
+def _metadata_entries(metadata: Mapping[str, str] | None) -> list[str]:
+    if not metadata:
+        return []
+    _check_metadata(metadata)
+    return [f'"{_METADATA}":{_json(dict(sorted(metadata.items())))}']
+
+
+def _entries(
+    tensors: Iterable[tuple[str, str, tuple[int, ...]]],
+) -> Iterator[tuple[str, int, int, str]]:
+    """Yield name, data range and entry of the header for each tensor, in the given order."""
+    begin = 0
+    for name, dtype, shape in tensors:
+        description, size = _described(dtype, shape)
+        end = begin + size
+        yield name, begin, end, f'{_quoted(name)}:{{{description},"data_offsets":[{begin},{end}]}}'
+        begin = end
+
+
+@lru_cache(maxsize=4096)  # a file has thousands of tensors of a dozen shapes
 def _described(dtype: str, shape: tuple[int, ...]) -> tuple[str, int]:
     """Return dtype and shape as JSON, and the size in bytes."""
     code, element_bytes = DTYPES[dtype]
@@ -90,26 +136,10 @@ def _described(dtype: str, shape: tuple[int, ...]) -> tuple[str, int]:
     ) * element_bytes
 
 
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
 def _check_metadata(metadata: Mapping[str, str]) -> None:
     for pair in metadata.items():
         if not all(isinstance(text, str) for text in pair):
             raise ValueError(f"metadata {pair!r}: both must be str; convert them")
-
-
-def _library_order(tensor: tuple[str, str, tuple[int, ...]]) -> tuple[int, str]:
-    name, dtype, _ = tensor
-    if not isinstance(name, str):
-        raise ValueError(f"tensor name {name!r} is not a str; convert it")  # noqa: TRY004 -- as documented
-    if dtype not in _RANK:
-        raise ValueError(
-            f"tensor {name!r} has dtype {dtype!r}, which safetensors cannot hold; "
-            f"it holds {', '.join(DTYPES)}"
-        )
-    return -_RANK[dtype], name
 
 
 def _file_shape(dtype: str, shape: tuple[int, ...]) -> list[int]:

@@ -169,6 +169,7 @@ class DecoupledCheckpointEngine(CheckpointEngine):
         return True
 
     def is_decoupled(self) -> bool:
+        """Return True: DeepSpeed commits a checkpoint some steps after its save."""
         return True
 
     def get_commit_info(self) -> CheckpointCommitInfo | None:

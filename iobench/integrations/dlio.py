@@ -27,6 +27,7 @@ with needs("dlio_benchmark", "dlio_benchmark @ git+https://github.com/argonne-lc
 __all__ = ["VARIABLE", "Checkpointing"]
 
 VARIABLE = "IOBENCH_WRITER"
+"""The environment variable that selects the writer."""
 
 _log = logging.getLogger("iobench")
 

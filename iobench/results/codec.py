@@ -18,8 +18,10 @@ from iobench.results.records import CeilingSample, End, Failure, Run, Sample, Tr
 __all__ = ["SCHEMA", "Record", "from_plain", "from_record", "to_plain", "to_record"]
 
 SCHEMA = "iobench.result/1"
+"""The schema of every record in a result file."""
 
 Record: TypeAlias = Run | Sample | CeilingSample | Failure | TrainBlock | End
+"""One line of a result file."""
 
 _FAMILY, _VERSION = SCHEMA.split("/")
 _KINDS: dict[str, type[Record]] = {

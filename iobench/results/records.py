@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 Operation: TypeAlias = Literal["save", "restore"]
+"""What a sample measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

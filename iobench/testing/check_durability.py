@@ -60,9 +60,8 @@ def durable_files_are_synced(harness: WriterHarness) -> None:
         now = monitor.read()
         if instruments.flush_counts and before and now and now.flushes == before.flushes:
             unflushed.append(name)
-    found = instruments.inspect(
-        directory, dict.fromkeys(["file", "stream", *(image.path for image in many)], size)
-    )
+    names = ["file", "stream", *(image.path for image in many)]
+    found = instruments.inspect(directory, [(name, size) for name in names])
     expect(not found.problems, f"not as written: {', '.join(found.problems)}")
     expect(
         not found.unsynced_bytes, f"{found.unsynced_bytes} bytes are dirty after a durable write"

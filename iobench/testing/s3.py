@@ -58,9 +58,12 @@ class Bucket:
     """There are no directories: `a` and `a/b` may both be objects."""
 
     def locate(self, name: str) -> str:
+        """Return the URL of the object `name`."""
         return f"{self.target}/{name}"
 
     def stored(self, name: str) -> bytes | None:
+        """Return the bytes of the object `name`, or None if it does not exist."""
+
         def get(s3: Any, bucket: str, prefix: str) -> bytes | None:
             try:
                 body: bytes = s3.get_object(Bucket=bucket, Key=prefix + name)["Body"].read()
@@ -71,6 +74,7 @@ class Bucket:
         return self._with_client(get)
 
     def put(self, name: str, data: bytes) -> None:
+        """Store exactly `data` as the object `name`."""
         self._with_client(
             lambda s3, bucket, prefix: s3.put_object(Bucket=bucket, Key=prefix + name, Body=data)
         )

@@ -48,18 +48,22 @@ class Directory:
 
     @property
     def target(self) -> str:
+        """The directory's path, for a writer."""
         return str(self.path)
 
     def locate(self, name: str) -> str:
+        """Return the path of the file `name`."""
         return str(self.path / name)
 
     def stored(self, name: str) -> bytes | None:
+        """Return the bytes of the file `name`, or None if it does not exist."""
         try:
             return (self.path / name).read_bytes()
         except FileNotFoundError:
             return None
 
     def put(self, name: str, data: bytes) -> None:
+        """Write exactly `data` to the file `name`."""
         (self.path / name).write_bytes(data)
 
     def names(self) -> set[str]:

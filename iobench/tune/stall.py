@@ -27,11 +27,11 @@ SAVES = SLOTS + 3
 class Stalled:
     """`stall_s`: mean seconds that a checkpoint stops training. The rest is for the verdict.
 
-    `transfers` and `counted` are of all saves. `stored` is the inspection of the last checkpoint.
+    `transfer` and `counted` are of all saves. `stored` is the inspection of the last checkpoint.
     """
 
     stall_s: float
-    transfers: tuple[Transfer, ...]
+    transfer: Transfer
     counted: Counted
     started: str
     stored: Stored | None
@@ -59,7 +59,7 @@ def measure_stall(replay: Replay, writer: Writer, target: OpenTarget, name: str)
             counted = counters.stop()
             return Stalled(
                 stall_s=sum(stalls) / len(stalls),
-                transfers=tuple(one.transfer for one in checkpointer.saves if one.transfer),
+                transfer=Transfer.total(one.transfer for one in checkpointer.saves if one.transfer),
                 counted=counted,
                 started=started,
                 stored=_inspect(target, name, where, writer),
@@ -73,5 +73,5 @@ def _inspect(target: OpenTarget, name: str, where: str, writer: Writer) -> Store
     if target.instruments is None:
         return None
     manifest = store_at(where, writer).manifest(SAVES - 1)
-    files = {file.path: file.size_bytes for file in manifest.files}
+    files = [(file.path, file.size_bytes) for file in manifest.files]
     return target.inspect(f"{name}/{name_of(manifest.step)}", files)

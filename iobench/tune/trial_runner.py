@@ -141,7 +141,7 @@ class TrialRunner:
                     pass
                 found = measure_stall(replay, writer, self.opened, f"stall-{self._count}")
                 _check_kept(
-                    trial.saved_by(found.transfers, found.counted, found.started, found.stored)
+                    trial.saved_by(found.transfer, found.counted, found.started, found.stored)
                 )
                 measured = replace(measured, stall_s=found.stall_s)
                 if not step.verify:

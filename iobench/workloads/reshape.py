@@ -8,13 +8,13 @@ a name.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self, get_args
 
 from iobench.errors import OptionError, UnknownNameError
 from iobench.units import format_size_exact, parse_size
+from iobench.workloads.file_table import FileTable
 from iobench.workloads.layouts.layout import dcp_file, safetensors_file, torch_file
 from iobench.workloads.specs import FileFormat, FileSpec, TensorSpec
 
@@ -53,25 +53,34 @@ class Granularity:
         size = f"={format_size_exact(self.shard_bytes)}" if self.kind == "shard" else ""
         return f"{self.kind}{size}"
 
-    def deal(self, tensors: Sequence[TensorSpec]) -> dict[str, list[TensorSpec]]:
-        """Return file stem -> tensors in order. A tensor above the shard size has its own file."""
+    def deal(self, tensors: Iterable[TensorSpec]) -> Iterator[tuple[str, list[TensorSpec]]]:
+        """Yield file stem and tensors in order. A tensor above the shard size has its own file."""
         if self.kind == "blob":
-            return {"blob": list(tensors)}
-        if self.kind == "tensor":
-            return {f"tensor-{i:05}": [tensor] for i, tensor in enumerate(tensors)}
-        dealt: dict[str, list[TensorSpec]] = {}
-        if self.kind == "layer":
+            yield "blob", list(tensors)
+        elif self.kind == "tensor":
+            for number, tensor in enumerate(tensors):
+                yield f"tensor-{number:05}", [tensor]
+        elif self.kind == "layer":
+            dealt: dict[str, list[TensorSpec]] = {}
             for tensor in tensors:
                 found = _LAYER.search(tensor.name)
                 dealt.setdefault(f"layer-{found[1]}" if found else "rest", []).append(tensor)
-            return dealt
+            yield from dealt.items()
+        else:
+            for number, shard in enumerate(self._shards(tensors)):
+                yield f"shard-{number:05}", shard
+
+    def _shards(self, tensors: Iterable[TensorSpec]) -> Iterator[list[TensorSpec]]:
+        shard: list[TensorSpec] = []
         used = 0
         for tensor in tensors:
-            if not dealt or used + tensor.size_bytes > self.shard_bytes:
-                dealt[f"shard-{len(dealt):05}"], used = [], 0
-            dealt[f"shard-{len(dealt) - 1:05}"].append(tensor)
+            if shard and used + tensor.size_bytes > self.shard_bytes:
+                yield shard
+                shard, used = [], 0
+            shard.append(tensor)
             used += tensor.size_bytes
-        return dealt
+        if shard:
+            yield shard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,25 +101,24 @@ class Shape:
             granularity=None if granularity is None else Granularity.parse(granularity),
         )
 
-    def apply(self, files: Sequence[FileSpec]) -> tuple[FileSpec, ...]:
+    def apply(self, files: Sequence[FileSpec]) -> FileTable:
         """Return `files` reshaped. The default format of new files is that of the largest file."""
         if self.granularity is None:
             if self.serializer is None:
-                return tuple(files)
-            return tuple(_file(spec.path, self.serializer, spec.tensors) for spec in files)
+                return FileTable(files)
+            return FileTable(_file(spec.path, self.serializer, spec.tensors) for spec in files)
         largest = max(files, key=lambda spec: spec.size_bytes)
         file_format = self.serializer or largest.format
-        dealt = self.granularity.deal(list(_named(files)))
-        return tuple(
+        return FileTable(
             _file(f"{stem}.{_SUFFIX[file_format]}", file_format, tensors)
-            for stem, tensors in dealt.items()
+            for stem, tensors in self.granularity.deal(_named(files))
         )
 
 
 def _named(files: Sequence[FileSpec]) -> Iterator[TensorSpec]:
     """Yield all tensors. If two share a name, prefix every name with the path of its file."""
-    names = Counter(tensor.name for spec in files for tensor in spec.tensors)
-    shared = max(names.values()) > 1
+    count = sum(len(spec.tensors) for spec in files)
+    shared = len({tensor.name for spec in files for tensor in spec.tensors}) < count
     for spec in files:
         for tensor in spec.tensors:
             yield replace(tensor, name=f"{spec.path}/{tensor.name}") if shared else tensor

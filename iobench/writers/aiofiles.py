@@ -24,7 +24,7 @@ from iobench.writers.base import Writer
 from iobench.writers.blocks.executor import OwnLoop
 from iobench.writers.blocks.workers import Blocks
 from iobench.writers.device.staging import staged
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.image import Bytes, FileImage, in_batches
 from iobench.writers.local.new_file import NewFile, open_source, sync_directory, try_directory
 from iobench.writers.options import WriterOptions, option
 from iobench.writers.stream import Stream
@@ -33,6 +33,7 @@ from iobench.writers.transfer import Meter, Transfer
 __all__ = ["AiofilesOptions", "AiofilesWriter"]
 
 _sync_names = sync_directory
+_TOGETHER = 1024  # images in memory in awrite_many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,21 +97,23 @@ class AiofilesWriter(Writer):
         sync_directory: bool = True,
     ) -> Transfer:
         """Like `write_many`, but awaitable, with the option `files` as the files in flight."""
-        meter, listed = self._meter(), list(images)
+        meter = self._meter()
         names: dict[str, None] = {}
+        files = size = 0
 
         async def work(numbers: Blocks, own: Meter) -> None:
             for number, _ in numbers:
-                changed = await self._awrite(listed[number], target, durable, False, own)
+                changed = await self._awrite(batch[number], target, durable, False, own)
                 names.update(dict.fromkeys(changed))
 
-        await run_tasks(self.options.files, Blocks(0, len(listed), 1), work, meter)
+        for batch in in_batches(images, _TOGETHER):
+            await run_tasks(self.options.files, Blocks(0, len(batch), 1), work, meter)
+            files, size = files + len(batch), size + sum(one.size_bytes for one in batch)
         if durable and sync_directory:
             with meter.phase("commit"), transfer_errors("publishing in", target):
                 for directory in names:
                     await in_thread(functools.partial(_sync_names, directory))
-        size = sum(image.size_bytes for image in listed)
-        return meter.transfer(self.name, "write", size, durable=durable, files=len(listed))
+        return meter.transfer(self.name, "write", size, durable=durable, files=files)
 
     async def aread(
         self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None

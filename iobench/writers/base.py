@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
@@ -81,16 +82,15 @@ class Writer(ABC):
         A writer may wait for storage once for many files: that wait is the largest cost of writing
         them one by one. On failure each name holds the whole new file, or what it held before.
         Raises what `write` raises. The Transfer counts all files; its clock runs once over all of
-        them.
+        them. An image is taken when it is needed and released soon after: `images` may be a
+        generator that makes them.
         """
-        meter = self._meter()
-        parts = [
+        none = self._meter().transfer(self.name, "write", 0, durable=durable, files=0)
+        parts = (
             self.write(image, target, durable=durable, sync_directory=sync_directory)
             for image in images
-        ]
-        if not parts:
-            return meter.transfer(self.name, "write", 0, durable=durable, files=0)
-        return Transfer.total(parts)
+        )
+        return Transfer.total(itertools.chain([none], parts))
 
     @abstractmethod
     def read(

@@ -22,7 +22,7 @@ from iobench.writers.device.base import DeviceBytes
 if TYPE_CHECKING:
     from iobench.writers.transfer import Meter
 
-__all__ = ["Bytes", "Extent", "FileImage", "Memory", "Segment"]
+__all__ = ["Bytes", "Extent", "FileImage", "Memory", "Segment", "in_batches"]
 
 Memory: TypeAlias = "Bytes | DeviceBytes"
 """The memory of a segment: on the host or on a device."""
@@ -201,6 +201,13 @@ class FileImage:
             np.copyto(piece, block[position : position + len(piece)])
             position += len(piece)
         return position
+
+
+def in_batches(images: Iterable[FileImage], size: int) -> Iterator[list[FileImage]]:
+    """Yield lists of up to `size` images in order; an image is taken when its list is due."""
+    waiting = iter(images)
+    while batch := list(itertools.islice(waiting, size)):
+        yield batch
 
 
 class Extent(NamedTuple):

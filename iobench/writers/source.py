@@ -19,10 +19,17 @@ __all__ = ["BytesSource", "ImageSource", "LocalSource", "RangeSource", "Source"]
 class Source(Protocol):
     """A binary file object that reads, seeks, and fetches many small ranges in one call."""
 
-    def read(self, size: int = -1, /) -> bytes: ...
-    def seek(self, offset: int, whence: int = 0, /) -> int: ...
-    def tell(self) -> int: ...
-    def close(self) -> None: ...
+    def read(self, size: int = -1, /) -> bytes:
+        """Return the next `size` bytes, or with -1 all to the end of the file."""
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Move to `offset` from the start (0), the position (1) or the end (2); return it."""
+
+    def tell(self) -> int:
+        """Return the position."""
+
+    def close(self) -> None:
+        """Release the file."""
 
     def read_at(self, offsets: Iterable[int], size: int) -> list[bytes]:
         """Return up to `size` bytes at each of `offsets`; fewer at the end of the file."""
@@ -35,6 +42,7 @@ class LocalSource(io.FileIO):
         super().__init__(os.fspath(path), "rb")
 
     def read_at(self, offsets: Iterable[int], size: int) -> list[bytes]:
+        """Return up to `size` bytes at each of `offsets`; fewer at the end of the file."""
         return [os.pread(self.fileno(), size, offset) for offset in offsets]
 
 
@@ -76,6 +84,7 @@ class RangeSource(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: Any) -> int:
+        """Fill `buffer` from the position, up to the end of the file; return the count."""
         count = self._fill(self._position, np.frombuffer(buffer, dtype=np.uint8))
         self._position += count
         return count

@@ -64,21 +64,23 @@ class Transfer:
         return self.bytes / self.elapsed_s if self.elapsed_s else float("inf")
 
     @classmethod
-    def total(cls, parts: Sequence[Transfer]) -> Transfer:
-        """Add up transfers that one writer made in sequence. Raises ValueError if empty."""
-        if not parts:
-            raise ValueError("no transfers to add up")
+    def total(cls, parts: Iterable[Transfer]) -> Transfer:
+        """Add up transfers that one writer made in sequence. Raises ValueError if empty.
+
+        Keeps none of the parts, of which there may be 100,000.
+        """
         whole = Meter()
-        for part in parts:
-            whole.add(part, part.phases_s)
-        total = whole.transfer(
-            parts[0].writer,
-            parts[0].operation,
-            sum(part.bytes for part in parts),
-            durable=all(part.durable for part in parts),
-            files=sum(part.files for part in parts),
-        )
-        return replace(total, elapsed_s=sum(part.elapsed_s for part in parts))
+        last: Transfer | None = None
+        files = size = 0
+        elapsed_s, durable = 0.0, True
+        for last in parts:
+            whole.add(last, last.phases_s)
+            files, size = files + last.files, size + last.bytes
+            elapsed_s, durable = elapsed_s + last.elapsed_s, durable and last.durable
+        if last is None:
+            raise ValueError("no transfers to add up")
+        total = whole.transfer(last.writer, last.operation, size, durable=durable, files=files)
+        return replace(total, elapsed_s=elapsed_s)
 
     @classmethod
     def concurrent(cls, parts: Sequence[Transfer]) -> Transfer:

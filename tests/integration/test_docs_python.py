@@ -1,9 +1,9 @@
 """README.md and docs/: every python block runs, in the order of its page, in an empty directory.
 
 Stand-ins take the place of what a reader has: a model, data, a trainer of some framework, a bucket.
-Two pages have tests of their own: checkpointer.md in tests/unit/checkpoint/test_documented.py, and
-writers.md in tests/unit/writers/test_documented.py. tests/unit/test_docs_commands.py checks that no
-block is left out.
+Some have tests of their own: checkpointer.md in tests/unit/checkpoint/test_documented.py,
+writers.md in tests/unit/writers/test_documented.py, tutorials/ in test_tutorials.py.
+tests/unit/test_docs_commands.py checks that no block is left out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _PAGES = [
     page
     for page in (_ROOT / "README.md", *sorted((_ROOT / "docs").rglob("*.md")))
-    if _BLOCK.search(page.read_text()) and page.name not in ("checkpointer.md", "writers.md")
+    if _BLOCK.search(page.read_text())
+    and page.name not in ("checkpointer.md", "writers.md")
+    and page.parent.name != "tutorials"
 ]
 _ELSEWHERE = {"/mnt/nvme": "nvme", '"cuda:1"': '"cpu"', '"cuda"': '"cpu"'}
 """What a page names and this machine may lack."""

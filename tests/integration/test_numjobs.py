@@ -21,7 +21,7 @@ class MeetingWriter(BufferedWriter):
     name = "meeting"
     summary = "goes on when the other process has begun as well"
 
-    def write(self, image, target, **options):
+    def write_many(self, images, target, **options):
         if "job-" in str(target):
             place, _, number = str(target).rpartition("/job-")
             open(f"{place}/met-{number}", "w").close()
@@ -29,16 +29,16 @@ class MeetingWriter(BufferedWriter):
             while not os.path.exists(f"{place}/met-{1 - int(number)}"):
                 assert time.monotonic() < deadline, "no process came"
                 time.sleep(0.01)
-        return super().write(image, target, **options)
+        return super().write_many(images, target, **options)
 
 class FailingWriter(BufferedWriter):
     name = "failing"
     summary = "cannot, in the second process"
 
-    def write(self, image, target, **options):
+    def write_many(self, images, target, **options):
         if "step" in str(target) and str(target).endswith("job-1"):
-            raise OSError(28, "No space left on device", image.path)
-        return super().write(image, target, **options)
+            raise OSError(28, "No space left on device", str(target))
+        return super().write_many(images, target, **options)
 
 class WrongWriter(BufferedWriter):
     name = "wrong"

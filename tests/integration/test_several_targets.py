@@ -92,10 +92,10 @@ import fcntl, os, struct, sys
 from iobench.cli import main
 from iobench.writers.buffered import BufferedWriter as Buffered
 
-def write(self, image, target, **options):
+def write_many(self, images, target, **options):
     if str(target).startswith(broken) and "step-1-" in str(target):
         BREAK()
-    return real(self, image, target, **options)
+    return real(self, images, target, **options)
 
 def fill():
     with open(os.path.join(broken, "filler"), "ab") as filler:
@@ -108,7 +108,7 @@ def shut_down():
     os.close(fd)
 
 broken = sys.argv.pop(1)
-real, Buffered.write = Buffered.write, write
+real, Buffered.write_many = Buffered.write_many, write_many
 main.run()
 """
 

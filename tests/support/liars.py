@@ -30,10 +30,10 @@ from iobench.bench.targets.directory import DirectoryTarget
 from iobench.results import CeilingSample, Failure, ResultFile, ResultWriter, Sample, read
 from iobench.units import KIB, MIB
 from iobench.writers.base import Writer
-from iobench.writers.buffered import BufferedWriter
 from iobench.writers.image import FileImage
 from iobench.writers.source import Source
 from iobench.writers.transfer import PathCount, Transfer
+from support.one_by_one import OneByOne
 
 __all__ = ["LIARS", "Liar", "run", "table", "verdicts"]
 
@@ -52,7 +52,7 @@ layout: {id: hf-trainer, world_size: 1}
 """
 
 
-class Liar(BufferedWriter):
+class Liar(OneByOne):
     """An honest `buffered` under another name. What it claims is what its Transfers say."""
 
     lie: ClassVar[str]
@@ -67,9 +67,6 @@ class Liar(BufferedWriter):
 
     def write(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
         return replace(super().write(image, target, **how), writer=self.name)
-
-    def write_many(self, images: Any, target: str | Path, **how: Any) -> Transfer:
-        return Writer.write_many(self, images, target, **how)
 
 
 class SkipsSync(Liar):

@@ -37,6 +37,22 @@ def test_tables_are_those_of_their_records(page: Path) -> None:
     assert page.read_text() == _tables.rendered(page)
 
 
+def _words(picture: Path) -> list[str]:
+    """The text of an SVG, and the labels of its marks for screen readers. Positions may differ by
+    the fonts of a machine."""
+    return re.findall(r'<text[^>]*>([^<]*)<|aria-label="([^"]*)"', picture.read_text())
+
+
+def test_pictures_are_those_of_their_commands(tmp_path: Path) -> None:
+    """Texts, labels and numbers are equal; and the picture has the medians of the record."""
+    drawn = _tables.draw(tmp_path)
+    assert drawn
+    for name in drawn:
+        assert _words(tmp_path / name) == _words(_ROOT / name)
+        shown = {text for text, _ in _words(_ROOT / name)}
+        assert len([one for one in shown if one.endswith(" GiB/s")]) >= 3
+
+
 def test_performance_has_only_tables_of_records() -> None:
     """A table written by hand has no record, and would not be checked."""
     assert "| ---" in _PERFORMANCE.read_text()

@@ -56,11 +56,11 @@ class Contender(ABC):
         self._by.require(target)
 
     @abstractmethod
-    def save(self, replay: Replay, directory: Location) -> list[Transfer]:
+    def save(self, replay: Replay, directory: Location) -> Transfer:
         """Save every file of the replay. Each is durable, except for its directory entry."""
 
     @abstractmethod
-    def restore(self, replay: Replay, directory: Location) -> list[Transfer]:
+    def restore(self, replay: Replay, directory: Location) -> Transfer:
         """Restore every file."""
 
     @abstractmethod
@@ -92,14 +92,14 @@ class WriterContender(Contender):
         """A pickle holds class and options; another process makes an equal writer."""
         return _made, (type(self.writer), self.writer.options, self._fresh)
 
-    def save(self, replay: Replay, directory: Location) -> list[Transfer]:
+    def save(self, replay: Replay, directory: Location) -> Transfer:
         return replay.save(self.writer, directory)
 
-    def restore(self, replay: Replay, directory: Location) -> list[Transfer]:
+    def restore(self, replay: Replay, directory: Location) -> Transfer:
         if not self._fresh:
             return replay.restore(self.writer, directory)
-        transfers, self._loaded = replay.load(self.writer, directory)
-        return transfers
+        transfer, self._loaded = replay.load(self.writer, directory)
+        return transfer
 
     def verify(self, replay: Replay, directory: Location) -> Verified:
         if not self._fresh:

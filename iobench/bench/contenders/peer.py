@@ -7,6 +7,7 @@ files, renames the checkpoint and syncs the directories. None of our threads run
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from iobench.peers import PREFIX
 from iobench.peers.base import Peer, State
 from iobench.results.records import Verified
 from iobench.units import KIB
-from iobench.workloads import FileSpec
 from iobench.writers.options import WriterOptions
 from iobench.writers.registry import make
 from iobench.writers.s3_store.target import is_s3
@@ -48,15 +48,15 @@ class PeerContender(Contender):
         """A pickle holds class and options; another process makes an equal peer."""
         return _made, (type(self.peer), self.peer.options)
 
-    def save(self, replay: Replay, directory: Location) -> list[Transfer]:
+    def save(self, replay: Replay, directory: Location) -> Transfer:
         if not self.saves:
             return replay.save(make(_FOR_RESTORES), directory, "safetensors")
-        return [
-            self._save(state, self._path(directory, spec), size)
-            for spec, state, size in zip(
-                replay.files, replay.states, replay.file_bytes, strict=True
+        return Transfer.total(
+            self._save(state, self._path(directory, replay.files.path(number)), size)
+            for number, (state, size) in enumerate(
+                zip(replay.states, replay.file_bytes, strict=True)
             )
-        ]
+        )
 
     def _save(self, state: State, path: str, size: int) -> Transfer:
         meter = Meter()
@@ -75,22 +75,24 @@ class PeerContender(Contender):
             paths = {"peer": PathCount(operations=len(files), bytes=stored)}
         return replace(meter.transfer(self.name, "write", size, durable=True), paths=paths)
 
-    def restore(self, replay: Replay, directory: Location) -> list[Transfer]:
-        wanted = [
-            {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}
-            for state in replay.wanted
-        ]
+    def restore(self, replay: Replay, directory: Location) -> Transfer:
         self._restored = []
-        transfers = []
-        for spec, state, size in zip(replay.files, wanted, replay.restored_bytes, strict=True):
+        return Transfer.total(self._restore_all(replay, directory))
+
+    def _restore_all(self, replay: Replay, directory: Location) -> Iterator[Transfer]:
+        for number, size in enumerate(replay.restored_bytes):
+            wanted = {
+                name: torch.empty_like(tensor, device="meta")
+                for name, tensor in replay.wanted[number].items()
+            }
             meter = Meter()
-            if not state:
+            if not wanted:
                 self._restored.append({})
                 continue
+            path = self._path(directory, replay.files.path(number))
             with meter.phase("restore"):
-                self._restored.append(self.peer.restore(self._path(directory, spec), state))
-            transfers.append(meter.transfer(self.name, "read", size, durable=True))
-        return transfers
+                self._restored.append(self.peer.restore(path, wanted))
+            yield meter.transfer(self.name, "read", size, durable=True)
 
     def verify(self, replay: Replay, directory: Location) -> Verified:  # noqa: ARG002
         restored, self._restored = self._restored, []
@@ -111,8 +113,8 @@ class PeerContender(Contender):
     def notes(self, replay: Replay) -> tuple[str, ...]:  # noqa: ARG002
         return self.peer.notes
 
-    def _path(self, directory: Location, spec: FileSpec) -> str:
-        return f"{str(directory).rstrip('/')}/{spec.path}{self.peer.suffix}"
+    def _path(self, directory: Location, path: str) -> str:
+        return f"{str(directory).rstrip('/')}/{path}{self.peer.suffix}"
 
 
 def _made(kind: type[Peer], options: WriterOptions) -> PeerContender:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import xxhash
 
 from iobench.bench.data.nested import flat
 from iobench.bench.data.pool import RandomPool
 from iobench.bench.data.restored import RestoredFile
+from iobench.bench.data.states import Placement, States
 from iobench.formats.tensors import tensor_bytes
 from iobench.results.records import Verified
 from iobench.units import MIB
@@ -22,84 +23,80 @@ __all__ = ["Digests"]
 
 _STEP = 16 * MIB  # so that a long tensor is never resident as a whole
 
-_States = Sequence[Mapping[str, torch.Tensor]]
-
 
 class Digests:
     """One XXH3 digest per tensor and file; not cryptographic, about as fast as memory."""
 
-    def __init__(self, states: _States, pool: RandomPool) -> None:
-        self._states, self._pool = states, pool
-        self._expected: list[list[int]] = []
+    def __init__(self, placement: Placement, pool: RandomPool) -> None:
+        self._placement, self._pool = placement, pool
+        self._expected = array("Q")
 
     def remember(self) -> None:
         """Keep the digests of the tensors' present bytes; restores must return the same bytes."""
-        self._expected = [
-            [self._digest([tensor_bytes(tensor)]) for tensor in state.values()]
-            for state in self._states
-        ]
+        numbers = range(self._placement.count)
+        self._expected = array("Q", (self._digest([self._memory(n)]) for n in numbers))
 
     def compare_files(
         self,
-        files: Sequence[RestoredFile],
-        wanted: _States,
+        wanted: States,
+        reopen: Callable[[int], RestoredFile],
         writer: Writer,
         directory: str | Path,
     ) -> Verified:
         """Compare the tensors of `wanted` that were read into the pool.
 
         Tensors that are still in memory are compared there. Where the pool is smaller than the
-        checkpoint, later tensors have overwritten earlier ones, which are read once more.
+        checkpoint, later tensors have overwritten earlier ones, which are read once more: `reopen`
+        returns a file by its number.
         """
-        pairs = [
-            (file, payload, digest)
-            for file, state, some, digests in zip(
-                files, self._states, wanted, self._expected, strict=True
-            )
-            for name, payload, digest in zip(state, file.payload, digests, strict=True)
-            if name in some
-        ]
-        last_lap = max((payload.window.lap for _, payload, _ in pairs), default=0)
-        wrong, gone = 0, []
-        for file, payload, digest in pairs:
-            memory = payload.window.memory
-            if payload.window.lap == last_lap and len(memory) <= self._pool.size_bytes:
-                wrong += self._digest([memory]) != digest
-            else:
-                gone.append((file, payload, digest))
-        with self._pool.trimmed():
-            for file, payload, digest in gone:
-                parts = file.read_again(payload, self._pool.size_bytes, writer, directory)
-                wrong += self._digest(parts) != digest
-        return Verified(
-            tensors=len(pairs),
-            bytes=sum(len(payload.window.memory) for _, payload, _ in pairs),
-            mismatches=wrong,
-        )
+        placement, pool_bytes = self._placement, self._pool.size_bytes
+        everywhere = range(len(wanted))
+        tensors = size = last_lap = wrong = 0
+        for number in (n for file in everywhere for n in wanted.numbers(file)):
+            start, stop, lap = placement.window(number)
+            tensors, size, last_lap = tensors + 1, size + stop - start, max(last_lap, lap)
 
-    def compare_states(self, found: Sequence[Mapping[Any, Any]], wanted: _States) -> Verified:
+        def is_here(number: int) -> bool:
+            start, stop, lap = placement.window(number)
+            return start == stop or (lap == last_lap and stop - start <= pool_bytes)
+
+        for number in (n for file in everywhere for n in wanted.numbers(file) if is_here(n)):
+            wrong += self._digest([self._memory(number)]) != self._expected[number]
+        with self._pool.trimmed():
+            for file in everywhere:
+                gone = [number for number in wanted.numbers(file) if not is_here(number)]
+                opened = reopen(file) if gone else None
+                for number in gone:
+                    assert opened is not None
+                    parts = opened.read_again(
+                        number - placement.tensors(file).start, pool_bytes, writer, directory
+                    )
+                    wrong += self._digest(parts) != self._expected[number]
+        return Verified(tensors=tensors, bytes=size, mismatches=wrong)
+
+    def compare_states(self, found: Sequence[Mapping[Any, Any]], wanted: States) -> Verified:
         """Compare tensors that were restored to new memory, one mapping per file.
 
         A mapping may be nested. A tensor that is missing, or that has another dtype or shape,
         counts as a mismatch.
         """
         tensors = size = wrong = 0
-        for nested, state, some, digests in zip(
-            found, self._states, wanted, self._expected, strict=True
-        ):
+        for file, (nested, some) in enumerate(zip(found, wanted, strict=True)):
             named = dict(flat(nested))
-            for (name, saved), digest in zip(state.items(), digests, strict=True):
-                if name not in some:
-                    continue
+            for number, (name, saved) in zip(wanted.numbers(file), some.items(), strict=True):
                 tensors, size = tensors + 1, size + saved.nbytes
                 tensor = named.get(name)
                 same = (
                     tensor is not None
                     and (tensor.dtype, tensor.shape) == (saved.dtype, saved.shape)
-                    and self._digest([tensor_bytes(tensor)]) == digest
+                    and self._digest([tensor_bytes(tensor)]) == self._expected[number]
                 )
                 wrong += not same
         return Verified(tensors=tensors, bytes=size, mismatches=wrong)
+
+    def _memory(self, number: int) -> Bytes:
+        start, stop, _ = self._placement.window(number)
+        return self._pool.memory[start:stop]
 
     def _digest(self, parts: Iterable[Bytes]) -> int:
         state = xxhash.xxh3_64()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from iobench.bench.data.nested import leaves, nested
-from iobench.formats.safetensors_header import header_bytes
+from iobench.formats.safetensors_header import file_order
 from iobench.workloads.specs import FileSpec, TensorSpec
 
-__all__ = ["in_payload_order"]
+__all__ = ["in_payload_order", "payload_sizes"]
 
 
 def in_payload_order(spec: FileSpec) -> FileSpec:
@@ -16,14 +16,27 @@ def in_payload_order(spec: FileSpec) -> FileSpec:
 
     A DCP file gets one more "tensor" for the archives' headers that are not tensors.
     """
-    tensors = list(spec.tensors)
-    by_name = {tensor.name: tensor for tensor in tensors}
+    by_name = {tensor.name: tensor for tensor in spec.tensors}
     if spec.format == "safetensors":
-        _, places = header_bytes([(t.name, t.dtype, t.shape) for t in tensors])
-        tensors = [by_name[name] for name in places]
+        tensors = sorted(by_name.values(), key=lambda one: file_order((one.name, one.dtype, ())))
     elif spec.format == "torch":
         tensors = [by_name[name] for name in leaves(nested({name: name for name in by_name}))]
-    elif spec.size_bytes > spec.payload_bytes:
-        rest = spec.size_bytes - spec.payload_bytes
-        tensors.append(TensorSpec(name="archive headers", dtype="uint8", shape=(rest,)))
-    return replace(spec, tensors=tuple(tensors))
+    else:
+        tensors = list(spec.tensors)
+        if rest := _headers(spec):
+            tensors.append(TensorSpec(name="archive headers", dtype="uint8", shape=(rest,)))
+    same = tensors == list(spec.tensors)
+    return spec if same else replace(spec, tensors=tuple(tensors))
+
+
+def payload_sizes(spec: FileSpec) -> list[int]:
+    """Return the bytes of each tensor of `in_payload_order(spec)`, in any order."""
+    rest = _headers(spec)
+    return [*(tensor.size_bytes for tensor in spec.tensors), *([rest] if rest else [])]
+
+
+def _headers(spec: FileSpec) -> int:
+    """Return the bytes of a DCP file that are not tensors; 0 where a format knows its header."""
+    if spec.format in ("safetensors", "torch"):
+        return 0
+    return max(0, spec.size_bytes - spec.payload_bytes)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 
@@ -124,23 +125,24 @@ class RandomPool:
         np.bitwise_xor(words, np.uint64(key), out=words)
 
 
-class Window:
-    """One tensor's bytes in the pool. Windows of one lap share no memory with each other."""
+class Window(NamedTuple):
+    """One tensor's bytes [start, stop) in the pool.
 
-    __slots__ = ("lap", "memory")
+    Windows of one lap share no memory with each other.
+    """
 
-    def __init__(self, memory: Bytes, lap: int) -> None:
-        self.memory, self.lap = memory, lap
+    start: int
+    stop: int
+    lap: int
 
 
 class Windows:
-    """Hands out windows in a fixed order: a save and its restore get the same ones."""
+    """Hands out windows of a pool of `pool_bytes` in a fixed order."""
 
-    def __init__(self, pool: RandomPool) -> None:
-        self._pool = pool
+    def __init__(self, pool_bytes: int) -> None:
+        self._pool_bytes = self._cursor = pool_bytes
         self._lap = -1
         self._finer = 0
-        self._cursor = pool.size_bytes
 
     @staticmethod
     def needed_bytes(sizes: Iterable[int]) -> int:
@@ -154,14 +156,14 @@ class Windows:
         aligned. An empty window has no position and does not move the next one.
         """
         if not size_bytes:
-            return Window(self._pool.memory[:0], 0)
+            return Window(0, 0, 0)
         start = -(-(self._cursor - self._finer) // _ALIGNMENT) * _ALIGNMENT + self._finer
         if start % _DIRECT == 0:
             start += _ALIGNMENT
-        if start + size_bytes > self._pool.size_bytes:
+        if start + size_bytes > self._pool_bytes:
             start = self._next_lap()
         self._cursor = start + size_bytes
-        return Window(self._pool.memory[start : start + size_bytes], self._lap)
+        return Window(start, self._cursor, self._lap)
 
     def _next_lap(self) -> int:
         self._lap += 1

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -13,18 +14,18 @@ import torch
 
 from iobench.bench.data.digests import Digests
 from iobench.bench.data.nested import flat, nested
-from iobench.bench.data.payload_order import in_payload_order
-from iobench.bench.data.pool import RandomPool, Window, Windows
+from iobench.bench.data.payload_order import payload_sizes
+from iobench.bench.data.pool import RandomPool, Windows
 from iobench.bench.data.restored import RestoredFile
+from iobench.bench.data.states import Placement, States, TensorDict
 from iobench.bench.data.subset import choose, read_some
 from iobench.formats import raw, safetensors, torch_file, torch_image
-from iobench.formats.tensors import tensor_from_bytes, torch_dtype
 from iobench.results.records import Verified
-from iobench.workloads.specs import SAFETENSORS_METADATA, FileFormat, FileSpec, TensorSpec
+from iobench.workloads.specs import SAFETENSORS_METADATA, FileFormat, FileSpec
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
 from iobench.writers.registry import make
-from iobench.writers.transfer import Transfer
+from iobench.writers.transfer import Meter, Transfer
 
 __all__ = ["Replay"]
 
@@ -50,32 +51,25 @@ class Replay:
 
         With `crc`, torch's zip files have a CRC32. `subset` has the meaning that it has in `want`.
         """
-        self.files = [in_payload_order(spec) for spec in files]
         self._crc, self._seed = crc, seed
-        self.longest_bytes, enough = self._needs(self.files)
-        self._pool = pool or RandomPool(min(pool_bytes, enough), self.longest_bytes, seed)
-        self._restored: list[RestoredFile] = []
-        windows = Windows(self._pool)
-        self.states: list[dict[str, torch.Tensor]] = [
-            {t.name: _tensor(t, windows.take(t.size_bytes)) for t in spec.tensors}
-            for spec in self.files
-        ]
+        self._pool = pool or self.pool_for([files], pool_bytes=pool_bytes, seed=seed)
+        self._placement = Placement(files, self._pool.size_bytes)
+        self.files = self._placement.files
+        self.longest_bytes = max(self._placement.sizes, default=0)
+        self.states = States(self._placement, self._pool)
         """Each file's tensors by name, in payload order; their windows never change."""
-        self._digests = Digests(self.states, self._pool)
+        self._digests = Digests(self._placement, self._pool)
         self.want(subset)
 
     @staticmethod
     def pool_for(some: Iterable[Sequence[FileSpec]], *, pool_bytes: int, seed: int) -> RandomPool:
         """Return a pool of at most `pool_bytes`, for replays of all lists in `some`, in turn."""
-        needs = [Replay._needs([in_payload_order(spec) for spec in files]) for files in some]
-        enough = max(enough for _, enough in needs)
-        return RandomPool(min(pool_bytes, enough), max(longest for longest, _ in needs), seed)
-
-    @staticmethod
-    def _needs(files: Sequence[FileSpec]) -> tuple[int, int]:
-        """Return (bytes of the longest tensor, bytes of a pool that holds all tensors)."""
-        sizes = [tensor.size_bytes for spec in files for tensor in spec.tensors]
-        return max(sizes, default=0), Windows.needed_bytes(sizes)
+        longest = enough = 0
+        for files in some:
+            sizes = array("Q", (size for spec in files for size in payload_sizes(spec)))
+            longest = max(longest, max(sizes, default=0))
+            enough = max(enough, Windows.needed_bytes(sizes))
+        return RandomPool(min(pool_bytes, enough), longest, seed)
 
     def want(self, subset: float | None) -> None:
         """From now on restore only tensors that make up the part `subset` of the bytes.
@@ -84,16 +78,16 @@ class Replay:
         Saves always write all tensors.
         """
         self.subset = subset
-        self.wanted: list[dict[str, torch.Tensor]] = (
-            self.states if subset is None else choose(self.states, subset, self._seed)
-        )
+        self.wanted = self.states
         """The tensors of `states` that restores read."""
+        if subset is not None:
+            self.wanted = self.states.only(choose(list(self._placement.sizes), subset, self._seed))
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Facts about the replay that change how its figures are read."""
         found = []
-        if any(spec.format == "dcp" for spec in self.files):
+        if "dcp" in self.files.formats:
             found.append("DCP files are replayed as raw bytes of the same sizes")
         if self.longest_bytes > self._pool.size_bytes:
             found.append(
@@ -103,111 +97,143 @@ class Replay:
         return tuple(found)
 
     @cached_property
-    def file_bytes(self) -> tuple[int, ...]:
+    def file_bytes(self) -> Sequence[int]:
         """Bytes of each file as our formats write it. No tensor's memory is read."""
-        return tuple(
-            self._file_size(spec, state)
-            for spec, state in zip(self.files, self.states, strict=True)
-        )
+        return array("q", map(self._file_size, range(len(self.files))))
 
     def size_bytes(self) -> int:
         """Bytes of all files as our formats write them."""
         return sum(self.file_bytes)
 
     @property
-    def restored_bytes(self) -> tuple[int, ...]:
+    def restored_bytes(self) -> Sequence[int]:
         """Bytes that a restore moves for each file; for a subset, those of its tensors only."""
         if self.subset is None:
             return self.file_bytes
-        return tuple(sum(t.nbytes for t in state.values()) for state in self.wanted)
+        size, numbers = self._placement.size, self.wanted.numbers
+        return array("q", (sum(map(size, numbers(file))) for file in range(len(self.files))))
 
     def prepare(self) -> None:
         """Make the next checkpoint's bytes, and keep the digest of each tensor."""
         self._pool.renew()
         with self._pool.trimmed():
             self._digests.remember()
+        self.states.make_ahead()
 
     def save(
         self, writer: Writer, directory: str | Path, file_format: FileFormat | None = None
-    ) -> list[Transfer]:
-        """Write every file below `directory`; each is durable, except for its directory entry.
+    ) -> Transfer:
+        """Write every file below `directory` by `write_many`, without a sync of the directory.
 
-        With `file_format`, all files are written in that format, under their own names.
+        With `file_format`, all files are written in that format, under their own names. The phase
+        `serialize` is the time that the formats take.
         """
+        spent = Meter()
+        streamed: list[int] = []
         with self._pool.trimmed():
-            return [
-                self._save_file(spec, state, writer, directory, file_format or spec.format)
-                for spec, state in zip(self.files, self.states, strict=True)
-            ]
+            images = self._images(directory, file_format, streamed, spent)
+            parts = [writer.write_many(images, directory, sync_directory=False)]
+            parts += [self._stream(number, writer, directory) for number in streamed]
+        whole = Transfer.total(parts)
+        return replace(whole, phases_s={**spent.seconds, **whole.phases_s})
+
+    def _images(
+        self,
+        directory: str | Path,
+        file_format: FileFormat | None,
+        streamed: list[int],
+        spent: Meter,
+    ) -> Iterator[FileImage]:
+        """Yield the image of each file; put the numbers of those without one into `streamed`."""
+        for number in range(len(self.files)):
+            with spent.phase("serialize"):
+                image = self._image(number, directory, file_format)
+            if image is None:
+                streamed.append(number)
+            else:
+                yield image
 
     def scrub(self) -> None:
         """Change all memory that a restore will fill."""
+        self.states.release()
         self._pool.scrub()
 
-    def restore(self, writer: Writer, directory: str | Path) -> list[Transfer]:
+    def restore(self, writer: Writer, directory: str | Path) -> Transfer:
         """Read every file back into the windows it was saved from."""
-        windows = Windows(self._pool)
-        self._restored = []
         self._pool.intact = False
-        transfers = []
         with self._pool.trimmed():
-            for spec, wanted in zip(self.files, self.wanted, strict=True):
-                began = time.perf_counter()
-                restored = RestoredFile.open(spec, windows, self.longest_bytes, writer, directory)
-                parse_s = time.perf_counter() - began
-                self._restored.append(restored)
-                if self.subset is None:
-                    transfer = writer.read(restored.image, directory)
-                else:
-                    transfer = read_some(restored.image, wanted.values(), writer, directory)
-                phases = {"parse": parse_s, **transfer.phases_s}
-                transfers.append(replace(transfer, phases_s=phases))
-        return transfers
+            return Transfer.total(
+                self._restore(number, writer, directory) for number in range(len(self.files))
+            )
 
-    def load(
-        self, writer: Writer, directory: str | Path
-    ) -> tuple[list[Transfer], list[dict[Any, Any]]]:
+    def _restore(self, number: int, writer: Writer, directory: str | Path) -> Transfer:
+        began = time.perf_counter()
+        restored = self._open(number, writer, directory)
+        parse_s = time.perf_counter() - began
+        if self.subset is None:
+            transfer = writer.read(restored.image, directory)
+        else:
+            some = self.wanted[number].values()
+            transfer = read_some(restored.image, some, writer, directory)
+        return replace(transfer, phases_s={"parse": parse_s, **transfer.phases_s})
+
+    def _open(self, number: int, writer: Writer, directory: str | Path) -> RestoredFile:
+        windows = map(self._placement.window, self._placement.tensors(number))
+        payload = [self._pool.memory[start:stop] for start, stop, _ in windows]
+        path, file_format = self.files.path(number), self.files.format(number)
+        return RestoredFile.open(path, file_format, payload, writer, directory)
+
+    def load(self, writer: Writer, directory: str | Path) -> tuple[Transfer, list[dict[Any, Any]]]:
         """Restore every file into new memory, which takes the size of the checkpoint.
 
         Calls the formats' own `load`, like a trainer. `verify_states` compares the result.
         """
-        transfers, loaded = [], []
-        for spec, state, wanted in zip(self.files, self.states, self.wanted, strict=True):
-            began = time.perf_counter()
-            found: dict[Any, Any]
-            if self.subset is not None:
-                found, image = self._allocate(spec, state, writer, directory)
-                found = dict(flat(found))
-                some = [found[name] for name in wanted]
-                transfer = read_some(image, some, writer, directory)
-            elif spec.format == "safetensors":
-                found, transfer = safetensors.load(spec.path, directory, writer)
-            elif spec.format == "torch":
-                found, transfer = torch_file.load(spec.path, directory, writer)
-            else:
-                found = {name: torch.empty_like(tensor) for name, tensor in state.items()}
-                transfer = raw.load(found.values(), spec.path, directory, writer)
-            parse_s = time.perf_counter() - began - transfer.elapsed_s
-            transfers.append(replace(transfer, phases_s={"parse": parse_s, **transfer.phases_s}))
-            loaded.append(found)
-        return transfers, loaded
+        loaded: list[dict[Any, Any]] = []
+        numbers = range(len(self.files))
+        parts = (self._load(number, writer, directory, loaded) for number in numbers)
+        return Transfer.total(parts), loaded
 
-    @staticmethod
+    def _load(
+        self, number: int, writer: Writer, directory: str | Path, loaded: list[dict[Any, Any]]
+    ) -> Transfer:
+        began = time.perf_counter()
+        path, file_format = self.files.path(number), self.files.format(number)
+        found: dict[Any, Any]
+        if self.subset is not None:
+            found, image = self._allocate(number, writer, directory)
+            found = dict(flat(found))
+            some = [found[name] for name in self.wanted[number]]
+            transfer = read_some(image, some, writer, directory)
+        elif file_format == "safetensors":
+            found, transfer = safetensors.load(path, directory, writer)
+        elif file_format == "torch":
+            found, transfer = torch_file.load(path, directory, writer)
+        else:
+            found = _like(self.states[number])
+            transfer = raw.load(found.values(), path, directory, writer)
+        loaded.append(found)
+        parse_s = time.perf_counter() - began - transfer.elapsed_s
+        return replace(transfer, phases_s={"parse": parse_s, **transfer.phases_s})
+
     def _allocate(
-        spec: FileSpec, state: Mapping[str, torch.Tensor], writer: Writer, directory: str | Path
+        self, number: int, writer: Writer, directory: str | Path
     ) -> tuple[dict[Any, Any], FileImage]:
         """Return new, untouched memory for all tensors of a file, and the image that fills it."""
-        if spec.format == "safetensors":
-            return safetensors.prepare(spec.path, directory, writer)
-        if spec.format == "torch":
-            return torch_file.prepare(spec.path, directory, writer)
-        found = {name: torch.empty_like(tensor) for name, tensor in state.items()}
-        return found, raw.image(spec.path, found.values())
+        path, file_format = self.files.path(number), self.files.format(number)
+        if file_format == "safetensors":
+            return safetensors.prepare(path, directory, writer)
+        if file_format == "torch":
+            return torch_file.prepare(path, directory, writer)
+        found = _like(self.states[number])
+        return found, raw.image(path, found.values())
 
     def verify(self, writer: Writer, directory: str | Path) -> Verified:
         """Compare every tensor with what was saved, after `restore`; see `Digests`."""
-        restored, self._restored = self._restored, []
-        verified = self._digests.compare_files(restored, self.wanted, writer, directory)
+
+        def reopen(number: int) -> RestoredFile:
+            return self._open(number, writer, directory)
+
+        verified = self._digests.compare_files(self.wanted, reopen, writer, directory)
         self._pool.intact = not verified.mismatches
         return verified
 
@@ -215,45 +241,38 @@ class Replay:
         """Compare tensors that were restored to new memory, one mapping per file; see `Digests`."""
         return self._digests.compare_states(restored, self.wanted)
 
-    def _file_size(self, spec: FileSpec, tensors: dict[str, torch.Tensor]) -> int:
-        if spec.format == "safetensors":
-            return safetensors.image(spec.path, tensors, SAFETENSORS_METADATA).size_bytes
-        if spec.format != "torch":
-            return raw.image(spec.path, tensors.values()).size_bytes
+    def _file_size(self, number: int) -> int:
+        file_format = self.files.format(number)
+        if file_format not in ("safetensors", "torch"):
+            return sum(map(self._placement.size, self._placement.tensors(number)))
+        if file_format == "safetensors" and self.files.exact(number):
+            return self.files.sizes[number]
         # Without CRC32s, which take no other room: they alone would read the tensors.
-        image = torch_image.image(spec.path, nested(tensors), crc=False)
-        if image is not None:
-            return image.size_bytes
-        return self._save_file(spec, tensors, make("null"), Path(), spec.format).bytes
+        image = self._image(number, "", None, crc=False)
+        return self._stream(number, make("null"), "").bytes if image is None else image.size_bytes
 
-    def _save_file(
+    def _image(
         self,
-        spec: FileSpec,
-        tensors: dict[str, torch.Tensor],
-        writer: Writer,
+        number: int,
         directory: str | Path,
-        file_format: FileFormat,
-    ) -> Transfer:
+        file_format: FileFormat | None,
+        *,
+        crc: bool | None = None,
+    ) -> FileImage | None:
+        """Return the image of one file; None for a torch file without one, see `torch_image`."""
+        tensors, path = self.states[number], self.files.path(number)
+        file_format = file_format or self.files.format(number)
         if file_format == "safetensors":
-            return safetensors.save(
-                tensors,
-                spec.path,
-                directory,
-                writer,
-                metadata=SAFETENSORS_METADATA,
-                sync_directory=False,
-            )
+            return safetensors.image(path, tensors, SAFETENSORS_METADATA)
         if file_format == "torch":
-            return torch_file.save(
-                nested(tensors),
-                spec.path,
-                directory,
-                writer,
-                crc=self._crc,
-                sync_directory=False,
-            )
-        return raw.save(tensors.values(), spec.path, directory, writer, sync_directory=False)
+            crc = self._crc if crc is None else crc
+            return torch_image.image(path, nested(tensors), directory, crc=crc)
+        return raw.image(path, tensors.values())
+
+    def _stream(self, number: int, writer: Writer, directory: str | Path) -> Transfer:
+        state, path = nested(self.states[number]), self.files.path(number)
+        return torch_file.save(state, path, directory, writer, crc=self._crc, sync_directory=False)
 
 
-def _tensor(spec: TensorSpec, window: Window) -> torch.Tensor:
-    return tensor_from_bytes(window.memory, torch_dtype(spec.dtype), spec.shape)
+def _like(state: TensorDict) -> TensorDict:
+    return {name: torch.empty_like(tensor) for name, tensor in state.items()}

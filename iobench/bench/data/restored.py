@@ -2,93 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from iobench.bench.data.pool import Window, Windows
 from iobench.errors import DataMismatchError
 from iobench.formats import safetensors, torch_file
 from iobench.units import MIB
-from iobench.workloads.specs import FileSpec
+from iobench.workloads.specs import FileFormat
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
 
-__all__ = ["Payload", "RestoredFile"]
+__all__ = ["RestoredFile"]
 
 _READ_AGAIN_STEP = 64 * MIB  # so that a long tensor is never resident as a whole
 
 
 @dataclass(frozen=True, kw_only=True)
-class Payload:
-    """The offset of one tensor's bytes in the file, and their window of the pool."""
-
-    offset: int
-    window: Window
-
-
-@dataclass(frozen=True, kw_only=True)
 class RestoredFile:
-    """A file's image, which a read fills, and its payload in file order."""
+    """A file's image, which a read fills, and the memory of its tensors in payload order."""
 
     image: FileImage
-    payload: tuple[Payload, ...]
+    payload: Sequence[Bytes]
 
     @classmethod
     def open(
         cls,
-        spec: FileSpec,
-        windows: Windows,
-        longest_bytes: int,
+        path: str,
+        file_format: FileFormat,
+        payload: Sequence[Bytes],
         writer: Writer,
         directory: str | Path,
     ) -> RestoredFile:
-        """Read the file's header and give its tensors the next of `windows`.
+        """Read the file's header, and place its tensors in the memory `payload`.
 
-        Raises DataMismatchError for a file whose tensors are not those of `spec`.
+        Raises DataMismatchError for a file of tensors of other sizes.
         """
-        taken: list[Window] = []
-        other = DataMismatchError(f"{spec.path}: holds other tensors than were saved")
+        filled = iter([memory for memory in payload if len(memory)])
+        other = DataMismatchError(f"{path}: holds other tensors than were saved")
 
         def allocate(size_bytes: int) -> Bytes:
-            if size_bytes > longest_bytes:
+            if not size_bytes:  # some formats do not call this for empty tensors
+                return np.empty(0, np.uint8)
+            memory = next(filled, None)
+            if memory is None or len(memory) != size_bytes:
                 raise other
-            window = windows.take(size_bytes)
-            if size_bytes:  # some formats do not call this for empty tensors
-                taken.append(window)
-            return window.memory
+            return memory
 
-        if spec.format == "safetensors":
-            _, image = safetensors.prepare(spec.path, directory, writer, allocate=allocate)
-        elif spec.format == "torch":
-            _, image = torch_file.prepare(spec.path, directory, writer, allocate=allocate)
+        if file_format == "safetensors":
+            _, image = safetensors.prepare(path, directory, writer, allocate=allocate)
+        elif file_format == "torch":
+            _, image = torch_file.prepare(path, directory, writer, allocate=allocate)
         else:
-            image = FileImage.of(spec.path, [allocate(t.size_bytes) for t in spec.tensors])
-        sizes = [tensor.size_bytes for tensor in spec.tensors]
-        if [len(window.memory) for window in taken] != [size for size in sizes if size]:
+            image = FileImage.of(path, [allocate(len(memory)) for memory in payload])
+        if next(filled, None) is not None:
             raise other
-        offsets = {id(segment.memory): segment.offset for segment in image.segments}
-        in_order = iter(taken)
-        payload = []
-        for size in sizes:
-            window = next(in_order) if size else windows.take(0)
-            payload.append(Payload(offset=offsets.get(id(window.memory), 0), window=window))
-        return cls(image=image, payload=tuple(payload))
+        return cls(image=image, payload=payload)
+
+    @cached_property
+    def _offsets(self) -> dict[int, int]:
+        return {id(segment.memory): segment.offset for segment in self.image.segments}
 
     def read_again(
-        self, payload: Payload, step_bytes: int, writer: Writer, directory: str | Path
+        self, tensor: int, step_bytes: int, writer: Writer, directory: str | Path
     ) -> Iterator[Bytes]:
         """Yield one tensor's bytes in parts of at most `step_bytes`; read each just before."""
-        memory = payload.window.memory
+        memory = self.payload[tensor]
+        offset = self._offsets.get(id(memory), 0)
         step = min(step_bytes, _READ_AGAIN_STEP)
         for begin in range(0, len(memory), step):
             end = min(begin + step, len(memory))
             # The memory may hold the right bytes already, from another window of the same part of
             # the pool. Inverted bytes are wrong unless the read replaces them.
             np.invert(memory[begin:end], out=memory[begin:end])
-            writer.read(
-                self.image, directory, start=payload.offset + begin, stop=payload.offset + end
-            )
+            writer.read(self.image, directory, start=offset + begin, stop=offset + end)
             yield memory[begin:end]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,24 +42,20 @@ def text_of(part: float) -> str:
     return f"{_KIND}={part:g}"
 
 
-def choose(
-    states: Sequence[Mapping[str, torch.Tensor]], part: float, seed: int
-) -> list[dict[str, torch.Tensor]]:
-    """Choose random tensors until they have `part` of all bytes; at least one is not empty."""
-    keys = [(i, name) for i, state in enumerate(states) for name in state]
-    least = part * sum(tensor.nbytes for state in states for tensor in state.values())
-    chosen: set[tuple[int, str]] = set()
+def choose(sizes: Sequence[int], part: float, seed: int) -> bytearray:
+    """Choose random tensors until they have `part` of all bytes; at least one is not empty.
+
+    `sizes` are the bytes of each tensor. Returns a byte for each of them: 1 for the chosen ones.
+    """
+    chosen = bytearray(len(sizes))
+    least = part * sum(sizes)
     size = 0
-    for position in np.random.default_rng(seed).permutation(len(keys)):
+    for position in np.random.default_rng(seed).permutation(len(sizes)):
         if size and size >= least:
             break
-        i, name = keys[position]
-        chosen.add((i, name))
-        size += states[i][name].nbytes
-    return [
-        {name: tensor for name, tensor in state.items() if (i, name) in chosen}
-        for i, state in enumerate(states)
-    ]
+        chosen[position] = 1
+        size += sizes[position]
+    return chosen
 
 
 def read_some(

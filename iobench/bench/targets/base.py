@@ -5,7 +5,7 @@ The interfaces `Target` and `Scratch` hide the difference from the runner and it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from iobench.bench.counters.monitor import Monitor
 from iobench.bench.counters.sampler import Sampler
-from iobench.bench.targets.instruments import Instruments
+from iobench.bench.targets.instruments import Changes, Instruments
 from iobench.bench.targets.settle import Patience
 from iobench.checkpoint.staged import Staged
 from iobench.results.records import Cold, Stored
@@ -112,7 +112,7 @@ class OpenTarget:
             )
 
     def inspect(
-        self, name: str, files: Mapping[str, int], changed: dict[str, int] | None = None
+        self, name: str, files: Iterable[tuple[str, int]], changes: Changes | None = None
     ) -> Stored | None:
         """Inspect the files of the checkpoint `name`; None where there are no files.
 
@@ -120,7 +120,7 @@ class OpenTarget:
         """
         if self.instruments is None or self.scratch.directory is None:
             return None
-        return self.instruments.inspect(self.scratch.directory / name, files, changed)
+        return self.instruments.inspect(self.scratch.directory / name, files, changes)
 
     def settled(self) -> AbstractContextManager[None]:
         """Run a block, and return when earlier work has left the storage alone."""

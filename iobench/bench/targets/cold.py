@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from iobench import linux
@@ -15,17 +15,17 @@ __all__ = ["make_cold"]
 _DROP_CACHES = "/proc/sys/vm/drop_caches"
 
 
-def make_cold(files: Iterable[Path]) -> Cold:
+def make_cold(files: Iterable[str | Path]) -> Cold:
     """Sync and evict `files`, then count their bytes that are still in the page cache.
+
+    `files` is iterated several times, and only an iterator is kept as a list.
 
     POSIX_FADV_DONTNEED comes first. It is only advice: the kernel keeps pages that are dirty,
     locked or mapped. When more than 1% stay and the process may do so, the whole page cache is
     dropped. The caller decides what the remaining pages mean.
     """
-    paths = list(files)
-    size = sum(path.stat().st_size for path in paths)
-    for path in paths:
-        _evict(path)
+    paths = list(files) if isinstance(files, Iterator) else files
+    size = sum(map(_evict, paths))
     resident, method = _resident(paths)
     dropped = False
     if resident > RESIDENT_LIMIT * size and os.access(_DROP_CACHES, os.W_OK):
@@ -39,16 +39,18 @@ def make_cold(files: Iterable[Path]) -> Cold:
     )
 
 
-def _evict(path: Path) -> None:
+def _evict(path: str | Path) -> int:
+    """Sync and evict one file; return its bytes."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)  # posix_fadvise does not evict dirty pages
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        return os.fstat(fd).st_size
     finally:
         os.close(fd)
 
 
-def _resident(paths: list[Path]) -> tuple[int, str]:
+def _resident(paths: Iterable[str | Path]) -> tuple[int, str]:
     total, methods = 0, set()
     for path in paths:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

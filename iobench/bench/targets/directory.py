@@ -11,8 +11,9 @@ from typing import Any
 
 from iobench.bench.counters.monitor import Monitor
 from iobench.bench.targets.cold import make_cold
+from iobench.bench.targets.entries import FilesBelow
 from iobench.bench.targets.instruments import Instruments
-from iobench.bench.targets.scratch import remove_directory, scratch_directory
+from iobench.bench.targets.scratch import detach_mounts, scratch_directory
 from iobench.bench.targets.settle import Patience, settled
 from iobench.checkpoint.staged import StagedCheckpoint
 from iobench.environment import DeviceMonitor, describe_environment
@@ -20,7 +21,7 @@ from iobench.environment.storage import check_directory
 from iobench.errors import TargetError
 from iobench.results.records import Cold
 from iobench.units import MIB
-from iobench.writers.local.deferred_free import tree_freed_later
+from iobench.writers.local.deferred_free import remove_tree
 
 __all__ = ["DirectoryTarget"]
 
@@ -79,12 +80,13 @@ class DirectoryScratch:
         return Instruments.probe(self.directory, monitor)
 
     def make_cold(self, name: str) -> Cold:
-        return make_cold(path for path in (self.directory / name).rglob("*") if path.is_file())
+        return make_cold(FilesBelow(self.directory / name))
 
     def remove(self, name: str) -> None:
         path = self.directory / name
-        with tree_freed_later(path):
-            remove_directory(path)
+        detach_mounts(path)
+        if path.exists():
+            remove_tree(path)
 
     def settled(self, monitor: Monitor, patience: Patience) -> AbstractContextManager[None]:
         return settled(self.directory, monitor, patience)

@@ -6,18 +6,20 @@ import errno
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from iobench import linux
 from iobench.bench.counters.monitor import Monitor
+from iobench.bench.targets.entries import entries_below
 from iobench.environment.mounts import mounts_in
 from iobench.results.records import Stored
 from iobench.units import KIB
 
-__all__ = ["Instruments"]
+__all__ = ["Changes", "Instruments"]
 
 _PROBE_BYTES = 256 * KIB  # more than a file system writes for the metadata of one file
 _NO_CACHESTAT = {errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
@@ -74,43 +76,37 @@ class Instruments:
         return self.device_counts and not self.unseen
 
     def inspect(
-        self, directory: Path, files: Mapping[str, int], changed: dict[str, int] | None = None
+        self, directory: Path, files: Iterable[tuple[str, int]], changes: Changes | None = None
     ) -> Stored:
-        """Inspect every file below `directory`; `files` (path: bytes) must be among them.
+        """Inspect every file below `directory`; `files` (path, bytes) must be among them.
 
-        `changed` has the time of each file's last change, if it was inspected before; new files are
+        `changes` has the time of each file's last change, if it was inspected before; new files are
         added.
         """
-        unsynced, sizes = 0, dict[str, int]()
-        problems = list(self._mounted(os.path.realpath(directory)))
-        for path in _entries(directory):
-            name = str(path.relative_to(directory))
-            try:
-                found = path.lstat()
-                if not stat.S_ISREG(found.st_mode):
-                    problems.append(f"{name} is {_kind(found.st_mode)}")
-                    continue
-                if self._local and found.st_dev != directory.stat().st_dev:
-                    problems.append(f"{name} is on another file system")
-                    continue
-                with _opened(path) as fd:
-                    unsynced += 0 if self.unseen else linux.cachestat_unsynced_bytes(fd)
-                    if name in files and (hole := _first_hole(fd)) < found.st_size:
-                        problems.append(f"{name} has a hole at byte {hole}")
-            except FileNotFoundError:  # removed since the directory was listed
-                continue
-            since = {} if changed is None or not self._local else changed
-            if since.setdefault(name, found.st_ctime_ns) != found.st_ctime_ns:
-                problems.append(f"{name} was changed after its save")
-            sizes[name] = found.st_size
-        for name, size in files.items():
-            if name not in sizes:
-                problems.append(f"{name} is missing")
-            elif sizes[name] != size:
-                problems.append(f"{name} has {sizes[name]} bytes, {size} were reported")
+        look = _Look(self, directory)
+        look.problems += self._mounted(os.path.realpath(directory))
+        changes = changes or Changes()
+        known = changes.of_files
+        names = set[str]()
+        for number, (name, size) in enumerate(files):
+            names.add(name)
+            found = look.at(name, ours=True)
+            if found is None:
+                look.problems.append(f"{name} is missing")
+            elif found.st_size != size:
+                look.problems.append(f"{name} has {found.st_size} bytes, {size} were reported")
+            if number == len(known):
+                known.append(found.st_ctime_ns if found else 0)
+            elif found:
+                look.compare(name, found, known[number])
+        for path in entries_below(directory):
+            name = os.path.relpath(path, directory)
+            found = None if name in names else look.at(name, ours=False)
+            if found:
+                look.compare(name, found, changes.of_others.setdefault(name, found.st_ctime_ns))
         return Stored(
-            problems=tuple(problems),
-            unsynced_bytes=None if self.unseen else unsynced,
+            problems=tuple(look.problems),
+            unsynced_bytes=None if self.unseen else look.unsynced_bytes,
             unseen=self.unseen,
         )
 
@@ -120,18 +116,58 @@ class Instruments:
                 yield f"{os.path.relpath(mount.mount_point, top)} is a mount point"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """The time of the last change of each file in ns: of the given files in order, and of others.
+
+    There may be 100,000 files.
+    """
+
+    of_files: array[int] = field(default_factory=lambda: array("q"))
+    of_others: dict[str, int] = field(default_factory=dict)
+
+
+class _Look:
+    """One inspection of the files below a directory."""
+
+    def __init__(self, instruments: Instruments, directory: Path) -> None:
+        self._instruments, self._directory = instruments, directory
+        self.problems: list[str] = []
+        self.unsynced_bytes = 0
+
+    def at(self, name: str, *, ours: bool) -> os.stat_result | None:
+        """Inspect one file, and return what lstat(2) says; None if there is no regular file here.
+
+        Only files of `ours` have no holes.
+        """
+        path = os.path.join(self._directory, name)
+        try:
+            found = os.lstat(path)
+            if not stat.S_ISREG(found.st_mode):
+                self.problems.append(f"{name} is {_kind(found.st_mode)}")
+                return None
+            if self._instruments._local and found.st_dev != self._directory.stat().st_dev:
+                self.problems.append(f"{name} is on another file system")
+                return None
+            with _opened(path) as fd:
+                if not self._instruments.unseen:
+                    self.unsynced_bytes += linux.cachestat_unsynced_bytes(fd)
+                if ours and (hole := _first_hole(fd)) < found.st_size:
+                    self.problems.append(f"{name} has a hole at byte {hole}")
+        except FileNotFoundError:
+            return None
+        return found
+
+    def compare(self, name: str, found: os.stat_result, before_ns: int) -> None:
+        """Note a change since `before_ns`, where the times are those of one local file system."""
+        if self._instruments._local and found.st_ctime_ns != before_ns:
+            self.problems.append(f"{name} was changed after its save")
+
+
 def _unseen(dirty: int, left: int) -> str:
     if dirty < _PROBE_BYTES:
         return "cachestat shows no dirty pages on this file system"
     return "pages stay dirty after a sync on this file system" if left else ""
-
-
-def _entries(directory: Path) -> Iterator[Path]:
-    """Yield everything below `directory` except directories; links are not followed."""
-    for parent, directories, names in os.walk(directory):
-        yield from (Path(parent, name) for name in names)
-        # os.walk lists a link to a directory as a directory, and does not enter it.
-        yield from (path for name in directories if (path := Path(parent, name)).is_symlink())
 
 
 def _kind(mode: int) -> str:
@@ -139,7 +175,7 @@ def _kind(mode: int) -> str:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[int]:
+def _opened(path: str) -> Iterator[int]:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield fd

@@ -19,7 +19,7 @@ from iobench.environment.mounts import mount_id_of, mounts_in
 from iobench.environment.storage import check_directory
 from iobench.errors import TargetError, transfer_errors
 
-__all__ = ["PREFIX", "remove_directory", "scratch_directory"]
+__all__ = ["PREFIX", "detach_mounts", "scratch_directory"]
 
 PREFIX = ".iobench-run-"
 _LOCK = "lock"
@@ -93,12 +93,11 @@ def _remove(directory: Path, held: contextlib.ExitStack) -> None:
             _remove_empty(directory)
 
 
-def remove_directory(directory: Path) -> None:
-    """Remove `directory` of a run with its content, if it exists."""
+def detach_mounts(directory: Path) -> None:
+    """Unmount what a writer mounted in `directory` of this run, before it is removed."""
     with _opened(directory) as fd:
         if fd is not None:
-            _empty(fd)
-            directory.rmdir()
+            _detach_mounts(fd)
 
 
 @contextmanager

@@ -44,6 +44,7 @@ _CONFIG = {
         "labelFontSize": 12,
         "labelLimit": 170,
         "symbolSize": 110,
+        "symbolOpacity": 1,
         "symbolStrokeWidth": 2,
         "columns": 4,
         "offset": 8,

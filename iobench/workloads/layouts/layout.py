@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
 
-from iobench.formats.safetensors_header import header_bytes
+from iobench.formats.safetensors_header import file_order, file_size
 from iobench.workloads import torch_zip
 from iobench.workloads.models.model import Model
 from iobench.workloads.specs import SAFETENSORS_METADATA, FileSpec, TensorSpec
@@ -123,11 +123,10 @@ def raw_file(path: str, size_bytes: int, *, exact: bool = False) -> FileSpec:
 def safetensors_file(path: str, tensors: Iterable[TensorSpec]) -> FileSpec:
     """Return a safetensors file: tensors in file order, exact size."""
     by_name = {tensor.name: tensor for tensor in tensors}
-    header, offsets = header_bytes(
-        [(t.name, t.dtype, t.shape) for t in by_name.values()], SAFETENSORS_METADATA
-    )
-    ordered = tuple(by_name[name] for name in offsets)
-    size = len(header) + sum(tensor.size_bytes for tensor in ordered)
+    described = [(t.name, t.dtype, t.shape) for t in by_name.values()]
+    described.sort(key=file_order)
+    size = file_size(described, SAFETENSORS_METADATA)
+    ordered = tuple(by_name[name] for name, _, _ in described)
     return FileSpec(path=path, format="safetensors", tensors=ordered, size_bytes=size, exact=True)
 
 

@@ -197,13 +197,20 @@ class Model:
     keep_head: bool = True
     vocab_multiple: int | None = None
 
-    @property
-    def symbols(self) -> dict[str, int]:
+    @cached_property
+    def symbols(self) -> Mapping[str, int]:
         """`Arch.symbols` with the vocabulary padded like in the framework."""
         symbols = self.arch.symbols()
         multiple = self.vocab_multiple or self.family.vocab_multiple
         symbols["V"] = -(-symbols["V"] // multiple) * multiple
         return symbols
+
+    @cached_property
+    def _row_shapes(self) -> Mapping[tuple[str, ...], tuple[int, ...]]:
+        """The shapes of the family's rows as numbers."""
+        family, symbols = self.family, self.symbols
+        rows = (*family.embedding, *family.layer, *family.dense_layer, *family.head)
+        return {shape: tuple(_product(one, symbols) for one in shape) for _, shape, _ in rows}
 
     def embedding(self) -> tuple[Parameter, ...]:
         """Return the embedding's tensors; empty when it was dropped."""
@@ -281,18 +288,13 @@ class Model:
         return replace(self, vocab_multiple=multiple)
 
     def _expand(self, rows: tuple[Row, ...], index: int = 0) -> tuple[Parameter, ...]:
-        symbols = self.symbols
         found = []
         for routed, group in groupby(rows, key=lambda row: "{e}" in row[0]):
             shaped = [
-                (
-                    name.replace("{i}", str(index)),
-                    tuple(_product(length, symbols) for length in shape),
-                    split,
-                )
+                (name.replace("{i}", str(index)), self._row_shapes[shape], split)
                 for name, shape, split in group
             ]
-            for expert in range(symbols["E"]) if routed else (None,):
+            for expert in range(self.symbols["E"]) if routed else (None,):
                 found += [
                     Parameter(
                         name=name.replace("{e}", str(expert)) if routed else name,

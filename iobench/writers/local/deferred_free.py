@@ -20,7 +20,7 @@ from iobench import linux
 from iobench.units import MIB
 from iobench.writers.blocks.channel import Channel, Lease, LeaseState
 
-__all__ = ["freed_later", "remove_tree", "tree_freed_later", "wait"]
+__all__ = ["freed_later", "remove_tree", "wait"]
 
 _LARGE = 64 * MIB  # freeing a smaller file costs too little for a thread
 _MOST_HELD = 64  # descriptors
@@ -138,16 +138,6 @@ def freed_later(path: str | Path) -> Iterator[None]:
             _deferred.close_later(held)
 
 
-@contextmanager
-def tree_freed_later(directory: str | Path) -> Iterator[None]:
-    """Do as `freed_later` for each file below `directory`, which may be missing."""
-    with ExitStack() as held:
-        for at, _, names in os.walk(directory):
-            for name in names:
-                held.enter_context(freed_later(os.path.join(at, name)))
-        yield
-
-
 def remove_tree(directory: str | Path) -> None:
     """Remove `directory` and its content; free the space of large files in the background.
 
@@ -158,7 +148,11 @@ def remove_tree(directory: str | Path) -> None:
     if os.path.islink(directory):
         os.unlink(directory)
         return
-    with tree_freed_later(directory):
+    with ExitStack() as held:
+        for at, _, names in os.walk(directory):
+            for name in names:  # of 100,000 files none may be large
+                if (file := _deferred.hold(os.path.join(at, name))) is not None:
+                    held.callback(_deferred.close_later, file)
         shutil.rmtree(directory)
 
 

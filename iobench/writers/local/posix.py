@@ -14,7 +14,7 @@ from typing import Any
 from iobench.errors import DataMismatchError, transfer_errors
 from iobench.writers.base import Writer
 from iobench.writers.device.staging import staged
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.image import Bytes, FileImage, in_batches
 from iobench.writers.local.batch_sync import BatchSync
 from iobench.writers.local.fsync_ring import SyncRing
 from iobench.writers.local.new_file import NewFile, open_source
@@ -82,29 +82,34 @@ class PosixWriter(Writer):
         durable: bool = True,
         sync_directory: bool = True,
     ) -> Transfer:
-        meter, listed = self._meter(), list(images)
+        meter = self._meter()
         names: dict[str, None] = {}
-        with contextlib.ExitStack() as unpublished:
-            ring = self._sync_ring(meter) if durable and listed else None
+        files = size = 0
+        unpublished: list[NewFile] = []
+        with contextlib.ExitStack() as undo:
+            ring = self._sync_ring(meter) if durable else None
             if ring:
-                unpublished.enter_context(ring)
+                undo.enter_context(ring)
+            undo.callback(_abandon, unpublished)
             syncing = BatchSync(ring)
-            in_sync: list[NewFile] = []
+            in_sync = 0
             try:
-                for start in range(0, len(listed), TOGETHER):
-                    batch = listed[start : start + TOGETHER]
-                    written = self._write_batch(batch, target, unpublished, meter)
+                for batch in in_batches(images, TOGETHER):
+                    self._write_batch(batch, target, unpublished, meter)
+                    written = unpublished[in_sync:]
+                    files, size = files + len(batch), size + sum(one.size_bytes for one in batch)
                     names.update(dict.fromkeys(d for file in written for d in file.directories))
-                    ready = written
                     if durable:
                         if in_sync:
                             _wait_for(syncing, meter)
                         syncing.begin(written)
-                        ready, in_sync = in_sync, written
-                    _publish(ready)
+                        in_sync, ready = len(written), in_sync
+                    else:
+                        ready = len(written)
+                    _publish(unpublished, ready)
                 if in_sync:
                     _wait_for(syncing, meter)
-                    _publish(in_sync)
+                    _publish(unpublished, in_sync)
             finally:
                 syncing.end()
         if durable and sync_directory:
@@ -112,24 +117,21 @@ class PosixWriter(Writer):
                 for directory in names:
                     with transfer_errors("publishing in", directory):
                         sync_names(directory)
-        size = sum(image.size_bytes for image in listed)
-        return meter.transfer(self.name, "write", size, durable=durable, files=len(listed))
+        return meter.transfer(self.name, "write", size, durable=durable, files=files)
 
     def _write_batch(
         self,
         images: Sequence[FileImage],
         target: str | Path,
-        unpublished: contextlib.ExitStack,
+        unpublished: list[NewFile],
         meter: Meter,
-    ) -> list[NewFile]:
-        written = []
+    ) -> None:
         for image in images:
             path = os.path.join(target, image.path)
             with transfer_errors("writing", path):
-                file = unpublished.enter_context(self._create(path, meter))
+                file = self._create(path, meter)
+                unpublished.append(file)
                 self._fill(file, image, meter)
-            written.append(file)
-        return written
 
     def read(
         self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
@@ -184,9 +186,17 @@ class PosixWriter(Writer):
         return open_source(path, self._flags, size_bytes)
 
 
-def _publish(files: Sequence[NewFile]) -> None:
-    for file in files:
+def _publish(unpublished: list[NewFile], count: int) -> None:
+    """Publish the first `count` files and release them: there may be 100,000."""
+    for file in unpublished[:count]:
         file.publish(sync_names=False)
+    del unpublished[:count]
+
+
+def _abandon(files: Iterable[NewFile]) -> None:
+    with contextlib.ExitStack() as undo:  # goes on with the others after an interrupt
+        for file in files:
+            undo.push(file)
 
 
 def _wait_for(syncing: BatchSync, meter: Meter) -> None:

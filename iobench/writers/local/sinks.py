@@ -34,12 +34,13 @@ class PlainSink:
         self._fd, self._path, self._flags = fd, path, flags
 
     def write(self, views: list[Bytes], offset: int, meter: Meter) -> None:
+        """Write all of the consecutive `views` at `offset`."""
         with meter.phase("write"):
             calls = pwrite_all(self._fd, views, offset, self._flags)
         meter.count(self._path, sum(map(len, views)), calls)
 
     def finish(self) -> None:
-        pass
+        """Do nothing: no work is pending after a write."""
 
 
 class PushingSink:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from iobench import linux
-from iobench.bench.targets.instruments import Instruments
+from iobench.bench.targets.instruments import Changes, Instruments
 from iobench.environment.device import DeviceCounters, parse_stat
 from iobench.units import KIB
 
@@ -98,7 +98,7 @@ def test_files_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "link").symlink_to(tmp_path / "a/good")
     (tmp_path / "to-directory").symlink_to(tmp_path / "a")
     os.mkfifo(tmp_path / "pipe")
-    files = {"a/good": 10, "a/short": 10, "gone": 10}
+    files = [("a/good", 10), ("a/short", 10), ("gone", 10)]
     found = Instruments().inspect(tmp_path, files)
     assert sorted(found.problems) == [
         "a/short has 9 bytes, 10 were reported",
@@ -127,25 +127,24 @@ def test_a_hole_is_found(tmp_path: Path, reserved: bool) -> None:
     with (tmp_path / "other").open("rb") as file:
         if os.lseek(file.fileno(), 0, os.SEEK_HOLE) == 64 * KIB:
             pytest.skip("this file system shows no holes")
-    files = {"whole": 16 * KIB, "holed": 64 * KIB}
+    files = [("whole", 16 * KIB), ("holed", 64 * KIB)]
     found = Instruments(unseen="not asked").inspect(tmp_path, files)
     assert found.problems == (f"holed has a hole at byte {16 * KIB}",)
 
 
 def test_a_file_that_changes_between_two_inspections(tmp_path: Path) -> None:
     """Its content or its name: the time of its change shows both. New files are no change."""
-    (tmp_path / "a").write_bytes(bytes(10))
-    (tmp_path / "b").write_bytes(bytes(10))
-    changed: dict[str, int] = {}
-    files, local = {"a": 10, "b": 10}, Instruments()
-    assert local.inspect(tmp_path, files, changed).problems == ()
-    assert local.inspect(tmp_path, files, changed).problems == ()
+    for name in "abcd":
+        (tmp_path / name).write_bytes(bytes(10))
+    changes, files, local = Changes(), [("d", 10), ("a", 10)], Instruments()
+    assert local.inspect(tmp_path, files, changes).problems == ()
+    assert local.inspect(tmp_path, files, changes).problems == ()
     (tmp_path / "new").touch()
-    os.utime(tmp_path / "b")
-    found = local.inspect(tmp_path, files, dict.fromkeys(changed, 0))
-    assert sorted(found.problems) == [f"{name} was changed after its save" for name in "ab"]
+    changes.of_files[1], changes.of_others["c"] = 0, 0  # a clock may be too coarse for real changes
+    found = local.inspect(tmp_path, files, changes)
+    assert found.problems == ("a was changed after its save", "c was changed after its save")
     remote = Instruments(device_counts=False)
-    assert remote.inspect(tmp_path, files, dict.fromkeys(changed, 0)).problems == ()
+    assert remote.inspect(tmp_path, files, changes).problems == ()
 
 
 @pytest.mark.root
@@ -156,14 +155,14 @@ def test_a_file_of_another_file_system(tmp_path: Path, shared_filesystems: Any) 
     other.write_bytes(bytes(10))
     subprocess.run(["mount", "--bind", str(other), str(tmp_path / "a")], check=True)
     try:
-        found = Instruments().inspect(tmp_path, {"a": 10})
+        found = Instruments().inspect(tmp_path, [("a", 10)])
     finally:
         subprocess.run(["umount", str(tmp_path / "a")], check=True)
     assert "a is on another file system" in found.problems
 
 
 def test_a_checkpoint_that_is_gone_has_no_files(tmp_path: Path) -> None:
-    assert Instruments().inspect(tmp_path / "gone", {"a": 1}).problems == ("a is missing",)
+    assert Instruments().inspect(tmp_path / "gone", [("a", 1)]).problems == ("a is missing",)
 
 
 @pytest.mark.root
@@ -174,7 +173,7 @@ def test_what_was_mounted_before_is_no_problem(
     target = new_filesystem("tmpfs")
     instruments = Instruments.probe(target, _Device(PROBE))
     (target / "file").touch()
-    files = {"file": 0}
+    files = [("file", 0)]
     assert instruments.inspect(target, files).problems == ()
     (tmp_path / "other").touch()
     subprocess.run(["mount", "--bind", tmp_path / "other", target / "file"], check=True)

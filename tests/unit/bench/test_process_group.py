@@ -59,7 +59,8 @@ def test_each_saves_and_restores_files_of_its_own(
     group.ask(2, partial(Job.prepare, shape=0))
     saved = group.ask(2, partial(Job.save, ref=ref))
     sizes = group.ask(2, partial(Job.sizes, shape=0, subsets=(None, 0.3)))
-    assert [sum(t.bytes for t in one.transfers) for one in saved] == [one.saved for one in sizes]
+    assert [one.transfer.bytes for one in saved] == [one.saved for one in sizes]
+    assert [sum(one.file_bytes) for one in saved] == [one.saved for one in sizes]
     assert all(one.usage.io.get("wchar", sizes[0].saved) >= sizes[0].saved for one in saved)
     names = [
         {p.relative_to(tmp_path / f"job-{i}") for p in tmp_path.glob(f"job-{i}/**/*")}
@@ -71,8 +72,9 @@ def test_each_saves_and_restores_files_of_its_own(
     for subset in (None, 0.3):
         group.ask(2, partial(Job.scrub, shape=0, subset=subset))
         restored = group.ask(2, partial(Job.restore, ref=ref))
-        moved = [sum(t.bytes for t in one.transfers) for one in restored]
-        assert moved == [one.restored[subset is not None] for one in sizes]
+        assert [one.transfer.bytes for one in restored] == [
+            one.restored[subset is not None] for one in sizes
+        ]
         assert [one.mismatches for one in group.ask(2, partial(Job.verify, ref=ref))] == [0, 0]
     assert group.ask(2, attrgetter("contenders"))[1][0].label == "buffered,threads=2"
 

@@ -47,11 +47,11 @@ def replay(file_format: str, pool_bytes: int = MIB, seed: int = 1) -> Replay:
     return Replay([spec(file_format)], pool_bytes=pool_bytes, seed=seed, crc=True)
 
 
-def saved(made: Replay, directory: Path) -> list[Transfer]:
+def saved(made: Replay, directory: Path) -> Transfer:
     made.prepare()
-    transfers = made.save(make("buffered"), directory)
+    transfer = made.save(make("buffered"), directory)
     made.scrub()
-    return transfers
+    return transfer
 
 
 def mismatches(made: Replay, directory: Path, writer: BufferedWriter | None = None) -> int:
@@ -222,8 +222,8 @@ def test_size_bytes_is_what_is_written(tmp_path: Path, tiny: Workload, crc: bool
     """The computed size, the transfers' sum and the size on disk are equal."""
     made = Replay(tiny.files(), pool_bytes=MIB, seed=1, crc=crc)
     expected = made.size_bytes()
-    transfers = saved(made, tmp_path)
-    assert sum(transfer.bytes for transfer in transfers) == expected
+    moved = saved(made, tmp_path)
+    assert (moved.bytes, moved.files) == (expected, len(made.files))
     on_disk = [path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()]
     assert len(on_disk) == len(made.files)
     assert sum(on_disk) == expected

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.one_by_one import OneByOne
 from typer.testing import CliRunner
 
 from iobench.bench import fio, trial
@@ -388,7 +389,7 @@ def test_a_job_that_fails_to_restore(execute: Callable[..., ResultFile], fake_fi
     assert own == [("save", None), ("restore", "gone")]
 
 
-class _Full(BufferedWriter):
+class _Full(OneByOne):
     """A disk that is full from the twelfth file on."""
 
     def __init__(self) -> None:
@@ -451,7 +452,7 @@ def test_several_targets_take_turns(execute: Callable[..., ResultFile], tmp_path
     assert len(set(map(tuple, orders))) > 1
 
 
-class _FullThere(BufferedWriter):
+class _FullThere(OneByOne):
     """A disk that is full from the twelfth file on, in one of two targets."""
 
     def __init__(self, there: Path) -> None:
@@ -604,7 +605,7 @@ def test_an_interrupt_in_a_writer(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(BufferedWriter, operation, interrupted)
-    result = execute(make("buffered"), ceiling=False, error=KeyboardInterrupt)
+    result = execute(OneByOne(), ceiling=False, error=KeyboardInterrupt)
     assert len(result.samples) == (0 if operation == "write" else 1)
     assert result.end is not None
     assert result.end.status == "interrupted"
@@ -669,7 +670,7 @@ def test_fio_reserves_space_as_the_writers_do(
     assert {arguments["fallocate"] for arguments in fake_fio.arguments} == {expected}
 
 
-class _Sleepy(BufferedWriter):
+class _Sleepy(OneByOne):
     """`buffered` that sleeps for a part of each write, on the clock of the test."""
 
     def __init__(self, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:

@@ -37,7 +37,7 @@ def test_some_tensors(
     replay.prepare()
     one.save(replay, tmp_path)
     replay.scrub()
-    moved = sum(transfer.bytes for transfer in one.restore(replay, tmp_path))
+    moved = one.restore(replay, tmp_path).bytes
     payload = sum(spec.payload_bytes for spec in files)
     largest = max(tensor.size_bytes for spec in files for tensor in spec.tensors)
     assert moved == sum(replay.restored_bytes)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.one_by_one import OneByOne
 
 from iobench.bench.contenders.base import WriterContender
 from iobench.bench.contenders.choose import choose
@@ -30,7 +31,6 @@ from iobench.results.codec import from_record, to_record
 from iobench.workloads import Workload
 from iobench.writers import transfer
 from iobench.writers.base import Writer
-from iobench.writers.buffered import BufferedWriter
 from iobench.writers.image import FileImage
 from iobench.writers.registry import make
 
@@ -44,7 +44,7 @@ class Recorder:
     """A clock that advances by one second for each call that makes data durable."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
+        self.now, self._lock = 0.0, threading.Lock()
         self.events: list[tuple[str, str]] = []
         for name in ("fsync", "fdatasync", "replace", "rename"):
             monkeypatch.setattr(os, name, self._recorded(name, getattr(os, name)))
@@ -55,15 +55,17 @@ class Recorder:
             monkeypatch.setattr(module, "time", time)
 
     def read(self) -> float:
-        self.now += TICK
-        return self.now
+        with self._lock:
+            self.now += TICK
+            return self.now
 
     def _recorded(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def recorded(first: Any, *rest: Any) -> Any:
             path = os.readlink(f"/proc/self/fd/{first}") if isinstance(first, int) else str(first)
             kind = "directory" if os.path.isdir(path) else "file"
-            self.now += 1.0
-            self.events.append((f"{name} {kind}", path))
+            with self._lock:  # several threads sync
+                self.now += 1.0
+                self.events.append((f"{name} {kind}", path))
             return call(first, *rest)
 
         return recorded
@@ -132,7 +134,7 @@ def test_the_commit_is_a_phase_of_its_own(
     tmp_path: Path, tiny: Workload, idle: Any, clock: Recorder
 ) -> None:
     """It has the time for manifest, directory syncs and rename, without the syncs of files."""
-    one = trial(make("buffered"), tiny, tmp_path, idle)
+    one = trial(OneByOne(), tiny, tmp_path, idle)
     clock.events.clear()
     sample = one.save()
     assert sample is not None
@@ -222,14 +224,11 @@ class _Flushes:
         return DeviceCounters(read_bytes=0, write_bytes=0, flushes=self._count)
 
 
-class _NeverSyncs(BufferedWriter):
+class _NeverSyncs(OneByOne):
     name = "never-syncs"
 
     def write(self, image: FileImage, target: str | Path, **how: Any) -> transfer.Transfer:
         return replace(super().write(image, target, **how | {"durable": False}), durable=True)
-
-    def write_many(self, images: Any, target: str | Path, **how: Any) -> transfer.Transfer:
-        return Writer.write_many(self, images, target, **how)
 
 
 @pytest.mark.parametrize("counts", [True, False])
@@ -346,7 +345,7 @@ def test_nothing_of_ours_runs_inside_the_clock(
         assert len(sample.series.counted or ()) == math.ceil(sample.elapsed_s / 0.1)
 
 
-class _NoFigures(BufferedWriter):
+class _NoFigures(OneByOne):
     """Reports figures that JSON cannot hold."""
 
     name = "no-figures"
@@ -357,9 +356,6 @@ class _NoFigures(BufferedWriter):
             phases_s={"gather": math.nan, "sync": -math.inf},
             paths={"buffered": transfer.PathCount(operations=1, bytes=math.nan)},
         )
-
-    def write_many(self, images: Any, target: str | Path, **how: Any) -> transfer.Transfer:
-        return Writer.write_many(self, images, target, **how)
 
 
 def test_figures_that_no_record_can_hold(tmp_path: Path, tiny: Workload, idle: Any) -> None:

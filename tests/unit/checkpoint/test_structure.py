@@ -34,12 +34,12 @@ def _bytes(one: Serialized) -> bytes:
 
 def _restored(one: Serialized) -> Any:
     """The state as its two files give it back."""
-    data, header = np.frombuffer(_bytes(one), dtype=np.uint8), len(one.header)
+    data, header = np.frombuffer(_bytes(one), dtype=np.uint8), len(one.structure.header)
     leaves = {
         row.name: tensor_from_bytes(
             data[header + begin : header + end].copy(), torch_dtype(row.dtype), row.shape
         )
-        for row, (begin, end) in zip(one.structure.rows, one.places.values(), strict=True)
+        for row, (begin, end) in zip(one.structure.rows, one.structure.places.values(), strict=True)
     }
     return unflatten(json.loads(one.skeleton), leaves)
 
@@ -48,11 +48,11 @@ def _is_same_as_anew(serializer: Serializer, state: Any) -> Serialized:
     """Serialize a state; its files are those of a serializer that has seen no other state."""
     found, anew = serializer.serialize(state), Serialized.of(state)
     assert found.skeleton == anew.skeleton
-    assert found.pieces == anew.pieces
+    assert found.structure.pieces == anew.structure.pieces
     assert _bytes(found) == _bytes(anew)
     # A state on a device is copied leaf by leaf.
     leaves = b"".join(leaf.cpu_bytes().tobytes() for leaf in found.leaves().values())
-    assert leaves == _bytes(found)[len(found.header) :]
+    assert leaves == _bytes(found)[len(found.structure.header) :]
     return found
 
 

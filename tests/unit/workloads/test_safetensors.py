@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iobench.formats.safetensors_header import DTYPES, header_bytes
+from iobench.formats.safetensors_header import DTYPES, file_order, file_size, header_bytes
 from iobench.workloads import SAFETENSORS_METADATA, FileSpec, TensorSpec, Workload
 from iobench.workloads.layouts.hf_export import split_shards
 
@@ -26,7 +26,12 @@ def _ours(tensors: dict[str, torch.Tensor]) -> tuple[bytes, dict[str, tuple[int,
         (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
         for name, tensor in tensors.items()
     ]
-    return header_bytes(described, SAFETENSORS_METADATA)
+    made = header_bytes(described, SAFETENSORS_METADATA)
+    for metadata in (SAFETENSORS_METADATA, None):  # a size is known without the header
+        header, offsets = header_bytes(described, metadata)
+        size = len(header) + max((end for _, end in offsets.values()), default=0)
+        assert file_size(sorted(described, key=file_order), metadata) == size
+    return made
 
 
 def test_every_dtype_stands_where_the_library_puts_it() -> None:

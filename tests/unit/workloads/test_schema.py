@@ -182,13 +182,14 @@ def test_any_text(words: list[str], at: int, cut: int, write: Callable[[str], Pa
 
 
 def test_parallelism_must_divide_the_model(write: Callable[[str], Path]) -> None:
-    """Tensor and pipeline parallel sizes that do not divide the model name both numbers."""
-    text = _GOOD.replace("llama-7b", "nemo-gpt-5b")
-    layout = "{id: megatron-legacy, pipeline_parallel: 5}"
-    text = text.replace("{id: fsdp-dcp, world_size: 8}", layout)
-    _refused(
-        write(text), "pipeline_parallel is 5: must divide num_layers of nemo-gpt-5b, which is 24"
-    )
+    """Sizes that do not divide the model, or leave a stage without a layer, name both numbers."""
+    for model, layers, layout, says in (
+        ("nemo-gpt-5b", 24, "megatron-legacy", "must divide num_layers"),
+        ("mlperf-storage-llama3-8b", 32, "mlperf", "must be at most num_layers"),
+    ):
+        placed = f"{layout}, pipeline_parallel: 99"
+        text = _GOOD.replace("llama-7b", model).replace("fsdp-dcp, world_size: 8", placed)
+        _refused(write(text), f"pipeline_parallel is 99: {says} of {model}, which is {layers}")
 
 
 def test_too_many_ranks_are_refused(write: Callable[[str], Path]) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.one_by_one import OneByOne
 
 from iobench.errors import TransferError, UnavailableError
 from iobench.testing import Footprint, content
@@ -19,6 +22,7 @@ from iobench.writers.image import FileImage
 from iobench.writers.local import posix
 from iobench.writers.local.batch_sync import BatchSync
 from iobench.writers.local.fsync_ring import SyncRing
+from iobench.writers.local.new_file import NewFile
 from iobench.writers.registry import make
 
 _FILES = 40
@@ -82,6 +86,41 @@ def test_each_file_is_synced_before_it_is_visible(
     assert synced[-1] == str(tmp_path)
     assert len(threads) > 1
     assert moved.phases_s["sync"] <= moved.elapsed_s
+
+
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("name", ["buffered", "aiofiles", "one by one"])
+def test_no_more_images_are_kept_than_are_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, durable: bool
+) -> None:
+    """A generator makes each image when it is due; files that are published keep no memory."""
+    kept: list[weakref.ref[object]] = []
+    most = 0
+
+    def alive() -> int:
+        return sum(one() is not None for one in kept)
+
+    init = NewFile.__init__
+
+    def counted(file: NewFile, *given: Any) -> None:
+        kept.append(weakref.ref(file))
+        init(file, *given)
+
+    def made() -> Iterator[FileImage]:
+        nonlocal most
+        for number in range(_FILES):
+            most = max(most, alive())
+            image = FileImage.of(f"{number:02}", [content(100)])
+            kept.append(weakref.ref(image))
+            yield image
+
+    monkeypatch.setattr("iobench.writers.aiofiles._TOGETHER", 8)
+    monkeypatch.setattr(NewFile, "__init__", counted)
+    writer = OneByOne() if name == "one by one" else make(name)
+    moved = writer.write_many(made(), tmp_path, durable=durable)
+    assert (moved.files, moved.bytes, len(os.listdir(tmp_path))) == (_FILES, 100 * _FILES, _FILES)
+    assert 0 < most <= 4 * 8  # images and files of two batches
+    assert alive() == 0
 
 
 @pytest.mark.parametrize("how", ["threads", "ring"])

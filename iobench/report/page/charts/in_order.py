@@ -46,7 +46,7 @@ def in_order_chart(group: Group, started_at: str) -> Chart:
         alt=f"Rates of {len(values)} samples over the time of the run: {_ends(group)}.",
         caption="A slope is drift: a full write cache, throttling or used up burst credits. A dip "
         "of all writers at once is the machine or another user of it.",
-        spec=spec_of(alt.layer(base.mark_line(opacity=0.5, strokeWidth=1.5), dots), _HEIGHT),
+        spec=spec_of(alt.layer(base.mark_line(opacity=0.75, strokeWidth=1.5), dots), _HEIGHT),
         numbers=_numbers(values),
     )
 

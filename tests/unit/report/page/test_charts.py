@@ -42,6 +42,7 @@ def _with(result: ResultFile, change: Callable[[Sample], Sample]) -> Measured:
     return Measured.of(replace(result, samples=tuple(map(change, result.samples))))
 
 
+@pytest.mark.slow
 def test_the_specs_are_vega_lite(page: Page) -> None:
     """Altair's schema accepts each of them, and each has the width of its container."""
     assert [*page.charts] == [f"{kind}-{one}" for kind in _KINDS for one in _OPERATIONS]

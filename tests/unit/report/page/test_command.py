@@ -31,6 +31,7 @@ def _error(app: typer.Typer, *arguments: str | Path) -> str:
     return str(answer.exception)
 
 
+@pytest.mark.slow
 def test_a_page_and_a_picture(app: typer.Typer, example_path: Path, tmp_path: Path) -> None:
     """An older page is replaced; nothing else is left."""
     page, picture = tmp_path / "a.html", tmp_path / "a.svg"

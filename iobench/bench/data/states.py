@@ -1,0 +1,127 @@
+"""States: the tensors of a replay's files, as windows of the pool that are made when needed."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+import torch
+
+from iobench.bench.data.payload_order import in_payload_order
+from iobench.bench.data.pool import RandomPool, Window, Windows
+from iobench.formats.tensors import tensor_from_bytes, torch_dtype
+from iobench.workloads.file_table import FileTable
+from iobench.workloads.specs import FileSpec
+
+__all__ = ["Placement", "States", "TensorDict"]
+
+TensorDict = dict[str, torch.Tensor]
+
+_AHEAD = 4096
+"""Files whose tensors exist before a save; with one tensor in each they take 3 MiB."""
+
+
+class Placement:
+    """The files of one rank, their tensors in payload order, and the window of each tensor.
+
+    Numbers only: there may be 100,000 files. The windows never change, so a save and its restore
+    use the same ones.
+    """
+
+    def __init__(self, files: Sequence[FileSpec], pool_bytes: int) -> None:
+        windows = Windows(pool_bytes)
+        self._first = array("Q", [0])  # the number of each file's first tensor
+        self._starts, self._stops, self._laps = array("Q"), array("Q"), array("I")
+        ordered = True
+        for given in files:
+            spec = in_payload_order(given)
+            ordered = ordered and spec is given
+            for tensor in spec.tensors:
+                start, stop, lap = windows.take(tensor.size_bytes)
+                self._starts.append(start)
+                self._stops.append(stop)
+                self._laps.append(lap)
+            self._first.append(len(self._starts))
+        if ordered and isinstance(files, FileTable):
+            self.files = files
+        else:
+            self.files = FileTable(map(in_payload_order, files))
+
+    @property
+    def count(self) -> int:
+        """The number of tensors."""
+        return len(self._starts)
+
+    @property
+    def sizes(self) -> Iterator[int]:
+        """Yield the bytes of each tensor, file by file."""
+        return map(self.size, range(self.count))
+
+    def size(self, tensor: int) -> int:
+        """Return the bytes of one tensor by its number."""
+        return self._stops[tensor] - self._starts[tensor]
+
+    def tensors(self, file: int) -> range:
+        """Return the numbers of a file's tensors, which count through all files."""
+        return range(self._first[file], self._first[file + 1])
+
+    def window(self, tensor: int) -> Window:
+        """Return the window of one tensor by its number."""
+        return Window(self._starts[tensor], self._stops[tensor], self._laps[tensor])
+
+
+class States(Sequence[TensorDict]):
+    """Each file's tensors by name, in payload order: all of them or the `chosen` ones.
+
+    The tensors of the first files are made before the clock of a save starts. Those of the others
+    are made when their file is saved: 3 us of the 100 us and more that a file takes.
+    """
+
+    def __init__(
+        self, placement: Placement, pool: RandomPool, chosen: bytearray | None = None
+    ) -> None:
+        """`chosen` has a byte for each tensor of `placement`; 0 leaves it out."""
+        self._placement, self._pool, self._chosen = placement, pool, chosen
+        self._ahead: list[TensorDict] = []
+
+    def only(self, chosen: bytearray) -> States:
+        """Return the same files with only the `chosen` tensors."""
+        return States(self._placement, self._pool, chosen)
+
+    def make_ahead(self) -> None:
+        """Make the tensors of the first files."""
+        self._ahead += [self._made(n) for n in range(len(self._ahead), min(len(self), _AHEAD))]
+
+    def release(self) -> None:
+        """Release the tensors that `make_ahead` made."""
+        self._ahead.clear()
+
+    def numbers(self, file: int) -> Iterator[int]:
+        """Yield the numbers of the chosen tensors of one file."""
+        for number in self._placement.tensors(file):
+            if self._chosen is None or self._chosen[number]:
+                yield number
+
+    def __len__(self) -> int:
+        return len(self._placement.files)
+
+    @overload
+    def __getitem__(self, index: int) -> TensorDict: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[TensorDict]: ...
+    def __getitem__(self, index: int | slice) -> TensorDict | list[TensorDict]:
+        number = range(len(self))[index]
+        if isinstance(number, range):
+            return [self[one] for one in number]
+        return self._ahead[number] if number < len(self._ahead) else self._made(number)
+
+    def _made(self, file: int) -> TensorDict:
+        specs, first = self._placement.files[file].tensors, self._placement.tensors(file).start
+        found = {}
+        for number in self.numbers(file):
+            start, stop, _ = self._placement.window(number)
+            spec = specs[number - first]
+            memory = self._pool.memory[start:stop]
+            found[spec.name] = tensor_from_bytes(memory, torch_dtype(spec.dtype), spec.shape)
+        return found
