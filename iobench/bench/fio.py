@@ -12,6 +12,9 @@ What fio's clock covers, read in its source (backend.c and filesetup.c of 3.33; 
   is rounded down to whole blocks here, and a sample has the bytes that fio reports.
 - fio writes over an existing file in place, which is cheaper than writing a new one. So a save job
   removes the file first.
+- A start takes 0.2 s: `run_threads` sleeps 0.1 s, and the job's thread fills its buffers. Then,
+  before any clock, it runs the shell command of `exec_prerun`. Ours waits for a line, so that a job
+  can start while the device frees removed files and settles.
 """
 
 from __future__ import annotations
@@ -20,7 +23,10 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +35,27 @@ from iobench.environment.software import fio_version
 from iobench.errors import CeilingError
 from iobench.results.records import Operation
 from iobench.units import KIB, MIB, format_size, format_size_exact
+from iobench.writers.local.deferred_free import freed_later
 
-__all__ = ["FILE_NAME", "JOBS", "FioJob", "FioSample", "cleanup", "fio_version", "run_job"]
+__all__ = [
+    "FILE_NAME",
+    "JOBS",
+    "FioJob",
+    "FioSample",
+    "cleanup",
+    "fio_version",
+    "run_job",
+    "started",
+]
 
 FILE_NAME = "iobench-ceiling.fio"
 _ALIGNMENT = 4 * KIB  # of sizes and offsets: enough for O_DIRECT on every block device
 _GRACE_S = 10.0  # how long fio may take to stop after SIGTERM, before it is killed
 _RW = {"save": "write", "restore": "read"}
+# The comment sign hides the file to which fio sends the command's output.
+_WAIT = "read go #"
+_GO = "go\n"
+_PRERUN = "Saving output of prerun"  # fio's note about that command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +91,7 @@ class FioJob:
             "numjobs": 1,
             "thread": 1,
             "fallocate": "native" if fallocate else "none",
+            "exec_prerun": _WAIT,
         }
         if operation == "save":
             return options | {"end_fsync": 1}
@@ -120,15 +141,30 @@ def run_job(
     *,
     fallocate: bool = True,
 ) -> FioSample:
-    """Run one job in `directory` on the file FILE_NAME and return what fio measured.
+    """Run one job as `started` describes it, without a wait before its clock."""
+    with started(job, operation, directory, size_bytes, fallocate=fallocate) as measure:
+        return measure()
 
-    A save writes a new file, syncs it and leaves it for restores; `cleanup` removes it. A restore
-    reads at most the bytes of that file, after evicting it from the page cache. The bytes moved are
-    `size_bytes` rounded down to whole blocks, and are in the sample.
+
+@contextmanager
+def started(
+    job: FioJob,
+    operation: Operation,
+    directory: Path | str,
+    size_bytes: int,
+    *,
+    fallocate: bool = True,
+) -> Iterator[Callable[[], FioSample]]:
+    """Start one job in `directory` on the file FILE_NAME, up to the begin of its clock.
+
+    The yielded function lets it go on and returns what fio measured. A save writes a new file,
+    syncs it and leaves it for restores; `cleanup` removes it. A restore reads at most the bytes of
+    that file, after evicting it from the page cache. The bytes moved are `size_bytes` rounded down
+    to whole blocks, and are in the sample.
 
     Raises CeilingError with fio's own message if fio is missing, the engine does not work here,
-    the disk is full, or fewer bytes were moved. A save removes its file then. On Ctrl-C fio is
-    stopped and awaited, the file is removed, and the interrupt is raised again.
+    the disk is full, or fewer bytes were moved. When the block raises, Ctrl-C included, fio is
+    stopped and awaited, and a save removes its file.
     """
     directory = Path(directory)
     if operation == "restore":
@@ -140,8 +176,8 @@ def run_job(
         _make_room(directory, size_bytes)
     options = job.options(operation, size_bytes, fallocate=fallocate)
     try:
-        status, output, errors = _run(options, directory)
-        return parse_output(job, operation, size_bytes, status, output, errors)
+        with _process(options, directory) as end:
+            yield lambda: parse_output(job, operation, size_bytes, *end())
     except BaseException:
         if operation == "save":
             cleanup(directory)
@@ -149,8 +185,13 @@ def run_job(
 
 
 def cleanup(directory: Path | str) -> None:
-    """Remove the file that save jobs leave in `directory`; nothing happens when there is none."""
-    (Path(directory) / FILE_NAME).unlink(missing_ok=True)
+    """Remove the file that save jobs leave in `directory`; nothing happens when there is none.
+
+    Its space is freed in the background, see `deferred_free`.
+    """
+    path = Path(directory) / FILE_NAME
+    with freed_later(path):
+        path.unlink(missing_ok=True)
 
 
 def _make_room(directory: Path, size_bytes: int) -> None:
@@ -186,11 +227,14 @@ def _evict(path: Path) -> int:
         os.close(descriptor)
 
 
-def _run(options: dict[str, str | int], directory: Path) -> tuple[int, str, str]:
-    """Run fio in `directory` and return (exit status, stdout, stderr).
+@contextmanager
+def _process(
+    options: dict[str, str | int], directory: Path
+) -> Iterator[Callable[[], tuple[int, str, str]]]:
+    """Start fio in `directory`. The yielded function returns (exit status, stdout, stderr).
 
     The file's name is relative to it, because fio splits names at colons. fio has a new session:
-    the terminal's Ctrl-C does not reach it. It is stopped here, once, and awaited.
+    the terminal's Ctrl-C does not reach it. When the block raises, fio is stopped and awaited.
     """
     command = ["fio", "--output-format=json", "--eta=never", "--disk_util=0"]
     # The default is the processor's own counter. fio calibrates it for 0.1 s at every start.
@@ -200,11 +244,15 @@ def _run(options: dict[str, str | int], directory: Path) -> tuple[int, str, str]
     try:
         with deferred_interrupts():  # inside Popen an interrupt would lose the child
             process = _start(command, directory)
-        output, errors = process.communicate()
+        yield partial(_end, process)
     except BaseException:
         if process is not None:
             _stop(process)
         raise
+
+
+def _end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    output, errors = process.communicate(_GO)
     return process.returncode, output, errors
 
 
@@ -213,7 +261,7 @@ def _start(command: list[str], directory: Path) -> subprocess.Popen[str]:
         return subprocess.Popen(
             command,
             cwd=directory,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -267,7 +315,7 @@ def parse_output(
 def _reason(notes: str, status: int) -> str:
     """Return fio's lines that describe the error, joined to one."""
     lines = [line.strip().removeprefix("fio: ") for line in notes.splitlines()]
-    said = "; ".join(dict.fromkeys(line for line in lines if line))
+    said = "; ".join(dict.fromkeys(line for line in lines if line and _PRERUN not in line))
     if status < 0:
         return f"killed by {signal.Signals(-status).name}" + (f"; {said}" if said else "")
     return said or f"exit status {status}"

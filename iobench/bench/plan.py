@@ -115,7 +115,7 @@ class Plan:
 
     @property
     def written_bytes(self) -> int:
-        """Bytes that the whole run writes, at least."""
+        """Bytes that the whole run writes, at least, if no fio job is left out."""
         jobs = len(JOBS) * len(self.ceiling_targets)
         storing = sum(one.numjobs for one in self.variants_with_twins if one.contender.stores)
         return self.repeat.times * self.size_bytes * (storing + jobs)

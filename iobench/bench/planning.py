@@ -173,9 +173,10 @@ def plan_lines(plan: Plan) -> Iterator[str]:
         jobs += " (fio is not installed: apt-get install fio)"
     again = ", ".join(one.label for one in first_of_each_target(plan.variants))
     twice = f"{again} twice (A/A), " if plan.aa else ""
+    most = " at most" if plan.ceiling_targets and plan.repeat.precision is None else ""
     yield (
         f"run       {plan.repeat}, {twice}{jobs}, "
-        f"{format_size(plan.written_bytes)} written in all, "
+        f"{format_size(plan.written_bytes)} written in all{most}, "
         f"at most {format_size(plan.pool_bytes)} of memory for data"
     )
 

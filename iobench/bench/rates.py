@@ -18,8 +18,8 @@ from iobench.writers.transfer import Transfer
 __all__ = ["Rates", "measure_rates"]
 
 _PROBE_BYTES, _REMOTE_PROBE_BYTES = 256 * MIB, 32 * MIB
-_REST_S = 0.4  # before each sample: settle, removing files, starting fio
-_OWN_S_PER_BYTE = 0.8 / GIB  # untimed work: refilling the pool, digests, verification
+_REST_S = 0.25  # before each sample: settle, removing files, starting fio
+_OWN_S_PER_BYTE = 0.3 / GIB  # untimed work: renewing the pool, digests, verification
 
 
 @dataclass(frozen=True, kw_only=True)

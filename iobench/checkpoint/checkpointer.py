@@ -153,14 +153,16 @@ class Checkpointer:
         """Allocate the slots for states like `state`, so that the first saves need not.
 
         A thread of low priority makes the memory's pages, 0.1 to 2 seconds per GiB; with `wait`
-        this returns when they are made. Nothing is copied. A save may begin earlier or have
-        another state: it makes what is missing. A GPU's first save still pins the memory. Raises
-        StateError for a state that cannot be saved or does not fit, and earlier errors of the
-        background. The next save, `wait` or `close` raises what failed later.
+        this returns when they are made. For a state with CUDA tensors it pins the memory. Nothing
+        is copied. A save may begin earlier or have another state: it makes what is missing, and a
+        save of CUDA tensors waits for the thread. Raises StateError for a state that cannot be
+        saved or does not fit, and earlier errors of the background. The next save, `wait` or
+        `close` raises what failed later.
         """
         self._check_usable()
         self._persister.raise_failure()
-        self._persister.prepare(self._serializer.serialize(state).size_bytes, wait=wait)
+        serialized = self._serializer.serialize(state)
+        self._persister.prepare(serialized.size_bytes, wait=wait, pinned=not serialized.on_cpu)
         if wait:
             self._persister.raise_failure()
 
@@ -262,7 +264,7 @@ class Checkpointer:
             step,
             on_corrupt=on_corrupt,
             like=like,
-            known=self._ledger.serials(),
+            known=self._ledger.serials() if step == "latest" else None,
         )
         self.loaded = loaded
         self._ledger.resumed_from(loaded.step)

@@ -19,25 +19,46 @@ _SWEPT = 8
 
 
 class Ledger:
-    """Contents of `store`: read from its manifests once, then updated by every save and removal."""
+    """Contents of `store`: read from its manifests once, then updated by every save and removal.
+
+    The manifests of a directory are read at once, so that an error is raised early. Those of a
+    server are as many answers to wait for, and are read when a save or `serials` needs them.
+    """
 
     def __init__(self, store: CheckpointStore, keep: Retention) -> None:
         self._store, self._keep = store, keep
         self._lock = threading.RLock()  # a signal handler that saves may run while it is held
         self._saves: dict[int, Save] = {}
         self._replaceable: set[int] = set()
-        self._serials: dict[int, int | None] = {}
+        self._serials: dict[int, int | None] = dict.fromkeys(store.steps())
         self._created_s: dict[int, float] = {}
         self._unremovable: set[int] = set()
-        for step, manifest in outlines(store, store.steps()).items():
-            self._serials[step] = manifest.serial if manifest else None
-            if manifest:  # otherwise its age is unknown: retention keeps it, and load reports it
-                self._created_s[step] = manifest.created_s
-        self._last_serial = max((serial or 0 for serial in self._serials.values()), default=0)
+        self._last_serial = 0
+        self._unread = set(self._serials)
+        if store.readers == 1:
+            self._read()
+
+    def _read(self) -> None:
+        """Read the manifests that were not read yet. Raises TransferError."""
+        unread = sorted(self._unread)
+        if not unread:
+            return
+        found = outlines(self._store, unread)  # without the lock: a trainer may claim meanwhile
+        with self._lock:
+            for step in self._unread & self._serials.keys() & found.keys():
+                manifest = found[step]
+                if (
+                    manifest
+                ):  # otherwise its age is unknown: retention keeps it, and load reports it
+                    self._serials[step] = manifest.serial
+                    self._created_s[step] = manifest.created_s
+                    self._last_serial = max(self._last_serial, manifest.serial)
+            self._unread.clear()
 
     @property
     def next_serial(self) -> int:
         """Serial number of the next checkpoint."""
+        self._read()
         return self._last_serial + 1
 
     def serials(self) -> dict[int, int]:
@@ -45,6 +66,7 @@ class Ledger:
 
         A checkpoint that a pending save replaces is left out.
         """
+        self._read()
         with self._lock:
             replaced = self._saves.keys() & self._replaceable
             return {
@@ -104,6 +126,7 @@ class Ledger:
             for step in steps:
                 self._serials.pop(step, None)
                 self._created_s.pop(step, None)
+                self._unread.discard(step)
 
     def resumed_from(self, step: int) -> None:
         """Allow saves to replace the checkpoints after `step`, from which training continues."""

@@ -7,9 +7,11 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from iobench import linux
+from iobench.checkpoint.pinning import current_device
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.slots import Slot, SlotPool
 from iobench.writers.blocks import interpreter_end
@@ -58,7 +60,7 @@ class Persister(Generic[T]):
         self._persist, self._in_order = persist, in_order
         self._failures: list[BaseException] = []
         self._made_channel = self._new_channel()
-        self._preparing: Channel[Slot] | None = None
+        self._preparing: Channel[Callable[[], None]] | None = None
 
     @property
     def _channel(self) -> Channel[Snapshot[T]]:
@@ -88,18 +90,22 @@ class Persister(Generic[T]):
         self.pool.grow(lease.item.save.size_bytes)
         taken = self._channel.reserve(lease, on_full)
         if taken:
+            if pinned and self._preparing is not None:  # CUDA refuses to pin the same memory twice
+                self._preparing.drain(despite_failure=True)
             lease.item.slot = self.pool.take(pinned=pinned)
         return taken
 
-    def prepare(self, size_bytes: int, *, wait: bool) -> None:
+    def prepare(self, size_bytes: int, *, wait: bool, pinned: bool = False) -> None:
         """Allocate all free slots; a thread makes their pages. Raises StateError, OSError (ENOMEM).
 
-        With `wait` it returns when they are made. `raise_failure` raises what failed.
+        With `pinned` the thread pins them too. With `wait` it returns when they are made.
+        `raise_failure` raises what failed.
         """
         self.pool.grow(size_bytes)
+        device = current_device() if pinned else None
         slots = self.pool.allocated()
         if self._preparing is None:
-            channel: Channel[Slot] = Channel(
+            channel: Channel[Callable[[], None]] = Channel(
                 lambda: self._prepare(channel),
                 name="iobench-prepare",
                 limit=_NO_LIMIT,
@@ -107,7 +113,7 @@ class Persister(Generic[T]):
             )
             self._preparing = channel
         for slot in slots:
-            self._preparing.submit(Lease(slot))
+            self._preparing.submit(Lease(partial(slot.make_ready, device)))
         if wait:
             self._preparing.drain(despite_failure=True)
 
@@ -178,13 +184,13 @@ class Persister(Generic[T]):
         self._lower_priority()
         self._channel.serve(self._write)
 
-    def _prepare(self, channel: Channel[Slot]) -> None:
+    def _prepare(self, channel: Channel[Callable[[], None]]) -> None:
         self._lower_priority()
-        channel.serve(self._make_pages)
+        channel.serve(self._make_ready)
 
-    def _make_pages(self, slot: Slot) -> None:
+    def _make_ready(self, make: Callable[[], None]) -> None:
         try:
-            slot.make_pages()
+            make()
         except BaseException as error:  # noqa: BLE001 -- raised in the trainer's thread
             error.add_note("in the background, while the memory of a slot was prepared")
             self._failures.append(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections import deque
 
@@ -26,7 +27,7 @@ class Slot:
     """
 
     def __init__(self) -> None:
-        self._pinned: Pinned | None = None
+        self._pins: deque[Pinned] = deque()  # at most one; append and pop are atomic
         self.memory: Bytes = np.empty(0, dtype=np.uint8)
 
     def hold(self, size_bytes: int, *, pinned: bool) -> None:
@@ -34,13 +35,14 @@ class Slot:
         if len(self.memory) < size_bytes:
             self.free()
             self.memory = _map(size_bytes)
-        if pinned and self._pinned is None:
-            self._pinned = Pinned(self.memory)
+        if pinned and not self._pins:
+            self._pins.append(Pinned(self.memory))
 
-    def make_pages(self) -> None:
+    def make_ready(self, device: int | None = None) -> None:
         """Make the pages of the memory, in any thread, until it is freed. Raises OSError (ENOMEM).
 
-        A save may use the slot at the same time.
+        A save may use the slot at the same time, unless the memory is then pinned for the CUDA
+        device `device`. That raises UnavailableError.
         """
         memory = self.memory
         # Small steps: the kernel holds the lock of the address space in each, and this thread may
@@ -49,17 +51,22 @@ class Slot:
             if self.memory is not memory:
                 return
             make_pages(memory[start : start + HUGE_PAGE])
+        if device is not None and not self._pins:
+            self._pins.append(Pinned(memory, device))
+            if self.memory is not memory:  # freed meanwhile
+                self._unpin()
 
     def free(self) -> None:
         """Free the memory."""
-        if self._pinned:
-            self._pinned.release()
-        self._pinned = None
         self.memory = np.empty(0, dtype=np.uint8)  # not memory[:0]: a view keeps its base alive
+        self._unpin()
+
+    def _unpin(self) -> None:
+        with contextlib.suppress(IndexError):
+            self._pins.pop().release()
 
     def __del__(self) -> None:
-        if self._pinned:  # CUDA must not keep an address that is unmapped
-            self._pinned.release()
+        self._unpin()  # CUDA must not keep an address that is unmapped
 
 
 class SlotPool:
@@ -109,7 +116,7 @@ class SlotPool:
         self._size = size
 
     def allocated(self) -> list[Slot]:
-        """Allocate the free slots, and return them. They stay free; see `Slot.make_pages`."""
+        """Allocate the free slots, and return them. They stay free; see `Slot.make_ready`."""
         slots: list[Slot] = []
         for _ in range(len(self._free)):
             slots.append(slot := self.take(pinned=False))

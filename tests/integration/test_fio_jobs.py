@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from iobench.bench.fio import FILE_NAME, JOBS, FioJob, cleanup, fio_version, run_job
+from iobench.bench import fio
+from iobench.bench.fio import FILE_NAME, JOBS, FioJob, cleanup, fio_version, run_job, started
 from iobench.environment import probe_directory
 from iobench.errors import CeilingError
 from iobench.units import MIB
@@ -14,11 +16,15 @@ from iobench.units import MIB
 pytestmark = pytest.mark.skipif(fio_version() is None, reason="fio is not installed")
 
 
+def _skip_without_direct_io(directory: Path) -> None:
+    if not next(probe.ok for probe in probe_directory(directory) if probe.name == "O_DIRECT"):
+        pytest.skip("no direct I/O on the file system of the tests")
+
+
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
 def test_saved_and_restored_bytes(tmp_path: Path, job: FioJob) -> None:
     """Each job moves whole blocks both ways, in a directory whose name fio could misread."""
-    if not next(probe.ok for probe in probe_directory(tmp_path) if probe.name == "O_DIRECT"):
-        pytest.skip("no direct I/O on the file system of the tests")
+    _skip_without_direct_io(tmp_path)
     place = tmp_path / "with: colon, blank"
     place.mkdir()
     size = job.block_size + 4096
@@ -34,6 +40,23 @@ def test_saved_and_restored_bytes(tmp_path: Path, job: FioJob) -> None:
     assert min(saved.elapsed_s, restored.elapsed_s) > 0
     cleanup(place)
     assert list(place.iterdir()) == []
+
+
+def test_a_job_waits_before_its_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has started and has its file, writes when it is told to, and leaves no other file."""
+    _skip_without_direct_io(tmp_path)
+    children: list[subprocess.Popen[str]] = []
+    start = fio._start
+    monkeypatch.setattr(fio, "_start", lambda *a: children.append(start(*a)) or children[-1])
+    job = FioJob(ioengine="psync", block_size=MIB, iodepth=1)
+    with started(job, "save", tmp_path, 4 * MIB) as measure:
+        threads = Path(f"/proc/{children[0].pid}/task")
+        while not any(path.read_text() for path in threads.glob("*/children")):
+            assert children[0].poll() is None, "fio waits for no command"
+        assert (tmp_path / FILE_NAME).read_bytes() == bytes(4 * MIB)
+        assert measure().bytes == 4 * MIB
+    assert (tmp_path / FILE_NAME).read_bytes().count(0) < MIB
+    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
 
 
 def test_an_engine_that_fio_lacks(tmp_path: Path) -> None:

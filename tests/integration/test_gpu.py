@@ -14,6 +14,7 @@ import pytest
 import torch
 from support.fake_device import on_device
 
+from iobench import Checkpointer
 from iobench.formats import safetensors, torch_file
 from iobench.testing import Check, writer_checks
 from iobench.writers import registry
@@ -70,3 +71,13 @@ def test_state_dicts(name: str, tmp_path: Path) -> None:
             assert torch.equal(found[key], tensor)
         if name == "gds" and format_ is safetensors:
             assert "gds" in moved.paths
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_prepared_checkpoints(waits: bool, tmp_path: Path) -> None:
+    """`prepare` pins the slots; a background save uses them, also before the thread is done."""
+    state = {"w": torch.randn(9_000_001, device="cuda"), "step": 1}
+    with Checkpointer(tmp_path, writer="buffered") as ckpt:
+        ckpt.prepare(state, wait=waits)
+        ckpt.save_async(state, 1)
+        assert torch.equal(ckpt.load()["w"], state["w"].cpu())

@@ -115,7 +115,7 @@ class Replay:
 
     def prepare(self) -> None:
         """Make the next checkpoint's bytes, and keep the digest of each tensor."""
-        self._pool.refill()
+        self._pool.renew()
         with self._pool.trimmed():
             self._digests.remember()
         self.states.make_ahead()
@@ -160,6 +160,7 @@ class Replay:
 
     def restore(self, writer: Writer, directory: str | Path) -> Transfer:
         """Read every file back into the windows it was saved from."""
+        self._pool.intact = False
         with self._pool.trimmed():
             return Transfer.total(
                 self._restore(number, writer, directory) for number in range(len(self.files))
@@ -232,7 +233,9 @@ class Replay:
         def reopen(number: int) -> RestoredFile:
             return self._open(number, writer, directory)
 
-        return self._digests.compare_files(self.wanted, reopen, writer, directory)
+        verified = self._digests.compare_files(self.wanted, reopen, writer, directory)
+        self._pool.intact = not verified.mismatches
+        return verified
 
     def verify_states(self, restored: Sequence[Mapping[Any, Any]]) -> Verified:
         """Compare tensors that were restored to new memory, one mapping per file; see `Digests`."""

@@ -13,7 +13,7 @@ from iobench.bench.counters.monitor import Monitor
 from iobench.bench.targets.cold import make_cold
 from iobench.bench.targets.entries import FilesBelow
 from iobench.bench.targets.instruments import Instruments
-from iobench.bench.targets.scratch import remove_directory, scratch_directory
+from iobench.bench.targets.scratch import detach_mounts, scratch_directory
 from iobench.bench.targets.settle import Patience, settled
 from iobench.checkpoint.staged import StagedCheckpoint
 from iobench.environment import DeviceMonitor, describe_environment
@@ -21,6 +21,7 @@ from iobench.environment.storage import check_directory
 from iobench.errors import TargetError
 from iobench.results.records import Cold
 from iobench.units import MIB
+from iobench.writers.local.deferred_free import remove_tree
 
 __all__ = ["DirectoryTarget"]
 
@@ -82,7 +83,10 @@ class DirectoryScratch:
         return make_cold(FilesBelow(self.directory / name))
 
     def remove(self, name: str) -> None:
-        remove_directory(self.directory / name)
+        path = self.directory / name
+        detach_mounts(path)
+        if path.exists():
+            remove_tree(path)
 
     def settled(self, monitor: Monitor, patience: Patience) -> AbstractContextManager[None]:
         return settled(self.directory, monitor, patience)

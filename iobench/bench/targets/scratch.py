@@ -11,7 +11,6 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 
 from iobench import linux
@@ -20,7 +19,7 @@ from iobench.environment.mounts import mount_id_of, mounts_in
 from iobench.environment.storage import check_directory
 from iobench.errors import TargetError, transfer_errors
 
-__all__ = ["PREFIX", "remove_directory", "scratch_directory"]
+__all__ = ["PREFIX", "detach_mounts", "scratch_directory"]
 
 PREFIX = ".iobench-run-"
 _LOCK = "lock"
@@ -94,12 +93,11 @@ def _remove(directory: Path, held: contextlib.ExitStack) -> None:
             _remove_empty(directory)
 
 
-def remove_directory(directory: Path) -> None:
-    """Remove `directory` of a run with its content, if it exists; unmount what is mounted in it."""
+def detach_mounts(directory: Path) -> None:
+    """Unmount what a writer mounted in `directory` of this run, before it is removed."""
     with _opened(directory) as fd:
         if fd is not None:
-            _empty(fd)
-            _remove_empty(directory)
+            _detach_mounts(fd)
 
 
 @contextmanager
@@ -125,24 +123,13 @@ def _opened(directory: Path) -> Iterator[int | None]:
 def _empty(fd: int) -> None:
     """Remove the content of the open directory `fd`, the lock last."""
     _detach_mounts(fd)
-    while entries := _some_entries(fd):
-        for name, is_directory in entries:
-            if is_directory:
-                shutil.rmtree(name, dir_fd=fd)  # follows no links
-            else:
-                os.unlink(name, dir_fd=fd)
-    for name in sorted(os.listdir(fd), key=lambda name: name == _LOCK):
-        os.unlink(name, dir_fd=fd)
-
-
-def _some_entries(fd: int) -> list[tuple[str, bool]]:
-    """Return up to 1000 entries, and whether each is a directory: there may be 100,000 files.
-
-    Not the lock, and not what unlink(2) may leave again: see `_remove_empty`.
-    """
     with os.scandir(fd) as found:
-        some = islice((e for e in found if e.name != _LOCK and not _is_hidden(e.name)), 1000)
-        return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in some]
+        entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
+    for name, is_directory in sorted(entries, key=lambda entry: entry[0] == _LOCK):
+        if is_directory:
+            shutil.rmtree(name, dir_fd=fd)  # follows no links
+        else:
+            os.unlink(name, dir_fd=fd)
 
 
 def _detach_mounts(fd: int) -> None:
@@ -174,11 +161,7 @@ def _remove_empty(directory: Path) -> None:
 
 
 def _only_hidden(names: list[str]) -> bool:
-    return bool(names) and all(map(_is_hidden, names))
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith(".fuse_hidden")
+    return bool(names) and all(name.startswith(".fuse_hidden") for name in names)
 
 
 def _remove_stale(target: Path, uid: int) -> None:

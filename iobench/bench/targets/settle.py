@@ -44,9 +44,9 @@ def settled(directory: Path, monitor: Monitor, patience: Patience | None = None)
     """Sync the file system, run the block, then wait until the device was idle for 0.1 s.
 
     A sample leaves work behind: write-back, discards of removed files, journal commits. The wait
-    keeps it out of the next sample's time. It first waits until the space of replaced files is
-    freed. The block may prepare the next operation in memory: the time in which the device was idle
-    meanwhile counts. The wait ends after `patience`, counted from the sync.
+    keeps it out of the next sample's time. It first waits until the space of removed and replaced
+    files is freed. The block may prepare the next operation in memory: the time in which the device
+    was idle meanwhile counts. The wait ends after `patience`, counted from the sync.
     """
     patience = patience or Patience()
     deferred_free.wait()

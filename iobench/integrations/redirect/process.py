@@ -1,7 +1,7 @@
 """Set-up of `iobench exec` in each Python process of the script, before its first line runs.
 
 Processes without torch stay fast: the code that redirects and counts is imported with the first
-module that can save, and the code that saves with the first save.
+module that can save, and the code that saves in a thread once torch is imported.
 """
 
 from __future__ import annotations
@@ -47,9 +47,16 @@ def begin(session: str, problem: Callable[[str], None]) -> None:
 
         return action
 
-    actions = {
+    functions = {
         "torch.serialization": "torch",
         "safetensors.torch": "safetensors",
         "torch.distributed.checkpoint.filesystem": "dcp",
     }
-    Watch({module: redirecting(function) for module, function in actions.items()}).begin()
+    actions = {module: redirecting(function) for module, function in functions.items()}
+    Watch({**actions, "torch": _import_ahead}).begin()
+
+
+def _import_ahead(_: ModuleType) -> None:
+    from iobench.integrations.redirect import ahead
+
+    ahead.begin()

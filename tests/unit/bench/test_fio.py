@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from iobench.errors import CeilingError
 from iobench.units import MIB
 
 JOB = FioJob(ioengine="libaio", block_size=MIB, iodepth=32)
+
+_End = Callable[[], tuple[int, str, str]]
 
 
 def document(
@@ -118,6 +122,13 @@ def test_options_are_plain_and_honest() -> None:
     assert JOB.options("save", 8192)["bs"] == 8192
 
 
+def test_its_note_about_the_wait_is_not_a_reason() -> None:
+    """fio prints a line about the command that waits. A failure's reason is what else it prints."""
+    note = "ceiling : Saving output of prerun in ceiling.prerun.txt\n"
+    with pytest.raises(CeilingError, match=r"save: exit status 1$"):
+        parse(note, status=1)
+
+
 def test_the_jobs_of_the_ceiling() -> None:
     """Four jobs with different names."""
     assert [job.name for job in JOBS] == [
@@ -132,13 +143,14 @@ def test_the_jobs_of_the_ceiling() -> None:
 def fake_fio(monkeypatch: pytest.MonkeyPatch, result: Any) -> None:
     """Return `result` in place of fio, after fio's file has been made."""
 
-    def run(options: dict[str, Any], directory: Path) -> tuple[int, str, str]:
+    @contextmanager
+    def process(options: dict[str, Any], directory: Path) -> Iterator[_End]:
         (directory / FILE_NAME).write_bytes(bytes(int(options["size"])))
         if isinstance(result, BaseException):
             raise result
-        return 0, document(moved=int(options["size"])), ""
+        yield lambda: (0, document(moved=int(options["size"])), "")
 
-    monkeypatch.setattr(fio, "_run", run)
+    monkeypatch.setattr(fio, "_process", process)
 
 
 def test_a_save_writes_a_new_file_and_leaves_it(
@@ -179,11 +191,12 @@ def test_a_restore_reads_no_more_than_there_is(
     (tmp_path / FILE_NAME).write_bytes(bytes(2 * MIB + 8192))
     sizes = []
 
-    def run(options: dict[str, Any], _directory: Path) -> tuple[int, str, str]:
+    @contextmanager
+    def process(options: dict[str, Any], _directory: Path) -> Iterator[_End]:
         sizes.append(options["size"])
-        return 0, document(moved=2 * MIB, rw="read"), ""
+        yield lambda: (0, document(moved=2 * MIB, rw="read"), "")
 
-    monkeypatch.setattr(fio, "_run", run)
+    monkeypatch.setattr(fio, "_process", process)
     assert run_job(JOB, "restore", tmp_path, 64 * MIB).bytes == 2 * MIB
     assert sizes == [2 * MIB]
 
@@ -208,26 +221,50 @@ def test_fio_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         run_job(JOB, "save", tmp_path, MIB)
 
 
-def test_an_interrupted_fio_is_stopped_and_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On Ctrl-C the child is terminated, and has ended before the interrupt propagates."""
+@pytest.fixture
+def sleeping_fio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[str]]:
+    """A program in place of fio that sleeps. Returns the processes, as they are started."""
     program = tmp_path / "bin/fio"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\nexec /bin/sleep 100\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     children: list[subprocess.Popen[str]] = []
+    start = fio._start
+
+    def started(*arguments: Any) -> subprocess.Popen[str]:
+        children.append(start(*arguments))
+        return children[-1]
+
+    monkeypatch.setattr(fio, "_start", started)
+    return children
+
+
+def test_an_interrupted_fio_is_stopped_and_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeping_fio: list[subprocess.Popen[str]]
+) -> None:
+    """On Ctrl-C the child is terminated, and has ended before the interrupt propagates."""
+    calls = []
     communicate = subprocess.Popen.communicate
 
     def interrupted(self: subprocess.Popen[str], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        children.append(self)
-        if len(children) == 1:
+        calls.append(self)
+        if len(calls) == 1:
             raise KeyboardInterrupt
         return communicate(self, *args, **kwargs)
 
     monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_job(JOB, "save", tmp_path, MIB)
-    assert children[0].returncode == -15
+    assert sleeping_fio[0].returncode == -15
+    assert not (tmp_path / FILE_NAME).exists()
+
+
+def test_a_job_that_never_begins_is_stopped(
+    tmp_path: Path, sleeping_fio: list[subprocess.Popen[str]]
+) -> None:
+    """A wait for idle storage may fail or be interrupted while fio waits for it."""
+    with pytest.raises(ZeroDivisionError), fio.started(JOB, "save", tmp_path, MIB):
+        _ = 1 / 0
+    assert sleeping_fio[0].returncode == -15
     assert not (tmp_path / FILE_NAME).exists()

@@ -288,7 +288,7 @@ def test_seconds_per_byte() -> None:
     """Each writer saves and restores once per repetition; each fio job is as fast as the fastest
     writer."""
     without = RATES.run_s_per_byte(repeat=1, ceiling=False) * GIB
-    assert without == pytest.approx(1 + 0.5 + 0.25 + 0.5 + 2 * 0.8)
+    assert without == pytest.approx(1 + 0.5 + 0.25 + 0.5 + 2 * 0.3)
     jobs = RATES.run_s_per_byte(repeat=1, ceiling=True) * GIB - without
     assert jobs == pytest.approx(len(JOBS) * (0.5 + 0.25))
     assert RATES.run_s_per_byte(repeat=4, ceiling=False) * GIB == pytest.approx(4 * without)
@@ -297,7 +297,7 @@ def test_seconds_per_byte() -> None:
 def test_rests_are_expected_too() -> None:
     """The pause before each sample counts: it is most of the time of a small run."""
     tiny = RATES.run_s(0, repeat=3, ceiling=True)
-    assert tiny == pytest.approx(3 * (4 + 2 * len(JOBS)) * 0.4)
+    assert tiny == pytest.approx(3 * (4 + 2 * len(JOBS)) * 0.25)
     large = RATES.run_s(GIB, repeat=3, ceiling=True) - tiny
     assert large == pytest.approx(RATES.run_s_per_byte(repeat=3, ceiling=True) * GIB)
 

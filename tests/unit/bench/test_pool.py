@@ -110,6 +110,25 @@ def test_refill_gives_other_bytes(threads: int) -> None:
     assert (words[1:] != words[:-1]).all()
 
 
+def test_renewed_bytes_are_new_and_random() -> None:
+    """No word of 8 bytes comes twice, neither in one renewal nor in different ones.
+
+    Bytes that are not random any more, as a restore may leave them, are not used again.
+    """
+    pool = RandomPool(MIB, 0, seed=1)
+    renewals = []
+    for intact in (False, True, True, False, True):
+        if not intact:
+            pool.memory[:] = 0
+            pool.intact = False
+        pool.renew()
+        assert pool.intact
+        renewals.append(pool.memory.view(np.uint64).copy())
+    words = np.concatenate(renewals)
+    words.sort()
+    assert (words[1:] != words[:-1]).all()
+
+
 def test_a_seed_repeats_its_bytes() -> None:
     """The same seed gives the same fillings, another seed others."""
     one, two, other = (RandomPool(64 * KIB, 0, seed=seed) for seed in (1, 1, 2))

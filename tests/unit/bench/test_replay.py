@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from iobench.bench.data.pool import RandomPool
 from iobench.bench.data.replay import Replay
 from iobench.errors import DataMismatchError
 from iobench.formats import safetensors, torch_file, torch_layout
@@ -163,6 +164,26 @@ def test_a_restore_that_does_nothing(tmp_path: Path, file_format: str, pool_byte
     saved(made, tmp_path)
     wrong = mismatches(made, tmp_path, _NoReads())
     assert wrong == len(NON_EMPTY) + (file_format == "dcp")
+
+
+def test_bytes_that_a_restore_may_have_spoilt_are_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verified bytes are as random as before, and need only a new key. Others may be zeros."""
+    refills, refill = [], RandomPool.refill
+    monkeypatch.setattr(RandomPool, "refill", lambda pool: refills.append(refill(pool)))
+    made = replay("raw")
+    saved(made, tmp_path)
+    saved(made, tmp_path)
+    assert mismatches(made, tmp_path) == 0
+    saved(made, tmp_path)
+    assert len(refills) == 1
+    assert mismatches(made, tmp_path, _NoReads()) > 0
+    saved(made, tmp_path)
+    assert len(refills) == 2
+    made.restore(BufferedWriter(), tmp_path)
+    saved(made, tmp_path)
+    assert len(refills) == 3
 
 
 @pytest.mark.parametrize("file_format", FORMATS)

@@ -77,21 +77,31 @@ class Log:
 
 
 class FakeFio:
-    """A double of `fio.run_job`: it makes a file that stays, like fio; `fails` may raise."""
+    """A double of `fio.started`: it makes a file that stays, like fio.
+
+    `starts` is called when it starts, and `fails` when its clock runs; both may raise.
+    """
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
         self.arguments: list[dict[str, Any]] = []
+        self.starts: Callable[[], None] = lambda: None
         self.fails: Callable[[FioJob, str], None] = lambda *_: None
 
+    @contextmanager
     def __call__(
         self, job: FioJob, operation: str, directory: Path, size_bytes: int, **options: Any
-    ) -> FioSample:
-        self.calls.append((job.name, operation))
-        self.arguments.append({"size_bytes": size_bytes, **options})
-        (directory / fio.FILE_NAME).touch()
-        self.fails(job, operation)
-        return FioSample(bytes=size_bytes, elapsed_s=1.0, cpu_s=0.1)
+    ) -> Iterator[Callable[[], FioSample]]:
+        self.starts()
+
+        def measure() -> FioSample:
+            self.calls.append((job.name, operation))
+            self.arguments.append({"size_bytes": size_bytes, **options})
+            (directory / fio.FILE_NAME).touch()
+            self.fails(job, operation)
+            return FioSample(bytes=size_bytes, elapsed_s=1.0, cpu_s=0.1)
+
+        yield measure
 
 
 @pytest.fixture
@@ -99,7 +109,7 @@ def fake_fio(monkeypatch: pytest.MonkeyPatch, idle: object) -> FakeFio:
     """Replaces fio, syncs, the wait for a quiet device and the description of the machine, without
     delay."""
     made = FakeFio()
-    monkeypatch.setattr(fio, "run_job", made)
+    monkeypatch.setattr(fio, "started", made)
     monkeypatch.setattr(plan_module, "fio_version", lambda: "3.33")
     monkeypatch.setattr(directory, "settled", lambda *_: nullcontext())
     monkeypatch.setattr(os, "fsync", lambda _fd: None)
@@ -289,7 +299,7 @@ def test_nothing_is_prepared_while_a_clock_runs(
             return super().stop(*arguments)
 
     for where, name in [
-        *((RandomPool, name) for name in ("refill", "scrub")),
+        *((RandomPool, name) for name in ("renew", "scrub")),
         *((Digests, name) for name in ("remember", "compare_files")),
         (DirectoryScratch, "remove"),
         (directory, "make_cold"),
@@ -298,17 +308,19 @@ def test_nothing_is_prepared_while_a_clock_runs(
     monkeypatch.setattr(directory, "settled", settled)
     monkeypatch.setattr(trial, "Counters", Clock)
     before = {thread.name for thread in threading.enumerate()}
+    fake_fio.starts = lambda: record("fio starts", next(ticks))
     fake_fio.fails = lambda *_: record("clock", next(ticks))
     execute(make("buffered"), make("uncached"), names=("a", "b"))
     seen = Counter(name for name, _, _ in spans)
     assert seen["clock"] == 2 * 2 * 2 * (2 + len(JOBS))
     assert seen["settled"] == 2 * seen["clock"]  # of both targets
-    assert {seen[name] for name in ("refill", "remember", "scrub", "make_cold")} == {8}
+    assert {seen[name] for name in ("renew", "remember", "make_cold")} == {8}
+    assert seen["scrub"] == 8 + 7  # a renewal scrubs, except the first one
     clocks = [(began, ended) for name, began, ended in spans if name == "clock"]
     for name, began, ended in spans:
         others = clocks if name != "clock" else [one for one in clocks if one != (began, ended)]
         assert all(ended < start or stop < began for start, stop in others), name
-    for name in ("refill", "remember", "scrub"):  # inside the wait for an idle device
+    for name in ("renew", "remember", "scrub"):  # inside the wait for an idle device
         inside = [(began, ended) for one, began, ended in spans if one == name]
         waits = [(began, ended) for one, began, ended in spans if one == "settled"]
         assert all(any(a < b and c < d for a, d in waits) for b, c in inside), name

@@ -210,7 +210,7 @@ def test_fio_takes_as_long_as_each_target_needs() -> None:
     one = Rates(**rates, best=((4.0, 2.0),)).run_s_per_byte(repeat=1, ceiling=True)
     both = Rates(**rates, best=((4.0, 2.0), (0.5, 0.25)))
     assert both.run_s_per_byte(repeat=1, ceiling=True) - one == pytest.approx(len(JOBS) * (2 + 4))
-    assert both.run_s(0, repeat=1, ceiling=True) == pytest.approx(0.4 * (2 + 4 * len(JOBS)))
+    assert both.run_s(0, repeat=1, ceiling=True) == pytest.approx(0.25 * (2 + 4 * len(JOBS)))
 
 
 def test_axes_of_several_targets_are_not_alone(places: tuple[str, str]) -> None:

@@ -13,7 +13,10 @@ from iobench.errors import UnavailableError
 
 
 def test_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The memory is registered and unregistered; a refusal has its code and the remedy."""
+    """The memory is registered and unregistered; a refusal has its code and the remedy.
+
+    For a given device, that device is the current one meanwhile.
+    """
     calls: list[tuple[int, ...]] = []
     answer = 0
 
@@ -29,6 +32,11 @@ def test_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     address = memory.ctypes.data
     Pinned(memory).release()
     assert calls == [(address, 4096, 0), (address,)]
+    calls.clear()
+    monkeypatch.setattr(torch.cuda, "_exchange_device", lambda number: calls.append((number,)) or 0)
+    monkeypatch.setattr(torch.cuda, "_maybe_exchange_device", lambda n: calls.append((n,)) or n)
+    Pinned(memory, device=3)
+    assert calls == [(3,), (address, 4096, 0), (0,)]
     answer = 2
     with pytest.raises(UnavailableError, match=r"4096 bytes failed with code 2\. .*ulimit -l"):
         Pinned(memory)

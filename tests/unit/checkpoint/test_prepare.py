@@ -16,9 +16,13 @@ import pytest
 import torch
 
 from iobench import Checkpointer, linux, load_checkpoint
+from iobench.checkpoint import persister, slots
+from iobench.checkpoint.serialized import Serialized
 from iobench.checkpoint.slots import SlotPool
 from iobench.units import MIB
+from iobench.writers.blocks.channel import Channel
 from iobench.writers.blocks.pages import HUGE_PAGE
+from iobench.writers.image import Bytes
 
 _SOON_S = 60
 _STATE = {"w": torch.arange(3 * MIB // 4, dtype=torch.int32), "step": 1}
@@ -159,6 +163,65 @@ def test_no_memory(wait: bool, ckpt: Checkpointer, pages: _Pages) -> None:
     pages.error = None
     ckpt.save_async(_STATE, 1)
     assert _loaded(ckpt, _STATE)
+
+
+class _Pins:
+    """Stands in for `Pinned`: records the thread and the device, and refuses to pin twice."""
+
+    made: list[tuple[str, int]]
+    held: set[int]
+
+    def __init__(self, memory: Bytes, device: int = -1) -> None:
+        assert memory.ctypes.data not in self.held
+        self._address = memory.ctypes.data
+        self.held.add(self._address)
+        self.made.append((threading.current_thread().name, device))
+
+    def release(self) -> None:
+        self.held.remove(self._address)
+
+
+@pytest.fixture
+def pins(monkeypatch: pytest.MonkeyPatch) -> type[_Pins]:
+    """Every state has CUDA tensors, as far as slots are concerned; the trainer uses device 3."""
+    monkeypatch.setattr(_Pins, "made", [], raising=False)
+    monkeypatch.setattr(_Pins, "held", set(), raising=False)
+    monkeypatch.setattr(slots, "Pinned", _Pins)
+    monkeypatch.setattr(persister, "current_device", lambda: 3)
+    monkeypatch.setattr(Serialized, "on_cpu", False)
+    return _Pins
+
+
+def test_memory_for_a_gpu_is_pinned_too(runs: Path, pages: _Pages, pins: type[_Pins]) -> None:
+    """By the thread, for the device of the trainer; then no save pins, and `close` unpins."""
+    with Checkpointer(runs, writer="buffered", slots=2) as ckpt:
+        ckpt.prepare(_STATE, wait=True)
+        ckpt.prepare(_STATE, wait=True)
+        for step in range(3):
+            ckpt.save_async(_STATE, step)
+        assert pins.made == [("iobench-prepare", 3)] * 2
+        assert _loaded(ckpt, _STATE)
+    assert pins.held == set()
+
+
+def test_a_save_from_a_gpu_while_it_prepares(
+    runs: Path, pages: _Pages, pins: type[_Pins], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for the thread: the memory must not be pinned twice."""
+    drain = Channel.drain
+
+    def waited(channel: Channel[object], **how: bool) -> None:
+        pages.gate.set()
+        drain(channel, **how)
+
+    with Checkpointer(runs, writer="buffered", slots=2) as ckpt:
+        pages.gate.clear()
+        ckpt.prepare(_STATE)
+        assert pages.begun.wait(_SOON_S)
+        monkeypatch.setattr(Channel, "drain", waited)
+        ckpt.save_async(_STATE, 1)
+        assert pins.made == [("iobench-prepare", 3)] * 2
+        assert _loaded(ckpt, _STATE)
 
 
 def test_a_kernel_that_makes_no_pages(ckpt: Checkpointer, pages: _Pages) -> None:

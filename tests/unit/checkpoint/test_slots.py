@@ -73,7 +73,7 @@ class _Registered:
 
     alive = 0
 
-    def __init__(self, memory: Bytes) -> None:
+    def __init__(self, memory: Bytes, device: int = -1) -> None:
         type(self).alive += 1
 
     def release(self) -> None:
@@ -94,6 +94,22 @@ def test_a_lost_slot(monkeypatch: pytest.MonkeyPatch) -> None:
         pool.give(slot)
     pool.free()
     assert (pool.size_bytes, _Registered.alive) == (0, 0)
+
+
+def test_freed_while_it_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that another thread frees during the call to CUDA does not stay registered."""
+    slot = Slot()
+    slot.hold(MIB, pinned=False)
+
+    class Slow(_Registered):
+        def __init__(self, memory: Bytes, device: int = -1) -> None:
+            super().__init__(memory, device)
+            slot.free()
+
+    monkeypatch.setattr(slots, "Pinned", Slow)
+    slot.make_ready(device=0)
+    assert Slow.alive == 0
+    assert len(slot.memory) == 0
 
 
 def _owner(slot: Slot) -> object:
