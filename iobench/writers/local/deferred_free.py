@@ -150,8 +150,8 @@ def remove_tree(directory: str | Path) -> None:
         return
     with ExitStack() as held:
         for at, _, names in os.walk(directory):
-            for name in names:  # of 100,000 files none may be large
-                if (file := _deferred.hold(os.path.join(at, name))) is not None:
+            while names:  # of 100,000 files none may be large; released before rmtree lists them
+                if (file := _deferred.hold(os.path.join(at, names.pop()))) is not None:
                     held.callback(_deferred.close_later, file)
         shutil.rmtree(directory)
 
