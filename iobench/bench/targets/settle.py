@@ -16,11 +16,11 @@ __all__ = ["Patience", "settle", "settled"]
 
 _INTERVAL_S = 0.1
 _LONGEST_S, _SHORTEST_S = 3.0, 0.375
-_EARLY = "it began before the device was idle: after waits in vain the next ones are shorter"
+_EARLY = "it began before the device was idle; after such a wait the next ones are shorter"
 
 
 class Patience:
-    """How long to wait for an idle device: 3 s, and half as long after each wait in vain.
+    """How long to wait for an idle device: 3 s, and half as long after a wait that was too short.
 
     While other programs use the device, a long wait changes nothing. A wait that found the device
     idle doubles the time again.
@@ -46,7 +46,7 @@ def settled(directory: Path, monitor: Monitor, patience: Patience | None = None)
     A sample leaves work behind: write-back, discards of removed files, journal commits. The wait
     keeps it out of the next sample's time. It first waits until the space of removed and replaced
     files is freed. The block may prepare the next operation in memory: the time in which the device
-    was idle meanwhile counts. The wait ends after `patience`, counted from the sync.
+    is idle during the block counts. The wait ends after `patience`, counted from the sync.
     """
     patience = patience or Patience()
     deferred_free.wait()
@@ -78,6 +78,6 @@ def _rests(monitor: Monitor, since_s: float, before: object, deadline_s: float) 
 
 
 def settle(directory: Path, monitor: Monitor) -> None:
-    """Wait as `settled` does, with nothing to prepare meanwhile."""
+    """Wait as `settled` does, without anything to prepare."""
     with settled(directory, monitor):
         pass

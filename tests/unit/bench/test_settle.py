@@ -98,8 +98,8 @@ def test_time_spent_in_the_block_counts(
     assert clock.now == pytest.approx(ended_at)
 
 
-def test_patience_shrinks_with_waits_in_vain(tmp_path: Path, clock: Clock) -> None:
-    """Each wait in vain halves the next one, down to 3/8 s, and a note says so from then on.
+def test_patience_shrinks_with_waits_that_are_too_short(tmp_path: Path, clock: Clock) -> None:
+    """A wait that was too short halves the next one, down to 3/8 s; a note says so from then on.
 
     A wait that finds the device idle doubles the time again, and has no note.
     """
