@@ -141,7 +141,8 @@ class Arms:
             ),
             "stall plain copy": Arm(run=self._copy),
             "stall plain copy, fresh memory": Arm(
-                run=lambda: [tensor.clone() for tensor in state.values()]
+                before=linux.trim_heap,  # else the C library hands out pages of the last copy
+                run=lambda: [tensor.clone() for tensor in state.values()],
             ),
             **self._loads(),
         }
