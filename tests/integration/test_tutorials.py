@@ -76,7 +76,9 @@ class Tutorial:
             words = ["--report", "exec.json", *words]
         # `exec` replaces the process.
         done = (outside if verb == "exec" else inside)(verb, *words, cwd=self.here)
-        assert done.returncode == 0, (line, done.stderr)
+        # What tiny runs on a busy machine measure may be a regression to `compare`: exit code 5.
+        expected = (0, 5) if verb == "compare" else (0,)
+        assert done.returncode in expected, (line, done.stderr)
         if "--dry-run" not in words:
             for text in _PRINTED.get(verb, ()):
                 assert text in done.stdout + done.stderr, (line, text)
