@@ -51,7 +51,17 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _FILE = re.compile(r".*(\.(?:csv|html|jsonl?|md|png|svg|toml|ya?ml))")
 _TAKES_PLACE = {"-o", "--output", "--target", "--results", "--journal", "--resume", "--report"}
 _HOME = re.compile(r"/(?:homes?|Users|users)/([^/]+)")
-_EVERYBODY = {"admin", "debian", "localhost", "nobody", "root", "runner", "ubuntu", "user", "users"}
+_COMMON_NAMES = {
+    "admin",
+    "debian",
+    "localhost",
+    "nobody",
+    "root",
+    "runner",
+    "ubuntu",
+    "user",
+    "users",
+}
 _SHORTEST_WORD = 2  # a shorter name would be found inside sentences
 
 _TAIL = r"[^\s'\"<>,;:()\[\]{}|=]*"
@@ -170,7 +180,7 @@ class _Names:
 
     def word(self, kind: str, text: str, suffix: str = "") -> None:
         """Learn a name that other texts may contain."""
-        usual = {*_EVERYBODY, *self.vocabulary}
+        usual = {*_COMMON_NAMES, *self.vocabulary}
         if len(text) >= _SHORTEST_WORD and text not in usual and not text.isdecimal():
             self.learn(kind, text, suffix)
 

@@ -43,7 +43,7 @@ def test_saved_and_restored_bytes(tmp_path: Path, job: FioJob) -> None:
 
 
 def test_a_job_waits_before_its_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has started and has its file, writes when it is told to, and leaves no other file."""
+    """fio starts and makes its file, writes when `measure` is called, and leaves no other file."""
     _skip_without_direct_io(tmp_path)
     children: list[subprocess.Popen[str]] = []
     start = fio._start

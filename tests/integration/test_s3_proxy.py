@@ -21,7 +21,7 @@ from iobench.writers.s3 import S3Writer
 
 
 class _Proxy(BaseHTTPRequestHandler):
-    """Forwards requests. With `lies`, the client gets 200 without a body for a completion.
+    """Forwards requests. With `lies`, it answers a completion with 200 and no body.
 
     The store still gets the completion, unless it is "kept back".
     """

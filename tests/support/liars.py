@@ -220,25 +220,25 @@ class Elsewhere(Liar):
     def write(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
         other = tempfile.mkdtemp(prefix="liar-", dir=Path(target).parent)
         done = super().write(image, other, **how)
-        link = Path(target, image.path)
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(Path(other, image.path))
+        name = Path(target, image.path)
+        name.parent.mkdir(parents=True, exist_ok=True)
+        self._point(name, Path(other, image.path))
         return done
 
+    @staticmethod
+    def _point(name: Path, data: Path) -> None:
+        name.symlink_to(data)
 
-class Mounts(Liar):
+
+class Mounts(Elsewhere):
     name = "mounts"
     lie = "writes the data to another directory, and mounts each file at its name"
     reason = "files are not as saved"
 
-    def write(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
-        other = tempfile.mkdtemp(prefix="liar-", dir=Path(target).parent)
-        done = super().write(image, other, **how)
-        at = Path(target, image.path)
-        at.parent.mkdir(parents=True, exist_ok=True)
-        at.touch(exist_ok=False)
-        subprocess.run(["mount", "--bind", Path(other, image.path), at], check=True)
-        return done
+    @staticmethod
+    def _point(name: Path, data: Path) -> None:
+        name.touch(exist_ok=False)
+        subprocess.run(["mount", "--bind", data, name], check=True)
 
 
 class InventsPhases(Liar):

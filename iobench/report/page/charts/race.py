@@ -124,12 +124,12 @@ def _parameter_chart(
     colour = alt.Color(
         "writer:N", scale=alt.Scale(domain=writers, range=[colour_of(one) for one in writers])
     )
-    beside = alt.XOffset("writer:N", scale=alt.Scale(domain=writers))
+    offset = alt.XOffset("writer:N", scale=alt.Scale(domain=writers))
     tips = [alt.Tooltip("setting:N"), alt.Tooltip("figure:N", title=scale.title)]
     dots = [
         alt.Chart(data_of(own))
         .mark_point(size=size, filled=filled, opacity=0.9, strokeWidth=1.6)
-        .encode(x=x, y=y, xOffset=beside, color=colour, tooltip=tips)
+        .encode(x=x, y=y, xOffset=offset, color=colour, tooltip=tips)
         for own, size, filled in (
             ([row for row in rows if row["setting"] != chosen], 60, False),
             ([row for row in rows if row["setting"] == chosen], 130, True),

@@ -80,7 +80,7 @@ def test_training() -> None:
 
 
 def test_a_stall_is_after_its_step_and_delays_the_next(tmp_path: Path) -> None:
-    """The clock of a timeline: steps and stalls in turn, persists beside them."""
+    """Steps and stalls follow one another on the clock of a timeline; persists overlap them."""
     result = reference("train-busy-gpt5b-nemo")
     first = next(one for one in result.training if one.saves)
     save = replace(first.saves[0], step=1, stall_s=0.5, persist_s=2.0)
