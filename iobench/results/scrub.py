@@ -51,17 +51,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _FILE = re.compile(r".*(\.(?:csv|html|jsonl?|md|png|svg|toml|ya?ml))")
 _TAKES_PLACE = {"-o", "--output", "--target", "--results", "--journal", "--resume", "--report"}
 _HOME = re.compile(r"/(?:homes?|Users|users)/([^/]+)")
-_COMMON_NAMES = {
-    "admin",
-    "debian",
-    "localhost",
-    "nobody",
-    "root",
-    "runner",
-    "ubuntu",
-    "user",
-    "users",
-}
+_COMMON = {"admin", "debian", "localhost", "nobody", "root", "runner", "ubuntu", "user", "users"}
 _SHORTEST_WORD = 2  # a shorter name would be found inside sentences
 
 _TAIL = r"[^\s'\"<>,;:()\[\]{}|=]*"
@@ -180,7 +170,7 @@ class _Names:
 
     def word(self, kind: str, text: str, suffix: str = "") -> None:
         """Learn a name that other texts may contain."""
-        usual = {*_COMMON_NAMES, *self.vocabulary}
+        usual = {*_COMMON, *self.vocabulary}
         if len(text) >= _SHORTEST_WORD and text not in usual and not text.isdecimal():
             self.learn(kind, text, suffix)
 
