@@ -15,6 +15,7 @@ IobenchError                      1  base class
 |-- CeilingError                  1  fio failed to measure the ceiling
 |-- ContenderError                1  a contender failed; the others were measured
 |-- JobError                      1  one of several concurrent processes failed or ended
+|   `-- RankError                    the same for ranks of a job; names them
 `-- TransferError (OSError)       1  a write, read, sync or commit failed; nothing was published
     `-- SaveError (RuntimeError)     the same in a drop-in for torch.save
 """
@@ -32,6 +33,7 @@ __all__ = [
     "IobenchError",
     "JobError",
     "OptionError",
+    "RankError",
     "RegressionError",
     "ResultFileError",
     "SaveError",
@@ -176,6 +178,14 @@ class ContenderError(IobenchError):
 
 class JobError(IobenchError):
     """One of several concurrent processes failed; all of them were ended."""
+
+
+class RankError(JobError):
+    """A rank of the job failed, ended, was silent or came too late. `ranks` lists such ranks."""
+
+    def __init__(self, message: str, *, ranks: Iterable[int] = ()) -> None:
+        self.ranks = tuple(ranks)
+        super().__init__(message)
 
 
 class TransferError(IobenchError, OSError):

@@ -1,0 +1,176 @@
+"""Control: real ranks gather, and each failure is told with the rank's name."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.support.ranks import free_port, start_ranks
+
+_BEGIN = """
+import sys, time
+from iobench.dist.control import Control
+from iobench.dist.world import World
+from iobench.errors import RankError
+world = World.detect()
+control = Control.connect(world, deadline_s=20, lost_after_s=2)
+"""
+_WAIT = (
+    _BEGIN
+    + """
+print("connected", flush=True)
+if world.rank == 1:
+    time.sleep(60)
+try:
+    control.barrier("write of step 7", deadline_s={deadline_s})
+except RankError as error:
+    print(list(error.ranks), error, flush=True)
+"""
+)
+
+
+def _waiting(deadline_s: float = 20) -> str:
+    return _WAIT.format(deadline_s=deadline_s)
+
+
+def test_calls_return_the_values_of_all_ranks() -> None:
+    """Each kind of call, a sub, an error that leaves the others usable, and the clock."""
+    code = (
+        _BEGIN
+        + """
+with control:
+    r = world.rank
+    assert control.all_gather("a", {"r": r}, deadline_s=9) == [{"r": 0}, {"r": 1}, {"r": 2}]
+    assert control.gather("b", r, deadline_s=9) == ([0, 1, 2] if r == 0 else [])
+    assert control.broadcast("c", r, source=2, deadline_s=9) == 2
+    other = control.sub("x").sub("y")
+    assert other.all_gather("d", "x" * 300_000, deadline_s=9) == ["x" * 300_000] * 3
+    try:
+        control.barrier("vote", deadline_s=9, error="disk full" if r == 1 else None)
+    except RankError as error:
+        assert error.ranks == (1,), error.ranks
+        print(error, flush=True)
+    control.barrier("after", deadline_s=9)
+    offset = control.clock_offset()
+    assert abs(offset.offset_s) <= offset.error_s + 0.001, offset  # one machine, one clock
+"""
+    )
+    with start_ranks(code, 3) as ranks:
+        for code_, out, err in ranks.ends():
+            assert code_ == 0, err
+            assert "rank 1 (host" in out
+            assert "'vote': disk full" in out
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_lost_rank_is_named_before_the_deadline(lost: int, how: int) -> None:
+    """A killed or stopped rank; rank 0, which has the hub, too."""
+    with start_ranks(_waiting(), 3) as ranks:
+        for rank in range(3):
+            assert ranks.line(rank) == "connected"
+        ranks.kill(lost, how)
+        for rank in {1: (0, 2), 0: (2,)}[lost]:
+            code, out, err = ranks.end(rank, timeout_s=15)
+            assert code == 0, err
+            assert out.startswith(f"[{lost}]")
+            assert f"rank {lost} (" in out
+
+
+def test_a_late_rank_is_named_with_the_phase() -> None:
+    """The deadline passes while the rank lives."""
+    with start_ranks(_waiting(deadline_s=1), 3) as ranks:
+        for rank in (0, 2):
+            code, out, err = ranks.end(rank, timeout_s=15)
+            assert code == 0, err
+            assert "rank 1 (host" in out
+            assert "did not reach phase 'write of step 7' within 1 s" in out
+
+
+def test_an_error_ends_the_others() -> None:
+    """A rank that leaves the block with an error is named, with its error."""
+    code = (
+        _BEGIN
+        + """
+with control:
+    if world.rank == 1:
+        raise OSError(28, "No space left on device")
+    try:
+        control.barrier("x", deadline_s=15)
+    except RankError as error:
+        print(error, flush=True)
+"""
+    )
+    with start_ranks(code, 2) as ranks:
+        (_, out, _), (failed, _, err) = ranks.ends()
+        assert failed == 1
+        assert "No space left" in err
+        assert "failed: OSError: [Errno 28] No space left on device" in out
+
+
+def test_a_missing_rank_is_named() -> None:
+    """A rank that never starts: the others end at the deadline of connect."""
+    code = _BEGIN.replace("deadline_s=20", "deadline_s=2").replace(
+        "control =", "if world.rank == 1: sys.exit()\ncontrol ="
+    )
+    with start_ranks(code, 3) as ranks:
+        code_, _, err = ranks.end(0)
+        assert code_ == 1
+        assert "rank 1 (never connected)" in err
+
+
+def test_different_calls_are_refused() -> None:
+    """Ranks that do different things at the same time would mix their data."""
+    code = (
+        _BEGIN
+        + """
+try:
+    control.barrier("save" if world.rank else "load", deadline_s=9)
+except RankError as error:
+    print(error, flush=True)
+"""
+    )
+    with start_ranks(code, 2) as ranks:
+        for _, out, err in ranks.ends():
+            assert "all ranks must make the same calls" in out, err
+
+
+@pytest.mark.parametrize("kind", ["tcp", "directory"])
+def test_other_meeting_points(kind: str, tmp_path: Path) -> None:
+    """IOBENCH_STORE with an address, and with a directory that an earlier start used."""
+    (tmp_path / "old.address").write_text("{}")
+    where = f"tcp://127.0.0.1:{free_port()}" if kind == "tcp" else str(tmp_path)
+    code = _BEGIN + "assert control.all_gather('a', 1, deadline_s=9) == [1, 1]\ncontrol.close()"
+    with start_ranks(code, 2, environ={"IOBENCH_STORE": where}) as ranks:
+        assert [end[0] for end in ranks.ends()] == [0, 0]
+
+
+def _shut_out(address: tuple[str, int]) -> None:
+    with socket.create_connection(address) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        stranger.settimeout(10)
+        while stranger.recv(1000):
+            pass
+
+
+def test_strangers_are_shut_out() -> None:
+    """A connection without the token is closed and changes nothing."""
+    port = free_port()
+    code = (
+        _BEGIN
+        + """
+print("connected", flush=True)
+if world.rank == 0:
+    time.sleep(1.5)
+assert control.all_gather('a', 1, deadline_s=9) == [1, 1]
+control.close()
+"""
+    )
+    environ = {"IOBENCH_STORE": f"tcp://127.0.0.1:{port}", "IOBENCH_TOKEN": "secret"}
+    with start_ranks(code, 2, environ=environ) as ranks:
+        assert [ranks.line(0), ranks.line(1)] == ["connected", "connected"]
+        _shut_out(("127.0.0.1", port))
+        assert [end[0] for end in ranks.ends()] == [0, 0]

@@ -1,0 +1,93 @@
+"""Ranks: real processes with torchrun's variables, which run one function each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+__all__ = ["Ranks", "free_port", "start_ranks"]
+
+_REPOSITORY = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    """Return a port on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Ranks:
+    """The processes of a job, in rank order."""
+
+    def __init__(self, processes: Sequence[subprocess.Popen[str]]) -> None:
+        self.processes = processes
+
+    def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
+        """Send a signal to one rank."""
+        os.kill(self.processes[rank].pid, number)
+
+    def line(self, rank: int) -> str:
+        """Return the next line that the rank prints."""
+        stdout = self.processes[rank].stdout
+        assert stdout is not None
+        return stdout.readline().strip()
+
+    def end(self, rank: int, timeout_s: float = 60) -> tuple[int, str, str]:
+        """Wait for the end of a rank; return its exit code, stdout and stderr."""
+        out, err = self.processes[rank].communicate(timeout=timeout_s)
+        return self.processes[rank].returncode, out, err
+
+    def ends(self, timeout_s: float = 60) -> list[tuple[int, str, str]]:
+        """Wait for the end of all ranks."""
+        return [self.end(rank, timeout_s) for rank in range(len(self.processes))]
+
+
+@contextlib.contextmanager
+def start_ranks(
+    code: str, size: int, *, environ: dict[str, str] | None = None, local_size: int | None = None
+) -> Iterator[Ranks]:
+    """Start `size` ranks that run the Python `code`; kill those that are left at the end."""
+    local = local_size or size
+    common = {
+        **os.environ,
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(local),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "TORCHELASTIC_RUN_ID": f"test-{os.getpid()}",
+        "PYTHONPATH": os.pathsep.join([str(_REPOSITORY), os.environ.get("PYTHONPATH", "")]),
+        **(environ or {}),
+    }
+    processes: list[subprocess.Popen[str]] = []
+    try:
+        for rank in range(size):
+            own = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank % local),
+                "GROUP_RANK": str(rank // local),
+            }
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", code],
+                    env=common | own,
+                    text=True,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                )
+            )
+        yield Ranks(processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            for stream in (process.stdout, process.stderr):
+                if stream:
+                    stream.close()
