@@ -70,6 +70,39 @@ def plan(
             show_default="as long as --save",
         ),
     ] = None,
+    memory_restore: Annotated[
+        str | None,
+        typer.Option(
+            "--memory-restore",
+            help="Also plan memory checkpoints, whose snapshots a node keeps for another: how long "
+            "a restore from memory takes. Needs --blocking.",
+        ),
+    ] = None,
+    memory_replicate: Annotated[
+        str,
+        typer.Option("--memory-replicate", help="Until the other node has the whole snapshot."),
+    ] = "0s",
+    memory_recovers: Annotated[
+        str,
+        typer.Option("--memory-recovers", help="Part of the failures that memory undoes."),
+    ] = "90%",
+    memory_every: Annotated[
+        str | None,
+        typer.Option(
+            "--memory-every",
+            help="Training time between two memory checkpoints.",
+            show_default="the best",
+        ),
+    ] = None,
+    storage_every: Annotated[
+        int | None,
+        typer.Option(
+            "--storage-every",
+            min=1,
+            help="Memory checkpoints from one on storage to the next.",
+            show_default="as few as storage allows",
+        ),
+    ] = None,
     slots: Annotated[
         int, typer.Option("--slots", min=1, help="Snapshots that may be in flight at once.")
     ] = 1,
@@ -156,7 +189,9 @@ def plan(
         check_report(report)
     from iobench.goodput.forecast import Method, forecast
     from iobench.goodput.job import TrainingJob
-    from iobench.report.forecast import Outlook, write
+    from iobench.goodput.two_levels import MemoryCheckpoints
+    from iobench.report.forecast import write
+    from iobench.report.outlook import Outlook
 
     jobs = [
         TrainingJob(
@@ -168,6 +203,20 @@ def plan(
         )
         for count in _sizes(nodes)
     ]
+    memory = None
+    if memory_restore is None:
+        own = ("memory_replicate", "memory_recovers", "memory_every", "storage_every")
+        check_effect(ctx, own, "only --memory-restore plans memory checkpoints")
+    elif blocking is None:
+        raise UsageError("--memory-restore needs --blocking: the time that a snapshot takes")
+    else:
+        memory = MemoryCheckpoints(
+            restore_s=parse_seconds(memory_restore, "--memory-restore"),
+            replicate_s=parse_seconds(memory_replicate, "--memory-replicate"),
+            recovers=parse_percent(memory_recovers, "--memory-recovers"),
+            interval_s=_seconds(memory_every, "--memory-every"),
+            storage_every=storage_every,
+        )
     if blocking is None:
         check_effect(ctx, ("slots",), "only asynchronous saves, with --blocking, have slots")
     if simulate == 0:
@@ -200,6 +249,7 @@ def plan(
         interval_s=_seconds(interval, "--interval"),
         failures=simulate,
         seed=seed,
+        memory=memory,
     )
     base = _baseline(candidates, baseline)
     with preparing("simulating failures"):

@@ -15,6 +15,7 @@ from iobench.goodput.costs import Costs
 from iobench.goodput.job import MONTH_S, TrainingJob
 from iobench.goodput.measured import SavingMethod
 from iobench.goodput.simulation import Simulated, simulate
+from iobench.goodput.two_levels import MemoryCheckpoints, TwoLevels, two_levels
 from iobench.units import format_seconds
 
 __all__ = ["GIVEN", "ConstantRate", "Forecast", "Method", "Proposal", "Saved", "forecast"]
@@ -34,7 +35,8 @@ class Method:
     """How intervals are judged: CheckFreq's budget and step, and the size of the simulation.
 
     `interval_s` is one more interval to judge, the user's own. With `failures` 0 there is no
-    simulation. Raises OptionError for a value out of range.
+    simulation. With `memory`, asynchronous saves are planned with memory checkpoints too. Raises
+    OptionError for a value out of range.
     """
 
     budget: float = 0.035
@@ -42,6 +44,7 @@ class Method:
     interval_s: float | None = None
     failures: int = 100_000
     seed: int = 0
+    memory: MemoryCheckpoints | None = None
 
     def __post_init__(self) -> None:
         if not self.budget > 0:
@@ -100,7 +103,8 @@ class Forecast:
 
     Intervals hold 95% of the values from resampled medians; None without samples. `saved` is None
     for the baseline, and where no work gets done. `lost_work_s` is per failure of the running job.
-    `constant_rate` is None where the job's failures have shape 1.
+    `constant_rate` is None where the job's failures have shape 1. `memory` is the plan with memory
+    checkpoints; None without them, and for synchronous saves.
     """
 
     candidate: SavingMethod
@@ -112,6 +116,7 @@ class Forecast:
     lost_work_s: float
     saved: Saved | None
     constant_rate: ConstantRate | None
+    memory: TwoLevels | None
     proposals: tuple[Proposal, ...]
     warnings: tuple[Reason, ...]
 
@@ -140,6 +145,9 @@ def _forecast(
         for name, interval_s in _formulas(costs, job, method)
     )
     best = proposals[0]
+    memory = None
+    if method.memory is not None and costs.asynchronous:
+        memory = two_levels(costs, method.memory, job, failures=method.failures, seed=method.seed)
     return Forecast(
         candidate=candidate,
         job=job,
@@ -152,8 +160,9 @@ def _forecast(
         lost_work_s=goodput.lost_work_s(best.interval_s, costs, job),
         saved=None if is_baseline else _saved(_ettrs(candidate, job), base, job),
         constant_rate=_constant_rate(candidate, job),
+        memory=memory,
         proposals=proposals,
-        warnings=tuple(_warnings(costs, job, proposals)),
+        warnings=(*_warnings(costs, job, proposals), *_memory_warnings(memory)),
     )
 
 
@@ -279,4 +288,14 @@ def _check(proposal: Proposal, best: bool) -> Iterator[Reason]:
     off = proposal.first_order_ettr - found.ettr
     if best and abs(off) > max(_OFF, error):
         text = f"the first-order ETTR is too {'high' if off > 0 else 'low'}"
+        yield Reason(text=text, measured=(f"by {abs(off):.3f}",))
+
+
+def _memory_warnings(memory: TwoLevels | None) -> Iterator[Reason]:
+    """Yield by how much the formula of two levels is off, if that is more than chance explains."""
+    if memory is None or memory.simulated is None or memory.simulated_error is None:
+        return
+    off = memory.ettr - memory.simulated
+    if abs(off) > max(_OFF, _STANDARD_ERRORS * memory.simulated_error):
+        text = f"the ETTR with memory checkpoints is too {'high' if off > 0 else 'low'}"
         yield Reason(text=text, measured=(f"by {abs(off):.3f}",))

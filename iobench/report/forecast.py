@@ -8,18 +8,15 @@ from typing import Any, TextIO
 
 from iobench.bench.judging.stats import ENOUGH_SAMPLES, Interval, bounds, confidence_of
 from iobench.bench.judging.verdict import Reason
-from iobench.goodput.forecast import GIVEN, Forecast, Method, Proposal
-from iobench.goodput.job import TrainingJob
+from iobench.goodput.forecast import Forecast, Proposal
 from iobench.report.durations import DurationForm, duration_form
 from iobench.report.grid import Grid
+from iobench.report.outlook import Outlook, answers, assumptions
 from iobench.report.render import DocumentFormat, write_grids, write_json
 from iobench.units import format_seconds
 
 __all__ = [
     "SCHEMA",
-    "Outlook",
-    "answers",
-    "assumptions",
     "footnotes",
     "grids",
     "write",
@@ -30,22 +27,6 @@ SCHEMA = "iobench.plan/1"
 _MISSING, _BASELINE = "-", "baseline"
 _SURE = "95%"  # in headings: becomes the confidence that the samples reach
 _WITH_INTERVAL = f"\n({_SURE} interval)"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outlook:
-    """Forecasts by job size, their method and notes. `formulas` adds the table of formulas."""
-
-    title: str
-    method: Method
-    forecasts: tuple[Forecast, ...]
-    notes: tuple[str, ...]
-    formulas: bool = False
-
-    @property
-    def jobs(self) -> list[TrainingJob]:
-        """The jobs of the forecasts, in the given order."""
-        return list(dict.fromkeys(one.job for one in self.forecasts))
 
 
 def write(outlook: Outlook, form: DocumentFormat, stream: TextIO) -> None:
@@ -98,6 +79,7 @@ def _document(one: Forecast) -> dict[str, Any]:
             "ettr_change": one.constant_rate.ettr_change,
             "ettr_change_ci95": bounds(one.constant_rate.ettr_change_interval),
         },
+        "memory": one.memory and asdict(one.memory),
         "proposals": [asdict(proposal) for proposal in one.proposals],
         "warnings": [str(reason) for reason in one.warnings],
     }
@@ -109,90 +91,6 @@ def _heading(outlook: Outlook) -> Iterator[str]:
         yield from texts
     yield outlook.title
     yield from assumptions(outlook)
-
-
-def answers(outlook: Outlook) -> Iterator[list[str]]:
-    """Yield how often to save and what is lost, for the smallest and the largest job."""
-    jobs = outlook.jobs
-    for job in dict.fromkeys((jobs[0], jobs[-1])):
-        given, constant = _given_interval(outlook, job), _constant_rate(outlook, job)
-        yield [_sentence(outlook, job), *given, *constant]
-
-
-def assumptions(outlook: Outlook) -> Iterator[str]:
-    """Yield the size of the job, its failures and its restart."""
-    first = outlook.jobs[0]
-    rate = f"{first.failures_per_1000_node_days:g} failures per 1000 node-days"
-    if first.failure_shape != 1:
-        rate += f" (Weibull shape {first.failure_shape:g})"
-    restart = f"restart {format_seconds(first.restart_s)} and then the restore"
-    if len(outlook.jobs) == 1:
-        size = f"{first.nodes:,} nodes, {first.gpus:,} GPUs"
-        yield f"{size}, {rate}: one every {format_seconds(first.mtbf_s)}; {restart}"
-    else:
-        yield f"{first.gpus_per_node} GPUs per node, {rate}; {restart}"
-
-
-def _sentence(outlook: Outlook, job: TrainingJob) -> str:
-    """Return `Save every 1 h 53 min (1,750 steps of 3.87 s): 3.4% of the time is lost.`"""
-    found = [one for one in outlook.forecasts if one.job == job]
-    best, step_s = _best(outlook, job), outlook.method.step_s
-    start = f"{job.nodes:,} nodes: save" if len(outlook.jobs) > 1 else "Save"
-    steps = ""
-    if step_s:
-        steps = f" ({best.best.interval_s / step_s:,.0f} steps of {format_seconds(step_s)})"
-    losses = [f"{_lost(best)} of the time is lost"]
-    if len(found) > 1:
-        modes = len({one.candidate.mode for one in found}) > 1
-        names = {
-            one: f"{one.candidate.name} {one.candidate.mode}" if modes else one.candidate.name
-            for one in (best, *(one for one in found if one.baseline))
-        }
-        losses[0] += f" with {names.pop(best)}"
-        losses += [f"{_lost(one)} with {name}" for one, name in names.items()]
-    return f"{start} every {format_seconds(best.best.interval_s)}{steps}: {', '.join(losses)}."
-
-
-def _given_interval(outlook: Outlook, job: TrainingJob) -> Iterator[str]:
-    """Yield `Every 30 min 0 s, as given: the time lost is 2.4% with odirect sync.`"""
-    losses = [
-        f"{_percent(1 - proposal.ettr)} with {one.candidate.name} {one.candidate.mode}"
-        for one in outlook.forecasts
-        for proposal in one.proposals
-        if one.job == job and proposal.formula == GIVEN
-    ]
-    if losses:
-        start = f"{job.nodes:,} nodes: every" if len(outlook.jobs) > 1 else "Every"
-        asked = format_seconds(outlook.method.interval_s or 0.0)
-        yield f"{start} {asked}, as given: the time lost is {', '.join(losses)}."
-
-
-def _best(outlook: Outlook, job: TrainingJob) -> Forecast:
-    found = [one for one in outlook.forecasts if one.job == job]
-    return max(found, key=lambda one: one.best.ettr)
-
-
-def _constant_rate(outlook: Outlook, job: TrainingJob) -> Iterator[str]:
-    """Yield interval and loss at a constant failure rate, to compare those of the shape with."""
-    constant = _best(outlook, job).constant_rate
-    if constant is None:
-        return
-    size = f"{job.nodes:,} nodes, w" if len(outlook.jobs) > 1 else "W"
-    every, lost = format_seconds(constant.interval_s), _percent(1 - constant.ettr)
-    text = f"{size}ith a constant failure rate: save every {every}: {lost} of the time is lost"
-    spread = constant.ettr_change_interval
-    if spread is not None and 0 in spread:
-        text += f" (the change is {-100 * spread.high:+.1f} to {-100 * spread.low:+.1f} points)"
-    yield f"{text}."
-
-
-def _lost(one: Forecast) -> str:
-    return _percent(1 - one.best.ettr)
-
-
-def _percent(part: float) -> str:
-    percent = 100 * part
-    return f"{percent:.1f}%" if percent >= 1 else f"{percent:.2g}%"
 
 
 def grids(outlook: Outlook) -> Iterator[Grid]:
@@ -215,8 +113,40 @@ def grids(outlook: Outlook) -> Iterator[Grid]:
         rows=[list(row) for row in zip(*(cells[column] for column in shown), strict=True)],
         drop=tuple(names.index(name) for name in _DROPPED_FIRST if name in names),
     )
+    if any(one.memory for one in outlook.forecasts):
+        yield _memory(outlook)
     if outlook.formulas:
         yield _formulas(outlook)
+
+
+def _memory(outlook: Outlook) -> Grid:
+    """Return the table of plans with memory checkpoints."""
+    found = [(one, one.memory) for one in outlook.forecasts if one.memory]
+    nodes = (("nodes", True),) if len(outlook.jobs) > 1 else ()
+    form = duration_form(
+        value for _, memory in found for value in (memory.interval_s, memory.storage_interval_s)
+    )
+    return Grid(
+        columns=(
+            *nodes,
+            *(("writer", False), ("memory\nevery", True), ("storage\nevery", True)),
+            *(("ETTR", True), ("simulated", True), ("without\nmemory", True)),
+        ),
+        rows=[
+            [
+                *([f"{one.job.nodes:,}"] if nodes else []),
+                one.candidate.name,
+                form(memory.interval_s),
+                form(memory.storage_interval_s),
+                f"{memory.ettr:.4f}",
+                _MISSING
+                if memory.simulated is None
+                else f"{memory.simulated:.4f} ± {memory.simulated_error:.4f}",
+                f"{one.best.ettr:.4f}",
+            ]
+            for one, memory in found
+        ],
+    )
 
 
 def _formulas(outlook: Outlook) -> Grid:
@@ -340,6 +270,14 @@ def _method(outlook: Outlook) -> Iterator[str]:
         "for which no formula holds; ETTR: exact for it"
     )
     yield from _resampling(outlook)
+    if method.memory is not None:
+        yield (
+            f"memory: {100 * method.memory.recovers:g}% of the failures leave every rank's state "
+            "in some memory; storage gets every snapshot that it can keep up with"
+            if method.memory.storage_every is None
+            else f"memory: {100 * method.memory.recovers:g}% of the failures leave every rank's "
+            f"state in some memory; storage gets every {method.memory.storage_every}. snapshot"
+        )
     if any(one.saved for one in outlook.forecasts):
         yield "saved: wall clock of work that takes the baseline 30 days, each at its best interval"
     if any(one.candidate.costs.slots > 1 for one in outlook.forecasts):

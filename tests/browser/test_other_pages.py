@@ -15,7 +15,7 @@ from iobench.goodput.forecast import Method, forecast
 from iobench.goodput.job import TrainingJob
 from iobench.goodput.measured import by_hand
 from iobench.report.compare import compare
-from iobench.report.forecast import Outlook
+from iobench.report.outlook import Outlook
 from iobench.report.page.compare_page import compare_page
 from iobench.report.page.kinds import page_of
 from iobench.report.page.plan_page import plan_page

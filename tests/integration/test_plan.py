@@ -169,3 +169,25 @@ def test_what_cannot_be_meant(
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("iobench: ")
     assert words in done.stderr
+
+
+def test_plan_with_memory_checkpoints(iobench_inside: Command) -> None:
+    """Snapshots in other nodes' memory, storage less often; the options need each other."""
+    snapshot = ("plan", *HAND, "--blocking", "0.5s", "--persist", "200s")
+    options = ("--memory-restore", "3s", "--memory-replicate", "5s", "--memory-recovers", "95%")
+    found = document(iobench_inside(*snapshot, *options, "--format", "json"))
+    by_mode = {one["mode"]: one for one in found["forecasts"]}
+    assert by_mode["sync"]["memory"] is None
+    memory = by_mode["async"]["memory"]
+    assert memory["interval_s"] * memory["storage_every"] >= 200
+    assert memory["ettr"] > by_mode["async"]["ettr"]
+    assert abs(memory["ettr"] - memory["simulated"]) < 0.01
+    text = iobench_inside(*snapshot, *options, "--memory-every", "30s", "--simulate", "0").stdout
+    assert "With a memory checkpoint every 30 s and storage every 3 min 30 s: " in text
+    assert "95% of the failures leave every rank's state in some memory" in text
+    alone = iobench_inside("plan", *HAND, *options)
+    assert (alone.returncode, "needs --blocking" in alone.stderr) == (2, True)
+    unused = iobench_inside(*snapshot, "--memory-every", "30s")
+    assert (unused.returncode, "--memory-every" in unused.stderr) == (2, True)
+    slow = iobench_inside(*snapshot, *options, "--memory-every", "30s", "--storage-every", "2")
+    assert (slow.returncode, "storage cannot keep up" in slow.stderr) == (2, True)

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterator
 
 from iobench.report.answer import Line
-from iobench.report.forecast import Outlook, answers, assumptions, footnotes, grids
+from iobench.report.forecast import footnotes, grids
+from iobench.report.outlook import Outlook, answers, assumptions
 from iobench.report.page.charts.ettr import interval_chart, nodes_chart
 from iobench.report.page.page import Attachment, Chart, Page, Section
 from iobench.report.page.tables import tables_section

@@ -12,7 +12,8 @@ from iobench.goodput.costs import Costs
 from iobench.goodput.forecast import Forecast, Method, forecast
 from iobench.goodput.job import MONTH_S, TrainingJob
 from iobench.goodput.measured import SavingMethod, from_results
-from iobench.report.forecast import Outlook, write
+from iobench.report.forecast import write
+from iobench.report.outlook import Outlook
 from iobench.report.render import DocumentFormat
 from iobench.results import ResultFile
 

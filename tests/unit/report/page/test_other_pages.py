@@ -21,7 +21,7 @@ from iobench.goodput.job import TrainingJob
 from iobench.goodput.measured import by_hand
 from iobench.report.answer import Line
 from iobench.report.compare import compare
-from iobench.report.forecast import Outlook
+from iobench.report.outlook import Outlook
 from iobench.report.page.charts.jobs import jobs_chart, stragglers
 from iobench.report.page.compare_page import compare_page
 from iobench.report.page.html import html
