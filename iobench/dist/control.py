@@ -1,0 +1,249 @@
+"""Control: how the ranks of a job agree. It never uses the trainer's process groups.
+
+    control = Control.connect(World.detect())
+    steps = control.all_gather("steps", ckpt.steps(), deadline_s=60)
+
+Values are JSON. Each call has a deadline. When a rank ends, fails, is silent or comes too late,
+every waiting rank gets a RankError at once that names this rank, its host and its phase; afterwards
+all calls raise it. Only an `error` that a rank passes to a call leaves the others usable.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+from iobench.dist.hub import Hub
+from iobench.dist.interface import Interface
+from iobench.dist.member import Member
+from iobench.dist.rendezvous import Meeting, meet
+from iobench.dist.world import World
+from iobench.errors import RankError, UsageError
+
+__all__ = ["ClockOffset", "Control", "shared_control"]
+
+LOST_AFTER_S = 30.0
+"""Silence after which a rank is lost. A rank that ends is known at once."""
+
+CONNECT_S = 300.0
+"""How long the ranks may take to start."""
+
+_RETRY_S = 0.05
+_PINGS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockOffset:
+    """`offset_s` to add to this rank's time.monotonic() to get that of rank 0.
+
+    `error_s` is half of the shortest round trip: the offset is at most so wrong.
+    """
+
+    offset_s: float
+    error_s: float
+
+
+class Control:
+    """The calls that all ranks make together, in the same order.
+
+    Two threads that make calls at the same time need a `sub` each. `world.size` of 1 needs no
+    connection: every call returns at once.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        member: Member | None = None,
+        hub: Hub | None = None,
+        interface: Interface | None = None,
+        *,
+        name: str = "",
+    ) -> None:
+        self.world, self.interface = world, interface
+        self._member, self._hub, self._name = member, hub, name
+        self._numbers = itertools.count()
+        self._subs: dict[str, Control] = {}
+
+    @classmethod
+    def connect(
+        cls,
+        world: World,
+        *,
+        deadline_s: float = CONNECT_S,
+        lost_after_s: float = LOST_AFTER_S,
+    ) -> Control:
+        """Connect all ranks of `world`. On return all of them are connected.
+
+        Raises RankError when one is missing after `deadline_s`, UsageError when nothing tells where
+        rank 0 is.
+        """
+        if world.size == 1:
+            return cls(world)
+        until_s = time.monotonic() + deadline_s
+        meeting = meet(world, deadline_s=deadline_s)
+        hub = None
+        if meeting.server is not None:
+            hub = Hub(
+                meeting.server, size=world.size, token=meeting.token, lost_after_s=lost_after_s
+            )
+        member = _connected(world, meeting, until_s, lost_after_s)
+        control = cls(world, member, hub, meeting.interface)
+        control.barrier("connect", deadline_s=max(1.0, until_s - time.monotonic()))
+        return control
+
+    def sub(self, name: str) -> Control:
+        """Return the control plane for another use, with calls of its own."""
+        if name not in self._subs:
+            path = f"{self._name}/{name}"
+            self._subs[name] = Control(
+                self.world, self._member, interface=self.interface, name=path
+            )
+        return self._subs[name]
+
+    def all_gather(
+        self, phase: str, value: Any = None, *, deadline_s: float, error: object = None
+    ) -> list[Any]:
+        """Return the values of all ranks, in rank order, in every rank.
+
+        A rank that passes an `error` makes the call raise RankError in all ranks; further calls
+        work.
+        """
+        return self._call("all-gather", phase, value, deadline_s, error)
+
+    def gather(
+        self, phase: str, value: Any = None, *, deadline_s: float, error: object = None
+    ) -> list[Any]:
+        """Return the values of all ranks in rank 0, and an empty list in the others."""
+        return self._call("gather", phase, value, deadline_s, error)
+
+    def broadcast(
+        self,
+        phase: str,
+        value: Any = None,
+        *,
+        deadline_s: float,
+        source: int = 0,
+        error: object = None,
+    ) -> Any:
+        """Return the value of the rank `source` in every rank."""
+        return self._call("broadcast", phase, value, deadline_s, error, source=source)[0]
+
+    def barrier(self, phase: str, *, deadline_s: float, error: object = None) -> None:
+        """Return when all ranks have made this call."""
+        self._call("barrier", phase, None, deadline_s, error)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the other ranks that this one cannot go on. Their calls raise RankError."""
+        if self._member is not None:
+            self._member.fail(f"{type(error).__name__}: {error}")
+
+    def clock_offset(self) -> ClockOffset:
+        """Measure the offset of CLOCK_MONOTONIC to that of rank 0. No other rank has to call it."""
+        if self._member is None or self.world.rank == 0:
+            return ClockOffset(offset_s=0.0, error_s=0.0)
+        trips = [self._member.ping(number) for number in range(_PINGS)]
+        before_s, there_s, after_s = min(trips, key=lambda trip: trip[2] - trip[0])
+        half_s = (after_s - before_s) / 2
+        return ClockOffset(offset_s=there_s - (before_s + half_s), error_s=half_s)
+
+    def close(self) -> None:
+        """Leave the job. A second call does nothing. Rank 0 waits for the others to leave."""
+        if self._member is not None:
+            self._member.close()
+        if self._hub is not None:
+            self._hub.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and not isinstance(error, RankError):
+            self.fail(error)
+        self.close()
+
+    def _call(
+        self,
+        kind: str,
+        phase: str,
+        value: Any,
+        deadline_s: float,
+        error: object,
+        source: int = 0,
+    ) -> list[Any]:
+        if self._member is None:
+            if error is not None:
+                raise RankError(f"{self.world}, {phase!r}: {error}", ranks=[0])
+            return [value]
+        message = {
+            "type": "put",
+            "sub": self._name,
+            "number": next(self._numbers),
+            "kind": kind,
+            "phase": phase,
+            "value": value,
+            "error": None if error is None else str(error),
+            "deadline_s": deadline_s,
+            "source": source,
+        }
+        answer = self._member.call(message, deadline_s)
+        if errors := answer.get("errors"):
+            raise RankError(
+                "; ".join(
+                    f"rank {rank} (host {host}), {phase!r}: {why}" for rank, host, why in errors
+                ),
+                ranks=[rank for rank, _, _ in errors],
+            )
+        values: list[Any] = answer["values"]
+        return values
+
+
+def _connected(world: World, meeting: Meeting, until_s: float, lost_after_s: float) -> Member:
+    """Connect to the hub, again until it listens. Raises RankError after `until_s`."""
+    host, port = meeting.address
+    for _ in _until(until_s):
+        connection = None
+        try:
+            connection = socket.create_connection((host, port), timeout=lost_after_s)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return Member(
+                connection,
+                rank=world.rank,
+                token=meeting.token,
+                host=world.host,
+                lost_after_s=lost_after_s,
+            )
+        except (OSError, EOFError) as error:
+            failure = error
+            if connection is not None:
+                connection.close()
+    raise RankError(f"rank 0 cannot be reached at {host}:{port} from {world}: {failure}", ranks=[0])
+
+
+def _until(until_s: float) -> Iterator[None]:
+    yield
+    while time.monotonic() < until_s:
+        time.sleep(_RETRY_S)
+        yield
+
+
+_shared: Control | None = None
+_sharing = threading.Lock()
+
+
+def shared_control(world: World) -> Control:
+    """Return the connection of this process to the ranks of `world`; connect at the first call.
+
+    Every user takes a `sub` of it. It lives as long as the process.
+    """
+    global _shared
+    with _sharing:
+        if _shared is None or _shared.world != world:
+            if _shared is not None and _shared.world.size > 1:
+                raise UsageError(f"this process is {_shared.world} of another job already")
+            _shared = Control.connect(world)
+        return _shared

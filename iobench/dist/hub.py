@@ -1,0 +1,291 @@
+"""Hub: the thread of rank 0 to which all ranks are connected; it gathers and answers.
+
+A rank that ends in any way closes its connection, so the hub knows it at once. A rank that is
+stopped or cut off is known by its silence. Either way all ranks are told which one is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import secrets
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from iobench.dist.messages import PREFIX, Message, length_of, pack, proof, unpack
+from iobench.writers.blocks import interpreter_end
+
+__all__ = ["Hub"]
+
+_GREETING_S = 5.0
+_ROOM = 1024  # connections that wait for the hub
+
+
+@dataclass(kw_only=True)
+class _Peer:
+    """A connected rank, and what it did last."""
+
+    host: str
+    writer: asyncio.StreamWriter
+    phase: str = "started"
+    phase_since_s: float = field(default_factory=time.monotonic)
+    seen_s: float = field(default_factory=time.monotonic)
+    closed: bool = False
+    """Whether it said that it needs the other ranks no more."""
+
+
+@dataclass(kw_only=True)
+class _Round:
+    """One call of all ranks: what they sent so far."""
+
+    phase: str
+    kind: str
+    until_s: float
+    deadline_s: float
+    sent: dict[int, Message] = field(default_factory=dict)
+
+
+class Hub:
+    """Answers `size` ranks on the listening `server`, in a thread, until `close`.
+
+    A rank is lost when its connection breaks or when nothing came from it for `lost_after_s`.
+    """
+
+    def __init__(
+        self, server: socket.socket, *, size: int, token: str, lost_after_s: float
+    ) -> None:
+        self._size, self._token, self._lost_after_s = size, token, lost_after_s
+        self._peers: dict[int, _Peer] = {}
+        self._rounds: dict[tuple[str, int], _Round] = {}
+        self._broken: Message | None = None
+        self._serving: set[asyncio.Task[object]] = set()
+        server.listen(_ROOM)
+        self._loop = asyncio.new_event_loop()
+        self._ended = asyncio.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(server,), name="iobench-hub", daemon=True
+        )
+        self._thread.start()
+        interpreter_end.at_end(self, Hub._at_end)
+
+    def close(self) -> None:
+        """End the thread once every rank has closed its connection, or after `lost_after_s`."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended already
+            self._loop.call_soon_threadsafe(self._ended.set)
+        self._thread.join(self._lost_after_s)
+
+    def _at_end(self) -> None:
+        """The interpreter of rank 0 ends: tell the ranks that may still need it."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._left, 0)
+        self.close()
+
+    def _run(self, server: socket.socket) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve(server))
+        finally:
+            self._loop.close()
+
+    async def _serve(self, server: socket.socket) -> None:
+        listening = await asyncio.start_server(self._connected, sock=server)
+        pause_s = min(1.0, self._lost_after_s / 4)
+        while not (self._ended.is_set() and self._all_left()):
+            await asyncio.sleep(0.01 if self._ended.is_set() else pause_s)
+            self._look()
+        listening.close()
+        await self._end_connections()
+
+    async def _end_connections(self) -> None:
+        """Let each rank read what was sent before its connection ends.
+
+        A connection that is closed while unread bytes wait is reset, and what was sent is lost. So
+        only one direction ends, until the rank has ended the other one.
+        """
+        for peer in self._peers.values():
+            with contextlib.suppress(OSError, RuntimeError):
+                peer.writer.write_eof()
+        if self._serving:
+            await asyncio.wait(self._serving, timeout=_GREETING_S)
+
+    def _all_left(self) -> bool:
+        return self._broken is not None or all(peer.closed for peer in self._peers.values())
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        rank: int | None = None
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        try:
+            rank = await asyncio.wait_for(self._greet(reader, writer), _GREETING_S)
+            while True:
+                self._receive(rank, await _read(reader))
+        except (OSError, EOFError, TimeoutError, KeyError, TypeError, ValueError):
+            if rank is not None and self._peers[rank].writer is writer:
+                self._left(rank)
+        finally:
+            self._serving.discard(task)
+            writer.close()
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
+        """Check that a rank of this job is calling, and answer so that it can check the hub."""
+        nonce = secrets.token_hex(16)
+        writer.write(pack({"type": "nonce", "nonce": nonce}))
+        hello = await _read(reader)
+        rank = int(hello["rank"])
+        expected = proof(self._token, nonce, f"rank {rank}")
+        if not hmac.compare_digest(str(hello["proof"]), expected):
+            raise ConnectionError("another token")
+        if not 0 <= rank < self._size or rank in self._peers:
+            writer.write(pack({"type": "refused", "reason": f"rank {rank} is connected already"}))
+            raise ConnectionError("another rank")
+        self._peers[rank] = _Peer(host=str(hello["host"]), writer=writer)
+        welcome = proof(self._token, str(hello["nonce"]), "hub")
+        self._send(rank, {"type": "welcome", "proof": welcome})
+        if self._broken:
+            self._send(rank, self._broken)
+        return rank
+
+    def _receive(self, rank: int, message: Message) -> None:
+        peer = self._peers[rank]
+        peer.seen_s = now_s = time.monotonic()
+        match message["type"]:
+            case "ping":
+                answer = {"type": "pong", "number": message["number"], "at_s": now_s}
+                self._send(rank, answer)
+            case "beat":
+                self._send(rank, {"type": "beat"})
+            case "close":
+                peer.closed = True
+                for call in self._rounds.values():
+                    self._check_present(call)
+            case "fail":
+                self._break([rank], f"rank {rank} (host {peer.host}) failed: {message['error']}")
+            case "put":
+                peer.phase, peer.phase_since_s = str(message["phase"]), now_s
+                self._put(rank, message, now_s)
+
+    def _put(self, rank: int, message: Message, now_s: float) -> None:
+        key = (str(message["sub"]), int(message["number"]))
+        deadline_s = float(message["deadline_s"])
+        call = self._rounds.setdefault(
+            key,
+            _Round(
+                phase=str(message["phase"]),
+                kind=str(message["kind"]),
+                until_s=now_s + deadline_s,
+                deadline_s=deadline_s,
+            ),
+        )
+        if (call.phase, call.kind) != (message["phase"], message["kind"]):
+            self._break(
+                [rank],
+                f"rank {rank} (host {self._peers[rank].host}) is in phase {message['phase']!r} "
+                f"({message['kind']}), others are in {call.phase!r} ({call.kind}); all ranks must "
+                "make the same calls in the same order",
+            )
+            return
+        call.sent[rank] = message
+        if len(call.sent) == self._size:
+            del self._rounds[key]
+            self._answer(key, call)
+        else:
+            self._check_present(call)
+
+    def _check_present(self, call: _Round) -> None:
+        """Break the job for a call that waits for ranks that have closed their connection."""
+        gone = [
+            one for one in self._missing(call) if one in self._peers and self._peers[one].closed
+        ]
+        if gone:
+            self._break(gone, f"{self._names(gone)} closed before phase {call.phase!r}")
+
+    def _answer(self, key: tuple[str, int], call: _Round) -> None:
+        """Send every rank what it asked for: the values, or the errors of the ranks that failed."""
+        errors = {
+            rank: f"{sent['error']}"
+            for rank, sent in sorted(call.sent.items())
+            if sent.get("error") is not None
+        }
+        for rank, sent in call.sent.items():
+            answer: Message = {"type": "answer", "sub": key[0], "number": key[1]}
+            if errors:
+                answer["errors"] = [
+                    [one, self._peers[one].host, error] for one, error in errors.items()
+                ]
+            else:
+                answer["values"] = _values(call, rank, sent)
+            self._send(rank, answer)
+
+    def _look(self) -> None:
+        """Break the job for a silent rank, and for a call whose deadline has passed."""
+        if self._broken:
+            return
+        now_s = time.monotonic()
+        for rank, peer in self._peers.items():
+            if not peer.closed and now_s - peer.seen_s > self._lost_after_s:
+                self._break(
+                    [rank], f"{self._names([rank])} is silent for {now_s - peer.seen_s:.0f} s"
+                )
+                return
+        for call in self._rounds.values():
+            if now_s > call.until_s:
+                missing = self._missing(call)
+                self._break(
+                    missing,
+                    f"{self._names(missing)} did not reach phase {call.phase!r} within "
+                    f"{call.deadline_s:g} s",
+                )
+                return
+
+    def _missing(self, call: _Round) -> list[int]:
+        return [rank for rank in range(self._size) if rank not in call.sent]
+
+    def _names(self, ranks: list[int]) -> str:
+        """Return `rank 3 (host b, in phase 'write' for 12 s)` for each."""
+        named = []
+        for rank in ranks:
+            peer = self._peers.get(rank)
+            if peer is None:
+                named.append(f"rank {rank} (never connected)")
+                continue
+            for_s = time.monotonic() - peer.phase_since_s
+            named.append(f"rank {rank} (host {peer.host}, {peer.phase!r} for {for_s:.0f} s)")
+        return ", ".join(named)
+
+    def _left(self, rank: int) -> None:
+        if rank in self._peers and not self._peers[rank].closed:
+            self._break([rank], f"{self._names([rank])} ended")
+
+    def _break(self, ranks: list[int], message: str) -> None:
+        """Tell every rank that the job cannot go on. Only the first reason counts."""
+        if self._broken:
+            return
+        self._broken = {"type": "broken", "ranks": ranks, "message": message}
+        for rank in sorted(self._peers, reverse=True):  # rank 0, whose process may end now, last
+            self._send(rank, self._broken)
+
+    def _send(self, rank: int, message: Message) -> None:
+        writer = self._peers[rank].writer
+        if not writer.is_closing():
+            writer.write(pack(message))  # asyncio keeps what the rank does not take yet
+
+
+def _values(call: _Round, rank: int, sent: Message) -> list[Any]:
+    """Return the values for `rank`: of all ranks, of the source, or none."""
+    match call.kind:
+        case "all-gather":
+            return [call.sent[one]["value"] for one in range(len(call.sent))]
+        case "gather" if rank == 0:
+            return [call.sent[one]["value"] for one in range(len(call.sent))]
+        case "broadcast":
+            return [call.sent[int(sent["source"])]["value"]]
+    return []
+
+
+async def _read(reader: asyncio.StreamReader) -> Message:
+    return unpack(await reader.readexactly(length_of(await reader.readexactly(PREFIX.size))))

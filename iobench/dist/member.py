@@ -1,0 +1,183 @@
+"""Member: the connection of one rank to the hub."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import secrets
+import socket
+import struct
+import threading
+import time
+from typing import Any
+
+from iobench.dist.messages import PREFIX, Message, length_of, pack, proof, unpack
+from iobench.errors import RankError, UsageError
+
+__all__ = ["Member"]
+
+
+class Member:
+    """Sends the calls of this rank, and hands the hub's answers to the threads that wait for them.
+
+    A thread receives; another sends a sign of life. `RankError` is raised by every call after a
+    rank was lost, and names it.
+    """
+
+    def __init__(
+        self, connection: socket.socket, *, rank: int, token: str, host: str, lost_after_s: float
+    ) -> None:
+        self._connection, self._rank, self._lost_after_s = connection, rank, lost_after_s
+        self._pid = os.getpid()
+        self._sending = threading.Lock()
+        self._changed = threading.Condition()
+        self._answers: dict[tuple[str, int], Message] = {}
+        self._broken: RankError | None = None
+        self._closed = False
+        self._heard_s = time.monotonic()
+        self._hub = _greet(connection, rank, token, host, lost_after_s)
+        seconds = int(max(1, lost_after_s))
+        connection.settimeout(None)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", seconds, 0))
+        for name, work in (("receive", self._receive), ("alive", self._beat)):
+            threading.Thread(target=work, name=f"iobench-{name}", daemon=True).start()
+
+    def call(self, message: Message, deadline_s: float) -> Message:
+        """Send a call and return the hub's answer to it. Raises RankError.
+
+        The hub keeps the deadline. This rank waits a little longer for its answer.
+        """
+        key = (str(message["sub"]), int(message["number"]))
+        self._check()
+        self._send(message)
+        until_s = time.monotonic() + deadline_s + self._lost_after_s
+        with self._changed:
+            while key not in self._answers:
+                self._check()
+                now_s = time.monotonic()
+                if now_s - self._heard_s > self._lost_after_s or now_s > until_s:
+                    self._break(
+                        [0], f"rank 0 ({self._hub}) is silent for {now_s - self._heard_s:.0f} s"
+                    )
+                self._changed.wait(min(1.0, self._lost_after_s / 4))
+            return self._answers.pop(key)
+
+    def ping(self, number: int) -> tuple[float, float, float]:
+        """Return the monotonic times before, at the hub and after. Raises RankError."""
+        sent_s = time.monotonic()
+        answer = self.call({"type": "ping", "sub": "ping", "number": number}, self._lost_after_s)
+        return sent_s, float(answer["at_s"]), float(answer["received_s"])
+
+    def fail(self, error: str) -> None:
+        """Tell the other ranks that this one cannot go on."""
+        with contextlib.suppress(RankError):
+            self._send({"type": "fail", "error": error})
+
+    def close(self) -> None:
+        """Say that this rank needs the others no more, and close the connection."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+        if os.getpid() == self._pid:
+            with contextlib.suppress(RankError):
+                self._send({"type": "close"})
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            raise UsageError("the connection to the other ranks does not work in a forked child")
+        if self._broken:
+            raise RankError(*self._broken.args, ranks=self._broken.ranks)
+        if self._closed:
+            raise UsageError("the connection to the other ranks is closed")
+
+    def _send(self, message: Message) -> None:
+        data = pack(message)
+        try:
+            with self._sending:
+                self._connection.sendall(data)
+        except OSError as error:
+            with self._changed:
+                if self._broken is None:
+                    self._break([0], f"rank 0 ({self._hub}) cannot be reached: {error}")
+                self._check()
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                message = _read(self._connection)
+                self._heard_s = time.monotonic()
+                self._take(message)
+        except (OSError, EOFError, KeyError, ValueError, TypeError):
+            with self._changed:
+                if not self._closed and self._broken is None:
+                    self._broken = RankError(f"rank 0 ({self._hub}) ended", ranks=[0])
+                self._changed.notify_all()
+            with contextlib.suppress(OSError):  # closed already
+                self._connection.shutdown(socket.SHUT_RDWR)
+
+    def _take(self, message: Message) -> None:
+        with self._changed:
+            match message["type"]:
+                case "answer":
+                    self._answers[str(message["sub"]), int(message["number"])] = message
+                case "pong":
+                    message["received_s"] = self._heard_s
+                    self._answers["ping", int(message["number"])] = message
+                case "broken" if self._broken is None:
+                    self._broken = RankError(str(message["message"]), ranks=message["ranks"])
+            self._changed.notify_all()
+
+    def _beat(self) -> None:
+        """Send a sign of life, and notice when none comes back."""
+        pause_s = self._lost_after_s / 4
+        while not self._closed and self._broken is None:
+            try:
+                self._send({"type": "beat"})
+            except (RankError, UsageError):
+                return
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._broken is not None, pause_s)
+
+    def _break(self, ranks: list[int], message: str) -> None:
+        self._broken = RankError(message, ranks=ranks)
+        self._changed.notify_all()
+
+
+def _greet(connection: socket.socket, rank: int, token: str, host: str, timeout_s: float) -> str:
+    """Prove to the hub that this is a rank of its job, and check the hub. Returns its address.
+
+    Raises ConnectionError for another job, and OSError.
+    """
+    connection.settimeout(timeout_s)
+    asked = _read(connection)
+    nonce = secrets.token_hex(16)
+    own: dict[str, Any] = {"rank": rank, "host": host, "nonce": nonce}
+    own["proof"] = proof(token, str(asked.get("nonce")), f"rank {rank}")
+    connection.sendall(pack(own))
+    answer = _read(connection)
+    if answer.get("type") == "refused":
+        raise RankError(f"rank {rank} (host {host}): {answer.get('reason')}", ranks=[rank])
+    if not hmac.compare_digest(str(answer.get("proof")), proof(token, nonce, "hub")):
+        raise ConnectionError("another job answers here")
+    address, port = connection.getpeername()[:2]
+    return f"{address}:{port}"
+
+
+def _read(connection: socket.socket) -> Message:
+    return unpack(_exactly(connection, length_of(_exactly(connection, PREFIX.size))))
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        count = connection.recv_into(view)
+        if not count:
+            raise EOFError
+        view = view[count:]
+    return bytes(data)

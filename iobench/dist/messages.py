@@ -1,0 +1,48 @@
+"""The messages between the hub and the ranks: JSON with its length in front."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import struct
+from typing import Any
+
+__all__ = ["PREFIX", "Message", "length_of", "pack", "proof", "unpack"]
+
+Message = dict[str, Any]
+
+PREFIX = struct.Struct("!I")
+"""Bytes of a message, in front of it."""
+
+_MOST_BYTES = 1 << 30
+
+
+def pack(message: Message) -> bytes:
+    """Return the message with its length. Raises TypeError for a value that JSON does not have."""
+    text = json.dumps(message, separators=(",", ":")).encode()
+    return PREFIX.pack(len(text)) + text
+
+
+def length_of(prefix: bytes) -> int:
+    """Return the length that follows. Raises ConnectionError for one that no rank sends."""
+    (length,) = PREFIX.unpack(prefix)
+    if length > _MOST_BYTES:
+        raise ConnectionError(f"a message of {length} bytes: this is no rank of the job")
+    return int(length)
+
+
+def unpack(text: bytes) -> Message:
+    """Return the message. Raises ConnectionError for one that is not a message."""
+    try:
+        message = json.loads(text)
+    except ValueError as error:
+        raise ConnectionError("not a message of a rank") from error
+    if not isinstance(message, dict):
+        raise ConnectionError("not a message of a rank")
+    return message
+
+
+def proof(token: str, nonce: str, who: str) -> str:
+    """Return what only a holder of `token` can compute from `nonce`."""
+    return hmac.new(token.encode(), f"{who}:{nonce}".encode(), hashlib.sha256).hexdigest()

@@ -1,0 +1,195 @@
+"""World: this process among the ranks of a job, found from the launcher's variables."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from iobench.errors import UsageError
+
+__all__ = ["Launcher", "World"]
+
+Launcher = str
+"""`torchrun`, `slurm`, `mpi`, or `none` for a process without ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """The position of this process among the ranks of one job.
+
+    `rank` counts from 0 to `size` - 1, `local_rank` to `local_size` - 1 on its node, and `node` to
+    `nodes` - 1. `job` is the same text in all ranks and another one after a restart of the job.
+    `master` is the address at which the launcher lets the ranks meet, if it tells one.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    node: int
+    nodes: int
+    host: str
+    job: str
+    launcher: Launcher
+    master: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, count in (
+            ("rank", self.rank, self.size),
+            ("local rank", self.local_rank, self.local_size),
+            ("node", self.node, self.nodes),
+        ):
+            if not 0 <= value < count:
+                raise UsageError(
+                    f"{name} {value} of {count}: the variables of the launcher "
+                    f"({self.launcher}) contradict each other"
+                )
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.size} (host {self.host})"
+
+    @classmethod
+    def single(cls) -> World:
+        """Return the world of one process without a launcher."""
+        return cls(
+            rank=0,
+            size=1,
+            local_rank=0,
+            local_size=1,
+            node=0,
+            nodes=1,
+            host=socket.gethostname(),
+            job=f"{os.getpid()}",
+            launcher="none",
+        )
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str] | None = None) -> World:
+        """Return the world that the launcher's variables describe; one process without any.
+
+        torchrun's variables come first, then those of Slurm's `srun`, then those of Open MPI,
+        MPICH, Intel MPI and Cray's PALS. Raises UsageError for variables that contradict each
+        other or are not numbers.
+        """
+        found = os.environ if environ is None else environ
+        for names in _LAUNCHERS:
+            if names.rank in found and names.size in found:
+                return names.world(found)
+        return cls.single()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Names:
+    """The variables of one launcher."""
+
+    launcher: Launcher
+    rank: str
+    size: str
+    local_rank: tuple[str, ...]
+    local_size: tuple[str, ...]
+    node: str | None = None
+    nodes: str | None = None
+    job: tuple[str, ...] = ()
+
+    def world(self, found: Mapping[str, str]) -> World:
+        rank, size = _number(found, self.rank), _number(found, self.size)
+        local_rank = _first_number(found, self.local_rank)
+        local_size = _first_number(found, self.local_size)
+        node = _number(found, self.node) if self.node and self.node in found else None
+        nodes = _number(found, self.nodes) if self.nodes and self.nodes in found else None
+        if local_size is None and self.launcher == "slurm" and node is not None:
+            local_size = _tasks_of(node, found)
+        if local_size is None:  # torchrun sets it always; others for ranks on several nodes
+            local_size = size if nodes in (None, 1) else -(-size // (nodes or 1))
+        if local_rank is None:
+            local_rank = rank % local_size
+        if node is None:  # ranks are numbered node by node, unless the user asked for another order
+            node = (rank - local_rank) // local_size
+        if nodes is None:
+            nodes = max(node + 1, -(-size // local_size))
+        job = ".".join(found[name] for name in self.job if found.get(name))
+        return World(
+            rank=rank,
+            size=size,
+            local_rank=local_rank,
+            local_size=local_size,
+            node=node,
+            nodes=nodes,
+            host=socket.gethostname(),
+            job=job or self.launcher,
+            launcher=self.launcher,
+            master=found.get("MASTER_ADDR") or _first_host(found, self.launcher),
+        )
+
+
+_LAUNCHERS = (
+    _Names(
+        launcher="torchrun",
+        rank="RANK",
+        size="WORLD_SIZE",
+        local_rank=("LOCAL_RANK",),
+        local_size=("LOCAL_WORLD_SIZE",),
+        node="GROUP_RANK",
+        job=("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT"),
+    ),
+    _Names(
+        launcher="slurm",
+        rank="SLURM_PROCID",
+        # Of the step, which only srun makes: a batch script has SLURM_NTASKS, but is no rank.
+        size="SLURM_STEP_NUM_TASKS",
+        local_rank=("SLURM_LOCALID",),
+        local_size=(),
+        node="SLURM_NODEID",
+        nodes="SLURM_STEP_NUM_NODES",
+        job=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+    ),
+    _Names(
+        launcher="mpi",
+        rank="OMPI_COMM_WORLD_RANK",
+        size="OMPI_COMM_WORLD_SIZE",
+        local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
+        local_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        job=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+    ),
+    _Names(
+        launcher="mpi",
+        rank="PMI_RANK",
+        size="PMI_SIZE",
+        local_rank=("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
+        local_size=("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
+        job=("PMI_JOBID", "PALS_APID"),
+    ),
+)
+
+
+def _number(found: Mapping[str, str], name: str) -> int:
+    try:
+        return int(found[name])
+    except ValueError:
+        raise UsageError(f"{name}={found[name]!r} in the environment: must be a number") from None
+
+
+def _first_number(found: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    return next((_number(found, name) for name in names if name in found), None)
+
+
+def _tasks_of(node: int, found: Mapping[str, str]) -> int | None:
+    """Return the number of tasks on `node`; Slurm writes `4(x2),3` for nodes with 4, 4 and 3."""
+    counts: list[int] = []
+    for part in found.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match:
+            counts += [int(match[1])] * int(match[2] or 1)
+    return counts[node] if node < len(counts) else None
+
+
+def _first_host(found: Mapping[str, str], launcher: Launcher) -> str | None:
+    """Return the first host of Slurm's list: `node[03-07,9],other` gives `node03`."""
+    listed = found.get("SLURM_STEP_NODELIST") or found.get("SLURM_JOB_NODELIST")
+    if launcher != "slurm" or not listed:
+        return None
+    match = re.match(r"([^,\[]+)(?:\[(\d+))?", listed)
+    return f"{match[1]}{match[2] or ''}" if match else None
