@@ -89,7 +89,11 @@ class Control:
         hub = None
         if meeting.server is not None:
             hub = Hub(
-                meeting.server, size=world.size, token=meeting.token, lost_after_s=lost_after_s
+                meeting.server,
+                size=world.size,
+                token=meeting.token,
+                host=world.host,
+                lost_after_s=lost_after_s,
             )
         member = _connected(world, meeting, until_s, lost_after_s)
         control = cls(world, member, hub, meeting.interface)

@@ -7,14 +7,18 @@ stdin is closed.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import faulthandler
+import gc
 import importlib
 import json
 import os
 import selectors
 import signal
 import sys
+import threading
+import traceback
 from typing import Any
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -84,6 +88,30 @@ def _run(request: dict[str, Any]) -> None:
     getattr(importlib.import_module(module), name)(*request["arguments"])
 
 
+def _exit_code(request: dict[str, Any]) -> int:
+    """Run the process and return its exit code, as the interpreter computes it."""
+    try:
+        _run(request)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(bool(ended.code))
+    except BaseException:  # noqa: BLE001 -- a forked process never returns into the server
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _end(code: int) -> None:
+    """End like a forked process of multiprocessing: threads are joined and exit functions called.
+
+    Destroying the modules of torch would take 0.7 s of CPU time.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing does
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 class _Server:
     def __init__(self) -> None:
         self._children: set[int] = set()
@@ -151,10 +179,12 @@ def main() -> None:
     limit_s = float(sys.argv[1])
     for name in sys.argv[2:]:
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a collection in a forked process would copy all pages
     request = _Server().serve()
     if request is not None:
         _enter(request, limit_s)
-        _run(request)
+        _end(_exit_code(request))
 
 
 if __name__ == "__main__":

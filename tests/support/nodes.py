@@ -15,6 +15,7 @@ and removes its devices and mounts. Nothing is left to be removed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -160,6 +161,20 @@ class Nodes(Sequence["Node"]):
                 raise TimeoutError(f"still running after {timeout_s} s: " + "\n".join(shown))
             self._receive(left_s)
         return [process.code for process in processes if process.code is not None]
+
+    def kill_all(self) -> None:
+        """Kill every process of every node, also those that the ranks have left."""
+        for node in self._nodes:
+            for pid in node.running():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self.wait(list(self._processes.values()), 60)
+
+    def sleep(self, seconds: float) -> None:
+        """Wait while the processes run; their ends are noticed."""
+        end_s = time.monotonic() + seconds
+        while (left_s := end_s - time.monotonic()) > 0:
+            self._receive(left_s)
 
     def _serve(self, preload: Sequence[str], limit_s: float) -> None:
         paths = [str(_TESTS), str(_TESTS.parent), os.environ.get("PYTHONPATH", "")]
