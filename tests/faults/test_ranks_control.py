@@ -182,6 +182,28 @@ def test_two_jobs_at_one_address(nodes: Nodes, tmp_path: Path) -> None:
     assert nodes.wait(first, 60) == [0, 0], [rank.stdout() for rank in first]
 
 
+def test_address_of_an_earlier_start(nodes: Nodes, tmp_path: Path) -> None:
+    """A killed start leaves its address in the shared directory. A rank of the next start, which
+    has the same name and whose rank 0 is late, reads the new address; no file is left then."""
+
+    def start(point: str) -> list[Process]:
+        return nodes.ranks(
+            "support.rank_scripts:gathers",
+            *(_SILENT_S, 20, 3, 0.01),
+            order=[0, 1],
+            environ={"IOBENCH_STORE": str(tmp_path)},
+            job="same",
+            port=29400,
+            points={0: [f"iobench.dist.{point}"]},
+        )
+
+    assert nodes.wait(start("control.Control.barrier:before:1:kill"), 30) == [_KILLED, _LOST]
+    assert list(tmp_path.iterdir())
+    ranks = start("control.meet:before:1:slow")
+    assert nodes.wait(ranks, 30) == [0, 0], [rank.stdout() + rank.stderr() for rank in ranks]
+    assert not list(tmp_path.iterdir())
+
+
 def test_one_rank_alone(nodes: Nodes) -> None:
     """A job of one rank needs no network."""
     nodes[0].link("down")

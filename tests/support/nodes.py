@@ -112,6 +112,7 @@ class Nodes(Sequence["Node"]):
         environ: Mapping[str, str] | None = None,
         points: Mapping[int, Sequence[str]] | None = None,
         job: str | None = None,
+        port: int | None = None,
         restart: int = 0,
     ) -> list[Process]:
         """Start one process a rank, with torchrun's variables; return them in rank order.
@@ -121,6 +122,7 @@ class Nodes(Sequence["Node"]):
         forked process, or a command. Every job gets its own port and run id.
         """
         self._port += 10
+        port = port or self._port
         order = list(range(len(self))) if order is None else list(order)
         size = len(order) * per_node
         common = {
@@ -128,8 +130,8 @@ class Nodes(Sequence["Node"]):
             "LOCAL_WORLD_SIZE": per_node,
             "GROUP_WORLD_SIZE": len(order),
             "MASTER_ADDR": self[order[0]].address,
-            "MASTER_PORT": self._port,
-            "TORCHELASTIC_RUN_ID": job or f"job-{self._port}",
+            "MASTER_PORT": port,
+            "TORCHELASTIC_RUN_ID": job or f"job-{port}",
             "TORCHELASTIC_RESTART_COUNT": restart,
             "TORCHELASTIC_MAX_RESTARTS": 3,
         }
